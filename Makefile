@@ -1,0 +1,69 @@
+# mlxr. `make help` lists the targets. Each one does its own set-up in .venv and is quick the second time.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PEERS := .venv-peers
+PIP_INSTALL := bin/pip install -q --disable-pip-version-check
+BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
+EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*)
+PROMPT ?= What does os.path.join do?
+BENCH ?= --quick
+CHECKED := src tests tools bench examples
+PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help run test lint format bench test-peers clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
+	@$(BIN)/mlxr run "$(PROMPT)"
+
+test: $(VENV)/.dev ## all tests that need no peer engine
+	@$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.dev ## ruff, ruff format, mypy --strict, clang-format
+	@$(BIN)/ruff check $(CHECKED)
+	@$(BIN)/ruff format --check $(CHECKED)
+	@$(BIN)/mypy
+	@find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' | xargs $(BIN)/clang-format --dry-run -Werror
+
+format: $(VENV)/.dev ## let ruff and clang-format rewrite the sources
+	@$(BIN)/ruff check --fix $(CHECKED)
+	@$(BIN)/ruff format $(CHECKED)
+	@find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' | xargs $(BIN)/clang-format -i
+
+bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed it, and the machine (BENCH=... for other cases)
+	@test -x $(PEERS)/bin/python || echo "llama.cpp is not installed, so mlxr is measured alone; make test-peers installs it" >&2
+	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
+
+test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while)
+	@$(PEERS)/bin/python -m pytest tests/peers
+
+clean: ## remove everything that was built
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests tools bench examples -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/bin/python $(PEERS)/bin/python:
+	@test -n "$(PYTHON)" || { echo "mlxr needs Python 3.11 or newer with venv: install python3 and python3-venv (3.11+), then run make again." >&2; exit 1; }
+	@command -v "$${CXX:-c++}" >/dev/null 2>&1 || { echo "mlxr needs a C++20 compiler: install g++ or clang++ (Debian: apt install g++; macOS: xcode-select --install), then run make again." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys, sysconfig, pathlib; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || { echo "mlxr needs the C headers of $(PYTHON): install python3-dev (Debian, Ubuntu) or python3-devel (Fedora), then run make again." >&2; exit 1; }
+	@$(PYTHON) -m venv $(@D)/..
+	@touch $@
+
+$(VENV)/.installed $(PEERS)/.installed: %/.installed: %/bin/python $(SOURCES)
+	@echo "building mlxr in $* (about a minute) ..."
+	@$*/$(PIP_INSTALL) $(BUILD_TOOLS)
+	@$*/$(PIP_INSTALL) --no-build-isolation -e .
+	@if [ "$*" = "$(PEERS)" ]; then echo "installing the peers (llama.cpp is compiled: some minutes) ..." && \
+		$*/bin/python -c '$(EXTRA)' dev >$*/extra.txt && $*/bin/python -c '$(EXTRA)' peers >>$*/extra.txt && $*/$(PIP_INSTALL) -r $*/extra.txt; fi
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "installing the test tools ..."
+	@$(BIN)/python -c '$(EXTRA)' dev >$(VENV)/extra.txt && $(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt
+	@touch $@

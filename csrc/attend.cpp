@@ -1,0 +1,158 @@
+// See attend.h. A task is a block of rows of one KV head of one sequence; a block with a large share of the
+// whole call (a long context at decode) becomes one task per chunk of positions instead, merged in a second
+// section.
+#include "attend.h"
+
+#include <algorithm>
+
+namespace mlxr {
+
+namespace {
+
+// Below this many multiply-adds, waking the other threads costs more than it brings.
+constexpr int64_t kSerialWork = 1 << 15;
+// A block of rows is split when it is more than 1 / (kSharesPerThread * threads) of the whole call.
+constexpr int64_t kSharesPerThread = 4;
+
+struct Plan {
+    AttendTask* tasks;
+    AttendTask* merges;
+    float* partials;
+    std::byte* thread_scratch;
+    int64_t thread_bytes;
+};
+
+struct PlanSize {
+    int64_t tasks = 0, merges = 0, partial_floats = 0;
+};
+
+int64_t block_rows_of(const AttendCall& call) {
+    return call.type == PageType::bf16 ? kPackedBlockRows : kBlockRows;
+}
+
+int64_t round_up(int64_t value, int64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+// Calls visit(task, work) for every block of rows; later rows first, as they see more and so should start
+// early.
+template <typename Visit>
+void visit_blocks(const AttendCall& call, int64_t sequences, Visit&& visit) {
+    const int64_t block_rows = block_rows_of(call);
+    for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+        const int64_t queries = call.query_starts[sequence + 1] - call.query_starts[sequence];
+        const int64_t first_position = call.context_lengths[sequence] - queries;
+        const int64_t rows = queries * call.group;
+        for (int64_t head = 0; head < call.kv_heads; ++head) {
+            for (int64_t first = (rows - 1) / block_rows * block_rows; rows > 0 && first >= 0; first -= block_rows) {
+                AttendTask task{};
+                task.sequence = static_cast<int32_t>(sequence);
+                task.kv_head = static_cast<int32_t>(head);
+                task.row_first = first;
+                task.row_last = std::min(rows, first + block_rows);
+                const int64_t first_high = first_position + first / call.group + 1;
+                const int64_t low = std::max<int64_t>(first_high - call.window, 0);
+                const int64_t high = first_position + (task.row_last - 1) / call.group + 1;
+                task.chunk_first = low / kChunkPositions;
+                task.chunk_last = (high - 1) / kChunkPositions + 1;
+                visit(task, (task.row_last - task.row_first) * (high - low));
+            }
+        }
+    }
+}
+
+// Chunks of one task of a block that is split: neighbours lie together in memory, so some at a time.
+int64_t task_chunks(const AttendTask& task, int64_t limit) {
+    constexpr int64_t kMostChunks = 16;
+    const int64_t fitting = limit / ((task.row_last - task.row_first) * kChunkPositions);
+    return std::clamp<int64_t>(fitting, 1, kMostChunks);
+}
+
+bool is_split(const AttendTask& task, int64_t work, int64_t limit) {
+    return work > limit && task.chunk_last - task.chunk_first > 1;
+}
+
+int64_t chunk_floats(const AttendTask& task, const AttendCall& call) {
+    return (task.row_last - task.row_first) * (call.padded_dim + 2);
+}
+
+PlanSize measure_plan(const AttendCall& call, int64_t sequences, int64_t limit) {
+    PlanSize size;
+    visit_blocks(call, sequences, [&](const AttendTask& task, int64_t work) {
+        if (!is_split(task, work, limit)) {
+            ++size.tasks;
+            return;
+        }
+        const int64_t chunks = task.chunk_last - task.chunk_first;
+        const int64_t together = task_chunks(task, limit);
+        size.tasks += (chunks + together - 1) / together;
+        size.merges += 1;
+        size.partial_floats += round_up(chunks * chunk_floats(task, call), 16);
+    });
+    return size;
+}
+
+void fill_plan(const AttendCall& call, int64_t sequences, int64_t limit, const Plan& plan) {
+    AttendTask *task_end = plan.tasks, *merge_end = plan.merges;
+    float* partials = plan.partials;
+    visit_blocks(call, sequences, [&](AttendTask task, int64_t work) {
+        if (!is_split(task, work, limit)) {
+            *task_end++ = task;
+            return;
+        }
+        task.partials = partials;
+        *merge_end++ = task;
+        const int64_t chunks = task.chunk_last - task.chunk_first;
+        const int64_t together = task_chunks(task, limit);
+        for (int64_t chunk = 0; chunk < chunks; chunk += together) {
+            AttendTask part = task;
+            part.chunk_first = task.chunk_first + chunk;
+            part.chunk_last = std::min(part.chunk_first + together, task.chunk_last);
+            part.partials = partials + chunk * chunk_floats(task, call);
+            *task_end++ = part;
+        }
+        partials += round_up(chunks * chunk_floats(task, call), 16);
+    });
+}
+
+Plan lay_out_plan(Runtime& runtime, const PlanSize& size, int64_t thread_bytes) {
+    const int64_t task_bytes = round_up(size.tasks * static_cast<int64_t>(sizeof(AttendTask)), 64);
+    const int64_t merge_bytes = round_up(size.merges * static_cast<int64_t>(sizeof(AttendTask)), 64);
+    const int64_t partial_bytes = round_up(size.partial_floats * static_cast<int64_t>(sizeof(float)), 64);
+    const int64_t all_threads = thread_bytes * runtime.pool.threads();
+    std::byte* next =
+        runtime.scratch(Scratch::attend, static_cast<size_t>(task_bytes + merge_bytes + partial_bytes + all_threads));
+    Plan plan{};
+    plan.thread_scratch = next;
+    plan.thread_bytes = thread_bytes;
+    plan.partials = reinterpret_cast<float*>(next += all_threads);
+    plan.tasks = reinterpret_cast<AttendTask*>(next += partial_bytes);
+    plan.merges = reinterpret_cast<AttendTask*>(next += task_bytes);
+    return plan;
+}
+
+}  // namespace
+
+void run_attend(Runtime& runtime, const AttendCall& call, int64_t sequences) {
+    const OperatorTable& table = *operator_table(runtime.isa);
+    int64_t total_work = 0;
+    visit_blocks(call, sequences, [&](const AttendTask&, int64_t work) { total_work += work; });
+    const int threads = runtime.pool.threads();
+    const bool serial = threads == 1 || total_work * call.padded_dim < kSerialWork;
+    const int64_t limit = serial ? total_work : total_work / (kSharesPerThread * threads);
+    const PlanSize size = measure_plan(call, sequences, limit);
+    const Plan plan = lay_out_plan(runtime, size, round_up(table.attend_scratch_bytes(call), 4096));
+    fill_plan(call, sequences, limit, plan);
+    if (serial) {
+        for (int64_t task = 0; task < size.tasks; ++task) table.attend(call, plan.tasks[task], plan.thread_scratch);
+        return;
+    }
+    runtime.pool.parallel_for(static_cast<int>(size.tasks), [&](int task, int thread) {
+        table.attend(call, plan.tasks[task], plan.thread_scratch + thread * plan.thread_bytes);
+    });
+    if (size.merges == 0) return;
+    runtime.pool.parallel_for(static_cast<int>(size.merges),
+                              [&](int merge, int) { table.attend_merge(call, plan.merges[merge]); });
+}
+
+}  // namespace mlxr

@@ -1,0 +1,162 @@
+// The Python face: mlxr._native. Checks and converts arguments, releases the GIL, locks the Runtime, calls
+// csrc. Nothing else in csrc (but bindings_*.cpp) knows Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpu_features.h"
+#include "embed.h"
+#include "linear/linear.h"
+#include "quants.h"
+#include "runtime.h"
+
+namespace nb = nanobind;
+
+void bind_probe(nb::module_& m);
+#if defined(MLXR_HAVE_OPERATORS)
+void bind_operators(nb::module_& m);
+#endif
+
+namespace {
+
+using Matrix = nb::ndarray<float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstMatrix = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstVector = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstIds = nb::ndarray<const int32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstBytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::vector<std::string> available_isas() {
+    std::vector<std::string> names;
+    for (int i = 0; i < mlxr::kIsaCount; ++i) {
+        const auto isa = static_cast<mlxr::Isa>(i);
+        if (mlxr::isa_available(isa)) names.emplace_back(mlxr::isa_name(isa));
+    }
+    return names;
+}
+
+constexpr int kMaxThreads = 1024;
+
+void make_runtime(mlxr::Runtime* self, int threads, const std::string& isa_name) {
+    mlxr::Isa isa;
+    if (threads < 1 || threads > kMaxThreads) {
+        throw nb::value_error(("threads must be 1 to 1024, not " + std::to_string(threads)).c_str());
+    }
+    if (!mlxr::parse_isa(isa_name, isa)) {
+        throw nb::value_error(("unknown instruction set '" + isa_name + "'; known: portable, avx2, avx512").c_str());
+    }
+    if (!mlxr::isa_available(isa)) {
+        throw nb::value_error(("this machine or build has no '" + isa_name + "' kernels").c_str());
+    }
+    new (self) mlxr::Runtime(threads, isa);
+}
+
+mlxr::Type find_type(const std::string& name) {
+    mlxr::Type type;
+    if (!mlxr::parse_type(name, type)) throw nb::value_error(("no kernel for tensor type '" + name + "'").c_str());
+    return type;
+}
+
+void check_size(const char* what, size_t has, size_t wants) {
+    if (has == wants) return;
+    throw nb::value_error(
+        (std::string(what) + " is " + std::to_string(has) + ", expected " + std::to_string(wants)).c_str());
+}
+
+// A group of weights while it is built, then while it is used: the first use ends the building, so that no
+// thread appends while another multiplies.
+struct PythonWeight {
+    explicit PythonWeight(int64_t in_features) : weight(in_features) {}
+    mlxr::LinearWeight weight;
+    bool used = false;
+};
+
+void append(PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_name, int64_t rows, ConstBytes data,
+            std::optional<ConstVector> bias) {
+    const mlxr::Type type = find_type(type_name);
+    self.weight.check(type, rows, data.size());
+    if (bias) check_size("linear weight: length of bias", bias->size(), static_cast<size_t>(rows));
+    mlxr::LinearWeight::Part part;
+    {
+        nb::gil_scoped_release release;
+        std::lock_guard lock(runtime.mutex);
+        part = self.weight.repack(runtime, type, rows, data.data(), bias ? bias->data() : nullptr);
+    }
+    if (self.used) throw nb::value_error("linear weight: append after the weight was used");
+    self.weight.append(std::move(part));
+}
+
+void linear(mlxr::Runtime& runtime, ConstMatrix x, PythonWeight& weight, Matrix out) {
+    check_size("linear: columns of x", x.shape(1), static_cast<size_t>(weight.weight.in_features()));
+    check_size("linear: rows of out", out.shape(0), x.shape(0));
+    check_size("linear: columns of out", out.shape(1), static_cast<size_t>(weight.weight.out_features()));
+    weight.used = true;
+    nb::gil_scoped_release release;
+    std::lock_guard lock(runtime.mutex);
+    mlxr::multiply(runtime, weight.weight, x.data(), static_cast<int64_t>(x.shape(0)), out.data());
+}
+
+void embed(mlxr::Runtime& runtime, ConstIds ids, const std::string& type_name, ConstBytes data, Matrix out) {
+    const mlxr::Type type = find_type(type_name);
+    const mlxr::TypeInfo& info = mlxr::type_info(type);
+    const size_t columns = out.shape(1), elements = static_cast<size_t>(info.block_elements);
+    check_size("embed: rows of out", out.shape(0), ids.size());
+    if (columns == 0 || columns % elements != 0) {
+        throw nb::value_error(("embed: columns of out is " + std::to_string(columns) + ", which " + info.name +
+                               " needs to be a multiple of " + std::to_string(elements))
+                                  .c_str());
+    }
+    const size_t row_bytes = columns / elements * static_cast<size_t>(info.block_bytes), rows = data.size() / row_bytes;
+    check_size("embed: bytes of data", data.size(), rows * row_bytes);
+    for (size_t i = 0; i < ids.size(); ++i) {
+        const int32_t id = ids.data()[i];
+        if (id < 0 || static_cast<size_t>(id) >= rows) {
+            throw nb::value_error(
+                ("embed: token id " + std::to_string(id) + " is outside the table's " + std::to_string(rows) + " rows")
+                    .c_str());
+        }
+    }
+    nb::gil_scoped_release release;
+    std::lock_guard lock(runtime.mutex);
+    mlxr::embed(runtime, type, data.data(), static_cast<int64_t>(columns), ids.data(), static_cast<int64_t>(ids.size()),
+                out.data());
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "CPU kernels of mlxr.";
+    nb::set_leak_warnings(false);  // weights that live until the interpreter ends are no news for the user
+    m.def("available_isas", &available_isas, "Instruction sets this build and machine can run, lowest first.");
+    m.def("best_isa", [] { return mlxr::isa_name(mlxr::best_isa()); }, "The highest of available_isas().");
+    m.def("default_threads", &mlxr::default_threads,
+          "Physical cores this process may use: affinity mask and cgroup quota taken into account.");
+    nb::class_<mlxr::Runtime>(m, "Runtime", "Thread pool, chosen instruction set and scratch memory.")
+        .def("__init__", &make_runtime, nb::arg("threads"), nb::arg("isa"))
+        .def_prop_ro("threads", [](const mlxr::Runtime& self) { return self.pool.threads(); })
+        .def_prop_ro("isa", [](const mlxr::Runtime& self) { return mlxr::isa_name(self.isa); });
+    nb::class_<PythonWeight>(m, "LinearWeight", "One or several weights that share their input, repacked.")
+        .def(nb::init<int64_t>(), nb::arg("in_features"))
+        .def("append", &append, nb::arg("runtime"), nb::arg("type_name"), nb::arg("rows"), nb::arg("data").noconvert(),
+             nb::arg("bias").noconvert().none(), "Adds a weight given as raw blocks; its outputs follow those so far.")
+        .def_prop_ro("in_features", [](const PythonWeight& self) { return self.weight.in_features(); })
+        .def_prop_ro("out_features", [](const PythonWeight& self) { return self.weight.out_features(); })
+        .def_prop_ro("nbytes", [](const PythonWeight& self) { return self.weight.bytes(); });
+    m.def("linear", &linear, nb::arg("runtime"), nb::arg("x").noconvert(), nb::arg("weight"),
+          nb::arg("out").noconvert(), "out = x W^T + b.");
+    m.def("embed", &embed, nb::arg("runtime"), nb::arg("token_ids").noconvert(), nb::arg("type_name"),
+          nb::arg("data").noconvert(), nb::arg("out").noconvert(), "out[t] = decoded row token_ids[t] of raw blocks.");
+    bind_probe(m);
+#if defined(MLXR_HAVE_OPERATORS)
+    bind_operators(m);
+#endif
+}

@@ -1,0 +1,30 @@
+// Which instruction sets this build carries and this machine (processor and operating system) can run.
+// Knows nothing of kernels; the tiers' names are the ones Python sees.
+#pragma once
+
+#include <string_view>
+
+namespace mlxr {
+
+enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2 };
+inline constexpr int kIsaCount = 3;
+
+// "portable", "avx2" or "avx512".
+const char* isa_name(Isa isa);
+
+// Sets `isa` and returns true when `name` is a tier's name.
+bool parse_isa(std::string_view name, Isa& isa);
+
+// True when kernels of this tier are compiled in and can run here. `portable` always is.
+//   avx2   = AVX2, FMA, F16C, BMI2
+//   avx512 = AVX-512 F, BW, DQ, VL, VNNI, VBMI, BF16 on top of avx2
+bool isa_available(Isa isa);
+
+// The highest available tier.
+Isa best_isa();
+
+// Threads that may run here at once: physical cores in the affinity mask, no more than the cgroup's CPU quota
+// allows.
+int default_threads();
+
+}  // namespace mlxr

@@ -1,0 +1,129 @@
+// What each tier's linear kernels offer and how drivers call them: plain data and functions, no Python, no
+// threads.
+//
+// Weights lie in blocks of 16 output rows, repacked so that a vector register holds one 32-bit word of each
+// row (see linear/layout.h). Activations of quantised products are int8 in groups of 32 columns with one f32
+// scale each. Each output element is one f32 sum over the groups in ascending order, each step a fused
+// multiply-add, whichever kernel, tier, tile or thread computes it: equal bits everywhere.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu_features.h"
+#include "quants.h"
+
+namespace mlxr {
+
+inline constexpr int kGroupColumns = 32;
+inline constexpr int kPanelRows = 32;  // rows that a panel holds, two blocks
+inline constexpr int kDenseRows = 32;  // rows of a block of f32, f16 or bf16
+
+// Zero points z of weight types that store q+z unsigned, and whether their sums go by 16 columns or by 32.
+struct ZeroPoint {
+    int value;
+    bool halves;
+};
+constexpr ZeroPoint kZeroPoints[] = {{8, false}, {12, false}, {16, false}, {128, false}, {4, true}, {32, true}};
+inline constexpr int kZeroPointCount = 6;
+
+// Quantised activations of a call. Tokens lie in tiles of `tile` tokens; in a tile group after group, and in
+// a group token after token, so that a kernel reads one stream. Item item_index(token, group) of each array
+// belongs to that pair.
+struct Activations {
+    int64_t groups;  // columns / 32
+    int64_t tile;
+    int8_t* values;                   // 32 an item, -127..127
+    float* scales;                    // activation = scale * value
+    float* scaled_sums;               // scale * (sum of the 32 values)
+    int32_t* half_sums;               // 2 an item: sums of 16 values
+    int32_t* zeros[kZeroPointCount];  // -z * sum, 1 an item, or 2 by halves; null: not needed
+};
+
+// Internal linkage: compiled per tier, it must not be shared between objects.
+static inline int64_t item_index(const Activations& a, int64_t token, int64_t group) {
+    return (token / a.tile * a.groups + group) * a.tile + token % a.tile;
+}
+
+// Tiles hold a multiple of any panel kernel's register tile; fewer than kManyTokens tokens lie in one tile.
+inline constexpr int64_t kTileTokens = 12;
+inline constexpr int64_t kManyTokens = 64;
+
+// Some tokens times some rows of one weight.
+struct RowsJob {
+    const uint8_t* weights;  // first block of the weight
+    int64_t units;           // units in one block: columns / columns of a unit
+    int64_t first_block, last_block;
+    int64_t rows;                    // of the weight; lanes past it are not stored
+    const Activations* activations;  // all tokens in one tile
+    int64_t tokens;
+    float* out;  // column 0 of this weight, token 0
+    int64_t out_stride;
+    const float* bias;  // [rows] or null
+};
+
+// Unpacks units [first_unit, last_unit) of blocks `block` and block+1 into a panel.
+struct UnpackJob {
+    const uint8_t* weights;
+    int64_t units, blocks;  // of the weight; a block past the end unpacks as zeros
+    int64_t block, first_unit, last_unit;
+    uint8_t* panel;  // 64-byte aligned, panel_group_bytes for each group
+};
+
+// Tokens [first_token, last_token), first_token at the start of a tile, times one panel, which holds groups
+// [first_group, last_group) of 32 rows. Sums begin at 0 with group 0 and continue from `out` otherwise; the
+// bias is added after the last group.
+struct PanelJob {
+    const uint8_t* panel;
+    int64_t first_group, last_group;
+    const Activations* activations;
+    int64_t first_token, last_token;
+    float* out;  // the panel's first column, token 0
+    int64_t out_stride;
+    int64_t rows;       // stored rows, 1..32
+    const float* bias;  // [rows] or null
+};
+
+// Some tokens times some blocks of 32 rows of f32, f16 or bf16.
+struct DenseJob {
+    const uint8_t* weights;
+    int64_t columns;
+    int64_t first_block, last_block;
+    int64_t rows;
+    const float* x;  // [tokens][columns]
+    int64_t tokens;
+    float* out;
+    int64_t out_stride;
+    const float* bias;
+};
+
+// The kernels of one quantised type.
+struct QuantKernels {
+    int unit_columns, unit_bytes;  // of 16 rows
+    int panel_group_bytes;
+    int zero_point;    // index into kZeroPoints, or -1
+    int panel_tokens;  // from so many tokens on (at most kManyTokens) panels are faster than rows
+    void (*rows)(const RowsJob& job);
+    void (*unpack)(const UnpackJob& job);
+    void (*panel)(const PanelJob& job);
+};
+
+struct KernelTable {
+    const char* name;
+    QuantKernels quant[kTypeCount];         // empty for f32, f16, bf16
+    void (*dense[3])(const DenseJob& job);  // f32, f16, bf16
+    // Tokens [first, last) of x [tokens][columns]. `zeros` that are null are left out.
+    void (*quantize)(const float* x, int64_t first, int64_t last, const Activations& out);
+};
+
+// The table of an available tier.
+const KernelTable* kernel_table(Isa isa);
+
+}  // namespace mlxr
+
+extern "C" {
+const mlxr::KernelTable* mlxr_kernels_portable();
+#if defined(MLXR_X86)
+const mlxr::KernelTable* mlxr_kernels_avx2();
+const mlxr::KernelTable* mlxr_kernels_avx512();
+#endif
+}

@@ -1,0 +1,59 @@
+// The linear kernels of one tier and their table. Compiled once per tier, with MLXR_TIER its name.
+#include "kernel_table.h"
+#include "linear/dense.h"
+#include "linear/panel.h"
+#include "linear/quantize.h"
+#include "linear/rows.h"
+
+#define MLXR_JOIN_NAMES(a, b) a##b
+#define MLXR_JOIN(a, b) MLXR_JOIN_NAMES(a, b)
+#define MLXR_QUOTE_NAME(a) #a
+#define MLXR_QUOTE(a) MLXR_QUOTE_NAME(a)
+
+namespace {
+
+template <class W>
+constexpr void put(mlxr::KernelTable& table) {
+    table.quant[static_cast<int>(W::kType)] = {
+        .unit_columns = 32 * W::kGroups,
+        .unit_bytes = W::kUnitBytes,
+        .panel_group_bytes = PanelGroup<W::kForm>::kBytes,
+        .zero_point = W::kZeroPoint,
+        .panel_tokens = PanelGroup<W::kForm>::kFine ? 32 : 64,
+        .rows = multiply_rows<W>,
+        .unpack = unpack_panel<W>,
+        .panel = multiply_panel<W::kForm, W::kWide, W::kZeroPoint>,
+    };
+}
+
+constexpr mlxr::KernelTable make_table() {
+    mlxr::KernelTable table{};
+    table.name = MLXR_QUOTE(MLXR_TIER);
+    put<Q4_0>(table);
+    put<Q4_1>(table);
+    put<Q5_0>(table);
+    put<Q5_1>(table);
+    put<Q8_0>(table);
+    put<Q2_K>(table);
+    put<Q3_K>(table);
+    put<Q4_K>(table);
+    put<Q5_K>(table);
+    put<Q6_K>(table);
+    put<Q8_K>(table);
+    put<IQ4_NL>(table);
+    put<IQ4_XS>(table);
+    put<MXFP4>(table);
+    table.dense[0] = multiply_dense<DenseF32>;
+    table.dense[1] = multiply_dense<DenseF16>;
+    table.dense[2] = multiply_dense<DenseBF16>;
+    table.quantize = quantize_activations;
+    return table;
+}
+
+constexpr mlxr::KernelTable kTable = make_table();
+
+}  // namespace
+
+extern "C" const mlxr::KernelTable* MLXR_JOIN(mlxr_kernels_, MLXR_TIER)() {
+    return &kTable;
+}

@@ -1,0 +1,62 @@
+// The vector of one tier, as the linear kernels use it: one lane per output row, int32 or f32.
+//
+// A block of weights holds kBlockRows rows interleaved by 32-bit words; a tier whose vectors are shorter
+// takes the block in kParts parts. Each operation here is exact or one IEEE operation per lane, so that equal
+// sequences of them give equal bits in all tiers. load_some and store_some take the first `valid` lanes, none
+// when it is not positive; the others read as 0. All in an anonymous namespace: no inline code with linkage
+// may leave a tier's objects.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#define MLXR_INLINE static inline __attribute__((always_inline))
+#define MLXR_BODY __attribute__((always_inline))
+
+#if defined(MLXR_TIER_avx512)
+#include "linear/lanes_avx512.h"
+#elif defined(MLXR_TIER_avx2)
+#include "linear/lanes_avx2.h"
+#else
+#include "linear/lanes_portable.h"
+#endif
+
+namespace {
+
+// body(0), body(1), ... body(N-1) with constants, written out before the compiler splits arrays into
+// registers (a loop that is unrolled later leaves them in memory). `body` is a lambda marked MLXR_BODY.
+template <int N>
+struct Index {
+    constexpr operator int() const { return N; }
+};
+template <int N, int I = 0, class Body>
+MLXR_INLINE void repeat(const Body& body) {
+    if constexpr (I < N) {
+        body(Index<I>{});
+        repeat<N, I + 1>(body);
+    }
+}
+
+// Asks for `bytes` bytes of a stream of weights some way ahead of `at`; past the end of the stream it asks in vain. The
+// hardware's own prefetcher stops at every page of 4 KiB and loses a third of the memory's rate here.
+constexpr int kAheadBytes = 8192;
+MLXR_INLINE void prefetch_ahead(const uint8_t* at, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + kAheadBytes + i);
+}
+
+constexpr int kBlockRows = 16;
+constexpr int kParts = kBlockRows / kLanes;
+
+MLXR_INLINE Ints bits_and(Ints a, uint32_t mask) {
+    return bits_and(a, splat(static_cast<int32_t>(mask)));
+}
+
+// Byte `index` of each lane, with or without its sign.
+MLXR_INLINE Ints unsigned_byte(Ints a, int index) {
+    return bits_and(shift_right(a, 8 * index), 0xffu);
+}
+MLXR_INLINE Ints signed_byte(Ints a, int index) {
+    return shift_right_signed(shift_left(a, 24 - 8 * index), 24);
+}
+
+}  // namespace

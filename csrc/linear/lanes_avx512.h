@@ -1,0 +1,121 @@
+// 16 lanes: AVX-512 with VNNI. See lanes.h.
+#pragma once
+
+#include <immintrin.h>
+
+namespace {
+
+constexpr int kLanes = 16;
+constexpr bool kSignedWide = false;  // 8-bit weights multiply as u8 with offset 128
+
+using Ints = __m512i;
+using Floats = __m512;
+
+MLXR_INLINE Ints splat(int32_t a) {
+    return _mm512_set1_epi32(a);
+}
+MLXR_INLINE Ints load_ints(const void* p) {
+    return _mm512_loadu_si512(p);
+}
+MLXR_INLINE void store_ints(void* p, Ints a) {
+    _mm512_storeu_si512(p, a);
+}
+MLXR_INLINE Ints load_u16(const uint8_t* p) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+MLXR_INLINE Ints load_u8(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+MLXR_INLINE Ints bits_and(Ints a, Ints b) {
+    return _mm512_and_si512(a, b);
+}
+MLXR_INLINE Ints bits_or(Ints a, Ints b) {
+    return _mm512_or_si512(a, b);
+}
+MLXR_INLINE Ints bits_xor(Ints a, Ints b) {
+    return _mm512_xor_si512(a, b);
+}
+MLXR_INLINE Ints bits_clear(Ints a, Ints mask) {
+    return _mm512_andnot_si512(mask, a);
+}
+MLXR_INLINE Ints shift_right(Ints a, int n) {
+    return _mm512_srli_epi32(a, static_cast<unsigned>(n));
+}
+MLXR_INLINE Ints shift_left(Ints a, int n) {
+    return _mm512_slli_epi32(a, static_cast<unsigned>(n));
+}
+MLXR_INLINE Ints shift_right_signed(Ints a, int n) {
+    return _mm512_srai_epi32(a, static_cast<unsigned>(n));
+}
+MLXR_INLINE Ints add(Ints a, Ints b) {
+    return _mm512_add_epi32(a, b);
+}
+MLXR_INLINE Ints mul(Ints a, Ints b) {
+    return _mm512_mullo_epi32(a, b);
+}
+
+MLXR_INLINE Floats splat(float a) {
+    return _mm512_set1_ps(a);
+}
+MLXR_INLINE Floats load_floats(const float* p) {
+    return _mm512_loadu_ps(p);
+}
+MLXR_INLINE void store_floats(float* p, Floats a) {
+    _mm512_storeu_ps(p, a);
+}
+MLXR_INLINE __mmask16 first_lanes(int valid) {
+    return static_cast<__mmask16>(valid >= kLanes ? 0xffff : valid > 0 ? (1 << valid) - 1 : 0);
+}
+MLXR_INLINE Floats load_some(const float* p, int valid) {
+    return _mm512_maskz_loadu_ps(first_lanes(valid), p);
+}
+MLXR_INLINE void store_some(float* p, Floats a, int valid) {
+    _mm512_mask_storeu_ps(p, first_lanes(valid), a);
+}
+MLXR_INLINE Floats load_f16(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+MLXR_INLINE Floats to_floats(Ints a) {
+    return _mm512_cvtepi32_ps(a);
+}
+MLXR_INLINE Floats as_floats(Ints a) {
+    return _mm512_castsi512_ps(a);
+}
+MLXR_INLINE Floats add(Floats a, Floats b) {
+    return _mm512_add_ps(a, b);
+}
+MLXR_INLINE Floats mul(Floats a, Floats b) {
+    return _mm512_mul_ps(a, b);
+}
+MLXR_INLINE Floats fma(Floats a, Floats b, Floats c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+MLXR_INLINE Floats fma_negated(Floats a, Floats b, Floats c) {
+    return _mm512_fnmadd_ps(a, b, c);
+}  // c - a*b
+
+// Each byte (0..15) replaced by table[byte].
+MLXR_INLINE Ints lookup(Ints a, const uint8_t* table) {
+    const __m128i row = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(row), a);
+}
+
+// Four activations in every lane.
+MLXR_INLINE Ints spread(const int8_t* values) {
+    int32_t word;
+    memcpy(&word, values, sizeof word);
+    return _mm512_set1_epi32(word);
+}
+
+// Where a sum over weights with a zero point begins: -zero*sum(activations).
+template <bool Wide>
+MLXR_INLINE Ints start_sum(const int32_t* zero) {
+    return _mm512_set1_epi32(*zero);
+}
+
+template <bool Wide>
+MLXR_INLINE Ints dot_pair(Ints sum, Ints w0, Ints w1, Ints a0, Ints a1) {
+    return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, w0, a0), w1, a1);
+}
+
+}  // namespace

@@ -1,0 +1,53 @@
+// See pages.h.
+#include "linear/pages.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <new>
+#include <utility>
+
+namespace mlxr {
+
+namespace {
+
+constexpr size_t kHuge = size_t{2} << 20;
+
+size_t whole_pages(size_t bytes) {
+    static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return (bytes + page - 1) / page * page;
+}
+
+}  // namespace
+
+Pages::Pages(size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    // Map with room to align, then give back what lies outside.
+    const size_t wanted = whole_pages(bytes), mapped = wanted + kHuge;
+    if (wanted < bytes || mapped < wanted) throw std::bad_alloc();
+    void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw == MAP_FAILED) throw std::bad_alloc();
+    uint8_t* const begin = static_cast<uint8_t*>(raw);
+    const size_t before = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
+    data_ = begin + before;
+    if (before > 0) munmap(begin, before);
+    if (mapped > before + wanted) munmap(data_ + wanted, mapped - before - wanted);
+#if defined(MADV_HUGEPAGE)
+    madvise(data_, wanted, MADV_HUGEPAGE);  // advice: without it the pages are small, nothing else
+#endif
+}
+
+Pages::~Pages() {
+    if (data_ != nullptr) munmap(data_, whole_pages(bytes_));
+}
+
+Pages::Pages(Pages&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Pages& Pages::operator=(Pages&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+
+}  // namespace mlxr

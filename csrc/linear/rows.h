@@ -1,0 +1,112 @@
+// Few tokens: the stream of weights is unpacked in registers and multiplied with a tile of tokens at once, so
+// that the weights are read once. One sum per lane and token, over ascending groups (kernel_table.h).
+#pragma once
+
+#include "linear/unpack.h"
+
+namespace {
+
+using mlxr::Activations;
+using mlxr::RowsJob;
+
+// sums[m] += N words of weights times the values of M items.
+template <bool Wide, int M, int N>
+MLXR_INLINE void add_words(const Ints* w, const int8_t* values, Ints* sums) {
+    repeat<N / 2>([&](auto pair) MLXR_BODY {
+        constexpr int i = 2 * pair;
+        repeat<M>([&](auto m) MLXR_BODY {
+            const int8_t* at = values + 32 * m + 4 * i;
+            sums[m] = dot_pair<Wide>(sums[m], w[i], w[i + 1], spread(at), spread(at + 4));
+        });
+    });
+}
+
+// sums[m] += a group of the row times the same of the M tokens whose items begin at `at`.
+template <class W, int M>
+MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activations& a, int64_t at, Floats* sums) {
+    constexpr bool kFine = W::kForm == Form::fine || W::kForm == Form::fine_shifted;
+    const int8_t* values = a.values + 32 * at;
+    Ints products[M];
+    if constexpr (kFine) {
+        Ints second[M];
+        repeat<M>([&](auto m) MLXR_BODY {
+            products[m] = start_group<W::kWide, W::kZeroPoint>(a, 2 * (at + m));
+            second[m] = start_group<W::kWide, W::kZeroPoint>(a, 2 * (at + m) + 1);
+        });
+        add_words<W::kWide, M, 4>(w, values, products);
+        add_words<W::kWide, M, 4>(w + 4, values + 16, second);
+        repeat<M>([&](auto m) MLXR_BODY {
+            products[m] = add(mul(products[m], s.fine[2 * g]), mul(second[m], s.fine[2 * g + 1]));
+        });
+    } else {
+        repeat<M>([&](auto m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
+        add_words<W::kWide, M, 8>(w, values, products);
+    }
+    repeat<M>([&](auto m) MLXR_BODY {
+        const Floats scale = splat(a.scales[at + m]);
+        sums[m] = fma(mul(s.step[g], scale), to_floats(products[m]), sums[m]);
+        if constexpr (W::kForm == Form::shifted) {
+            sums[m] = fma_negated(s.shift[g], splat(a.scaled_sums[at + m]), sums[m]);
+        }
+        if constexpr (W::kForm == Form::fine_shifted) {
+            const Ints shift = add(mul(s.fine_shift[2 * g], splat(a.half_sums[2 * (at + m)])),
+                                   mul(s.fine_shift[2 * g + 1], splat(a.half_sums[2 * (at + m) + 1])));
+            sums[m] = fma_negated(mul(s.shift[g], scale), to_floats(shift), sums[m]);
+        }
+    });
+}
+
+// Groups n*kStride+J.. of the unit, whose first items for the tokens begin at `at`.
+template <class W, int M, int J>
+MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations& a, int64_t at, Floats* sums) {
+    if constexpr (J < W::kStride) {
+        const int g = n * W::kStride + J;
+        Ints w[8];
+        W::template weights<J>(unit, n, w);
+        add_group<W, M>(w, s, g, a, at + g * a.tile, sums);
+        add_stride<W, M, J + 1>(unit, n, s, a, at, sums);
+    }
+}
+
+// One block times M tokens.
+template <class W, int M>
+void multiply_block(const RowsJob& job, int64_t block, int64_t token) {
+    const uint8_t* base = job.weights + block * job.units * W::kUnitBytes;
+    const Activations a = *job.activations;
+    constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
+    for (int part = 0; part < kParts; ++part) {
+        const int64_t row = block * kBlockRows + part * kLanes;
+        const int valid = static_cast<int>(job.rows - row);
+        if (valid <= 0) return;
+        Floats sums[M];
+        repeat<M>([&](auto m) MLXR_BODY { sums[m] = splat(0.0f); });
+        for (int64_t u = 0; u < job.units; ++u) {
+            const Unit unit{base + u * W::kUnitBytes, part};
+            Scales s;
+            W::scales(unit, s);
+            for (int n = 0; n < kStrides; ++n) {
+                if (part == 0) prefetch_ahead(unit.base + n * kStrideBytes, kStrideBytes);
+                add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, sums);
+            }
+        }
+        repeat<M>([&](auto m) MLXR_BODY {
+            if (job.bias != nullptr) sums[m] = add(sums[m], load_some(job.bias + row, valid));
+            store_some(job.out + (token + m) * job.out_stride + row, sums[m], valid);
+        });
+    }
+}
+
+template <class W>
+void multiply_rows(const RowsJob& job) {
+    for (int64_t block = job.first_block; block < job.last_block; ++block) {
+        int64_t token = 0;
+#if defined(MLXR_TIER_avx512)
+        for (; token + 8 <= job.tokens; token += 8) multiply_block<W, 8>(job, block, token);
+#endif
+        for (; token + 4 <= job.tokens; token += 4) multiply_block<W, 4>(job, block, token);
+        for (; token + 2 <= job.tokens; token += 2) multiply_block<W, 2>(job, block, token);
+        if (token < job.tokens) multiply_block<W, 1>(job, block, token);
+    }
+}
+
+}  // namespace

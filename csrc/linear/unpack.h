@@ -1,0 +1,313 @@
+// How each quantised type turns from its unit (linear/layout.h) into what the kernels multiply: for a group
+// of 32 columns eight vectors of unsigned bytes, word i of the group holding columns 4i..4i+3 of each lane's
+// row, and scales. Element orders are those of the GGUF blocks (quants.cpp says them in scalar form).
+//
+// A weight of a row is, by the type's form, with q the unsigned byte and z the type's zero point:
+//   plain         step * (q - z)
+//   shifted       step * q - shift
+//   fine          step * fine * (q - z)                 fine: integer, one for 16 columns
+//   fine_shifted  step * fine * q - shift * fine_shift  likewise
+// A type is a row here: its constants, `scales` (once per unit) and `weights<J>` (group n*kStride+J of the
+// unit).
+#pragma once
+
+#include "kernel_table.h"
+#include "linear/lanes.h"
+#include "linear/layout.h"
+
+namespace {
+
+using mlxr::Type;
+
+enum class Form { plain, shifted, fine, fine_shifted };
+
+// Where the sum of a group begins: minus its zero point times the sum of its activations, for item `item`.
+template <bool Wide, int Zero>
+MLXR_INLINE Ints start_group(const mlxr::Activations& a, int64_t item) {
+    if constexpr (Zero < 0) {
+        return splat(0);
+    } else {
+        return start_sum<Wide>(a.zeros[Zero] + item);
+    }
+}
+
+// One part (kLanes rows) of a unit.
+struct Unit {
+    const uint8_t* base;
+    int part;
+};
+
+MLXR_INLINE Ints word(Unit unit, int index) {
+    return load_ints(unit.base + 64 * index + 4 * kLanes * unit.part);
+}
+// The 16-bit field `index` after `words` words.
+MLXR_INLINE Floats half(Unit unit, int words, int index) {
+    return load_f16(unit.base + 64 * words + 32 * index + 2 * kLanes * unit.part);
+}
+MLXR_INLINE Ints half_bits(Unit unit, int words, int index) {
+    return load_u16(unit.base + 64 * words + 32 * index + 2 * kLanes * unit.part);
+}
+
+// What `scales` fills, for the groups of one unit; only the arrays of the type's form.
+struct Scales {
+    Floats step[8], shift[8];
+    Ints fine[16], fine_shift[16];
+};
+
+constexpr uint32_t kLow4 = 0x0f0f0f0f;
+constexpr uint32_t kLow2 = 0x03030303;
+
+alignas(16) constexpr uint8_t kIq4Table[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                               129, 141, 153, 166, 181, 197, 217, 241};                       // + 128
+alignas(16) constexpr uint8_t kMxfp4Table[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // + 12
+
+constexpr int kNoZero = -1, kZero8 = 0, kZero12 = 1, kZero16 = 2, kZero128 = 3, kZero4Halves = 4, kZero32Halves = 5;
+
+// The constants every type has.
+template <Type T, Form F, int ZeroPoint, bool Wide, int Groups, int Stride>
+struct TypeOf {
+    static constexpr Type kType = T;
+    static constexpr Form kForm = F;
+    static constexpr int kZeroPoint = ZeroPoint;
+    static constexpr bool kWide = Wide;     // bytes may exceed 63
+    static constexpr int kGroups = Groups;  // in a unit
+    static constexpr int kStride = Stride;  // groups that share an iteration
+    static constexpr int kUnitBytes = mlxr::unit_bytes(T);
+};
+
+// 16 bytes for 32 elements: low nibbles first.
+MLXR_INLINE void unpack_nibbles(Unit unit, int first_word, Ints* w) {
+    for (int i = 0; i < 4; ++i) {
+        const Ints packed = word(unit, first_word + i);
+        w[i] = bits_and(packed, kLow4);
+        w[i + 4] = bits_and(shift_right(packed, 4), kLow4);
+    }
+}
+
+// Bit i of each byte of `bits` is the fifth bit of that byte of word i.
+MLXR_INLINE void add_fifth_bits(Ints bits, Ints* w) {
+    for (int i = 0; i < 8; ++i) {
+        const Ints placed = i < 4 ? shift_left(bits, 4 - i) : shift_right(bits, i - 4);
+        w[i] = bits_or(w[i], bits_and(placed, 0x10101010u));
+    }
+}
+
+MLXR_INLINE void map_bytes(const uint8_t* table, Ints* w) {
+    for (int i = 0; i < 8; ++i) w[i] = lookup(w[i], table);
+}
+
+struct Q4_0 : TypeOf<Type::q4_0, Form::plain, kZero8, false, 1, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) { s.step[0] = half(unit, 4, 0); }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int, Ints* w) {
+        unpack_nibbles(unit, 0, w);
+    }
+};
+
+struct Q4_1 : TypeOf<Type::q4_1, Form::shifted, kNoZero, false, 1, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        s.step[0] = half(unit, 4, 0);
+        s.shift[0] = mul(half(unit, 4, 1), splat(-1.0f));
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int, Ints* w) {
+        unpack_nibbles(unit, 0, w);
+    }
+};
+
+struct Q5_0 : TypeOf<Type::q5_0, Form::plain, kZero16, false, 1, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) { s.step[0] = half(unit, 5, 0); }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int, Ints* w) {
+        unpack_nibbles(unit, 0, w);
+        add_fifth_bits(word(unit, 4), w);
+    }
+};
+
+struct Q5_1 : TypeOf<Type::q5_1, Form::shifted, kNoZero, false, 1, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        s.step[0] = half(unit, 5, 0);
+        s.shift[0] = mul(half(unit, 5, 1), splat(-1.0f));
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int, Ints* w) {
+        unpack_nibbles(unit, 0, w);
+        add_fifth_bits(word(unit, 4), w);
+    }
+};
+
+MLXR_INLINE void unpack_signed_bytes(Unit unit, int first_word, Ints* w) {
+    const Ints offset = splat(static_cast<int32_t>(0x80808080u));
+    for (int i = 0; i < 8; ++i) w[i] = bits_xor(word(unit, first_word + i), offset);
+}
+
+struct Q8_0 : TypeOf<Type::q8_0, Form::plain, kZero128, true, 1, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) { s.step[0] = half(unit, 8, 0); }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int, Ints* w) {
+        unpack_signed_bytes(unit, 0, w);
+    }
+};
+
+struct Q8_K : TypeOf<Type::q8_k, Form::plain, kZero128, true, 8, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        for (int g = 0; g < 8; ++g) s.step[g] = as_floats(word(unit, 64));
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        unpack_signed_bytes(unit, 8 * n, w);
+    }
+};
+
+// 2-bit planes: group n*4+J takes bits 2J of words 8n..8n+7.
+template <int J>
+MLXR_INLINE void unpack_planes(Unit unit, int n, Ints* w) {
+    for (int i = 0; i < 8; ++i) w[i] = bits_and(shift_right(word(unit, 8 * n + i), 2 * J), kLow2);
+}
+
+struct Q2_K : TypeOf<Type::q2_k, Form::fine_shifted, kNoZero, false, 8, 4> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Floats d = half(unit, 20, 0), dmin = half(unit, 20, 1);
+        for (int g = 0; g < 8; ++g) {
+            s.step[g] = d;
+            s.shift[g] = dmin;
+        }
+        for (int i = 0; i < 16; ++i) {
+            const Ints byte = unsigned_byte(word(unit, 16 + i / 4), i % 4);
+            s.fine[i] = bits_and(byte, 15u);
+            s.fine_shift[i] = shift_right(byte, 4);
+        }
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        unpack_planes<J>(unit, n, w);
+    }
+};
+
+struct Q3_K : TypeOf<Type::q3_k, Form::fine, kZero4Halves, false, 8, 4> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Floats d = half(unit, 27, 0);
+        for (int g = 0; g < 8; ++g) s.step[g] = d;
+        const Ints low0 = word(unit, 24), low1 = word(unit, 25), high = word(unit, 26);
+        for (int i = 0; i < 4; ++i) {  // scales 4i..4i+3: 4 bits of the first two words, 2 of the third
+            const Ints low = bits_and(shift_right(i % 2 ? low1 : low0, i / 2 * 4), kLow4);
+            const Ints six = bits_or(low, shift_left(bits_and(shift_right(high, 2 * i), kLow2), 4));
+            for (int j = 0; j < 4; ++j) s.fine[4 * i + j] = add(unsigned_byte(six, j), splat(-32));
+        }
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        unpack_planes<J>(unit, n, w);
+        for (int i = 0; i < 8; ++i) {
+            const Ints mask = shift_right(word(unit, 16 + i), 4 * n + J);
+            w[i] = bits_or(w[i], shift_left(bits_and(mask, 0x01010101u), 2));
+        }
+    }
+};
+
+// The 6-bit scales and mins of Q4_K and Q5_K, out of three words.
+MLXR_INLINE void unpack_scales_mins(Unit unit, int first_word, Floats d, Floats dmin, Scales& s) {
+    const Ints s0 = word(unit, first_word), s1 = word(unit, first_word + 1), s2 = word(unit, first_word + 2);
+    const Ints scales[2] = {bits_and(s0, 0x3f3f3f3fu),
+                            bits_or(bits_and(s2, kLow4), bits_and(shift_right(s0, 2), 0x30303030u))};
+    const Ints mins[2] = {bits_and(s1, 0x3f3f3f3fu),
+                          bits_or(bits_and(shift_right(s2, 4), kLow4), bits_and(shift_right(s1, 2), 0x30303030u))};
+    for (int g = 0; g < 8; ++g) {
+        s.step[g] = mul(d, to_floats(unsigned_byte(scales[g / 4], g % 4)));
+        s.shift[g] = mul(dmin, to_floats(unsigned_byte(mins[g / 4], g % 4)));
+    }
+}
+
+// Group 2n takes the low nibbles of words 8n..8n+7, group 2n+1 the high ones.
+template <int J>
+MLXR_INLINE void unpack_nibble_plane(Unit unit, int n, Ints* w) {
+    for (int i = 0; i < 8; ++i) w[i] = bits_and(shift_right(word(unit, 8 * n + i), 4 * J), kLow4);
+}
+
+struct Q4_K : TypeOf<Type::q4_k, Form::shifted, kNoZero, false, 8, 2> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        unpack_scales_mins(unit, 32, half(unit, 35, 0), half(unit, 35, 1), s);
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        unpack_nibble_plane<J>(unit, n, w);
+    }
+};
+
+struct Q5_K : TypeOf<Type::q5_k, Form::shifted, kNoZero, false, 8, 2> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        unpack_scales_mins(unit, 40, half(unit, 43, 0), half(unit, 43, 1), s);
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        unpack_nibble_plane<J>(unit, n, w);
+        for (int i = 0; i < 8; ++i) {
+            const Ints bit = bits_and(shift_right(word(unit, 32 + i), 2 * n + J), 0x01010101u);
+            w[i] = bits_or(w[i], shift_left(bit, 4));
+        }
+    }
+};
+
+struct Q6_K : TypeOf<Type::q6_k, Form::fine, kZero32Halves, false, 8, 4> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Floats d = half(unit, 52, 0);
+        for (int g = 0; g < 8; ++g) s.step[g] = d;
+        for (int i = 0; i < 16; ++i) s.fine[i] = signed_byte(word(unit, 48 + i / 4), i % 4);
+    }
+    // Half n of the unit: low nibbles of 16 words (groups 0, 1), then their high ones; 2 more bits in 8
+    // words.
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        for (int i = 0; i < 8; ++i) {
+            const Ints low = bits_and(shift_right(word(unit, 16 * n + J % 2 * 8 + i), J / 2 * 4), kLow4);
+            const Ints high = word(unit, 32 + 8 * n + i);
+            const Ints placed = J < 2 ? shift_left(high, 4 - 2 * J) : shift_right(high, 2 * J - 4);
+            w[i] = bits_or(low, bits_and(placed, 0x30303030u));
+        }
+    }
+};
+
+struct IQ4_NL : TypeOf<Type::iq4_nl, Form::plain, kZero128, true, 1, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) { s.step[0] = half(unit, 4, 0); }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int, Ints* w) {
+        unpack_nibbles(unit, 0, w);
+        map_bytes(kIq4Table, w);
+    }
+};
+
+struct IQ4_XS : TypeOf<Type::iq4_xs, Form::plain, kZero128, true, 8, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Floats d = half(unit, 33, 0);
+        const Ints low = word(unit, 32), high = half_bits(unit, 33, 1);
+        for (int g = 0; g < 8; ++g) {
+            const Ints low4 = bits_and(shift_right(low, 4 * g), 15u);
+            const Ints high2 = bits_and(shift_right(high, 2 * g), 3u);
+            const Ints scale = add(bits_or(low4, shift_left(high2, 4)), splat(-32));
+            s.step[g] = mul(d, to_floats(scale));
+        }
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        unpack_nibbles(unit, 4 * n, w);
+        map_bytes(kIq4Table, w);
+    }
+};
+
+struct MXFP4 : TypeOf<Type::mxfp4, Form::plain, kZero12, false, 1, 1> {
+    // 2^(e-128) by its bits: subnormal for e of 0 and 1.
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Ints e = load_u8(unit.base + 256 + kLanes * unit.part);
+        const Ints below_two = shift_right_signed(add(e, splat(-2)), 31);
+        const Ints normal = shift_left(add(e, splat(-1)), 23);
+        const Ints subnormal = shift_left(add(e, splat(1)), 21);
+        s.step[0] = as_floats(bits_or(bits_clear(normal, below_two), bits_and(subnormal, below_two)));
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int, Ints* w) {
+        unpack_nibbles(unit, 0, w);
+        map_bytes(kMxfp4Table, w);
+    }
+};
+
+}  // namespace

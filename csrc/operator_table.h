@@ -1,0 +1,136 @@
+// The table of operators that each tier exports (all but linear and embed, which have kernel_table.h), and
+// the plain structures their arguments travel in. Pointers are checked by the caller; nothing here allocates
+// or fails.
+//
+// Every function does a range of rows, heads or tasks, so that the caller can spread ranges over threads; a
+// result never depends on how the ranges were cut.
+#pragma once
+
+#include <stdint.h>
+
+#include "cpu_features.h"
+
+namespace mlxr {
+
+// Strides and sizes count elements, not bytes.
+
+struct RmsNormCall {
+    const float* x;         // (rows, columns)
+    const float* residual;  // the same, or null
+    const float* weight;    // (columns)
+    float* normed;          // (rows, columns)
+    float* summed;          // (rows, columns) when residual is given, else unused
+    int64_t columns;
+    float eps;
+};
+
+struct RopeCall {
+    float* x;  // (tokens, heads, head_dim), rotated in place
+    int64_t token_stride;
+    int64_t heads, head_dim;
+    const int32_t* positions;  // (tokens)
+    const float* cosines;      // (positions, rot_dim / 2)
+    const float* sines;
+    int64_t rot_dim;   // even, at most head_dim and kMaxRotDim
+    bool interleaved;  // pairs are (2i, 2i + 1), else (i, i + rot_dim / 2)
+};
+constexpr int64_t kMaxRotDim = 1024;
+
+enum class Activation : int { silu, gelu_tanh };
+
+struct ActivateCall {
+    const float* gate_up;  // (rows, 2 * columns)
+    float* out;            // (rows, columns)
+    int64_t columns;
+    Activation kind;
+};
+
+// How pages keep their numbers: rows of head_dim numbers, or bf16 packed in pairs (packed_pages.h).
+enum class PageType : int { f32, f16, bf16 };
+
+struct WritePagesCall {
+    const float* rows;  // (tokens, kv_heads, head_dim): keys or values
+    int64_t token_stride;
+    int64_t tokens, kv_heads, page_size, head_dim;
+    const int32_t* slots;  // (tokens): page * page_size + offset
+    void* pool;            // (pages, kv_heads, page_size, head_dim)
+    PageType type;
+    bool values;  // not keys: what is packed differs
+};
+
+// Positions are cut into tiles and chunks that start at multiples of these, whatever is asked: the softmax is
+// computed online over the tiles of a chunk (at once over a chunk of bf16 pages), and the chunks of a row are merged in
+// ascending order. Both are
+// part of the meaning of the numbers; changing one changes bits.
+constexpr int kTilePositions = 32;
+constexpr int kChunkPositions = 256;
+// Rows (query token, query head of one KV head) that are processed together against each tile.
+constexpr int kBlockRows = 32;
+constexpr int kPackedBlockRows = 48;  // the same for bf16 pages
+
+struct AttendCall {
+    const float* q;  // (tokens, heads, head_dim)
+    int64_t q_stride;
+    const void* k_pool;  // (pages, kv_heads, page_size, head_dim)
+    const void* v_pool;
+    PageType type;
+    int64_t heads, kv_heads, group, page_size, head_dim;
+    int64_t padded_dim;  // head_dim rounded up to lanes
+    float scale;
+    int64_t window;                  // positions seen, the own included
+    const int32_t* query_starts;     // (sequences + 1)
+    const int32_t* context_lengths;  // (sequences)
+    const int32_t* page_table;       // (sequences, table_stride)
+    int64_t table_stride;
+    float* out;  // (tokens, heads * head_dim)
+};
+
+// Rows [row_first, row_last) of one KV head of one sequence: row = query * group + head within the group.
+// With `partials` null the chunks are merged and written to out; else each chunk's state is left there for
+// merging.
+struct AttendTask {
+    int32_t sequence, kv_head;
+    int64_t row_first, row_last;
+    int64_t chunk_first, chunk_last;
+    float* partials;  // (chunks, (rows, padded_dim) o, (rows) m, (rows) s)
+};
+
+struct LogitScan {
+    float peak;          // the greatest; -inf when there is none above
+    int64_t best;        // its first index
+    int64_t not_number;  // the first index of not-a-number, -1 if there is none
+};
+constexpr int64_t kScanBlock = 512;
+
+struct OperatorTable {
+    void (*rms_norm)(const RmsNormCall& call, int64_t row_first, int64_t row_last);
+    void (*rope)(const RopeCall& call, int64_t token_first, int64_t token_last);
+    void (*activate)(const ActivateCall& call, int64_t row, int64_t column_first, int64_t column_last);
+    void (*write_pages)(const WritePagesCall& call, int64_t head);
+
+    // Bytes of scratch that one thread needs in attend.
+    int64_t (*attend_scratch_bytes)(const AttendCall& call);
+    void (*attend)(const AttendCall& call, const AttendTask& task, void* scratch);
+    // Merges the partials of one block of rows: `task` spans all its chunks.
+    void (*attend_merge)(const AttendCall& call, const AttendTask& task);
+
+    // block_peaks: one per kScanBlock logits, the greatest of each.
+    LogitScan (*scan_logits)(const float* logits, int64_t count, float* block_peaks);
+    // Sum of the terms e**((logit - peak) * factor), which also go to `terms` unless it is null.
+    double (*sum_exponentials)(const float* logits, int64_t count, float peak, float factor, float* terms);
+    // Indices of logits >= threshold, ascending; at most `count`. Returns how many.
+    int64_t (*collect_logits)(const float* logits, int64_t count, float threshold, int32_t* indices);
+};
+
+// The table of an available tier.
+const OperatorTable* operator_table(Isa isa);
+
+}  // namespace mlxr
+
+extern "C" {
+const mlxr::OperatorTable* mlxr_operators_portable();
+#if defined(MLXR_X86)
+const mlxr::OperatorTable* mlxr_operators_avx2();
+const mlxr::OperatorTable* mlxr_operators_avx512();
+#endif
+}

@@ -1,0 +1,28 @@
+// The operators of one tier: compiled once per instruction set (MLXR_TIER), see operator_table.h. Knows
+// neither Python nor threads; everything has internal linkage but the one function that hands out the table.
+#include "operator_table.h"
+
+#include "operators_lanes.inc"
+// The bodies, written once against the lanes.
+#include "activate.inc"
+#include "attend.inc"
+#include "rms_norm.inc"
+#include "rope.inc"
+#include "sample.inc"
+#include "write_pages.inc"
+
+#define MLXR_JOIN_(a, b) a##b
+#define MLXR_JOIN(a, b) MLXR_JOIN_(a, b)
+
+namespace {
+
+constexpr mlxr::OperatorTable kTable{
+    rms_norm, rope,         activate,    write_pages,      attend_scratch_bytes,
+    attend,   attend_merge, scan_logits, sum_exponentials, collect_logits,
+};
+
+}  // namespace
+
+extern "C" const mlxr::OperatorTable* MLXR_JOIN(mlxr_operators_, MLXR_TIER)() {
+    return &kTable;
+}

@@ -1,0 +1,44 @@
+// What one Context of Python owns natively: the thread pool, the chosen instruction set, and scratch memory
+// that grows to the largest call and stays. Every operator takes the Runtime, locks it, and runs without the
+// GIL.
+#pragma once
+
+#include <cstddef>
+#include <mutex>
+
+#include "cpu_features.h"
+#include "kernel_table.h"
+#include "thread_pool.h"
+
+namespace mlxr {
+
+// One region per use, so that two operators that call each other cannot share a buffer by accident.
+enum class Scratch : int { activations, panels, attend, sample, operators, count };
+
+class Runtime {
+  public:
+    // `isa` must be available (isa_available). Throws std::system_error when threads cannot be started.
+    Runtime(int threads, Isa isa);
+    ~Runtime();
+    Runtime(const Runtime&) = delete;
+    Runtime& operator=(const Runtime&) = delete;
+
+    // At least `bytes` bytes, 64-byte aligned, contents undefined; valid until the next call for the same
+    // use. Throws std::bad_alloc. Allocates only when the region must grow.
+    std::byte* scratch(Scratch use, size_t bytes);
+
+    // Held for the whole of an operator: the pool and the scratch serve one call at a time.
+    std::mutex mutex;
+    ThreadPool pool;
+    const Isa isa;
+    const KernelTable* const kernels;
+
+  private:
+    struct Region {
+        std::byte* data = nullptr;
+        size_t bytes = 0;
+    };
+    Region regions_[static_cast<int>(Scratch::count)];
+};
+
+}  // namespace mlxr

@@ -1,0 +1,264 @@
+// See sample.h. Without top_k the order of all logits would have to be known; instead their probability mass
+// is summed into bins of nearly equal logits, and only the bin in which a sum is reached is sorted.
+#include "sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "operator_table.h"
+
+namespace mlxr {
+
+namespace {
+
+constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr int64_t kBins = 8192;
+constexpr float kBinsPerNat = 64.0f;
+
+// One thread's scratch for rows of one vocabulary.
+struct Workspace {
+    const OperatorTable* table;
+    int64_t vocabulary, blocks;
+    float* adjusted;     // (vocabulary)
+    float* terms;        // (vocabulary)
+    int32_t* ids;        // (vocabulary)
+    float* block_peaks;  // (blocks)
+    float* peak_order;   // (blocks)
+    double* masses;      // (kBins)
+};
+
+int64_t round_up(int64_t value, int64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+int64_t workspace_bytes(int64_t vocabulary) {
+    const int64_t blocks = vocabulary / kScanBlock + 1;
+    return round_up(kBins * 8 + 3 * round_up(vocabulary * 4, 64) + 2 * round_up(blocks * 4, 64), 4096);
+}
+
+Workspace lay_out_workspace(std::byte* scratch, int64_t vocabulary, const OperatorTable* table) {
+    Workspace space{};
+    space.table = table;
+    space.vocabulary = vocabulary;
+    space.blocks = (vocabulary + kScanBlock - 1) / kScanBlock;
+    const int64_t row_bytes = round_up(vocabulary * 4, 64);
+    space.masses = reinterpret_cast<double*>(scratch);
+    space.adjusted = reinterpret_cast<float*>(scratch += kBins * 8);
+    space.terms = reinterpret_cast<float*>(scratch += row_bytes);
+    space.ids = reinterpret_cast<int32_t*>(scratch += row_bytes);
+    space.block_peaks = reinterpret_cast<float*>(scratch += row_bytes);
+    space.peak_order = reinterpret_cast<float*>(scratch + round_up((vocabulary / kScanBlock + 1) * 4, 64));
+    return space;
+}
+
+// Falling logit, then rising id: the order of all candidates.
+struct Before {
+    const float* logits;
+    bool operator()(int32_t a, int32_t b) const { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; }
+};
+
+// A bias of +inf against a logit of -inf leaves the token impossible; anything above the range is its end.
+float bound_logit(double value) {
+    if (std::isnan(value) || value < -static_cast<double>(kLargest)) return kNothing;
+    return static_cast<float>(std::min(value, static_cast<double>(kLargest)));
+}
+
+const float* adjust_logits(const float* logits, const SampleRules& rules, bool infinite, Workspace& space) {
+    if (rules.bias_size == 0 && rules.history_size == 0 && !infinite) return logits;
+    std::memcpy(space.adjusted, logits, static_cast<size_t>(space.vocabulary) * sizeof(float));
+    for (int64_t i = 0; infinite && i < space.vocabulary; ++i) space.adjusted[i] = bound_logit(space.adjusted[i]);
+    for (int64_t i = 0; i < rules.bias_size; ++i) {
+        float& logit = space.adjusted[rules.bias_ids[i]];
+        logit = bound_logit(static_cast<double>(logit) + static_cast<double>(rules.bias_values[i]));
+    }
+    for (int64_t i = 0; i < rules.history_size; ++i) {
+        float& logit = space.adjusted[rules.history_ids[i]];
+        const int32_t count = rules.history_counts[i];
+        double value = logit;
+        value = value > 0 ? value / rules.repetition_penalty : value * rules.repetition_penalty;
+        value -= (count > 0 ? rules.presence_penalty : 0.0) + rules.frequency_penalty * count;
+        logit = bound_logit(value);
+    }
+    return space.adjusted;
+}
+
+// The first `wanted` candidates, in order, at the start of space.ids. Returns how many (the vocabulary may be
+// smaller).
+int64_t sort_best(const float* logits, int64_t wanted, Workspace& space) {
+    wanted = std::min(wanted, space.vocabulary);
+    if (wanted == 0) return 0;
+    float threshold = kNothing;
+    if (wanted <= space.blocks) {  // that many blocks have a logit of at least the wanted-th greatest peak
+        std::copy_n(space.block_peaks, space.blocks, space.peak_order);
+        std::nth_element(space.peak_order, space.peak_order + wanted - 1, space.peak_order + space.blocks,
+                         [](float a, float b) { return a > b; });
+        threshold = space.peak_order[wanted - 1];
+    }
+    const int64_t found = space.table->collect_logits(logits, space.vocabulary, threshold, space.ids);
+    const Before before{logits};
+    if (wanted < found) std::nth_element(space.ids, space.ids + wanted, space.ids + found, before);
+    std::sort(space.ids, space.ids + wanted, before);
+    return wanted;
+}
+
+// Draw among the top_k candidates, sorted.
+int32_t draw_among_best(const float* logits, float peak, float factor, const SampleRules& rules, Workspace& space) {
+    int64_t kept = sort_best(logits, rules.top_k, space);
+    for (int64_t i = 0; i < kept; ++i) space.terms[i] = logits[space.ids[i]];
+    space.table->sum_exponentials(space.terms, kept, peak, factor, space.terms);
+    if (rules.top_p < 1) {
+        double total = 0, reached = 0;
+        for (int64_t i = 0; i < kept; ++i) total += space.terms[i];
+        int64_t i = 0;
+        while (i < kept - 1 && (reached += space.terms[i]) < rules.top_p * total) ++i;
+        kept = i + 1;
+    }
+    while (kept > 1 && (space.terms[kept - 1] < rules.min_p || space.terms[kept - 1] == 0)) --kept;
+    double total = 0, reached = 0;
+    for (int64_t i = 0; i < kept; ++i) total += space.terms[i];
+    int64_t i = 0;
+    while (i < kept - 1 && (reached += space.terms[i]) <= rules.uniform * total) ++i;
+    return space.ids[i];
+}
+
+// Masses of candidates by how far they are below the peak; `terms` are their weights, 0 for those that are
+// out.
+class MassBins {
+  public:
+    MassBins(const float* logits, float peak, float factor, Workspace& space)
+        : logits_(logits), peak_(peak), scale_(std::min(kBinsPerNat * factor, kLargest)), space_(space) {}
+
+    // Sums all weights into their bins.
+    void fill() {
+        std::fill_n(space_.masses, kBins, 0.0);
+        for (int64_t i = 0; i < space_.vocabulary; ++i) space_.masses[bin_of(i)] += space_.terms[i];
+        total_ = 0;
+        for (int64_t bin = 0; bin < kBins; ++bin) total_ += space_.masses[bin];
+    }
+
+    // The candidate with which the sum of weights, in order of candidates, reaches `share` of all: the sum is
+    // at least that (or above it, when `beyond`). The last candidate of any weight when rounding keeps the
+    // sum below.
+    int32_t find(double share, bool beyond) {
+        const double target = share * total_;
+        const auto reaches = [&](double sum) { return beyond ? sum > target : sum >= target; };
+        int64_t bin = 0, last = 0;
+        double sum = 0;
+        for (; bin < kBins && !reaches(sum + space_.masses[bin]); ++bin) {
+            sum += space_.masses[bin];
+            if (space_.masses[bin] > 0) last = bin;
+        }
+        const int64_t members = collect(bin < kBins ? bin : last);
+        if (bin == kBins) return space_.ids[members - 1];
+        int64_t i = 0;
+        while (i < members - 1 && !reaches(sum += space_.terms[space_.ids[i]])) ++i;
+        return space_.ids[i];
+    }
+
+    // Takes out every candidate after `last`.
+    void cut_after(int32_t last) {
+        const Before before{logits_};
+        for (int64_t i = 0; i < space_.vocabulary; ++i) {
+            if (before(last, static_cast<int32_t>(i))) space_.terms[i] = 0;
+        }
+    }
+
+  private:
+    int64_t bin_of(int64_t i) const {
+        const float distance = (peak_ - logits_[i]) * scale_;
+        return static_cast<int64_t>(distance < static_cast<float>(kBins - 1) ? distance
+                                                                             : static_cast<float>(kBins - 1));
+    }
+
+    // The candidates of a bin that have weight, in order, at the start of ids.
+    int64_t collect(int64_t bin) {
+        int64_t members = 0;
+        for (int64_t i = 0; i < space_.vocabulary; ++i) {
+            if (space_.terms[i] > 0 && bin_of(i) == bin) space_.ids[members++] = static_cast<int32_t>(i);
+        }
+        std::sort(space_.ids, space_.ids + members, Before{logits_});
+        return members;
+    }
+
+    const float* logits_;
+    float peak_, scale_;
+    double total_ = 0;
+    Workspace& space_;
+};
+
+// Draw among all candidates.
+int32_t draw_among_all(const float* logits, float peak, float factor, const SampleRules& rules, Workspace& space) {
+    space.table->sum_exponentials(logits, space.vocabulary, peak, factor, space.terms);
+    MassBins bins(logits, peak, factor, space);
+    if (rules.top_p < 1) {
+        bins.fill();
+        bins.cut_after(bins.find(rules.top_p, false));
+    }
+    for (int64_t i = 0; rules.min_p > 0 && i < space.vocabulary; ++i) {
+        if (space.terms[i] < rules.min_p) space.terms[i] = 0;
+    }
+    bins.fill();
+    return bins.find(rules.uniform, true);
+}
+
+int32_t draw_token(const float* logits, float peak, const SampleRules& rules, Workspace& space) {
+    const float factor = static_cast<float>(std::min(1.0 / rules.temperature, static_cast<double>(kLargest)));
+    if (rules.top_k > 0 && rules.top_k < space.vocabulary) {
+        return draw_among_best(logits, peak, factor, rules, space);
+    }
+    return draw_among_all(logits, peak, factor, rules, space);
+}
+
+void sample_row(const SampleCall& call, int64_t row, Workspace space) {
+    const SampleRules& rules = call.rules[row];
+    SampleOutcome& outcome = call.outcomes[row];
+    const float* logits = call.logits + row * call.vocabulary;
+    LogitScan scan = space.table->scan_logits(logits, call.vocabulary, space.block_peaks);
+    if (scan.not_number >= 0) {
+        outcome.fault = SampleFault::not_number;
+        outcome.fault_id = scan.not_number;
+        return;
+    }
+    const float* const adjusted = adjust_logits(logits, rules, scan.peak > kLargest, space);
+    if (adjusted != logits) scan = space.table->scan_logits(adjusted, call.vocabulary, space.block_peaks);
+    if (scan.peak == kNothing) {
+        outcome.fault = SampleFault::nothing_finite;
+        return;
+    }
+    outcome.fault = SampleFault::none;
+    const double log_total =
+        std::log(space.table->sum_exponentials(adjusted, call.vocabulary, scan.peak, 1.0f, nullptr));
+    const auto logprob_of = [&](int32_t id) {
+        return static_cast<double>(adjusted[id]) - static_cast<double>(scan.peak) - log_total;
+    };
+    outcome.token_id =
+        rules.temperature == 0 ? static_cast<int32_t>(scan.best) : draw_token(adjusted, scan.peak, rules, space);
+    outcome.logprob = logprob_of(outcome.token_id);
+    const int64_t best = sort_best(adjusted, rules.top_logprobs, space);
+    for (int64_t i = 0; i < best; ++i) {
+        call.top_ids[row * call.top_width + i] = space.ids[i];
+        call.top_logprobs[row * call.top_width + i] = logprob_of(space.ids[i]);
+    }
+}
+
+}  // namespace
+
+void run_sample(Runtime& runtime, const SampleCall& call) {
+    const OperatorTable* const table = operator_table(runtime.isa);
+    const int64_t bytes = workspace_bytes(call.vocabulary);
+    const int64_t threads = std::min<int64_t>(runtime.pool.threads(), call.rows);
+    std::byte* const scratch = runtime.scratch(Scratch::sample, static_cast<size_t>(bytes * runtime.pool.threads()));
+    const auto run_row = [&](int row, int thread) {
+        sample_row(call, row, lay_out_workspace(scratch + thread * bytes, call.vocabulary, table));
+    };
+    if (threads == 1) {
+        for (int64_t row = 0; row < call.rows; ++row) run_row(static_cast<int>(row), 0);
+    } else {
+        runtime.pool.parallel_for(static_cast<int>(call.rows), run_row);
+    }
+}
+
+}  // namespace mlxr

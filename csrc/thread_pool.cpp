@@ -1,0 +1,188 @@
+// The pool. See thread_pool.h.
+//
+// A section is published by raising `generation`; each worker works, then lowers `running`; the caller waits
+// for zero. Both waits spin first and then sleep on a condition variable. Sleeping is announced (`sleepers`,
+// `caller_sleeps`) with sequentially consistent order before the last look at the awaited word, so a wake-up
+// cannot be missed.
+#include "thread_pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+#if defined(MLXR_X86)
+#include <immintrin.h>
+#endif
+
+namespace mlxr {
+
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(30);
+
+inline void pause_cpu() {
+#if defined(MLXR_X86)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Spins until ready() or some 30 us have passed; returns ready().
+template <typename Ready>
+bool spin_until(Ready ready) {
+    if (ready()) return true;
+    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < 64; ++i) {
+            if (ready()) return true;
+            pause_cpu();
+        }
+    } while (std::chrono::steady_clock::now() < deadline);
+    return ready();
+}
+
+// Counts fork() on the child's side: a pool made before the fork has lost its threads.
+std::atomic<unsigned>& fork_count() {
+    static std::atomic<unsigned> count{0};
+#if defined(__unix__) || defined(__APPLE__)
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { count.fetch_add(1); });
+    (void)registered;
+#endif
+    return count;
+}
+
+}  // namespace
+
+struct ThreadPool::State {
+    alignas(64) std::atomic<uint32_t> generation{0};
+    alignas(64) std::atomic<int> next{0};
+    alignas(64) std::atomic<int> running{0};
+    alignas(64) std::atomic<int> sleepers{0};
+    std::atomic<bool> caller_sleeps{false};
+    // The section; written before `generation` rises, read after.
+    alignas(64) Task fn = nullptr;
+    void* arg = nullptr;
+    int tasks = 0;
+    bool fixed_shares = false;
+    bool stop = false;
+
+    int threads = 1;
+    unsigned forks = 0;
+    std::mutex mutex;
+    std::condition_variable wake_workers, wake_caller;
+    std::vector<std::thread> workers;
+
+    void work(int thread) {
+        if (fixed_shares) {
+            const int begin = static_cast<int>(static_cast<int64_t>(tasks) * thread / threads);
+            const int end = static_cast<int>(static_cast<int64_t>(tasks) * (thread + 1) / threads);
+            for (int task = begin; task < end; ++task) fn(arg, task, thread);
+            return;
+        }
+        for (int task = next.fetch_add(1, std::memory_order_relaxed); task < tasks;
+             task = next.fetch_add(1, std::memory_order_relaxed)) {
+            fn(arg, task, thread);
+        }
+    }
+
+    void await_generation(uint32_t seen) {
+        if (spin_until([&] { return generation.load(std::memory_order_acquire) != seen; })) return;
+        std::unique_lock lock(mutex);
+        sleepers.fetch_add(1);
+        wake_workers.wait(lock, [&] { return generation.load() != seen; });
+        sleepers.fetch_sub(1);
+    }
+
+    void serve(int thread) {
+        uint32_t seen = 0;
+        while (true) {
+            await_generation(seen);
+            seen = generation.load(std::memory_order_acquire);
+            if (stop) return;
+            work(thread);
+            if (running.fetch_sub(1) == 1 && caller_sleeps.load()) {
+                std::lock_guard lock(mutex);
+                wake_caller.notify_one();
+            }
+        }
+    }
+
+    void publish() {
+        generation.fetch_add(1);
+        if (sleepers.load() > 0) {
+            std::lock_guard lock(mutex);
+            wake_workers.notify_all();
+        }
+    }
+
+    void await_workers() {
+        if (spin_until([&] { return running.load(std::memory_order_acquire) == 0; })) return;
+        std::unique_lock lock(mutex);
+        caller_sleeps.store(true);
+        wake_caller.wait(lock, [&] { return running.load() == 0; });
+        caller_sleeps.store(false);
+    }
+};
+
+ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), state_(nullptr) {
+    if (threads_ == 1) return;
+    state_ = new State;
+    state_->threads = threads_;
+    state_->forks = fork_count().load();
+    try {
+        for (int thread = 1; thread < threads_; ++thread) {
+            state_->workers.emplace_back([state = state_, thread] { state->serve(thread); });
+        }
+    } catch (...) {  // the system gave fewer threads: stop those that run, then report
+        state_->stop = true;
+        state_->publish();
+        for (std::thread& worker : state_->workers) worker.join();
+        delete state_;
+        throw;
+    }
+}
+
+ThreadPool::~ThreadPool() {
+    if (state_ == nullptr) return;
+    if (state_->forks != fork_count().load()) return;  // the threads are the parent's: nothing to join, let it lie
+    state_->stop = true;
+    state_->publish();
+    for (std::thread& worker : state_->workers) worker.join();
+    delete state_;
+}
+
+void ThreadPool::start(int tasks, Task fn, void* arg, bool fixed_shares) {
+    if (tasks <= 0) return;
+    if (state_ == nullptr || tasks == 1 || state_->forks != fork_count().load(std::memory_order_relaxed)) {
+        for (int task = 0; task < tasks; ++task) fn(arg, task, 0);
+        return;
+    }
+    State& state = *state_;
+    state.fn = fn;
+    state.arg = arg;
+    state.tasks = tasks;
+    state.fixed_shares = fixed_shares;
+    state.next.store(0, std::memory_order_relaxed);
+    state.running.store(threads_ - 1, std::memory_order_relaxed);
+    state.publish();
+    state.work(0);
+    state.await_workers();
+}
+
+void ThreadPool::run(int tasks, Task fn, void* arg) {
+    start(tasks, fn, arg, false);
+}
+
+void ThreadPool::run_static(int tasks, Task fn, void* arg) {
+    start(tasks, fn, arg, true);
+}
+
+}  // namespace mlxr

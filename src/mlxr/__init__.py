@@ -1,0 +1,63 @@
+"""mlxr: run language models on the machine you have.
+
+    from mlxr import LLM, SamplingParams
+
+    with LLM("demo") as llm:
+        print(llm.chat([{"role": "user", "content": "What does os.path.join do?"}]).text)
+
+Names are imported when first used, so `import mlxr` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlxr.core.errors import MlxrError
+    from mlxr.core.events import Event, Finish, TextDelta, TokenInfo
+    from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob, Usage
+    from mlxr.llm import LLM, Completion
+
+_HOMES = {
+    "Completion": "mlxr.llm",
+    "Event": "mlxr.core.events",
+    "Finish": "mlxr.core.events",
+    "FinishReason": "mlxr.core.types",
+    "LLM": "mlxr.llm",
+    "MlxrError": "mlxr.core.errors",
+    "SamplingParams": "mlxr.core.types",
+    "TextDelta": "mlxr.core.events",
+    "TokenInfo": "mlxr.core.events",
+    "TokenLogprob": "mlxr.core.types",
+    "Usage": "mlxr.core.types",
+}
+
+__all__ = [  # noqa: RUF022 - sorted for people, whatever the case
+    "Completion",
+    "Event",
+    "Finish",
+    "FinishReason",
+    "LLM",
+    "MlxrError",
+    "SamplingParams",
+    "TextDelta",
+    "TokenInfo",
+    "TokenLogprob",
+    "Usage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("mlxr")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mlxr' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__"]

@@ -1,0 +1,91 @@
+"""The pages of one sequence, in order: position p lies in page p // page_size of the table.
+
+Integers only. A table is filled in two moves: `prepare` makes room for the next positions, `commit` counts them once
+their keys and values are really written, so that a step that failed halfway can be repeated or dropped. `fork` shares
+the pages; a page that is shared, or whose contents are kept, is copied when one of its holders is about to write into
+it, and `prepare` tells which. `chain` belongs to the prefix index, which keeps there how it names the full pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxr.cache.pager import Pager
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """The contents of page `source` must be copied to page `target` before anything else is written."""
+
+    source: int
+    target: int
+
+
+class PageTable:
+    """Page ids of one sequence; `length_tokens` positions of them are written."""
+
+    __slots__ = ("_pager", "chain", "length_tokens", "pages")
+
+    def __init__(self, pager: Pager) -> None:
+        self._pager = pager
+        self.pages: list[int] = []
+        self.length_tokens = 0
+        self.chain: list[bytes] = []  # key before the first page, then one key per full page; empty without an index
+
+    @property
+    def page_size(self) -> int:
+        """Token positions in a page."""
+        return self._pager.page_size
+
+    def missing_pages(self, tokens: int) -> int:
+        """Pages that `prepare` would allocate for `tokens` more positions, copies included."""
+        missing = max(0, self._pager.pages_for(self.length_tokens + tokens) - len(self.pages))
+        return missing + (tokens > 0 and self._shared_tail() is not None)
+
+    def prepare(self, tokens: int) -> list[PageCopy]:
+        """Make room to write `tokens` more positions; returns the copies to do first (see PageCopy).
+
+        Asking twice is the same as asking once. Raises OutOfPages, with nothing changed, when pages are missing.
+        """
+        fresh = self._pager.allocate(self.missing_pages(tokens))
+        shared = self._shared_tail() if tokens > 0 else None
+        copies = []
+        if shared is not None:
+            copies.append(PageCopy(self.pages[shared], fresh.pop()))
+            self._pager.release([copies[0].source])
+            self.pages[shared] = copies[0].target
+        self.pages.extend(fresh)
+        return copies
+
+    def _shared_tail(self) -> int | None:
+        """Index of the half-written last page if it is not this table's alone; no other page can be written again.
+
+        A page may be half-written here and full, hence kept, for a twin that went on writing into it.
+        """
+        index, offset = divmod(self.length_tokens, self.page_size)
+        if not offset:
+            return None
+        page = self.pages[index]
+        return index if self._pager.count(page) > 1 or self._pager.is_kept(page) else None
+
+    def commit(self, tokens: int) -> None:
+        """Count `tokens` more positions as written; `prepare` must have made room for them."""
+        if self._pager.pages_for(self.length_tokens + tokens) > len(self.pages):
+            raise ValueError(f"{tokens} tokens after {self.length_tokens} do not fit in {len(self.pages)} pages")
+        self.length_tokens += tokens
+
+    def fork(self) -> PageTable:
+        """A table with the same written positions, on the same pages."""
+        twin = PageTable(self._pager)
+        twin.pages = self.pages[: self._pager.pages_for(self.length_tokens)]
+        twin.length_tokens = self.length_tokens
+        twin.chain = list(self.chain)
+        self._pager.retain(twin.pages)
+        return twin
+
+    def release(self) -> None:
+        """Give all pages back; the table is empty afterwards and may be filled again."""
+        self._pager.release(self.pages)
+        self.pages = []
+        self.length_tokens = 0
+        del self.chain[1:]

@@ -1,0 +1,142 @@
+"""Which pages of the arena are free, and how many holders each of the others has.
+
+Integers only: a page is a number from 0 to pages - 1. What lies in a page, which sequence holds it and how large it
+is in bytes are not known here. Pages go out by `allocate` with one holder, gain holders by `retain`, lose them by
+`release`, and are free again when the last one lets go; unless somebody asked to `keep` what lies in the page: then it
+stays cached, without holders, until it is retained again or dropped. So a page is free, held or cached.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from mlxr.core.errors import OutOfPages
+
+
+class Pager:
+    """Free list and reference counts of `pages` pages with `page_size` token positions each."""
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        if pages < 1 or page_size < 1:
+            raise ValueError(f"a pager needs at least one page of one token, got {pages} pages of {page_size}")
+        self.pages = pages
+        self.page_size = page_size
+        self.peak_pages = 0
+        self.cached_pages = 0
+        self._counts = [0] * pages
+        self._kept = [False] * pages
+        self._free = list(range(pages - 1, -1, -1))  # a stack: the page freed last is reused first, while it is warm
+
+    @property
+    def free_pages(self) -> int:
+        """Pages without a holder and without contents that are kept."""
+        return len(self._free)
+
+    @property
+    def used_pages(self) -> int:
+        """Pages with at least one holder."""
+        return self.pages - len(self._free) - self.cached_pages
+
+    @property
+    def shared_pages(self) -> int:
+        """Pages with at least two holders."""
+        return sum(count > 1 for count in self._counts)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that `tokens` token positions fill, the last one perhaps in part."""
+        return -(-tokens // self.page_size)
+
+    def count(self, page: int) -> int:
+        """Holders of `page`."""
+        return self._counts[self._known(page)]
+
+    def is_kept(self, page: int) -> bool:
+        """Whether the contents of `page` are kept: nobody may write into it any more."""
+        return self._kept[self._known(page)]
+
+    def allocate(self, pages: int) -> list[int]:
+        """Take `pages` free pages, each with one holder. All or none: raises OutOfPages when fewer are free."""
+        if pages < 0:
+            raise ValueError(f"cannot allocate {pages} pages")
+        if pages > len(self._free):
+            raise OutOfPages(pages, len(self._free), self.page_size)
+        taken = [self._free.pop() for _ in range(pages)]
+        for page in taken:
+            self._counts[page] = 1
+        self.peak_pages = max(self.peak_pages, self.used_pages)
+        return taken
+
+    def retain(self, pages: Iterable[int]) -> None:
+        """One more holder for each of `pages`; all must be held or cached, and nothing changes if one is not."""
+        pages = list(pages)
+        for page in pages:
+            if self._counts[self._known(page)] == 0 and not self._kept[page]:
+                raise ValueError(f"page {page} is free and cannot be retained")
+        for page in pages:
+            self.cached_pages -= self._counts[page] == 0
+            self._counts[page] += 1
+        self.peak_pages = max(self.peak_pages, self.used_pages)
+
+    def release(self, pages: Iterable[int]) -> None:
+        """One holder less for each of `pages`; those without any become cached if they are kept, free otherwise.
+
+        Nothing changes if one has too few holders.
+        """
+        pages = list(pages)
+        for page, times in Counter(pages).items():
+            if times > self._counts[self._known(page)]:
+                raise ValueError(f"page {page} is released {times} times and has {self._counts[page]} holders")
+        for page in pages:
+            self._counts[page] -= 1
+            if self._counts[page] == 0:
+                self._leave(page)
+
+    def keep(self, page: int) -> None:
+        """Keep the contents of a held page after its last holder has gone."""
+        if self._counts[self._known(page)] == 0:
+            raise ValueError(f"page {page} has no holder and cannot be kept")
+        self._kept[page] = True
+
+    def drop(self, page: int) -> None:
+        """Keep the contents of `page` no longer; it becomes free if it is cached."""
+        if not self._kept[self._known(page)]:
+            raise ValueError(f"page {page} is not kept and cannot be dropped")
+        self._kept[page] = False
+        if self._counts[page] == 0:
+            self.cached_pages -= 1
+            self._free.append(page)
+
+    def _leave(self, page: int) -> None:
+        """The last holder of `page` has gone."""
+        if self._kept[page]:
+            self.cached_pages += 1
+        else:
+            self._free.append(page)
+
+    def check(self, holders: Iterable[Iterable[int]] | None = None) -> None:
+        """Prove the books: every page is either free, once, or held, or cached. Raises AssertionError naming the page.
+
+        With `holders` (the page lists of everybody who holds pages), every count must equal what they hold.
+        """
+        free = Counter(self._free)
+        held = None if holders is None else Counter(page for pages in holders for page in pages)
+        for page, count in enumerate(self._counts):
+            if free[page] != (count == 0 and not self._kept[page]):
+                kept = "kept, " if self._kept[page] else ""
+                raise AssertionError(f"page {page} is {kept}has {count} holders and is {free[page]} times free")
+            if held is not None and held[page] != count:
+                raise AssertionError(f"page {page} counts {count} holders, {held[page]} hold it")
+        strangers = (set(free) | set(held or ())) - set(range(self.pages))
+        if strangers:
+            raise AssertionError(f"pages {sorted(strangers)} do not exist")
+        cached_pages = sum(kept and count == 0 for kept, count in zip(self._kept, self._counts, strict=True))
+        if cached_pages != self.cached_pages:
+            raise AssertionError(f"{cached_pages} pages are cached, the books say {self.cached_pages}")
+        if not self.used_pages <= self.peak_pages <= self.pages:
+            raise AssertionError(f"peak of {self.peak_pages} pages with {self.used_pages} of {self.pages} used")
+
+    def _known(self, page: int) -> int:
+        if not 0 <= page < self.pages:
+            raise ValueError(f"page {page} does not exist, there are {self.pages}")
+        return page

@@ -1,0 +1,139 @@
+"""Which page holds the keys and values of which tokens: the index that finds the pages a new prompt can share.
+
+A full page is named by a chained hash of all tokens up to its end, so equal names mean equal contents, to the bit, and
+one look-up per page finds the longest run. Pages are integers here and their contents unknown; who holds them is the
+pager's matter. The index is closed upwards: a page's predecessor is indexed as long as the page is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+KEY_BYTES = 32
+
+
+def hash_fields(*fields: bytes) -> bytes:
+    """BLAKE2b-256 of `fields` with their lengths, so that no two lists of fields give the same text."""
+    digest = hashlib.blake2b(digest_size=KEY_BYTES)
+    for field in fields:
+        digest.update(struct.pack("<Q", len(field)))
+        digest.update(field)
+    return digest.digest()
+
+
+def extend_chain(chain: list[bytes], tokens: Sequence[int], page_size: int, full_pages: int) -> None:
+    """Append the keys of pages up to number `full_pages` of `tokens`; `chain` starts with the key before page 0.
+
+    key_i = BLAKE2b-256(key_(i-1) ‖ the page's tokens as little-endian int32).
+    """
+    for page in range(len(chain) - 1, full_pages):
+        ids = tokens[page * page_size : (page + 1) * page_size]
+        packed = struct.pack(f"<{page_size}i", *ids)
+        chain.append(hashlib.blake2b(chain[-1] + packed, digest_size=KEY_BYTES).digest())
+
+
+@dataclass(slots=True, eq=False)
+class PrefixEntry:
+    """An indexed page. `depth` counts the pages before it, `children` the indexed pages that go on from it.
+
+    `last_used` is the index's clock when the page was last taken or let go, `reuses` how often it was found.
+    """
+
+    key: bytes
+    page: int
+    parent: PrefixEntry | None
+    depth: int
+    children: int = 0
+    last_used: int = 0
+    reuses: int = 0
+
+
+class PrefixIndex:
+    """Entries by key and by page. The clock counts pages as they are added or found, not time."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[bytes, PrefixEntry] = {}
+        self._by_page: dict[int, PrefixEntry] = {}
+        self.clock = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[PrefixEntry]:
+        return iter(self._by_key.values())
+
+    def get(self, key: bytes) -> PrefixEntry | None:
+        """The entry named `key`, if there is one."""
+        return self._by_key.get(key)
+
+    def at(self, page: int) -> PrefixEntry | None:
+        """The entry of `page`, if it is indexed."""
+        return self._by_page.get(page)
+
+    def find(self, keys: Iterable[bytes]) -> list[PrefixEntry]:
+        """Entries of the longest run of `keys` that is indexed from its start."""
+        found = []
+        for key in keys:
+            entry = self._by_key.get(key)
+            if entry is None:
+                break
+            found.append(entry)
+        return found
+
+    def add(self, key: bytes, parent_key: bytes, page: int) -> PrefixEntry:
+        """Index `page` as `key`, after the page named `parent_key` (or at the start, if no page has that name)."""
+        if key in self._by_key or page in self._by_page:
+            raise ValueError(f"page {page} or its key is indexed already")
+        parent = self._by_key.get(parent_key)
+        self.clock += 1
+        entry = PrefixEntry(key, page, parent, 0 if parent is None else parent.depth + 1, last_used=self.clock)
+        self._by_key[key] = entry
+        self._by_page[page] = entry
+        if parent is not None:
+            parent.children += 1
+        return entry
+
+    def reuse(self, entries: Sequence[PrefixEntry]) -> None:
+        """Note that `entries` were found and taken."""
+        self.clock += len(entries)
+        for entry in entries:
+            entry.last_used = self.clock
+            entry.reuses += 1
+
+    def let_go(self, entries: Iterable[PrefixEntry]) -> None:
+        """Note that a holder of `entries` has just stopped using them."""
+        self.clock += 1
+        for entry in entries:
+            entry.last_used = self.clock
+
+    def remove(self, entry: PrefixEntry) -> None:
+        """Forget `entry`; ValueError while other pages go on from it."""
+        if entry.children:
+            raise ValueError(f"page {entry.page} is before {entry.children} other pages and cannot be forgotten")
+        del self._by_key[entry.key], self._by_page[entry.page]
+        if entry.parent is not None:
+            entry.parent.children -= 1
+
+    def check(self) -> None:
+        """Prove that keys, pages, parents and children agree; raises AssertionError."""
+        children: dict[bytes, int] = {}
+        for key, entry in self._by_key.items():
+            if entry.key != key or self._by_page.get(entry.page) is not entry:
+                raise AssertionError(f"page {entry.page} is not indexed under its own key")
+            parent = entry.parent
+            if parent is not None:
+                if self._by_key.get(parent.key) is not parent:
+                    raise AssertionError(f"page {entry.page} is indexed, page {parent.page} before it is not")
+                children[parent.key] = children.get(parent.key, 0) + 1
+            if entry.depth != (0 if parent is None else parent.depth + 1):
+                raise AssertionError(f"page {entry.page} says depth {entry.depth}")
+            if not 0 < entry.last_used <= self.clock:
+                raise AssertionError(f"page {entry.page} was used at {entry.last_used}, it is {self.clock}")
+        if len(self._by_page) != len(self._by_key):
+            raise AssertionError(f"{len(self._by_page)} pages have {len(self._by_key)} keys")
+        for entry in self._by_key.values():
+            if entry.children != children.get(entry.key, 0):
+                raise AssertionError(f"page {entry.page} counts {entry.children} pages that go on from it")

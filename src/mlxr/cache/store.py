@@ -1,0 +1,292 @@
+"""Pages on disk: content-addressed files in a folder, bounded in bytes, for this process and those that come later.
+
+Each model has a folder of its own inside the store's folder, each page a file named by its key. What is in a file, and
+how it is proved, is `store_file`'s matter; who writes when, `store_writer`'s. A page that is not right in every bit
+is dropped, counted and never served. When the system refuses to write, writing stops for good with one warning, and
+everything else goes on. Several processes may share a folder: each bounds it by what it sees, and looks again before it
+removes anything.
+
+Removal is least recently used first over all models in the folder, by modification time: whoever writes or uses a page
+stamps it with the time less its depth in microseconds, so that of pages used together the deeper go first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from mlxr.cache.stats import StoreDrop, StoreStats
+from mlxr.cache.store_file import (
+    HEADER_BYTES,
+    EntryError,
+    allocate_payload,
+    name_misfit,
+    read_entry,
+    remove_file,
+    write_entry,
+)
+from mlxr.kernels.tensor import ByteArray
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".page"
+TEMPORARY_SUFFIX = ".part"
+PAGE_NAME = re.compile(r"([0-9a-f]{64})\.page")
+FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
+ROOM_SHARE = 1 / 16  # of the bound is freed at a time, so that the folder is not read again for every page
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file in the store as the folder shows it."""
+
+    path: Path
+    size_bytes: int
+    stamp_ns: int
+
+
+class PageStore:
+    """Pages of one model in `folder`, at most `max_bytes` together with those of other models there.
+
+    Made without touching the disk; `open` is told which model it is for. Safe for one reading and one writing thread.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        if max_bytes < 1:
+            raise ValueError(f"a store needs room for bytes, got {max_bytes}; for none, have no store")
+        self.folder, self.max_bytes = Path(folder), max_bytes
+        self._own = self.folder  # this model's folder, once open
+        self._model = b""
+        self._entry_bytes = 0
+        self._payload = allocate_payload(0)
+        self._keys: set[bytes] = set()
+        self._foreign_bytes = 0
+        self._drops: Counter[StoreDrop] = Counter()
+        self._written_pages = self._read_pages = 0
+        self._warned: set[StoreDrop] = set()
+        self._writable = False
+        self._lock = Lock()  # for the fields, never held while the disk works
+
+    @property
+    def writable(self) -> bool:
+        """Whether pages are still taken."""
+        return self._writable
+
+    def open(self, model: bytes, payload_bytes: int) -> None:
+        """Find the pages of `model` (32 bytes), each of `payload_bytes`. Never raises for what the disk does.
+
+        Leftovers of processes that died and files of a wrong size are removed.
+        """
+        self._model, self._entry_bytes = model, HEADER_BYTES + payload_bytes
+        self._payload = allocate_payload(payload_bytes)
+        self._own = self.folder / model.hex()[:32]
+        try:
+            is_new = not self._own.is_dir()
+            self._own.mkdir(parents=True, exist_ok=True)
+            effective = os.access in os.supports_effective_ids
+            self._writable = os.access(self._own, os.W_OK | os.X_OK, effective_ids=effective)
+            self._remove_leftovers()
+            self._adopt(list(self._scan_own()))
+            foreign = list(self._scan_others())
+            self._foreign_bytes = sum(file.size_bytes for file in foreign)
+            if self._writable and self._total_bytes > self.max_bytes:
+                self._make_room()
+        except OSError as error:
+            self._stop_writing(error)
+            return
+        if not self._writable:
+            self._stop_writing(PermissionError("no permission to write"))
+        elif self.max_bytes < self._entry_bytes:
+            self._stop_writing(ValueError(f"{self.max_bytes} bytes hold no page of {self._entry_bytes}"))
+        elif is_new and foreign:
+            self._warn(
+                StoreDrop.FOREIGN,
+                f"the page store {self.folder} was made by another model: its {len(foreign)} pages are not used, and "
+                "are removed when room is needed",
+            )
+
+    def contains(self, key: bytes) -> bool:
+        """Whether a page named `key` is there, as far as can be told without reading it."""
+        return key in self._keys
+
+    def read(self, key: bytes) -> ByteArray | None:
+        """The bytes of the page named `key`, proved right; valid until the next `read`. None if it is not there."""
+        if key not in self._keys:
+            return None
+        try:
+            read_entry(self._path(key), self._model, key, self._payload)
+        except FileNotFoundError:  # removed by another process
+            with self._lock:
+                self._keys.discard(key)
+            return None
+        except EntryError as error:
+            self._drop(key, error.cause)
+            return None
+        except OSError:
+            self._drop(key, StoreDrop.UNREADABLE)
+            return None
+        self._read_pages += 1
+        return self._payload
+
+    def write(self, key: bytes, payload: ByteArray, stamp_ns: int) -> bool:
+        """Store a page, removing others for it as the bound demands; whether it is there now."""
+        if not self._writable:
+            self.count_drop(StoreDrop.UNWRITABLE)
+            return False
+        temporary = self._own / f"{os.getpid()}-{key.hex()}{TEMPORARY_SUFFIX}"
+        try:
+            self._make_room()
+            write_entry(temporary, self._path(key), self._model, key, payload, stamp_ns)
+        except OSError as error:
+            self.count_drop(StoreDrop.UNWRITABLE)
+            if not isinstance(error, FileNotFoundError) or not self._own.is_dir():  # else: another process tidied up
+                self._stop_writing(error)
+            return False
+        with self._lock:
+            self._keys.add(key)
+            self._written_pages += 1
+        return True
+
+    def touch(self, key: bytes, stamp_ns: int) -> None:
+        """Note that the page named `key` was used; a page that is gone meanwhile is forgotten."""
+        try:
+            os.utime(self._path(key), ns=(stamp_ns, stamp_ns))
+        except FileNotFoundError:
+            with self._lock:
+                self._keys.discard(key)
+        except OSError as error:
+            self._stop_writing(error)
+
+    def count_drop(self, cause: StoreDrop) -> None:
+        """Count a page that did not reach the store, or left it."""
+        with self._lock:
+            self._drops[cause] += 1
+
+    def stats(self, queued_pages: int = 0) -> StoreStats:
+        """Numbers of this moment."""
+        with self._lock:
+            return StoreStats(
+                folder=str(self.folder),
+                entries=len(self._keys),
+                bytes=len(self._keys) * self._entry_bytes,
+                foreign_bytes=self._foreign_bytes,
+                max_bytes=self.max_bytes,
+                written_pages=self._written_pages,
+                read_pages=self._read_pages,
+                queued_pages=queued_pages,
+                drops={cause: self._drops[cause] for cause in StoreDrop},
+                writable=self._writable,
+            )
+
+    def check(self) -> None:
+        """Prove that the bound holds for the pages known of; raises AssertionError."""
+        if self._writable and self._total_bytes > self.max_bytes:
+            raise AssertionError(f"{self._total_bytes} bytes are stored, {self.max_bytes} may be")
+
+    @property
+    def _total_bytes(self) -> int:
+        return len(self._keys) * self._entry_bytes + self._foreign_bytes
+
+    def _path(self, key: bytes) -> Path:
+        return self._own / (key.hex() + SUFFIX)
+
+    def _remove_leftovers(self) -> None:
+        """Remove and count what processes that died have left half-written.
+
+        A process that is writing right now only loses that page: it notices, and goes on.
+        """
+        for file in _scan_folder(self._own):
+            if file.path.suffix == TEMPORARY_SUFFIX and remove_file(file.path):
+                self.count_drop(StoreDrop.HALF_WRITTEN)
+
+    def _scan_own(self) -> Iterator[_File]:
+        """Pages of this model that are sound by name and size; others are removed and counted."""
+        for file in _scan_folder(self._own):
+            if file.path.suffix != SUFFIX:
+                continue
+            if _parse_name(file.path.name) and file.size_bytes == self._entry_bytes:
+                yield file
+                continue
+            cause = name_misfit(file.path)
+            if remove_file(file.path):
+                self.count_drop(cause)
+
+    def _scan_others(self) -> Iterator[_File]:
+        """Files of other models. Folders of any other name are not ours to look into."""
+        for name in os.listdir(self.folder):
+            if FOLDER_NAME.fullmatch(name) and name != self._own.name:
+                with suppress(OSError):  # a folder that may not be read counts as empty
+                    yield from _scan_folder(self.folder / name)
+
+    def _adopt(self, files: list[_File]) -> None:
+        """Know exactly the pages that `files` are."""
+        keys = {key for file in files if (key := _parse_name(file.path.name)) is not None}
+        with self._lock:
+            self._keys = keys
+
+    def _make_room(self) -> None:
+        """See to it that one more page keeps within the bound; raises OSError."""
+        if self._total_bytes + self._entry_bytes <= self.max_bytes:
+            return
+        own, others = list(self._scan_own()), list(self._scan_others())
+        excess_bytes = sum(file.size_bytes for file in (*own, *others)) - min(
+            int(self.max_bytes * (1 - ROOM_SHARE)), self.max_bytes - self._entry_bytes
+        )
+        for file in sorted((*own, *others), key=lambda file: file.stamp_ns):
+            if excess_bytes <= 0:
+                break
+            if remove_file(file.path):
+                excess_bytes -= file.size_bytes
+                self.count_drop(StoreDrop.ROOM)
+        self._adopt([file for file in own if file.path.exists()])
+        with self._lock:
+            self._foreign_bytes = sum(file.size_bytes for file in others if file.path.exists())
+
+    def _drop(self, key: bytes, cause: StoreDrop) -> None:
+        """Forget and remove a page that must not be served; the first of each cause is warned of."""
+        removed = remove_file(self._path(key))
+        with self._lock:
+            self._keys.discard(key)
+            self._drops[cause] += 1
+        self._warn(
+            cause,
+            f"a page in the store {self.folder} is {cause.value.replace('_', ' ')}"
+            f"{'' if removed else ' and cannot be removed'}: it is computed again, others like it are only counted",
+        )
+
+    def _stop_writing(self, error: Exception) -> None:
+        """No page is written from now on; said once."""
+        self._writable = False
+        self._warn(
+            StoreDrop.UNWRITABLE, f"pages are no longer stored in {self.folder}: {error}; answers are not affected"
+        )
+
+    def _warn(self, cause: StoreDrop, text: str) -> None:
+        """Log `text`, unless something of the same cause was logged before."""
+        with self._lock:
+            is_first = cause not in self._warned
+            self._warned.add(cause)
+        if is_first:
+            logger.warning("%s", text)
+
+
+def _scan_folder(folder: Path) -> Iterator[_File]:
+    """Pages and half-written pages in `folder`, by their names; files that vanish meanwhile are left out."""
+    with os.scandir(folder) as items:
+        for item in items:
+            if item.name.endswith((SUFFIX, TEMPORARY_SUFFIX)) and item.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):
+                    status = item.stat(follow_symlinks=False)
+                    yield _File(Path(item.path), status.st_size, status.st_mtime_ns)
+
+
+def _parse_name(name: str) -> bytes | None:
+    """The key that a page's file is named by."""
+    return bytes.fromhex(match[1]) if (match := PAGE_NAME.fullmatch(name)) else None

@@ -1,0 +1,178 @@
+"""Takes pages from the arena to the store in the background, so that no step waits for a disk.
+
+Pages are offered when a sequence lets go of them and copied only when their turn comes; an indexed page never changes,
+so all that must be prevented is that it is given up at that very moment. A page that must leave the arena before its
+turn is copied aside, as long as there is room for that. What finds no room is dropped and counted: a slow disk costs
+cached pages, never time and never memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from threading import Condition, Thread
+
+from mlxr.cache.arena import Arena
+from mlxr.cache.stats import StoreDrop, StoreStats
+from mlxr.cache.store import PageStore
+from mlxr.cache.store_file import allocate_payload
+from mlxr.kernels.tensor import ByteArray
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED_PAGES = 16384
+MAX_ASIDE_BYTES = 64 * 2**20
+DEPTH_NS = 1000  # a deeper page counts as used this much earlier
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A page to be written: still in the arena as `page`, or copied aside."""
+
+    page: int
+    stamp_ns: int
+    payload: ByteArray | None = None
+
+
+class StoreWriter:
+    """One thread that writes pages of `arena` to `store`, oldest offer first. Its methods are for the engine's thread.
+
+    At most `max_queued_pages` wait, at most `max_aside_bytes` of them as copies.
+    """
+
+    def __init__(
+        self,
+        store: PageStore,
+        arena: Arena,
+        *,
+        max_queued_pages: int = MAX_QUEUED_PAGES,
+        max_aside_bytes: int = MAX_ASIDE_BYTES,
+    ) -> None:
+        self._store, self._arena = store, arena
+        self._max_queued_pages = max_queued_pages
+        self._max_aside_pages = max_aside_bytes // arena.page_bytes
+        self._waiting: dict[bytes, _Waiting] = {}  # in order of offer
+        self._aside_pages = 0
+        self._is_busy = self._is_closing = False
+        self._changed = Condition()
+        self._thread: Thread | None = None
+
+    def offer(self, pages: Iterable[tuple[bytes, int, int]], now_ns: int) -> None:
+        """Ask for pages, given as (key, page, depth), to be written, or stamped as used where they are stored."""
+        if not self._store.writable:
+            return
+        with self._changed:
+            for key, page, depth in pages:
+                self._add(key, page, now_ns - depth * DEPTH_NS)
+            self._start()
+            self._changed.notify_all()
+
+    def evict(self, key: bytes, page: int, depth: int) -> None:
+        """`page` is about to be given up: returns when nobody reads it any more. Its contents may be copied aside."""
+        with self._changed:
+            waiting = self._waiting.pop(key, None)
+            if waiting is None:  # stored already as a rule; if not, the queue was full when the page was let go
+                waiting = _Waiting(page, time.time_ns() - depth * DEPTH_NS)
+            if self._store.contains(key) or self._is_closing or not self._store.writable:
+                self._aside_pages -= waiting.payload is not None
+                return
+            if waiting.payload is None:
+                if self._aside_pages >= self._max_aside_pages or len(self._waiting) >= self._max_queued_pages:
+                    self._store.count_drop(StoreDrop.EVICTED)
+                    return
+                waiting.payload = allocate_payload(self._arena.page_bytes)
+                self._arena.export_page(page, waiting.payload)
+                self._aside_pages += 1
+            self._waiting[key] = waiting
+            self._start()
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until nothing waits any more; False if that takes longer than `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Write what waits, for at most `timeout_s`; drop the rest and end the thread. Later offers are dropped."""
+        with self._changed:
+            self._is_closing = True
+        self.flush(timeout_s)
+        with self._changed:
+            for _ in self._waiting:
+                self._store.count_drop(StoreDrop.CLOSED)
+            self._waiting.clear()
+            self._aside_pages = 0
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(max(1.0, timeout_s))  # a thread stuck in a broken disk is left behind; it is a daemon
+
+    def stats(self) -> StoreStats:
+        """The store's numbers, with those that wait for it."""
+        with self._changed:
+            return self._store.stats(len(self._waiting) + self._is_busy)
+
+    def check(self, indexed: Mapping[bytes, int]) -> None:
+        """Prove that pages waiting in the arena are `indexed` there (key to page), and the bounds; AssertionError."""
+        with self._changed:
+            aside_pages = 0
+            for key, waiting in self._waiting.items():
+                aside_pages += waiting.payload is not None
+                if waiting.payload is None and indexed.get(key) != waiting.page:
+                    raise AssertionError(f"page {waiting.page} waits for the store and holds something else now")
+            if aside_pages != self._aside_pages or aside_pages > self._max_aside_pages:
+                raise AssertionError(f"{aside_pages} pages are copied aside, the books say {self._aside_pages}")
+            if len(self._waiting) > self._max_queued_pages:
+                raise AssertionError(f"{len(self._waiting)} pages wait, {self._max_queued_pages} may")
+            if not self._is_busy:
+                self._store.check()
+
+    def _add(self, key: bytes, page: int, stamp_ns: int) -> _Waiting | None:
+        """Queue a page, or renew its stamp; None if there is no room."""
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            waiting.stamp_ns = stamp_ns
+            return waiting
+        if self._is_closing or len(self._waiting) >= self._max_queued_pages:
+            self._store.count_drop(StoreDrop.CLOSED if self._is_closing else StoreDrop.QUEUE_FULL)
+            return None
+        waiting = self._waiting[key] = _Waiting(page, stamp_ns)
+        return waiting
+
+    def _start(self) -> None:
+        if self._thread is None and self._waiting:
+            self._thread = Thread(target=self._run, name="mlxr-store", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        buffer = allocate_payload(self._arena.page_bytes)
+        while (taken := self._next(buffer)) is not None:
+            key, payload, stamp_ns = taken
+            try:
+                if payload is None:
+                    self._store.touch(key, stamp_ns)
+                else:
+                    self._store.write(key, payload, stamp_ns)
+            except Exception:  # a bug must not end the thread: everything that waits for it would wait for ever
+                logger.exception("a page could not be stored")
+                self._store.count_drop(StoreDrop.UNWRITABLE)
+
+    def _next(self, buffer: ByteArray) -> tuple[bytes, ByteArray | None, int] | None:
+        """The page whose turn it is, its bytes (None if it is stored already) and its stamp; None at the end."""
+        with self._changed:
+            self._is_busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._waiting or self._is_closing)
+            if not self._waiting:
+                return None
+            key = next(iter(self._waiting))
+            waiting = self._waiting.pop(key)
+            self._is_busy = True
+            self._aside_pages -= waiting.payload is not None
+            if self._store.contains(key):
+                return key, None, waiting.stamp_ns
+            if waiting.payload is None:
+                self._arena.export_page(waiting.page, buffer)
+                return key, buffer, waiting.stamp_ns
+            return key, waiting.payload, waiting.stamp_ns

@@ -1,0 +1,96 @@
+"""`mlxr bench`: prefill and decode speed of a model on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from mlxr.cli.flags import Json, Model
+from mlxr.cli.terminal import format_bytes, print_fields, print_json, show_progress
+from mlxr.core.settings import Settings
+from mlxr.service.opening import open_model
+from mlxr.service.process import read_peak_memory_bytes
+from mlxr.service.speed import Limits, Load, Spread, measure_limits, measure_speed, summarise
+
+PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Random tokens of each prompt.")]
+GenerateTokens = Annotated[int, typer.Option("--generate-tokens", help="Tokens decoded for each prompt.")]
+Batch = Annotated[int, typer.Option("--batch", help="Requests that run side by side.")]
+Repeat = Annotated[int, typer.Option("--repeat", help="Measurements, after a short warm-up.")]
+Probe = Annotated[bool, typer.Option("--probe", help="Also measure what the machine can do, in the same run.")]
+
+
+def bench(
+    model: Model,
+    settings: Settings,
+    prompt_tokens: PromptTokens = 512,
+    generate_tokens: GenerateTokens = 64,
+    batch: Batch = 1,
+    repeat: Repeat = 3,
+    probe: Probe = False,
+    json: Json = False,
+) -> None:
+    """Measure prefill and decode speed, over the whole batch."""
+    load = Load(prompt_tokens, generate_tokens, batch)
+    with show_progress("loading") as progress:
+        loaded = open_model(model, settings, progress)
+    with loaded, show_progress("measuring") as progress:
+        speed = measure_speed(loaded, settings, load, repeat=repeat, progress=progress)
+        peak_memory_bytes = read_peak_memory_bytes()  # before the probe takes its buffer
+        limits = measure_limits(loaded) if probe else None
+    prefill, decode = summarise(speed.prefill_tokens_per_s), summarise(speed.decode_tokens_per_s)
+    bandwidth = decode.median / batch * loaded.model.step_bytes
+    fields = {
+        "model": model,
+        **asdict(load),
+        "repeat": repeat,
+        "prefill_tokens_per_s": asdict(prefill),
+        "decode_tokens_per_s": asdict(decode),
+        "decode_bandwidth_bytes_per_s": bandwidth,
+        "load_s": loaded.load_s,
+        "peak_memory_bytes": peak_memory_bytes,
+        "weight_bytes": loaded.weight_bytes,
+        "file_bytes": loaded.file_bytes,
+        "threads": loaded.ctx.threads,
+        "device": loaded.ctx.device,
+        "isa": loaded.ctx.isa,
+    }
+    if limits is not None:
+        fields |= {
+            "probe_read_bytes_per_s": limits.read_bytes_per_s,
+            "probe_int8_macs_per_s": limits.int8_macs_per_s,
+            "decode_bandwidth_share": bandwidth / limits.read_bytes_per_s,
+        }
+    if json:
+        print_json(fields)
+        return
+    print_fields(
+        [
+            ("prefill", f"{format_spread(prefill)} tokens/s, {batch} × {prompt_tokens} tokens"),
+            ("decode", f"{format_spread(decode)} tokens/s, {batch} × {generate_tokens} tokens"),
+            ("weights", f"{format_bytes(loaded.weight_bytes)}, read at {format_bytes(bandwidth)}/s while decoding"),
+            *format_limits(limits, bandwidth),
+            ("loaded in", f"{loaded.load_s:.2f} s"),
+            ("peak memory", format_bytes(peak_memory_bytes)),
+            ("device", f"{loaded.ctx.device} ({loaded.ctx.isa}), {loaded.ctx.threads} threads"),
+        ]
+    )
+
+
+def format_limits(limits: Limits | None, bandwidth: float) -> list[tuple[str, str]]:
+    """What the probe measured, if it ran, and the share of it that decoding used."""
+    if limits is None:
+        return []
+    return [
+        (
+            "machine",
+            f"reads {format_bytes(limits.read_bytes_per_s)}/s ({bandwidth / limits.read_bytes_per_s:.0%} of it used "
+            f"while decoding), multiplies {limits.int8_macs_per_s / 1e9:.0f} G int8 pairs/s",
+        )
+    ]
+
+
+def format_spread(spread: Spread) -> str:
+    """Median and extremes."""
+    return f"{spread.median:.1f} ({spread.min:.1f} to {spread.max:.1f})"

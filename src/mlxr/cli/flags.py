@@ -1,0 +1,122 @@
+"""Flags that several commands share, each defined once.
+
+A command function asks for them by type: a parameter annotated `Settings` becomes one flag per row of the settings
+table, one annotated `SamplingParams` becomes the sampling flags. `expand_flags` turns such a function into one that
+typer understands.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from mlxr.core.settings import SETTINGS, Setting, Settings, resolve
+from mlxr.core.types import SamplingParams
+
+SETTINGS_PANEL = "Model and device"
+SAMPLING_PANEL = "Sampling"
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, a Hugging Face folder, or 'demo'.")]
+OptionalModel = Annotated[
+    str, typer.Argument(metavar="[MODEL]", help="A .gguf file, a Hugging Face folder, or 'demo' (the default).")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+System = Annotated[str | None, typer.Option("--system", help="A system message before the conversation.")]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlag:
+    """A field of SamplingParams as a flag; `default` may differ from the field's own."""
+
+    name: str
+    type: type
+    default: object
+    help: str
+    repeats: bool = False
+
+    @property
+    def flag(self) -> str:
+        """As written on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+SAMPLING_FLAGS: tuple[SamplingFlag, ...] = (
+    SamplingFlag("max_tokens", int, None, "Most tokens of an answer; default: until the context is full."),
+    SamplingFlag("temperature", float, 0.0, "0 takes the likeliest token, higher is more varied."),
+    SamplingFlag("top_k", int, 0, "Choose among the k likeliest tokens; 0 for all."),
+    SamplingFlag("top_p", float, 1.0, "Choose among the likeliest tokens that together reach this probability."),
+    SamplingFlag("min_p", float, 0.0, "Drop tokens less likely than this times the likeliest."),
+    SamplingFlag("repetition_penalty", float, 1.0, "Above 1: make tokens already seen less likely."),
+    SamplingFlag("presence_penalty", float, 0.0, "Subtracted from tokens that the answer already has."),
+    SamplingFlag("frequency_penalty", float, 0.0, "Subtracted from such tokens once per occurrence."),
+    SamplingFlag("seed", int, None, "Makes a varied answer repeatable."),
+    SamplingFlag("stop", str, None, "End the answer before this text; may be given several times.", repeats=True),
+)
+
+
+def expand_flags(function: Callable[..., None]) -> Callable[..., None]:
+    """`function` with its Settings and SamplingParams parameters replaced by their flags."""
+    own = inspect.signature(function, eval_str=True).parameters
+    flags: dict[str, Callable[[Mapping[str, object]], object]] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in own.items():
+        if parameter.annotation is Settings:
+            flags[name] = _read_settings
+            parameters.extend(_setting_parameter(setting) for setting in SETTINGS)
+        elif parameter.annotation is SamplingParams:
+            flags[name] = _read_sampling
+            parameters.extend(_sampling_parameter(row) for row in SAMPLING_FLAGS)
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @wraps(function)
+    def call(**values: Any) -> None:
+        given = {name: value for name, value in values.items() if name in own}
+        function(**given, **{name: read(values) for name, read in flags.items()})
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def _setting_parameter(setting: Setting) -> inspect.Parameter:
+    # Values stay text here: the settings table checks them, the same for flags and environment.
+    text = setting.help
+    if setting.choices:
+        text += f" [{'|'.join(setting.choices)}]"
+    if setting.default is not None:
+        text += f" [default: {setting.default}]"
+    metavar = {"int": "NUMBER", "bytes": "SIZE", "choice": "NAME", "path": "FOLDER"}[setting.kind]
+    option = typer.Option(
+        "--" + setting.name.replace("_", "-"),
+        help=text.replace("[", r"\["),
+        metavar=metavar,
+        show_default=False,
+        rich_help_panel=SETTINGS_PANEL,
+    )
+    return _flag_parameter(setting.name, Annotated[str | None, option], None)
+
+
+def _sampling_parameter(row: SamplingFlag) -> inspect.Parameter:
+    option = typer.Option(row.flag, help=row.help, show_default=row.default is not None, rich_help_panel=SAMPLING_PANEL)
+    annotation: object = Annotated[list[row.type] if row.repeats else row.type | None, option]  # type: ignore[name-defined]
+    return _flag_parameter(row.name, annotation, row.default)
+
+
+def _flag_parameter(name: str, annotation: object, default: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _read_settings(values: Mapping[str, object]) -> Settings:
+    return resolve({setting.name: values[setting.name] for setting in SETTINGS})
+
+
+def _read_sampling(values: Mapping[str, object]) -> SamplingParams:
+    chosen = {row.name: values[row.name] for row in SAMPLING_FLAGS if not row.repeats}
+    stop = values["stop"]
+    return SamplingParams(**chosen, stop=tuple(stop) if isinstance(stop, Sequence) else ())  # type: ignore[arg-type]

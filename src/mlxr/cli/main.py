@@ -1,0 +1,166 @@
+"""The `mlxr` command: finds the row, imports that command only, and turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 a check said no, 2 a request that cannot be met (one line on stderr), 130 interrupted, 141 the
+reader of our output went away. Warnings that the engine logs are a line of their own on stderr, without traceback: what
+went wrong is told by the error that ends the command.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from mlxr.cli.commands import COMMANDS, CommandRow
+from mlxr.cli.flags import expand_flags
+from mlxr.cli.terminal import make_printable
+from mlxr.core.errors import MlxrError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: the process's own) and return the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
+    try:
+        with _show_warnings():
+            result = build_app(given)(args=given or ["--help"], prog_name="mlxr", standalone_mode=False)
+        sys.stdout.flush()
+    except MlxrError as error:
+        return _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except (BrokenPipeError, SystemExit):  # typer ends by SystemExit for a broken pipe, and for nothing else here
+        _give_up_output()
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        message = _usage_message(error) or _system_message(error)
+        if message is None:
+            raise
+        return _complain(message)
+    return result if isinstance(result, int) else 0
+
+
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The typer application for these arguments: the command they name in full, of the others only the help line."""
+    app = typer.Typer(
+        name="mlxr",
+        help="Run language models on the machine you have.",
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(_root)
+    named = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for row in COMMANDS:
+        app.command(row.name, help=row.help if row.name != named else None)(_load(row, named))
+    return app
+
+
+def _load(row: CommandRow, named: str | None) -> Callable[..., None]:
+    if row.name != named:
+        return lambda: None
+    function: Callable[..., None] = getattr(import_module(row.module), row.name)
+    return expand_flags(function)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from mlxr.cli.version import version
+
+        version()
+        raise typer.Exit
+
+
+def _root(
+    wants_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Flags of `mlxr` itself."""
+
+
+def _usage_message(error: Exception) -> str | None:
+    """The line for a wrong command line, None for other errors. Those of typer format themselves and carry a code."""
+    format_message = getattr(error, "format_message", None)
+    if format_message is None or getattr(error, "exit_code", None) is None:
+        return None
+    context = getattr(error, "ctx", None)
+    hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+    return f"{str(format_message()).rstrip('.')}{hint}"
+
+
+def _system_message(error: Exception) -> str | None:
+    """The line for what the operating system refused (a full disk under stdout, an absurd path), None for others."""
+    if not isinstance(error, OSError):
+        return None
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _give_up_output()
+    reason = error.strerror or str(error)
+    return reason if error.filename is None else f"{str(error.filename)[:200]}: {reason}"
+
+
+def _give_up_output() -> None:
+    """Python flushes stdout once more at exit; give it somewhere to flush to."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _prepare_streams() -> None:
+    """Make stdin, stdout and stderr usable: one that the caller closed is empty, and no text fails to be encoded."""
+    # In this order, so that each gets the descriptor that is its own; a file opened later must not become stdout.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - open as long as the process lives
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+class _OneLine(logging.Formatter):
+    """A record as one line without its traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _format_line(record.getMessage())
+
+
+@contextmanager
+def _show_warnings() -> Iterator[None]:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_OneLine())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+def _format_line(message: str) -> str:
+    return make_printable("mlxr: " + " ".join(message.splitlines()))
+
+
+def _complain(message: str) -> int:
+    print(_format_line(message), file=sys.stderr)
+    return EXIT_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""`mlxr perplexity`: how well a model predicts a text."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxr.cli.flags import Json, Model
+from mlxr.cli.terminal import format_count, print_fields, print_json, show_progress
+from mlxr.core.errors import InvalidRequest, NotFound
+from mlxr.core.settings import Settings
+from mlxr.service.opening import build_engine, open_model
+from mlxr.service.perplexity import score_text
+
+DEFAULT_WINDOW_TOKENS = 512
+
+TextFile = Annotated[Path, typer.Argument(metavar="FILE", help="A text file in UTF-8.")]
+Context = Annotated[
+    int | None,
+    typer.Option("--context", metavar="TOKENS", help=f"Tokens of a window; default: {DEFAULT_WINDOW_TOKENS} or less."),
+]
+
+
+def perplexity(model: Model, file: TextFile, settings: Settings, context: Context = None, json: Json = False) -> None:
+    """Measure how well a model predicts a text.
+
+    The text is cut into windows that do not overlap, each with BOS where the model wants it; every token but a
+    window's first is scored.
+    """
+    text = read_text(file)
+    with show_progress("loading") as progress:
+        loaded = open_model(model, settings, progress)
+    with loaded:
+        engine = build_engine(loaded, replace(settings, max_sequences=1))
+        window_tokens = min(DEFAULT_WINDOW_TOKENS, engine.context_tokens) if context is None else context
+        start_s = time.perf_counter()
+        with show_progress("scoring") as progress:
+            score = score_text(engine, loaded.tokenizer, text, window_tokens, progress)
+        seconds = time.perf_counter() - start_s
+    fields = {
+        "model": model,
+        "file": str(file),
+        "context": window_tokens,
+        "tokens": score.tokens,
+        "perplexity": score.perplexity,
+        "bits_per_byte": score.bits_per_byte,
+        "seconds": seconds,
+        "device": loaded.ctx.device,
+        "threads": loaded.ctx.threads,
+    }
+    if json:
+        print_json(fields)
+        return
+    print_fields(
+        [
+            ("perplexity", f"{score.perplexity:.4f}"),
+            ("bits per byte", f"{score.bits_per_byte:.4f}"),
+            ("tokens", f"{format_count(score.tokens)} in windows of {window_tokens}"),
+            ("speed", f"{score.tokens / seconds:.0f} tokens/s on {loaded.ctx.device}, {loaded.ctx.threads} threads"),
+        ]
+    )
+
+
+def read_text(path: Path) -> str:
+    """The whole file; raises NotFound or InvalidRequest."""
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: no such file") from error
+    except OSError as error:
+        raise InvalidRequest("FILE", f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("FILE", f"{path} is not UTF-8 at byte {error.start}") from error

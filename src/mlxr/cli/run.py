@@ -1,0 +1,140 @@
+"""`mlxr run`: one prompt, one answer, streamed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxr.cli.flags import Json, System
+from mlxr.cli.terminal import print_json, print_note, show_progress, write_piece
+from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.events import Finish, TextDelta
+from mlxr.core.settings import Settings
+from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.llm import LLM, Completion
+from mlxr.loading import NAMED_MODELS
+from mlxr.service.completion import fold_events
+from mlxr.service.session import Stream
+
+Words = Annotated[
+    list[str],
+    typer.Argument(metavar="[MODEL] PROMPT", help="The model (default: demo) and the prompt; '-' reads it from stdin."),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")]
+ShowStats = Annotated[bool, typer.Option("--stats", help="Print timings on stderr.")]
+
+
+def run(
+    words: Words,
+    settings: Settings,
+    sampling: SamplingParams,
+    raw: Raw = False,
+    system: System = None,
+    stats: ShowStats = False,
+    json: Json = False,
+) -> None:
+    """Answer one prompt. It is a chat turn when the model has a chat template, plain text otherwise or with --raw."""
+    model, prompt = split_words(words)
+    prompt = read_prompt(prompt)
+    with show_progress("loading") as progress:
+        llm = LLM(model, **asdict(settings), progress=progress)
+    with llm, start_answer(llm, prompt, sampling, raw=raw, system=system) as stream:
+        completion, timing = follow(stream, quiet=json)
+        if completion.finish_reason is FinishReason.ERROR:
+            raise MlxrError(completion.error or "the answer failed")
+        if json:
+            print_json({"model": model, **describe(completion), **timing})
+        if stats:
+            print_note(format_stats(completion, timing))
+
+
+def split_words(words: list[str]) -> tuple[str, str]:
+    """Model and prompt of the words given; raises InvalidRequest for too many, or a model alone."""
+    if len(words) > 2:
+        raise InvalidRequest("PROMPT", f"got {len(words)} words; put the prompt in quotes")
+    if len(words) == 2:
+        return words[0], words[1]
+    if names_model(words[0]):
+        raise InvalidRequest("PROMPT", f"is missing; `mlxr run {words[0]} PROMPT`, or `mlxr chat {words[0]}`")
+    return "demo", words[0]
+
+
+def names_model(word: str) -> bool:
+    """Whether a word alone is rather a model than a prompt: a named one, a folder of one, or something.gguf."""
+    path = Path(word)
+    try:
+        is_file, is_folder = path.is_file(), (path / "config.json").is_file()
+    except (OSError, ValueError):  # longer than any path, or with a zero byte: a prompt
+        return False
+    return word in NAMED_MODELS or is_folder or (path.suffix == ".gguf" and (is_file or len(word.split()) == 1))
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt itself; '-' stands for stdin. Raises InvalidRequest for bytes that are no UTF-8."""
+    try:
+        if prompt == "-":
+            return sys.stdin.buffer.read().decode()
+        prompt.encode()  # arguments that are no UTF-8 arrive as lone surrogates
+    except UnicodeError as error:
+        raise InvalidRequest("PROMPT", "is not UTF-8") from error
+    return prompt
+
+
+def start_answer(llm: LLM, prompt: str, sampling: SamplingParams, *, raw: bool, system: str | None) -> Stream:
+    """The stream of the answer, through the chat template where there is one."""
+    if raw or not llm.can_chat:
+        if system is not None:
+            reason = "--raw was given" if raw else "this model has no chat template"
+            raise InvalidRequest("--system", f"needs a chat, and {reason}")
+        return llm.stream(prompt, sampling)
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    return llm.stream_chat([*turns, {"role": "user", "content": prompt}], sampling)
+
+
+def follow(stream: Stream, *, quiet: bool) -> tuple[Completion, dict[str, float]]:
+    """Print the answer as it grows (unless `quiet`) and time it."""
+    start_s = time.perf_counter()
+    first_s: float | None = None
+    events = []
+    for event in stream:
+        if first_s is None:
+            first_s = time.perf_counter()
+        if isinstance(event, TextDelta) and not quiet:
+            write_piece(event.text)
+        if isinstance(event, Finish) and not quiet:
+            write_piece("\n")
+        events.append(event)
+    end_s = time.perf_counter()
+    first_s = first_s or end_s
+    completion = fold_events(events)
+    later_tokens = max(completion.usage.completion_tokens - 1, 1)
+    return completion, {
+        "first_text_ms": 1000 * (first_s - start_s),
+        "total_ms": 1000 * (end_s - start_s),
+        "ms_per_later_token": 1000 * (end_s - first_s) / later_tokens,
+    }
+
+
+def describe(completion: Completion) -> dict[str, object]:
+    """The answer as JSON fields."""
+    return {
+        "text": completion.text,
+        "finish_reason": completion.finish_reason.value,
+        "stop": completion.stop,
+        "usage": asdict(completion.usage),
+    }
+
+
+def format_stats(completion: Completion, timing: dict[str, float]) -> str:
+    """One line of numbers."""
+    usage = completion.usage
+    return (
+        f"{usage.prompt_tokens} prompt tokens, first text after {timing['first_text_ms']:.0f} ms; "
+        f"{usage.completion_tokens} tokens in {timing['total_ms']:.0f} ms, "
+        f"{timing['ms_per_later_token']:.2f} ms each after the first; ended by {completion.finish_reason.value}"
+    )

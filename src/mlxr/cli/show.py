@@ -1,0 +1,127 @@
+"""`mlxr show`: what a model file holds, without loading the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from mlxr.cli.flags import Json
+from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_fields, print_json, print_table
+from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, open_gguf, open_safetensors
+from mlxr.loading import find_model
+
+MAX_ITEMS = 8
+MAX_CHARACTERS = 100
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="A .gguf file, a Hugging Face folder, or 'demo'.")]
+ShowTensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
+
+
+def show(file: File, tensors: ShowTensors = False, json: Json = False) -> None:
+    """Show the metadata of a model and what its tensors take."""
+    path = find_model(file)
+    opened = open_safetensors(path) if path.is_dir() else open_gguf(path)
+    with opened:
+        if json:
+            print_json(describe(opened, with_tensors=tensors))
+        else:
+            print_description(opened, with_tensors=tensors)
+
+
+def describe(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> dict[str, object]:
+    """Everything as JSON fields; long arrays shortened to their length and first items."""
+    fields: dict[str, object] = {
+        "format": name_format(opened),
+        "paths": [str(path) for path in opened.paths],
+        "size_bytes": opened.size_bytes,
+        "parameters": sum(math.prod(tensor.shape) for tensor in opened.tensors.values()),
+        "metadata": {key: shorten(value) for key, value in read_metadata(opened).items()},
+        "types": sum_by_type(opened.tensors),
+    }
+    if with_tensors:
+        fields["tensors"] = [
+            {"name": tensor.name, "type": tensor.type_name, "shape": list(tensor.shape), "bytes": tensor.nbytes}
+            for tensor in opened.tensors.values()
+        ]
+    return fields
+
+
+def print_description(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> None:
+    """The same for people."""
+    parameters = sum(math.prod(tensor.shape) for tensor in opened.tensors.values())
+    head = [
+        ("format", name_format(opened)),
+        ("files", ", ".join(str(path) for path in opened.paths)),
+        ("size", format_bytes(opened.size_bytes)),
+        ("parameters", format_count(parameters)),
+    ]
+    print_fields(head)
+    print()
+    print_fields(
+        [(make_printable(key), format_value(value)) for key, value in read_metadata(opened).items()], "metadata"
+    )
+    print()
+    rows = [
+        (name, format_count(row["tensors"]), format_count(row["parameters"]), format_bytes(row["bytes"]))
+        for name, row in sum_by_type(opened.tensors).items()
+    ]
+    print_table(("type", " tensors", " parameters", " size"), rows, "tensors")
+    if with_tensors:
+        print()
+        listed = [_list_tensor(tensor) for tensor in opened.tensors.values()]
+        print_table(("name", "type", "shape", " size"), listed)
+
+
+def _list_tensor(tensor: TensorSource) -> tuple[str, str, str, str]:
+    shape = " × ".join(map(str, tensor.shape))
+    return make_printable(tensor.name), tensor.type_name, shape, format_bytes(tensor.nbytes)
+
+
+def name_format(opened: GGUFFile | SafetensorsFolder) -> str:
+    """The container's name and version."""
+    return f"GGUF {opened.version}" if isinstance(opened, GGUFFile) else "safetensors"
+
+
+def read_metadata(opened: GGUFFile | SafetensorsFolder) -> Mapping[str, object]:
+    """Metadata of a GGUF file, config.json of a folder."""
+    return opened.metadata if isinstance(opened, GGUFFile) else opened.config
+
+
+def sum_by_type(tensors: Mapping[str, TensorSource]) -> dict[str, dict[str, int]]:
+    """Type name → tensors, parameters and bytes, the largest first."""
+    sums: dict[str, dict[str, int]] = {}
+    for tensor in tensors.values():
+        row = sums.setdefault(tensor.type_name, {"tensors": 0, "parameters": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["parameters"] += math.prod(tensor.shape)
+        row["bytes"] += tensor.nbytes
+    return dict(sorted(sums.items(), key=lambda item: -item[1]["bytes"]))
+
+
+def shorten(value: object) -> object:
+    """A value fit for JSON; an array longer than MAX_ITEMS becomes its length and first items."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list | np.ndarray):
+        items = [shorten(item) for item in value[:MAX_ITEMS]]
+        return items if len(value) <= MAX_ITEMS else {"length": len(value), "first": items}
+    if isinstance(value, Mapping):
+        return {str(key): shorten(item) for key, item in value.items()}
+    return value
+
+
+def format_value(value: object) -> str:
+    """One line for a value of any length; control characters are spelt out, as files may come from anywhere."""
+    if isinstance(value, list | np.ndarray):
+        items = ", ".join(repr(shorten(item)) for item in value[:MAX_ITEMS])
+        text = f"{format_count(len(value))} items: {items}{', …' if len(value) > MAX_ITEMS else ''}"
+    else:
+        text = str(shorten(value))
+    cut = text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + "…"
+    return make_printable(cut)

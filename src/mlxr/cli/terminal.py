@@ -1,0 +1,84 @@
+"""What commands print: JSON, tables, sizes, progress. Results go to stdout, everything about them to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+Progress = Callable[[int, int], None]
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_fields(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
+    """Print names and values in two columns."""
+    print_table(("", ""), rows, title)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+    """Print rows in columns, with headings where there are any; a heading that begins with a space aligns right."""
+    lines = [[heading.strip() for heading in columns], *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    if title is not None:
+        print(f"{title}:")
+    for line in lines if any(columns) else lines[1:]:
+        cells = [
+            cell.rjust(width) if heading.startswith(" ") else cell.ljust(width)
+            for cell, width, heading in zip(line, widths, columns, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def print_note(text: str) -> None:
+    """Print a remark on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def write_piece(text: str) -> None:
+    """Write a piece of an answer to stdout at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+@contextmanager
+def show_progress(title: str) -> Iterator[Progress | None]:
+    """A progress bar on stderr that goes away when done; None where stderr is no terminal.
+
+    The function it gives takes (done, total), in bytes or pieces.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def format_bytes(count: float) -> str:
+    """A size in the largest unit that leaves at least 1 before the point."""
+    for unit in _BYTE_UNITS[:-1]:
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} {_BYTE_UNITS[-1]}"
+
+
+def format_count(count: int) -> str:
+    """A number with thousands separated."""
+    return f"{count:,}"
+
+
+def make_printable(text: str) -> str:
+    """`text` on one line, with control characters spelt out so that they cannot steer the terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

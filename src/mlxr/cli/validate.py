@@ -1,0 +1,133 @@
+"""`mlxr validate`: prove which kernels run, and that their results are right."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from mlxr.cli.flags import Json, OptionalModel
+from mlxr.cli.terminal import format_bytes, format_count, print_fields, print_json, print_table, show_progress
+from mlxr.core.settings import Settings
+from mlxr.loading import LoadedModel
+from mlxr.service.opening import open_model
+from mlxr.service.prompt import encode_chat, encode_prompt
+from mlxr.service.stats import MemoryUse
+from mlxr.service.validation import Validation, validate_model
+
+PROMPT = "What does os.path.join do?"
+GENERATE_TOKENS = 16
+EXIT_FAILED = 1
+
+
+def validate(settings: Settings, model: OptionalModel = "demo", json: Json = False) -> None:
+    """Run a prompt and 16 tokens, show what ran, and compare the logits with the reference backend.
+
+    Ends with exit code 1 when an operator that has a native implementation ran the reference, the logits disagree, or
+    an answer out of the cache is another one.
+    """
+    with show_progress("loading") as progress:
+        loaded = open_model(model, settings, progress)
+    with loaded:
+        with show_progress("reference") as progress:
+            result = validate_model(loaded, settings, encode(loaded), GENERATE_TOKENS, progress)
+        if json:
+            print_json(describe(loaded, result))
+        else:
+            print_result(loaded, result)
+    if not result.passed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def encode(loaded: LoadedModel) -> list[int]:
+    """PROMPT as a chat turn, or as plain text for a model without a chat template."""
+    if loaded.chat_template is None:
+        return encode_prompt(loaded.tokenizer, loaded.config.vocab_size, PROMPT)
+    turns = [{"role": "user", "content": PROMPT}]
+    return encode_chat(loaded.tokenizer, loaded.chat_template, turns, loaded.name)
+
+
+def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
+    """Everything as JSON fields."""
+    engine = result.engine
+    return {
+        "model": loaded.name,
+        "device": loaded.ctx.device,
+        "isa": loaded.ctx.isa,
+        "threads": loaded.ctx.threads,
+        "passed": result.passed,
+        "prompt_tokens": result.prompt_tokens,
+        "generated_tokens": result.generated_tokens,
+        "prefill_ms": result.prefill_ms,
+        "decode_ms_per_token": result.decode_ms_per_token,
+        "decode_tokens_per_s": result.decode_tokens_per_s,
+        "weight_bytes": loaded.weight_bytes,
+        "bandwidth_bytes_per_s": result.bandwidth_bytes_per_s,
+        "cache": {
+            "pages": engine.pages,
+            "page_size": engine.page_size,
+            "page_bytes": engine.page_bytes,
+            "peak_pages": engine.peak_pages,
+            "peak_bytes": engine.peak_bytes,
+            "arena_bytes": engine.arena_bytes,
+            "gqa_saved_bytes": engine.gqa_saved_bytes,
+        },
+        "sharing": asdict(result.cache),
+        "copied_bytes": result.copied_bytes,
+        "dispatches": [asdict(row) for row in result.dispatches],
+        "reference_runs": result.reference_runs,
+        "logits": {"agree": result.logits.agree, "criterion": result.logits.criterion, **asdict(result.logits)},
+    }
+
+
+def print_result(loaded: LoadedModel, result: Validation) -> None:
+    """The same for people."""
+    engine, logits = result.engine, result.logits
+    rows = [(row.operator, row.implementation, row.variant, format_count(row.count)) for row in result.dispatches]
+    print_fields(
+        [
+            ("model", loaded.name),
+            ("device", f"{loaded.ctx.device} ({loaded.ctx.isa}), {loaded.ctx.threads} threads"),
+            ("prefill", f"{result.prefill_ms:.1f} ms for {result.prompt_tokens} tokens"),
+            ("decode", f"{result.decode_ms_per_token:.2f} ms per token, {result.decode_tokens_per_s:.1f} tokens/s"),
+            (
+                "weights",
+                f"{format_bytes(loaded.weight_bytes)}, read at {format_bytes(result.bandwidth_bytes_per_s)}/s",
+            ),
+            (
+                "cache",
+                f"{engine.peak_pages} of {engine.pages} pages of {engine.page_size} tokens, "
+                f"{format_bytes(engine.peak_bytes)}; grouped queries saved {format_bytes(engine.gqa_saved_bytes)}",
+            ),
+            ("memory", format_memory(result.cache.after)),
+            (
+                "sharing",
+                f"2 answers: {format_bytes(result.cache.sharing.used_bytes)} used, "
+                f"{format_bytes(result.cache.sharing.shared_bytes)} of it shared; "
+                f"the same prompt again: {result.cache.cached_tokens} of {result.cache.prompt_tokens} tokens cached",
+            ),
+            ("copied", f"{format_count(result.copied_bytes)} bytes by the cache path"),
+        ]
+    )
+    print()
+    print_table(("operator", "implementation", "variant", " calls"), rows)
+    print()
+    print(
+        f"logits {'agree' if logits.agree else 'DISAGREE'} with the reference at {logits.positions} positions: "
+        f"relative error {logits.relative_error:.2%}, divergence {logits.divergence_nats:.2g} nats, same likeliest "
+        f"token at {logits.same_greedy}\n(criterion: {logits.criterion})"
+    )
+    if not result.cache.answers_agree:
+        print("FAILED: an answer out of the cache differs from the one that was computed alone")
+    for operator in result.reference_runs:
+        print(f"FAILED: {operator} has a native implementation, but the reference ran")
+    print("passed" if result.passed else "FAILED")
+
+
+def format_memory(memory: MemoryUse) -> str:
+    """Weights, arena, and what of it is taken."""
+    return (
+        f"weights {format_bytes(memory.weight_bytes)}, arena {format_bytes(memory.arena_bytes)}: "
+        f"{format_bytes(memory.used_bytes)} used, {format_bytes(memory.shared_bytes)} shared, "
+        f"{format_bytes(memory.cached_bytes)} cached, {format_bytes(memory.disk_bytes)} on disk"
+    )

@@ -1,0 +1,10 @@
+"""`mlxr version`."""
+
+from __future__ import annotations
+
+import mlxr
+
+
+def version() -> None:
+    """Print the version."""
+    print(f"mlxr {mlxr.__version__}")

@@ -1,0 +1,96 @@
+"""Every error that mlxr raises on purpose, in one tree.
+
+MlxrError
+├── FormatError       a file of weights is broken or lies (names file, field and offset)
+├── NotFound          a path or a model name that is not there
+├── ModelError        a model that is inconsistent or of a kind we do not run
+├── TokenizerError    a vocabulary that is inconsistent or of a kind we do not know
+├── TemplateError     a chat template that is missing, broken or too large
+├── DeviceError       a device or instruction set that this machine or build lacks
+├── SettingError      a setting with an unknown name or a value it cannot take
+├── EngineStopped     the engine is being stopped and takes no more requests
+└── InvalidRequest    a request that cannot be served as asked (names the field)
+    ├── OutOfPages    the request needs more cache pages than the arena has
+    └── QueueFull     too many requests are waiting
+
+Messages are one line, say what is wrong with which thing, and where possible what helps. The command line prints
+them as they are and ends with exit code 2; the server turns them into the dialect's own error.
+"""
+
+from __future__ import annotations
+
+
+class MlxrError(Exception):
+    """Base of all errors raised on purpose. `str(error)` is one line for people."""
+
+
+class FormatError(MlxrError):
+    """A file of weights is broken: truncated, contradictory, hostile or of an unknown kind."""
+
+    def __init__(self, path: object, field: str, offset: int | None, reason: str) -> None:
+        self.path, self.field, self.offset, self.reason = str(path), field, offset, reason
+        where = field if offset is None else f"{field} at byte {offset}"
+        super().__init__(f"{self.path}: {where}: {reason}")
+
+
+class NotFound(MlxrError):
+    """A path or a model name that does not exist."""
+
+
+class ModelError(MlxrError):
+    """The model's configuration or tensors are inconsistent, or its architecture is not supported."""
+
+
+class TokenizerError(MlxrError):
+    """The vocabulary is inconsistent, or of a kind that is not supported."""
+
+
+class TemplateError(MlxrError):
+    """The chat template is missing, does not compile, fails, or writes without end."""
+
+
+class DeviceError(MlxrError):
+    """The device or instruction set asked for is not there."""
+
+
+class SettingError(MlxrError):
+    """A setting has an unknown name, or a value that it cannot take."""
+
+
+class EngineStopped(MlxrError):
+    """The engine is being stopped, or has stopped."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine is being stopped and takes no more requests")
+
+
+class InvalidRequest(MlxrError):
+    """The request cannot be served as it was asked; `field` names the offending part."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        self.field, self.reason = field, reason
+        super().__init__(f"{field}: {reason}")
+
+
+class OutOfPages(InvalidRequest):
+    """The request needs more cache pages than the arena has."""
+
+    def __init__(self, needed_pages: int, available_pages: int, page_size: int, setting: str = "arena_bytes") -> None:
+        self.needed_pages, self.available_pages = needed_pages, available_pages
+        super().__init__(
+            "max_tokens",
+            f"prompt and answer need {needed_pages} cache pages of {page_size} tokens, the arena has "
+            f"{available_pages}; ask for fewer tokens or raise the setting {setting}",
+        )
+
+
+class QueueFull(InvalidRequest):
+    """Too many requests are waiting; try again after `retry_after_s` seconds."""
+
+    def __init__(self, waiting: int, limit: int, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(
+            "queue",
+            f"{waiting} requests are waiting and {limit} may; try again in {retry_after_s:.0f} s or raise the "
+            "setting max_waiting",
+        )

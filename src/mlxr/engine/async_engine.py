@@ -1,0 +1,141 @@
+"""An engine on a thread of its own, for programs with an event loop: requests go in, events come out as they happen.
+
+`AsyncEngine` is the face of a `Worker`, whose thread owns the engine. A request is submitted and cancelled by calls
+that run between two steps, and its events travel to the loop of whoever asked, all of one step at once. So nothing
+here blocks a loop, and requests may come from several loops and threads. Knows no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.stats import EngineStats
+from mlxr.engine.worker import Job, Worker
+
+T = TypeVar("T")
+
+
+class AsyncEngine:
+    """The asynchronous face of `engine`, which nobody else may touch from now on.
+
+        async with AsyncEngine(engine) as server:
+            async for event in server.generate(token_ids, SamplingParams(max_tokens=20)):
+                ...
+
+    The thread starts here and ends with `stop`, at the latest when the object or the program goes.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._worker = Worker(engine)
+        self._finalizer = weakref.finalize(self, self._worker.stop_and_join)
+
+    def generate(
+        self, token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, deadline_s: float | None = None
+    ) -> TokenStream:
+        """Events of one request until all its answers have ended; nothing happens before the first is asked for.
+
+        Arguments and refusals are those of `Engine.submit`. After `stop`, EngineStopped is raised.
+        """
+        return TokenStream(self._worker, list(token_ids), params, priority, deadline_s)
+
+    async def stats(self) -> EngineStats:
+        """The engine's numbers between two steps."""
+        return await self._call(lambda engine: engine.stats())
+
+    async def check(self) -> None:
+        """`Engine.check` between two steps."""
+        await self._call(lambda engine: engine.check())
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, let those in flight end for at most `drain_s` seconds, cancel the rest, end the thread.
+
+        Every stream gets its last events. May be called more than once; the shortest `drain_s` counts.
+        """
+        ended = self._worker.stop(drain_s)
+        await asyncio.shield(asyncio.wrap_future(ended))
+        self._worker.join()  # the thread has nothing left to do
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _call(self, function: Callable[[Engine], T]) -> T:
+        return await asyncio.wrap_future(self._worker.post(function))
+
+
+class TokenStream:
+    """Events of one request, as an asynchronous iterator that ends with the last of its answers.
+
+    Closing it, or letting go of it, cancels what still grows. Belongs to the loop it was started on.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        priority: int,
+        deadline_s: float | None,
+    ) -> None:
+        self._worker = worker
+        self._wanted = (token_ids, params, priority, deadline_s)
+        self._job: Job | None = None
+        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._growing = params.n
+
+    async def start(self) -> None:
+        """Submit the request now, so that a refusal comes here and not with the first event. Once is enough."""
+        if self._job is not None or not self._growing:
+            return
+        token_ids, params, priority, deadline_s = self._wanted
+        self._job = Job(
+            token_ids,
+            params,
+            priority=priority,
+            deadline_s=deadline_s,
+            loop=asyncio.get_running_loop(),
+            receiver=self._events.put_nowait,
+        )
+        try:
+            await asyncio.wrap_future(self._worker.submit(self._job))
+        except BaseException:
+            self.close()  # whoever gave up waiting may have been accepted a moment later
+            raise
+
+    def cancel(self) -> None:
+        """Stop the request before the next step; the last events of its answers can still be fetched."""
+        if self._job is not None and self._growing:
+            self._worker.cancel(self._job)
+
+    def close(self) -> None:
+        """Stop the request, if it still grows; there are no more events."""
+        self.cancel()
+        self._growing = 0
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        await self.start()
+        if not self._growing:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        self._growing -= event.finish_reason is not None
+        return event
+
+    async def __aenter__(self) -> TokenStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.cancel()

@@ -1,0 +1,342 @@
+"""The engine: requests of token ids go in, events with token ids come out, one step at a time.
+
+Knows no text. `submit` checks a request and queues it, every `step` computes one batch of all that can advance, and
+`cancel` ends a request at any stage. Not for several threads at once: one thread owns an engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from mlxr.cache.arena import Arena, measure_page_bytes, parse_kv_type
+from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.memory import read_available_bytes
+from mlxr.cache.pager import Pager
+from mlxr.cache.sizing import FREE_MEMORY_PERCENT, choose_pages
+from mlxr.core.errors import QueueFull, SettingError
+from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.limits import Limits, choose_context
+from mlxr.engine.memory_plan import open_store, plan_memory
+from mlxr.engine.pace import Pace
+from mlxr.engine.request import Request
+from mlxr.engine.runner import Floats, Model, Runner
+from mlxr.engine.scheduler import Chunk, Scheduler, compute_arrival
+from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
+from mlxr.engine.sequence import Sequence, TokenEvent
+from mlxr.engine.stats import EngineStats, Work
+from mlxr.kernels.context import Context
+from mlxr.kernels.sample import SampleResult, sample
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """One model, its arena and its running requests.
+
+    `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as fit in
+    `arena_bytes`, or what `max_sequences` full contexts need within `arena_percent` of free memory. `context_tokens`
+    shortens the model's context. `kv_cache` and the store are described in `memory_plan`; `fingerprint` names the
+    weights whose pages the store may give back. At most `max_waiting` answers wait. `clock` gives seconds that only
+    grow. The other sizes are described in `Scheduler`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ctx: Context,
+        *,
+        eos_ids: Collection[int],
+        arena_bytes: int | None = None,
+        arena_percent: int = FREE_MEMORY_PERCENT,
+        pages: int | None = None,
+        page_size: int = 32,
+        kv_type: str | None = None,
+        kv_cache: str = "auto",
+        prefix_sharing: bool = True,
+        fingerprint: bytes = b"",
+        store_bytes: int = 0,
+        store_folder: Path | None = None,
+        context_tokens: int | None = None,
+        max_batch_tokens: int = 512,
+        max_sequences: int = 64,
+        prefill_chunk_tokens: int = 512,
+        max_waiting: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _check_positive(page_size=page_size, max_batch_tokens=max_batch_tokens, max_waiting=max_waiting)
+        _check_positive(max_sequences=max_sequences, prefill_chunk_tokens=prefill_chunk_tokens)
+        self._ctx, self._config, self._eos_ids = ctx, model.config, frozenset(eos_ids)
+        self._max_batch_tokens, self._max_waiting, self._clock = max_batch_tokens, max_waiting, clock
+        self.context_tokens = choose_context(context_tokens, self._config.context_length)
+        self.plan = plan_memory(
+            kv_cache,
+            page_size,
+            self.context_tokens,
+            shares_prefixes=prefix_sharing,
+            store_bytes=store_bytes,
+            store_folder=store_folder,
+            has_fingerprint=bool(fingerprint),
+        )
+        shape = (self._config.kv_heads, self.plan.page_size, self._config.head_dim, parse_kv_type(kv_type))
+        pages = choose_pages(
+            measure_page_bytes(ctx, self._config.layers, *shape),
+            self.plan.page_size,
+            arena_bytes=arena_bytes,
+            pages=pages,
+            wanted_pages=max_sequences * -(-self.context_tokens // self.plan.page_size),
+            available_bytes=read_available_bytes(),
+            available_percent=arena_percent,
+        )
+        self._arena = Arena(ctx, self._config.layers, pages, *shape)
+        self._pager = Pager(pages, self.plan.page_size)
+        self._cache = KVCache(
+            self._arena,
+            self._pager,
+            fingerprint=fingerprint,
+            store=open_store(self.plan),
+            sharing=self.plan.shares_prefixes,
+        )
+        self._runner = Runner(model, self._arena, self._cache)
+        self._scheduler = Scheduler(
+            self._cache,
+            self._runner.reserve,
+            page_size=self.plan.page_size,
+            max_batch_tokens=max_batch_tokens,
+            max_sequences=max_sequences,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+            shares_prefixes=self.plan.shares_prefixes,
+        )
+        self._limits = Limits(
+            self._config.vocab_size, self.context_tokens, pages, self.plan.page_size, self._scheduler.max_running
+        )
+        self._requests: dict[int, Request] = {}
+        self._ids = itertools.count(1)
+        self._pace, self._work = Pace(), Work()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._scheduler.has_work
+
+    def submit(
+        self,
+        token_ids: Collection[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> int:
+        """Queue a request; returns its id, which all its events carry.
+
+        A higher `priority` (-100 to 100) is served first, see `Scheduler`. After `deadline_s` seconds from now the
+        answers that still grow end with DEADLINE. Raises InvalidRequest for a prompt that is empty, foreign to the
+        vocabulary or too long for the context, OutOfPages for a request that not even the empty arena could serve, and
+        QueueFull when too many wait.
+        """
+        self._limits.check_tokens("prompt", token_ids)
+        self._limits.check_params(params)
+        self._limits.check_urgency(priority, deadline_s)
+        end_tokens = self._limits.choose_end(len(token_ids), params.max_tokens)
+        self._check_queue()
+        now, request_id = self._clock(), next(self._ids)
+        sequences = [
+            Sequence(
+                request_id,
+                token_ids,
+                params,
+                table=self._cache.open_table((), limit_tokens=0),
+                stop_ids=params.stop_token_ids | (frozenset() if params.ignore_eos else self._eos_ids),
+                end_tokens=end_tokens,
+                index=index,
+                priority=priority,
+                arrival=compute_arrival(now, priority),
+            )
+            for index in range(params.streams)
+        ]
+        leader, *leader.followers = sequences
+        self._requests[request_id] = Request(params, sequences, now, deadline_s)
+        self._scheduler.add(leader)
+        return request_id
+
+    def step(self) -> list[TokenEvent]:
+        """Advance every request that can: one batch through the model, and what came of it.
+
+        When the computation fails, its answers end with an ERROR event and their pages return; others go on.
+        """
+        start = self._clock()
+        events = self._end_late(start)
+        chunks = self._scheduler.schedule()
+        if not chunks:
+            return events
+        try:
+            logits = self._runner.forward([chunk.to_part() for chunk in chunks])
+            results = self._sample(logits, [chunk.sequence for chunk in chunks if chunk.draws_token])
+        except Exception as error:  # whatever it was, it must not take the other requests along
+            logger.exception("a step with %d requests failed", len(chunks))
+            return events + self._fail(chunks, error)
+        events += self._update(chunks, results)
+        self._pace.count_step(self._clock() - start)
+        return events
+
+    def cancel(self, request_id: int, index: int | None = None) -> list[TokenEvent]:
+        """End a request, or one of its answers, at any stage and return the pages.
+
+        The last events of what was cancelled; none if it had ended already. Of a request that withholds its answers
+        until the best are known, `index` is the place before they are ranked.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        chosen = [sequence for sequence in request.growing.values() if index in (None, sequence.index)]
+        return self._end_all(chosen, FinishReason.CANCELLED)
+
+    def score(self, token_ids: Collection[int]) -> Doubles:
+        """Natural log-probability of token_ids[1:], each given all tokens before it; shape (len(token_ids) - 1,).
+
+        Runs at once, beside the requests. Raises InvalidRequest for fewer than two tokens or more than the context,
+        OutOfPages when the pages that no request holds now do not suffice.
+        """
+        self._limits.check_tokens("token_ids", token_ids)
+        self._limits.check_score(len(token_ids), self._cache.available_pages)
+        chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
+        table = self._cache.open_table((), limit_tokens=0)
+        try:
+            return score_tokens(self._runner, table, list(token_ids), chunk_tokens)
+        finally:
+            self._cache.release(table)
+
+    def stats(self) -> EngineStats:
+        """Numbers of this moment."""
+        return EngineStats(
+            kv_cache=self.plan.kv_cache,
+            pages=self._pager.pages,
+            used_pages=self._pager.used_pages,
+            shared_pages=self._pager.shared_pages,
+            cached_pages=self._pager.cached_pages,
+            free_pages=self._pager.free_pages,
+            peak_pages=self._pager.peak_pages,
+            page_size=self._pager.page_size,
+            page_bytes=self._arena.page_bytes,
+            arena_bytes=self._arena.nbytes,
+            ungrouped_bytes_per_page=self._arena.page_bytes * self._config.heads // self._config.kv_heads,
+            waiting_sequences=len(self._scheduler.waiting),
+            running_sequences=len(self._scheduler.running),
+            preemptions=self._scheduler.preemptions,
+            cache=self._cache.stats(),
+            steps=self._work.steps,
+            prefill_tokens=self._work.prefill_tokens,
+            decode_tokens=self._work.decode_tokens,
+            recomputed_tokens=self._work.recomputed_tokens,
+            failed_steps=self._work.failed_steps,
+            late_answers=self._work.late_answers,
+            refused_requests=self._work.refused_requests,
+        )
+
+    def check(self) -> None:
+        """Prove that every page is free, cached or held by exactly the answers that are there; else AssertionError."""
+        growing = [sequence for request in self._requests.values() for sequence in request.growing.values()]
+        self._scheduler.check(growing)
+        self._cache.check(sequence.table for sequence in growing)
+
+    def close(self) -> None:
+        """Bring what should outlive the engine to disk, within bounded time; no step may follow."""
+        self._cache.close()
+
+    def _check_queue(self) -> None:
+        waiting = len(self._scheduler.waiting)
+        if waiting >= self._max_waiting:
+            self._work.refused_requests += 1
+            growing = [sequence.end_tokens - len(sequence.tokens) for sequence in self._scheduler.running]
+            raise QueueFull(waiting, self._max_waiting, self._pace.estimate_room_s(min(growing, default=1)))
+
+    def _sample(self, logits: Floats, sequences: list[Sequence]) -> list[SampleResult]:
+        """The next token of each of `sequences` and of its followers, who see the same logits."""
+        answers = [answer for sequence in sequences for answer in (sequence, *sequence.followers)]
+        if len(answers) > len(sequences):
+            logits = np.repeat(logits, [sequence.width for sequence in sequences], axis=0)
+        return sample(self._ctx, logits, [answer.sampler.row() for answer in answers])
+
+    def _update(self, chunks: list[Chunk], results: list[SampleResult]) -> list[TokenEvent]:
+        """Count the step, give each drawn token to its sequence, and let go of those that end."""
+        self._work.steps += 1
+        events, remaining = [], iter(results)
+        for chunk in chunks:
+            draws_token = chunk.draws_token
+            self._work.count(chunk)
+            self._cache.commit(chunk.sequence.table, chunk.sequence.tokens, chunk.tokens)
+            for answer in self._part(chunk.sequence) if draws_token else ():
+                events += self._accept(answer, next(remaining))
+        return events
+
+    def _part(self, leader: Sequence) -> list[Sequence]:
+        """All answers that a sequence stands for, each on its own from now on, sharing the pages of the prompt."""
+        followers, leader.followers = leader.followers, []
+        for follower in followers:
+            follower.follow(leader, self._cache.fork(leader.table))
+            self._scheduler.join(follower)
+        return [leader, *followers]
+
+    def _accept(self, sequence: Sequence, result: SampleResult) -> list[TokenEvent]:
+        reason = sequence.append(result)
+        event = sequence.report(result, reason)
+        if reason is not None:
+            self._forget(sequence)
+        return self._deliver(sequence, event)
+
+    def _fail(self, chunks: list[Chunk], error: Exception) -> list[TokenEvent]:
+        self._work.failed_steps += 1
+        text = f"the step failed: {type(error).__name__}: {error}"
+        answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.followers)]
+        return self._end_all(answers, FinishReason.ERROR, text)
+
+    def _end_late(self, now: float) -> list[TokenEvent]:
+        """End the answers of requests whose time is over."""
+        events = []
+        for request in [request for request in self._requests.values() if request.is_late(now)]:
+            self._work.late_answers += len(request.growing)
+            text = f"the deadline of {request.deadline_s:g} s has passed; raise deadline_s or ask for fewer tokens"
+            events += self._end_all(list(request.growing.values()), FinishReason.DEADLINE, text)
+        return events
+
+    def _end_all(
+        self, sequences: Iterable[Sequence], reason: FinishReason, error: str | None = None
+    ) -> list[TokenEvent]:
+        events = []
+        for sequence in sequences:
+            self._forget(sequence)
+            events += self._deliver(sequence, sequence.report_end(reason, error))
+        return events
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Return the pages of an answer that ends, unless others still wait for the prompt in them."""
+        answers = self._requests[sequence.id].growing.values()
+        leader = next((answer for answer in answers if sequence in answer.followers), None)
+        if leader is not None:
+            leader.followers.remove(sequence)
+        elif sequence.followers:
+            heir, *heir.followers = sequence.followers
+            heir.follow(sequence, sequence.table)
+            self._scheduler.replace(sequence, heir)
+        else:
+            self._scheduler.remove(sequence)
+            self._cache.release(sequence.table)
+
+    def _deliver(self, sequence: Sequence, event: TokenEvent) -> list[TokenEvent]:
+        request = self._requests[sequence.id]
+        events = request.deliver(sequence, event)
+        if not request.growing:
+            del self._requests[sequence.id]
+            self._pace.count_end(self._clock(), is_idle=not self._requests)
+        return events
+
+
+def _check_positive(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise SettingError(f"{name}: must be at least 1, got {value}")

@@ -1,0 +1,93 @@
+"""What a request may ask of an engine: tokens of the vocabulary, a context that holds it, pages that can hold it.
+
+Refusals name the field, what was asked and what there is. Knows no running requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from mlxr.core.errors import InvalidRequest, OutOfPages, SettingError
+from mlxr.core.types import SamplingParams
+from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of one engine; all methods raise InvalidRequest or return."""
+
+    vocab_size: int
+    context_tokens: int
+    pages: int
+    page_size: int
+    max_running: int
+
+    def check_tokens(self, field: str, token_ids: Collection[int]) -> None:
+        """There are some, and all are in the vocabulary."""
+        if not token_ids:
+            raise InvalidRequest(field, "has no tokens")
+        self._check_vocabulary(field, token_ids)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Tokens named in the parameters are in the vocabulary, and all answers to a prompt can grow together."""
+        self._check_vocabulary("logit_bias", params.logit_bias)
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        if params.streams > self.max_running:
+            raise InvalidRequest(
+                "n" if params.best_of is None else "best_of",
+                f"{params.streams} answers cannot grow together, the engine runs at most {self.max_running}; ask for "
+                "fewer or raise the settings max_sequences and max_batch_tokens",
+            )
+
+    def check_urgency(self, priority: int, deadline_s: float | None) -> None:
+        """The priority is in its range and the deadline a time to come."""
+        if not MIN_PRIORITY <= priority <= MAX_PRIORITY:
+            raise InvalidRequest("priority", f"must be from {MIN_PRIORITY} to {MAX_PRIORITY}, got {priority}")
+        if deadline_s is not None and not deadline_s > 0:
+            raise InvalidRequest("deadline_s", f"must be above 0 seconds, got {deadline_s}")
+
+    def choose_end(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        """Tokens that prompt and answer may have together: as many as asked for, bounded by the context.
+
+        Without `max_tokens` the arena is a bound too; with it, OutOfPages says what the request would need.
+        """
+        if prompt_tokens >= self.context_tokens:
+            raise InvalidRequest(
+                "prompt",
+                f"has {prompt_tokens} tokens; the context of {self.context_tokens} tokens must hold it and at least "
+                "one token of the answer",
+            )
+        arena_tokens = self.pages * self.page_size + 1  # the last token of an answer is never written
+        asked_tokens = max(arena_tokens - prompt_tokens, 1) if max_tokens is None else max_tokens
+        end_tokens = min(prompt_tokens + asked_tokens, self.context_tokens)
+        if end_tokens > arena_tokens:
+            raise OutOfPages(self._pages_for(end_tokens - 1), self.pages, self.page_size)
+        return end_tokens
+
+    def check_score(self, tokens: int, available_pages: int) -> None:
+        """A text of `tokens` tokens can be scored with `available_pages`."""
+        if not 2 <= tokens <= self.context_tokens:
+            raise InvalidRequest(
+                "token_ids", f"scoring takes from 2 tokens to the context of {self.context_tokens}, got {tokens}"
+            )
+        needed_pages = self._pages_for(tokens - 1)
+        if needed_pages > available_pages:
+            raise OutOfPages(needed_pages, available_pages, self.page_size)
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _check_vocabulary(self, field: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(field, f"token {token_id} is not from 0 to {self.vocab_size - 1}")
+
+
+def choose_context(context_tokens: int | None, model_tokens: int) -> int:
+    """The context served: the model's, or a shorter one that was asked for."""
+    if context_tokens is not None and not 1 <= context_tokens <= model_tokens:
+        raise SettingError(
+            f"context_tokens: must be from 1 to {model_tokens}, the context of this model; got {context_tokens}"
+        )
+    return context_tokens or model_tokens

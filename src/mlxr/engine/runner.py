@@ -1,0 +1,87 @@
+"""Runs the model over a batch, and is the only place that touches the arena between steps.
+
+Knows no requests: parts of sequences go in, logits come out. The caller commits the written tokens to the page tables
+once it has made use of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.cache.arena import Arena
+from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.page_table import PageTable
+from mlxr.engine.batch import BatchPart, build_batch
+from mlxr.kernels.ragged import RaggedBatch
+
+Floats = npt.NDArray[np.float32]
+
+
+class ModelShape(Protocol):
+    """What the engine must know of a model's configuration."""
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers, each with its own K and V."""
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers in one head."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are from 0 to vocab_size - 1."""
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens the model was made for."""
+
+
+class Model(Protocol):
+    """What the engine runs: `mlxr.models` has the real ones."""
+
+    @property
+    def config(self) -> ModelShape:
+        """The model's measures."""
+
+    def forward(self, batch: RaggedBatch, arena: Arena) -> Floats:
+        """Compute the batch, write its K and V into the arena; logits (R, vocab_size) of the batch's output rows."""
+
+
+class Runner:
+    """One model with its arena and the books of the arena's pages."""
+
+    def __init__(self, model: Model, arena: Arena, cache: KVCache) -> None:
+        self._model = model
+        self._arena = arena
+        self._cache = cache
+
+    def reserve(self, table: PageTable, tokens: int) -> None:
+        """Make room for `tokens` more positions and do the copies that shared pages ask for; OutOfPages if it fails."""
+        copies = self._cache.prepare(table, tokens)
+        try:
+            self._arena.copy_pages(copies)
+        except BaseException:
+            self._cache.release(table)  # a page without its contents must not be taken for written
+            raise
+
+    def forward(self, parts: Sequence[BatchPart]) -> Floats:
+        """Compute one batch of all `parts`, whose pages are reserved; logits of the wanted tokens, in their order."""
+        batch = build_batch(parts)
+        logits = self._model.forward(batch, self._arena)
+        wanted = (len(batch.output_rows), self._model.config.vocab_size)
+        if logits.shape != wanted:
+            raise ValueError(f"the model gave logits of shape {logits.shape}, wanted {wanted}")
+        return logits

@@ -1,0 +1,225 @@
+"""Who computes what in the next step, and who holds pages. Integers and queues only; knows no model and no sampling.
+
+Requests stand in one order, their rank: first come, first served, where every point of priority counts as if the
+request had come AGING_S seconds earlier. So a high priority overtakes, and nobody is overtaken for ever. In the order
+of their ranks waiting sequences are admitted when there is room for their tokens, decoding sequences get one token
+each, and prompts share what is left of the step's tokens, in chunks.
+
+Room is promised for what is known, not for the worst case. When a sequence then lacks a page, the one that ranks last
+gives its pages back and waits again; its tokens stay, and what the cache no longer has of them is computed again. A
+waiting sequence of a higher priority takes the place of running ones in the same way.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.page_table import PageTable
+from mlxr.core.errors import OutOfPages
+from mlxr.engine.batch import BatchPart
+from mlxr.engine.sequence import Sequence
+
+AGING_S = 10.0  # seconds of waiting that make up for one point of priority
+MIN_PRIORITY, MAX_PRIORITY = -100, 100
+_BY_RANK = attrgetter("rank")
+
+
+def compute_arrival(now: float, priority: int) -> float:
+    """The first part of a rank: when a request of priority 0 would have had to come to stand here in the order."""
+    return now - priority * AGING_S
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `tokens` pending tokens of `sequence` are computed in this step."""
+
+    sequence: Sequence
+    tokens: int
+
+    @property
+    def draws_token(self) -> bool:
+        """Whether nothing is pending afterwards, so that the next token can be drawn."""
+        return self.tokens == self.sequence.pending_tokens
+
+    def to_part(self) -> BatchPart:
+        """The chunk as the batch wants it."""
+        start = self.sequence.table.length_tokens
+        token_ids = self.sequence.tokens[start : start + self.tokens]
+        return BatchPart(self.sequence.table, token_ids, output_tokens=int(self.draws_token))
+
+
+class Scheduler:
+    """Waiting and running sequences of one engine, both in the order of their ranks.
+
+    A step computes at most `max_batch_tokens` tokens, at most `prefill_chunk_tokens` of one prompt. At most
+    `max_sequences` answers run at a time, and never more than a step has tokens, so that none of them is left out for
+    long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. With `shares_prefixes`, prompts
+    that begin alike are computed one after the other, so that the later ones find the pages.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        reserve: Callable[[PageTable, int], None],
+        *,
+        page_size: int,
+        max_batch_tokens: int,
+        max_sequences: int,
+        prefill_chunk_tokens: int,
+        shares_prefixes: bool,
+    ) -> None:
+        self._cache = cache
+        self._reserve = reserve
+        self._page_size = page_size
+        self._max_batch_tokens = max_batch_tokens
+        self.max_running = min(max_sequences, max_batch_tokens)
+        self._prefill_chunk_tokens = prefill_chunk_tokens
+        self._shares_prefixes = shares_prefixes
+        self._refused: tuple[Sequence, int, int] | None = None  # who did not fit last, with what room and cached tokens
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence waits or runs."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def running_answers(self) -> int:
+        """Answers that grow, or will as soon as their prompt is computed."""
+        return sum(sequence.width for sequence in self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a new sequence in its place in the queue; alone, it must fit in the arena."""
+        bisect.insort(self.waiting, sequence, key=_BY_RANK)
+
+    def join(self, sequence: Sequence) -> None:
+        """A sequence runs from now on: a follower whose prompt is computed."""
+        bisect.insort(self.running, sequence, key=_BY_RANK)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that waits or runs; its pages are the caller's to release."""
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+
+    def replace(self, leader: Sequence, follower: Sequence) -> None:
+        """Let `follower` take the place of its leader, in the queue and with the pages."""
+        queue = self.running if leader in self.running else self.waiting
+        queue.remove(leader)
+        bisect.insort(queue, follower, key=_BY_RANK)
+
+    def schedule(self) -> list[Chunk]:
+        """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do."""
+        self._admit()
+        chunks: dict[Sequence, Chunk] = {}
+        for sequence in [sequence for sequence in self.running if sequence.is_decoding]:
+            self._take(sequence, 1, chunks)
+        for sequence in [sequence for sequence in self.running if not sequence.is_decoding]:
+            budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
+            if budget_tokens and sequence in self.running and not self._waits_for_prefix(sequence, chunks):
+                self._look_again(sequence)
+                tokens = min(sequence.pending_tokens, self._prefill_chunk_tokens, budget_tokens)
+                self._take(sequence, tokens, chunks)
+        return list(chunks.values())
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the pages of a running sequence, which then waits for its next turn."""
+        self.running.remove(sequence)
+        self._cache.release(sequence.table)
+        self.add(sequence)
+        self.preemptions += 1
+
+    def check(self, growing: Iterable[Sequence]) -> None:
+        """Prove that each of the `growing` sequences has one place, in order, and that only running ones hold pages."""
+        queued = [*self.waiting, *self.running]
+        placed = [answer for sequence in queued for answer in (sequence, *sequence.followers)]
+        if sorted(map(_BY_RANK, placed)) != sorted(map(_BY_RANK, growing)):
+            raise AssertionError(f"{len(placed)} answers are queued or run, not exactly those that grow")
+        for queue in (self.waiting, self.running):
+            if queue != sorted(queue, key=_BY_RANK):
+                raise AssertionError("sequences are out of order")
+        if self.running_answers > self.max_running:
+            raise AssertionError(f"{self.running_answers} answers run, {self.max_running} may")
+        for sequence in self.waiting:
+            if sequence.table.pages:
+                raise AssertionError(f"answer {sequence.index} to request {sequence.id} waits and holds pages")
+
+    def _admit(self) -> None:
+        """Move sequences from waiting to running in their order; the first that does not fit holds back the others."""
+        while self.waiting and self._make_place(self.waiting[0]):
+            self.join(self.waiting.pop(0))
+
+    def _make_place(self, candidate: Sequence) -> bool:
+        """Whether `candidate` can run now, if need be in the place of running sequences of a lower priority."""
+        while not self._open_if_fits(candidate):
+            last = self.running[-1] if self.running else None
+            if last is None or last.priority >= candidate.priority or last.rank < candidate.rank:
+                return False
+            self.preempt(last)
+        return True
+
+    def _open_if_fits(self, candidate: Sequence) -> bool:
+        """Give `candidate` what the cache has of its tokens, if there is room for the rest of them as well."""
+        if self.running_answers + candidate.width > self.max_running:
+            return False
+        promised_pages = sum(self._missing_pages(sequence) for sequence in self.running)
+        room_pages = self._cache.available_pages - promised_pages
+        wanted_pages = self._pages_for(len(candidate.tokens))
+        cached_tokens = self._cache.lookup(candidate.tokens, len(candidate.tokens) - 1)
+        if wanted_pages - cached_tokens // self._page_size > room_pages:
+            return False
+        if self._refused == (candidate, room_pages, cached_tokens):
+            return False  # cached pages that nobody holds take room as well: known from the last time
+        candidate.adopt(self._open_table(candidate))
+        if wanted_pages - len(candidate.table.pages) <= self._cache.available_pages - promised_pages:
+            return True
+        self._cache.release(candidate.table)
+        self._refused = candidate, room_pages, cached_tokens
+        return False
+
+    def _missing_pages(self, sequence: Sequence) -> int:
+        """Pages that a running sequence will want soon: for its tokens, and one ahead for each of its answers."""
+        ahead_pages = self._pages_for(len(sequence.tokens)) + 1
+        worst_pages = self._pages_for(sequence.end_tokens - 1)
+        followers_pages = len(sequence.followers)
+        return max(0, min(ahead_pages, worst_pages) + followers_pages - len(sequence.table.pages))
+
+    def _look_again(self, sequence: Sequence) -> None:
+        """Take over pages of the prompt that others have computed since `sequence` was admitted."""
+        limit_tokens = len(sequence.tokens) - 1
+        if self._cache.lookup(sequence.tokens, limit_tokens) > sequence.table.length_tokens:
+            self._cache.release(sequence.table)
+            sequence.adopt(self._open_table(sequence))
+
+    def _open_table(self, sequence: Sequence) -> PageTable:
+        return self._cache.open_table(sequence.tokens, limit_tokens=len(sequence.tokens) - 1)
+
+    def _waits_for_prefix(self, sequence: Sequence, chunks: dict[Sequence, Chunk]) -> bool:
+        """Whether the next page of the prompt is just being computed for another prompt that begins alike."""
+        page_end = (sequence.table.length_tokens // self._page_size + 1) * self._page_size
+        if not self._shares_prefixes or page_end >= len(sequence.tokens):
+            return False
+        prefix = sequence.tokens[:page_end]
+        return any(not other.is_decoding and other.tokens[:page_end] == prefix for other in chunks)
+
+    def _take(self, sequence: Sequence, tokens: int, chunks: dict[Sequence, Chunk]) -> None:
+        """Put a chunk in the step if its pages can be had, at the cost of sequences that rank after its own."""
+        while sequence in self.running:
+            try:
+                self._reserve(sequence.table, tokens)
+            except OutOfPages:
+                last = self.running[-1]
+                if last is sequence:
+                    return  # it keeps what it has; those before it will end, or take it
+                self.preempt(last)
+                chunks.pop(last, None)
+            else:
+                chunks[sequence] = Chunk(sequence, tokens)
+                return
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._page_size)

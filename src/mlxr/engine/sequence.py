@@ -1,0 +1,167 @@
+"""One answer while it grows: its tokens, its pages, its sampler, and when it is over.
+
+Knows no batch, no unrelated sequence and no model. `tokens` is prompt and answer; the first `table.length_tokens` of
+them are in the cache, the rest is pending. While more than one is pending the sequence prefills; with one it decodes.
+A sequence that lost its pages has all of its tokens pending again and goes on where it was once they are computed.
+
+Several answers to one prompt start as one sequence with `followers`, which computes the prompt; then each follower
+goes its own way on a fork of the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from mlxr.cache.page_table import PageTable
+from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob, Usage
+from mlxr.engine.sampling import Sampler
+from mlxr.kernels.sample import SampleResult
+
+Rank = tuple[float, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One more token of an answer, or its end, or both.
+
+    `index` tells the answers to one request apart. `token_id` is None when the answer ends without a token (cancelled,
+    deadline, error). A token that ends the answer (an end token, the last one allowed) is reported with its
+    `finish_reason`. `logprob` and `top` are there when the request asked for logprobs. `error` says what failed when
+    the reason is ERROR or DEADLINE.
+    """
+
+    sequence_id: int
+    token_id: int | None
+    usage: Usage
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    index: int = 0
+
+
+class Sequence:
+    """Answer `index` to request `id`.
+
+    `end_tokens` is where prompt and answer together must end. Sequences are served in the order of their `rank`, and
+    give up their pages in the reverse order; see `Scheduler`. `cached_tokens` of the prompt came out of the cache and
+    were not computed for this answer; the first `computed_tokens` of all tokens were in its pages at some time.
+    """
+
+    __slots__ = (
+        "_stop_ids",
+        "cached_tokens",
+        "computed_tokens",
+        "end_tokens",
+        "followers",
+        "id",
+        "index",
+        "logprob_sum",
+        "priority",
+        "prompt_tokens",
+        "rank",
+        "sampler",
+        "table",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        sequence_id: int,
+        prompt: Collection[int],
+        params: SamplingParams,
+        *,
+        table: PageTable,
+        stop_ids: Collection[int],
+        end_tokens: int,
+        index: int = 0,
+        priority: int = 0,
+        arrival: float = 0.0,
+    ) -> None:
+        self.id = sequence_id
+        self.index = index
+        self.tokens = list(prompt)
+        self.prompt_tokens = len(self.tokens)
+        self.end_tokens = end_tokens
+        self.table = table
+        self.priority = priority
+        self.rank: Rank = (arrival, sequence_id, index)
+        self.sampler = Sampler(params, self.tokens, index)
+        self.followers: list[Sequence] = []
+        self.cached_tokens = 0
+        self.computed_tokens = 0
+        self.logprob_sum = 0.0
+        self._stop_ids = frozenset(stop_ids)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens that are not in the cache yet."""
+        return len(self.tokens) - self.table.length_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the last generated token is pending."""
+        return self.pending_tokens == 1 and len(self.tokens) > self.prompt_tokens
+
+    @property
+    def width(self) -> int:
+        """Answers that this sequence stands for: itself and its followers."""
+        return 1 + len(self.followers)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens of the answer; minus infinity while there is none."""
+        generated = len(self.tokens) - self.prompt_tokens
+        return self.logprob_sum / generated if generated else float("-inf")
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of prompt and answer so far."""
+        return Usage(self.prompt_tokens, len(self.tokens) - self.prompt_tokens, self.cached_tokens)
+
+    def adopt(self, table: PageTable) -> None:
+        """Go on with a table that holds what the cache has of the tokens; what was never computed here counts."""
+        self.table = table
+        gained_tokens = table.length_tokens - self.computed_tokens
+        if gained_tokens > 0:
+            self.cached_tokens = min(self.cached_tokens + gained_tokens, self.prompt_tokens)
+            self.computed_tokens = table.length_tokens
+
+    def follow(self, leader: Sequence, table: PageTable) -> None:
+        """Go on from where `leader` has computed the prompt, on a fork of its pages."""
+        self.table = table
+        self.cached_tokens, self.computed_tokens = leader.cached_tokens, leader.computed_tokens
+
+    def count_computed(self, tokens: int) -> int:
+        """The next `tokens` pending tokens are about to count as cached; how many of them were computed before."""
+        start, stop = self.table.length_tokens, self.table.length_tokens + tokens
+        again = max(0, min(self.computed_tokens, stop) - start)
+        self.computed_tokens = max(self.computed_tokens, stop)
+        return again
+
+    def append(self, result: SampleResult) -> FinishReason | None:
+        """Add a generated token; tells whether, and why, the answer ends with it."""
+        self.tokens.append(result.token_id)
+        self.logprob_sum += result.logprob
+        self.sampler.accept(result.token_id)
+        if result.token_id in self._stop_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.end_tokens else None
+
+    def report(self, result: SampleResult, reason: FinishReason | None) -> TokenEvent:
+        """The event of a token that was just appended."""
+        wants_logprobs = self.sampler.params.logprobs is not None
+        return TokenEvent(
+            self.id,
+            result.token_id,
+            self.usage,
+            logprob=result.logprob if wants_logprobs else None,
+            top=tuple(result.top),
+            finish_reason=reason,
+            index=self.index,
+        )
+
+    def report_end(self, reason: FinishReason, error: str | None = None) -> TokenEvent:
+        """The event that ends the answer without a token."""
+        return TokenEvent(self.id, None, self.usage, finish_reason=reason, error=error, index=self.index)

@@ -1,0 +1,30 @@
+"""Files of weights as tables of tensors: GGUF and safetensors, one table row per ggml type.
+
+Knows files, types and blocks; nothing of models, tokenizers or kernels. A file is opened (mapped, checked, nothing
+copied) into metadata and `TensorSource`s; weights go back to disk through `write_gguf`.
+"""
+
+from __future__ import annotations
+
+from .fingerprint import hash_tensors
+from .ggml_types import GGML_TYPES, GGMLType, by_id, by_name, encode_tensor
+from .gguf import GGUFFile, open_gguf
+from .gguf_writer import TensorToWrite, write_gguf
+from .safetensors import SafetensorsFolder, open_safetensors
+from .tensor import TensorSource
+
+__all__ = [
+    "GGML_TYPES",
+    "GGMLType",
+    "GGUFFile",
+    "SafetensorsFolder",
+    "TensorSource",
+    "TensorToWrite",
+    "by_id",
+    "by_name",
+    "encode_tensor",
+    "hash_tensors",
+    "open_gguf",
+    "open_safetensors",
+    "write_gguf",
+]

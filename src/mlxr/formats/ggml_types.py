@@ -1,0 +1,174 @@
+"""The table of ggml types: one row per type, with its layout's sizes, its decoder and its encoder.
+
+Knows blocks of bytes and float32; nothing of files, tensors or models. `decode_blocks` and `encode_tensor` work in
+pieces, so that temporary memory stays small whatever the tensor's size. A new type is a row here and a body in a
+`quants_*` file. Ids and sizes are those of ggml.h and ggml-common.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxr.core.errors import ModelError
+
+from . import quants_k, quants_k_encode, quants_plain, quants_small, quants_table, quants_table_encode
+from .quants_plain import Bytes, Floats
+
+_PIECE_VALUES = 1 << 18  # values decoded or encoded at a time: temporaries stay within a few MiB of cache
+_LARGEST_F16 = 65504.0
+
+
+@dataclass(frozen=True, slots=True)
+class GGMLType:
+    """A row: `block_size` values take `type_size` bytes.
+
+    decode: uint8 (blocks, type_size) to float32 (blocks, block_size); encode the other way, None where we write none.
+    limit: the largest magnitude that the type's scales can hold, None when it is float32's own.
+    """
+
+    name: str
+    id: int
+    block_size: int
+    type_size: int
+    decode: Callable[[Bytes], Floats]
+    encode: Callable[[Floats], Bytes] | None = None
+    limit: float | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether several values share a scale."""
+        return self.block_size > 1
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of one row; ModelError when the columns do not fill whole blocks."""
+        if columns % self.block_size:
+            raise ModelError(f"{self.name} needs rows of a multiple of {self.block_size} values, not {columns}")
+        return columns // self.block_size * self.type_size
+
+
+GGML_TYPES: tuple[GGMLType, ...] = (
+    GGMLType("f32", 0, 1, 4, quants_plain.decode_f32, quants_plain.encode_f32),
+    GGMLType("f16", 1, 1, 2, quants_plain.decode_f16, quants_plain.encode_f16, _LARGEST_F16),
+    GGMLType("q4_0", 2, 32, 18, quants_small.decode_q4_0, quants_small.encode_q4_0, _LARGEST_F16),
+    GGMLType("q4_1", 3, 32, 20, quants_small.decode_q4_1, quants_small.encode_q4_1, _LARGEST_F16),
+    GGMLType("q5_0", 6, 32, 22, quants_small.decode_q5_0, quants_small.encode_q5_0, _LARGEST_F16),
+    GGMLType("q5_1", 7, 32, 24, quants_small.decode_q5_1, quants_small.encode_q5_1, _LARGEST_F16),
+    GGMLType("q8_0", 8, 32, 34, quants_small.decode_q8_0, quants_small.encode_q8_0, _LARGEST_F16),
+    GGMLType("q2_k", 10, 256, 84, quants_k.decode_q2_k, quants_k_encode.encode_q2_k, _LARGEST_F16),
+    GGMLType("q3_k", 11, 256, 110, quants_k.decode_q3_k, quants_k_encode.encode_q3_k, _LARGEST_F16),
+    GGMLType("q4_k", 12, 256, 144, quants_k.decode_q4_k, quants_k_encode.encode_q4_k, _LARGEST_F16),
+    GGMLType("q5_k", 13, 256, 176, quants_k.decode_q5_k, quants_k_encode.encode_q5_k, _LARGEST_F16),
+    GGMLType("q6_k", 14, 256, 210, quants_k.decode_q6_k, quants_k_encode.encode_q6_k, _LARGEST_F16),
+    GGMLType("q8_k", 15, 256, 292, quants_k.decode_q8_k),  # ggml's type for activations: readable, never written
+    GGMLType("iq4_nl", 20, 32, 18, quants_table.decode_iq4_nl, quants_table_encode.encode_iq4_nl, _LARGEST_F16),
+    GGMLType("iq4_xs", 23, 256, 136, quants_table.decode_iq4_xs, quants_table_encode.encode_iq4_xs, _LARGEST_F16),
+    GGMLType("i8", 24, 1, 1, quants_plain.decode_i8),
+    GGMLType("i16", 25, 1, 2, quants_plain.decode_i16),
+    GGMLType("i32", 26, 1, 4, quants_plain.decode_i32),
+    GGMLType("i64", 27, 1, 8, quants_plain.decode_i64),
+    GGMLType("f64", 28, 1, 8, quants_plain.decode_f64),
+    GGMLType("bf16", 30, 1, 2, quants_plain.decode_bf16, quants_plain.encode_bf16),
+    GGMLType("mxfp4", 39, 32, 17, quants_table.decode_mxfp4, quants_table_encode.encode_mxfp4),
+)
+
+# Ids that ggml has or had and that we do not read: known so that a refusal can say what the file holds.
+UNSUPPORTED_TYPES: dict[int, str] = {
+    4: "q4_2 (removed from ggml)",
+    5: "q4_3 (removed from ggml)",
+    9: "q8_1",
+    16: "iq2_xxs",
+    17: "iq2_xs",
+    18: "iq3_xxs",
+    19: "iq1_s",
+    21: "iq3_s",
+    22: "iq2_s",
+    29: "iq1_m",
+    31: "q4_0_4_4 (removed from ggml)",
+    32: "q4_0_4_8 (removed from ggml)",
+    33: "q4_0_8_8 (removed from ggml)",
+    34: "tq1_0",
+    35: "tq2_0",
+    36: "iq4_nl_4_4 (removed from ggml)",
+    37: "iq4_nl_4_8 (removed from ggml)",
+    38: "iq4_nl_8_8 (removed from ggml)",
+    40: "nvfp4",
+    41: "q1_0",
+    42: "q2_0",
+}
+
+_BY_ID = {row.id: row for row in GGML_TYPES}
+_BY_NAME = {row.name: row for row in GGML_TYPES}
+
+
+def by_id(type_id: int) -> GGMLType:
+    """The row of a ggml type number; ModelError naming the type when it is not supported."""
+    if type_id in _BY_ID:
+        return _BY_ID[type_id]
+    if type_id in UNSUPPORTED_TYPES:
+        raise ModelError(f"type {UNSUPPORTED_TYPES[type_id]} is not supported; supported are {_names()}")
+    raise ModelError(f"type number {type_id} is not a ggml type")
+
+
+def by_name(name: str) -> GGMLType:
+    """The row of a type in ggml's spelling (`q4_k`); ModelError listing the known names when there is none."""
+    if name not in _BY_NAME:
+        raise ModelError(f"type {name} is not supported; supported are {_names()}")
+    return _BY_NAME[name]
+
+
+def _names() -> str:
+    return ", ".join(row.name for row in GGML_TYPES)
+
+
+def decode_blocks(row: GGMLType, data: Bytes) -> Floats:
+    """Decode whole blocks: uint8 (blocks * type_size,) to a fresh float32 (blocks * block_size,)."""
+    blocks = data.reshape(-1, row.type_size)
+    result = np.empty((len(blocks), row.block_size), np.float32)
+    step = max(1, _PIECE_VALUES // row.block_size)
+    with np.errstate(all="ignore"):  # scales in a file may be NaN or infinite: that is the file's meaning
+        for start in range(0, len(blocks), step):
+            result[start : start + step] = row.decode(blocks[start : start + step])
+    return result.reshape(-1)
+
+
+def encode_tensor(type_name: str, rows: NDArray[np.float32]) -> Bytes:
+    """Encode float32 (rows, columns) or (columns,) and give the raw blocks, uint8 (bytes,).
+
+    Blocks run along the last axis. ModelError: the type has no encoder, the columns do not fill whole blocks, or a
+    value (NaN, infinite, or too large for the type's float16 scales) cannot be held.
+    """
+    row = by_name(type_name)
+    result = np.empty(rows.size // max(rows.shape[-1], 1) * row.row_bytes(rows.shape[-1]), np.uint8)
+    at = 0
+    for piece in encode_pieces(row, rows):
+        result[at : at + piece.size] = piece
+        at += piece.size
+    return result
+
+
+def encode_pieces(row: GGMLType, rows: NDArray[np.float32]) -> Iterator[Bytes]:
+    """`encode_tensor` bit by bit: uint8 pieces whose concatenation is the whole."""
+    if row.encode is None:
+        raise ModelError(f"cannot write type {row.name}; it is read only")
+    row.row_bytes(rows.shape[-1])
+    values = np.ascontiguousarray(rows, np.float32).reshape(-1, row.block_size)
+    step = max(1, _PIECE_VALUES // row.block_size)
+    for start in range(0, len(values), step):
+        piece = values[start : start + step]
+        _check_values(row, piece)
+        with np.errstate(all="ignore"):  # 1 / a subnormal scale overflows; the encoders give what ggml gives
+            yield row.encode(piece).reshape(-1)
+
+
+def _check_values(row: GGMLType, values: Floats) -> None:
+    if not row.is_quantized and row.limit is None:
+        return
+    largest = float(max(-values.min(), values.max()))  # NaN if any value is
+    if not np.isfinite(largest) and (row.is_quantized or np.isnan(largest)):
+        raise ModelError(f"the weights hold {largest}, which cannot be written as {row.name}; f32 and bf16 hold it")
+    if row.limit is not None and largest > row.limit:
+        raise ModelError(f"the weights hold {largest:g}, {row.name} goes to {row.limit:g}; use bf16 or f32")

@@ -1,0 +1,233 @@
+"""Write GGUF files: streaming, and all or nothing.
+
+Knows the container (version 3, little endian); nothing of models. The header needs every tensor's name, type and
+shape first, so a `TensorToWrite` says these and gives its bytes later, piece by piece: a conversion never holds the
+model in memory. The file grows under a temporary name beside its target, is forced to disk and then renamed, so that
+under the target's name there is the old file or the whole new one, never a part.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxr.core.errors import FormatError, ModelError
+
+from .ggml_types import by_name, decode_blocks, encode_pieces
+from .gguf_header import ALIGNMENT_RULE, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, is_alignment
+from .gguf_pack import infer_type, pack_string, pack_typed_value
+from .tensor import TensorSource
+
+LONGEST_TENSOR_NAME_BYTES = 63  # ggml keeps names in 64 bytes with a closing zero
+_VERSION = 3
+_CHUNK_VALUES = 1 << 22
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorToWrite:
+    """A tensor of a file to be written. `chunks` gives its raw blocks in order, when their turn comes.
+
+    type_name: ggml's spelling. shape: NumPy order, blocks along the last axis.
+    """
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterable[NDArray[np.uint8]]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the raw blocks; ModelError when the last axis does not fill whole blocks."""
+        return math.prod(self.shape[:-1]) * by_name(self.type_name).row_bytes(self.shape[-1])
+
+    @classmethod
+    def from_array(cls, name: str, type_name: str, values: NDArray[np.float32]) -> TensorToWrite:
+        """Encode an array that is in memory."""
+        return cls(name, type_name, values.shape, lambda: _encode(name, type_name, values))
+
+    @classmethod
+    def from_source(
+        cls, source: TensorSource, *, name: str, type_name: str, row_order: NDArray[np.intp] | None = None
+    ) -> TensorToWrite:
+        """Take a tensor of another file, under `name`, in type `type_name`; unchanged bytes when the type is its own.
+
+        row_order: for a matrix, which row of the source comes where (rows,); None keeps the order.
+        """
+        return cls(name, type_name, source.shape, lambda: _convert(source, name, type_name, row_order))
+
+
+def _encode(name: str, type_name: str, values: NDArray[np.float32]) -> Iterator[NDArray[np.uint8]]:
+    try:
+        yield from encode_pieces(by_name(type_name), values)
+    except ModelError as error:
+        raise ModelError(f"tensor {name}: {error}") from error
+
+
+def _convert(
+    source: TensorSource, name: str, type_name: str, row_order: NDArray[np.intp] | None
+) -> Iterator[NDArray[np.uint8]]:
+    """The source's rows in the order and type wanted, some at a time."""
+    row = by_name(source.type_name)
+    columns = source.shape[-1]
+    rows = source.data.reshape(-1, row.row_bytes(columns))
+    step = max(1, _CHUNK_VALUES // columns)
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step] if row_order is None else rows[row_order[start : start + step]]
+        if type_name == source.type_name:
+            yield piece.reshape(-1)
+        else:
+            yield from _encode(name, type_name, decode_blocks(row, piece.reshape(-1)).reshape(-1, columns))
+    source.release()
+
+
+def write_gguf(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, object],
+    tensors: Iterable[TensorToWrite],
+    *,
+    metadata_types: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Write a GGUF file and give its size in bytes.
+
+    metadata: as `GGUFFile.metadata` has it; a key `general.alignment` is obeyed. metadata_types: types in words for
+    keys whose type matters (`GGUFFile.metadata_types`); others are inferred. progress: called with (bytes written,
+    bytes in all) as the tensors go out.
+    FormatError: a name, shape or value that a GGUF file cannot hold, a full disk, or any other failure to write; no
+    file, and no part of one, is left behind. ModelError: weights that the asked type cannot hold.
+    """
+    target = Path(path)
+    wanted = list(tensors)
+    alignment = _check_alignment(target, metadata)
+    _check_tensors(target, wanted)
+    header = _pack_header(target, metadata, metadata_types or {}, wanted, alignment)
+    total = len(header) + sum(_pad(tensor.nbytes, alignment) for tensor in wanted)
+    with _replace_when_whole(target, total) as file:
+        file.write(header)
+        written = len(header)
+        for tensor in wanted:
+            for chunk in _checked_chunks(target, tensor):
+                file.write(chunk.data)
+                written += chunk.size
+                if progress is not None:
+                    progress(written, total)
+            gap = _pad(tensor.nbytes, alignment) - tensor.nbytes
+            file.write(bytes(gap))
+            written += gap
+    return total
+
+
+def _pad(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+def _check_alignment(path: Path, metadata: Mapping[str, object]) -> int:
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if is_alignment(alignment):
+        return alignment
+    raise FormatError(path, "metadata 'general.alignment'", None, f"is {alignment!r:.80}; {ALIGNMENT_RULE}")
+
+
+def _check_tensors(path: Path, tensors: list[TensorToWrite]) -> None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        length = len(tensor.name.encode())
+        reason = None
+        if not 1 <= length <= LONGEST_TENSOR_NAME_BYTES:
+            reason = f"has a name of {length} bytes; 1 to {LONGEST_TENSOR_NAME_BYTES} are allowed"
+        elif tensor.name in seen:
+            reason = "is there twice"
+        elif not 1 <= len(tensor.shape) <= MAX_DIMENSIONS or min(tensor.shape) < 1:
+            reason = f"has shape {tensor.shape}; 1 to {MAX_DIMENSIONS} sizes, none zero, are allowed"
+        elif tensor.shape[-1] % by_name(tensor.type_name).block_size:
+            reason = f"has rows of {tensor.shape[-1]}; {tensor.type_name} takes {by_name(tensor.type_name).block_size}s"
+        if reason is not None:
+            raise FormatError(path, f"tensor {tensor.name[:80]!r}", None, reason)
+        seen.add(tensor.name)
+
+
+def _pack_header(
+    path: Path, metadata: Mapping[str, object], types: Mapping[str, str], tensors: list[TensorToWrite], alignment: int
+) -> bytes:
+    parts = [MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        try:
+            parts += [pack_string(key), pack_typed_value(value, types.get(key) or infer_type(value))]
+        except ValueError as error:
+            raise FormatError(path, f"metadata {key[:80]!r}", None, str(error)) from error
+    offset = 0
+    for tensor in tensors:
+        shape = tuple(reversed(tensor.shape))  # the file has columns first
+        type_id = by_name(tensor.type_name).id
+        parts.append(pack_string(tensor.name))
+        parts.append(struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, type_id, offset))
+        offset += _pad(tensor.nbytes, alignment)
+    header = b"".join(parts)
+    return header + bytes(_pad(len(header), alignment) - len(header))
+
+
+def _checked_chunks(path: Path, tensor: TensorToWrite) -> Iterator[NDArray[np.uint8]]:
+    """The tensor's chunks as contiguous bytes; FormatError when they are not as many bytes as its shape says."""
+    given = 0
+    for chunk in tensor.chunks():
+        flat = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
+        given += flat.size
+        if given > tensor.nbytes:
+            break
+        yield flat
+    if given != tensor.nbytes:
+        amount = f"more than {tensor.nbytes}" if given > tensor.nbytes else f"{given} instead of {tensor.nbytes}"
+        raise FormatError(path, f"tensor {tensor.name!r}", None, f"was given {amount} bytes")
+
+
+@contextlib.contextmanager
+def _replace_when_whole(target: Path, total_bytes: int) -> Iterator[BinaryIO]:
+    """A file that becomes `target` when the block ends well, and vanishes when it does not."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        _check_room(target, total_bytes)
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        reason = f"cannot be written: {error.strerror or error}"
+        if error.errno in _FULL:
+            reason = f"the disk is full or a limit is reached ({error.strerror}); {total_bytes} bytes are needed"
+        raise FormatError(target, "file", None, f"{reason}; nothing was left behind") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_room(target: Path, total_bytes: int) -> None:
+    """Say so before hours of work when the disk cannot hold the result."""
+    if not hasattr(os, "statvfs"):
+        return
+    disk = os.statvfs(target.parent)
+    if disk.f_bavail * disk.f_frsize < total_bytes:
+        raise OSError(errno.ENOSPC, f"{disk.f_bavail * disk.f_frsize} bytes are free")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself last; not every system can open a folder for that, and the file is whole either way."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

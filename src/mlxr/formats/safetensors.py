@@ -1,0 +1,183 @@
+"""Safetensors models: one file, or a folder with one file or several and an index, and their `config.json`.
+
+Knows the container and how shards belong together; nothing of models. `open_safetensors` maps the files and gives
+tensors whose `data` are views of the mapping. Headers are not trusted: what is wrong with a file is said as
+FormatError(file, field, offset, reason).
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+
+from mlxr.core.errors import FormatError, NotFound
+
+from .ggml_types import GGMLType, by_name
+from .json_file import LARGEST_JSON_BYTES, parse_json_object, read_json_object
+from .mapped_file import MappedFile
+from .tensor import TensorSource
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_DIMENSIONS = 8
+_TYPE_NAMES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+# Kinds that a checkpoint may carry beside its weights (position ids, masks): served, but not as weights.
+_BUFFER_TYPE_NAMES = {"I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64", "F64": "f64"}
+
+
+class SafetensorsFolder:
+    """An open safetensors model.
+
+    config: `config.json` beside the weights, empty when a single file has none. tensors: name to TensorSource, in file
+    order. paths: the weight files.
+    """
+
+    def __init__(self, paths: list[Path], config: dict[str, object]) -> None:
+        self.paths, self.config = paths, config
+        self.tensors: dict[str, TensorSource] = {}
+        self.shard_of: dict[str, Path] = {}
+        self._files = [MappedFile(path) for path in paths]
+        for file in self._files:
+            for name, source in _read_tensors(file).items():
+                if name in self.tensors:
+                    earlier = self.shard_of[name].name
+                    raise FormatError(file.path, f"tensor {name[:80]!r}", None, f"is in {earlier} too")
+                self.tensors[name], self.shard_of[name] = source, file.path
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all weight files together."""
+        return sum(file.size_bytes for file in self._files)
+
+    def close(self) -> None:
+        """Let go of the files; tensors still in use elsewhere keep their mapping alive."""
+        self.tensors.clear()
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> SafetensorsFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFolder:
+    """Open a `.safetensors` file, or a folder as Hugging Face lays it out.
+
+    NotFound: the file, the folder's weights, its `config.json` or a shard is missing. FormatError: a file is broken
+    or holds a type that is not supported.
+    """
+    place = Path(path)
+    if not place.is_dir():
+        config_path = place.with_name("config.json")
+        return SafetensorsFolder([place], read_json_object(config_path) if config_path.exists() else {})
+    config = read_json_object(place / "config.json")
+    if not (place / INDEX_NAME).exists():
+        return SafetensorsFolder([_find_single(place)], config)
+    weight_map = _read_index(place / INDEX_NAME)
+    folder = SafetensorsFolder([place / name for name in dict.fromkeys(weight_map.values())], config)
+    for name, shard in weight_map.items():
+        if folder.shard_of.get(name) != place / shard:
+            reason = f"says {shard} has tensor {name[:80]!r}, which is not there"
+            raise FormatError(place / INDEX_NAME, "weight_map", None, reason)
+    return folder
+
+
+def _find_single(folder: Path) -> Path:
+    if (folder / SINGLE_NAME).exists():
+        return folder / SINGLE_NAME
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise NotFound(f"{folder / INDEX_NAME}: no such file, and without it {len(found)} files cannot be put together")
+    raise NotFound(f"{folder / SINGLE_NAME}: no such file; a model folder holds it, or {INDEX_NAME} and its shards")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Tensor name to file name; the names must stay within the folder."""
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(path, "weight_map", None, "is missing or no object with tensors in it")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not shard.endswith(".safetensors") or {"/", "\\", "\0"} & set(shard):
+            raise FormatError(path, f"weight_map {name[:80]!r}", None, f"{shard!r:.80} is no file of this folder")
+        if not (path.parent / shard).exists():
+            raise NotFound(f"{path.parent / shard}: no such file; {path.name} says it holds {name[:80]!r}")
+    return weight_map
+
+
+def _read_tensors(file: MappedFile) -> dict[str, TensorSource]:
+    """The tensors of one file, in the order of their data."""
+    if file.size_bytes < 8:
+        raise FormatError(file.path, "header length", 0, f"wants 8 bytes, the file has {file.size_bytes}")
+    length = int.from_bytes(file.bytes[:8].tobytes(), "little")
+    if length > min(file.size_bytes - 8, LARGEST_JSON_BYTES):
+        reason = f"is {length}, the file has {file.size_bytes - 8} bytes left and {LARGEST_JSON_BYTES} are allowed"
+        raise FormatError(file.path, "header length", 0, f"{reason}; is it truncated?")
+    header = parse_json_object(file.path, "header", 8, file.bytes[8 : 8 + length].tobytes())
+    header.pop("__metadata__", None)
+    places = [_read_entry(file, name, entry, 8 + length) for name, entry in header.items()]
+    places.sort(key=lambda place: place[1])
+    end, previous = 8 + length, "the header"
+    for name, start, row, shape in places:
+        if start != end:
+            reason = f"starts at byte {start}, but {previous} ends at {end}: tensors may neither overlap nor leave gaps"
+            raise FormatError(file.path, f"tensor {name[:80]!r} data_offsets", 8, reason)
+        end, previous = start + math.prod(shape) * row.type_size, repr(name[:80])
+    if end != file.size_bytes:
+        raise FormatError(file.path, "file", end, f"has {file.size_bytes} bytes, the tensors end at {end}")
+    return {name: _make_source(file, name, start, row, shape) for name, start, row, shape in places}
+
+
+def _make_source(file: MappedFile, name: str, start: int, row: GGMLType, shape: tuple[int, ...]) -> TensorSource:
+    return TensorSource(name, row.name, shape, file.bytes[start : start + math.prod(shape) * row.type_size], file)
+
+
+def _read_entry(
+    file: MappedFile, name: str, entry: object, data_start: int
+) -> tuple[str, int, GGMLType, tuple[int, ...]]:
+    """One entry of the header, checked: name, start in the file, type, shape."""
+
+    def refuse(field: str, reason: str) -> FormatError:
+        return FormatError(file.path, f"tensor {name[:80]!r} {field}".rstrip(), 8, reason)
+
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise refuse("", "is not described by dtype, shape and data_offsets")
+    shape, offsets = _counts(entry["shape"]), _counts(entry["data_offsets"])
+    if shape is None or len(shape) > MAX_DIMENSIONS or 0 in shape:
+        raise refuse("shape", f"is {entry['shape']!r:.80}; up to {MAX_DIMENSIONS} sizes, none zero, are allowed")
+    row = _find_type(name, entry["dtype"])
+    if row is None:
+        known = ", ".join(_TYPE_NAMES)
+        raise refuse("dtype", f"{entry['dtype']!r:.80} is not supported; weights may be {known}")
+    if offsets is None or len(offsets) != 2:
+        raise refuse("data_offsets", f"are {entry['data_offsets']!r:.80}, not two counts")
+    wanted = math.prod(shape) * row.type_size
+    if offsets[1] - offsets[0] != wanted or data_start + offsets[1] > file.size_bytes:
+        reason = f"are {list(offsets)}; shape {list(shape)} takes {wanted} bytes, the file has"
+        raise refuse("data_offsets", f"{reason} {file.size_bytes - data_start} of data; is it truncated?")
+    return name, data_start + offsets[0], row, shape or (1,)
+
+
+def _counts(value: object) -> tuple[int, ...] | None:
+    """A JSON list of whole numbers from 0 to 2**63, or None."""
+    if not isinstance(value, list):
+        return None
+    if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 63 for item in value):
+        return None
+    return tuple(value)
+
+
+def _find_type(name: str, dtype: object) -> GGMLType | None:
+    """The type of a tensor, None when it is not supported: whole numbers and doubles only where no weight is."""
+    is_weight = "weight" in name.rsplit(".", 1)[-1]
+    known = _TYPE_NAMES if is_weight else _TYPE_NAMES | _BUFFER_TYPE_NAMES
+    type_name = known.get(dtype) if isinstance(dtype, str) else None
+    return None if type_name is None else by_name(type_name)

@@ -1,0 +1,83 @@
+"""Causal attention straight over the pages of the cache, grouped-query aware, with an optional sliding window.
+
+Keys and values are read in place through the page table; heads are indexed, never repeated. Query head h reads key
+head h // (heads // kv_heads). With a window w, position p sees positions p - w + 1 to p.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from mlxr.kernels.checks import check_heads, check_pools, refuse
+from mlxr.kernels.choice import Choice
+from mlxr.kernels.context import Context
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.tensor import FloatArray, PoolArray, pool_type
+
+__all__ = ["KV_TYPES", "KVType", "allocate_pools", "attend"]
+
+KVType = Literal["bf16", "f16", "f32"]
+KV_TYPES: tuple[str, ...] = get_args(KVType)
+MAX_PAGE_SIZE = 2**20  # one page may hold a whole context
+
+CHOICE = Choice(__name__)
+
+
+def default_kv_type(ctx: Context) -> KVType:
+    """How a device keeps keys and values unless told otherwise: f32 in the reference, bf16 elsewhere."""
+    return "f32" if ctx.device == "reference" else "bf16"
+
+
+def allocate_pools(
+    ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: KVType | None = None
+) -> tuple[PoolArray, PoolArray]:
+    """One K and one V pool of a layer, each (pages, kv_heads, page_size, head_dim), zeroed.
+
+    Pages of bf16 are packed within (`mlxr.kernels.packing`); write_pages and attend know how, others copy whole pages.
+    """
+    for argument, value in (("pages", pages), ("kv_heads", kv_heads), ("head_dim", head_dim)):
+        if value < 1:
+            refuse("allocate_pools", argument, value, "at least 1")
+    if not 1 <= page_size <= MAX_PAGE_SIZE:
+        refuse("allocate_pools", "page_size", page_size, f"from 1 to {MAX_PAGE_SIZE}")
+    kind = kv_type or default_kv_type(ctx)
+    if kind not in KV_TYPES:
+        refuse("allocate_pools", "kv_type", repr(kind), f"one of {', '.join(KV_TYPES)}")
+    _, implementation = CHOICE.pick(ctx.device)
+    pools: tuple[PoolArray, PoolArray] = implementation.allocate_pools(ctx, pages, kv_heads, page_size, head_dim, kind)
+    return pools
+
+
+def attend(
+    ctx: Context,
+    q: FloatArray,
+    k_pool: PoolArray,
+    v_pool: PoolArray,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+) -> FloatArray:
+    """softmax(scale * q Kᵀ) V for every token of the batch: (T, heads, head_dim) to (T, heads * head_dim).
+
+    The batch's own keys and values must be in the pools already. q may be a view with a free token stride. Raises
+    ValueError for shapes that do not fit and for pages outside the pools.
+    """
+    check_heads("attend", "q", q)
+    check_pools("attend", k_pool, v_pool)
+    tokens, heads, head_dim = q.shape
+    _, kv_heads, page_size, pool_head_dim = k_pool.shape
+    if tokens != batch.tokens or head_dim != pool_head_dim:
+        refuse("attend", "q", f"of shape {q.shape}", f"{batch.tokens} tokens of head_dim {pool_head_dim}")
+    if heads % kv_heads:
+        refuse("attend", "heads of q", heads, f"a multiple of the {kv_heads} key heads")
+    if sliding_window is not None and sliding_window < 1:
+        refuse("attend", "sliding_window", sliding_window, "at least 1")
+    if batch.longest_context > batch.page_table.shape[1] * page_size:
+        wanted = f"pages of {page_size} for a context of {batch.longest_context}"
+        refuse("attend", "page_table", f"{batch.page_table.shape[1]} pages wide", wanted)
+    name, implementation = CHOICE.pick(ctx.device)
+    variant = pool_type(k_pool) if sliding_window is None else f"{pool_type(k_pool)}+window"
+    ctx.ledger.count("attend", name, variant)
+    result: FloatArray = implementation.attend(ctx, q, k_pool, v_pool, batch, scale, sliding_window)
+    return result

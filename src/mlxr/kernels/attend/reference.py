@@ -1,0 +1,77 @@
+"""Reference of `attend`: gather the pages of each sequence, then plain softmax attention head by head.
+
+Gathering copies keys and values; the ledger counts those bytes.
+"""
+
+# ruff: noqa: ARG001 -- every implementation takes the context
+from __future__ import annotations
+
+import numpy as np
+
+from mlxr.kernels.checks import refuse
+from mlxr.kernels.context import Context
+from mlxr.kernels.packing import Offsets, locate_keys, locate_values, widen_bf16
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.tensor import BFLOAT16, POOL_DTYPES, FloatArray, IntArray, PoolArray
+
+
+def allocate_pools(
+    ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
+) -> tuple[PoolArray, PoolArray]:
+    """Two zeroed pools."""
+    shape = (pages, kv_heads, page_size, head_dim)
+    dtype = POOL_DTYPES[kv_type]
+    return np.zeros(shape, dtype), np.zeros(shape, dtype)
+
+
+def attend(
+    ctx: Context,
+    q: FloatArray,
+    k_pool: PoolArray,
+    v_pool: PoolArray,
+    batch: RaggedBatch,
+    scale: float,
+    sliding_window: int | None,
+) -> FloatArray:
+    """Every sequence by itself."""
+    tokens, heads, head_dim = q.shape
+    key_offsets, value_offsets = locate_keys(*k_pool.shape[2:]), locate_values(*k_pool.shape[2:])
+    output = np.empty((tokens, heads, head_dim), np.float32)
+    for sequence in range(batch.sequences):
+        start, stop = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
+        length = int(batch.context_lengths[sequence])
+        keys = gather_pages(ctx, k_pool, batch.page_table[sequence], length, key_offsets)
+        values = gather_pages(ctx, v_pool, batch.page_table[sequence], length, value_offsets)
+        visible = mask_positions(batch.positions[start:stop], length, sliding_window)
+        group = heads // keys.shape[0]
+        for head in range(heads):
+            scores = q[start:stop, head] @ keys[head // group].T * np.float32(scale)
+            output[start:stop, head] = softmax(np.where(visible, scores, -np.inf)) @ values[head // group]
+    return output.reshape(tokens, heads * head_dim)
+
+
+def gather_pages(ctx: Context, pool: PoolArray, page_ids: IntArray, length: int, offsets: Offsets) -> FloatArray:
+    """The first `length` positions of a sequence: (kv_heads, length, head_dim); `offsets` unpack pages of bf16."""
+    pages, kv_heads, page_size, head_dim = pool.shape
+    used = page_ids[: -(-length // page_size)]
+    if used.min() < 0 or used.max() >= pages:
+        refuse("attend", "page_table", used.tolist(), f"pages from 0 to {pages - 1}")
+    taken = pool[used]
+    if pool.dtype == BFLOAT16:
+        taken = widen_bf16(taken.reshape(len(used), kv_heads, -1)[:, :, offsets])
+    gathered = taken.transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)[:, :length]
+    ctx.ledger.add_copied_bytes(gathered.nbytes)
+    return gathered.astype(np.float32)
+
+
+def mask_positions(positions: IntArray, length: int, sliding_window: int | None) -> np.typing.NDArray[np.bool_]:
+    """Which of `length` positions each query position sees: (queries, length)."""
+    distance = positions[:, None] - np.arange(length, dtype=np.int32)[None, :]
+    return (distance >= 0) & (distance < (sliding_window or length))
+
+
+def softmax(scores: FloatArray) -> FloatArray:
+    """Softmax over the last axis."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    result: FloatArray = weights / weights.sum(axis=-1, keepdims=True)
+    return result

@@ -1,0 +1,71 @@
+"""Checks at the boundary of the operators: shapes, types and strides; each costs a fraction of a microsecond.
+
+All raise ValueError whose text names the operator, the argument and both values. Values inside arrays are checked by
+the implementations, which have to look at them anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.kernels.tensor import FLOAT32, INT32, POOL_DTYPES
+
+AnyArray = npt.NDArray[Any]
+
+
+def refuse(operator: str, argument: str, has: object, wants: object) -> NoReturn:
+    """Raise the error all checks raise."""
+    raise ValueError(f"{operator}: {argument} is {has}, expected {wants}")
+
+
+def check_floats(operator: str, argument: str, array: AnyArray, dimensions: int) -> None:
+    """`array` is float32, C-contiguous and has `dimensions` axes."""
+    _check_kind(operator, argument, array, FLOAT32, dimensions)
+    if not array.flags.c_contiguous:
+        refuse(operator, argument, f"an array with strides {array.strides}", "a C-contiguous one")
+
+
+def check_ints(operator: str, argument: str, array: AnyArray, dimensions: int = 1) -> None:
+    """`array` is int32, C-contiguous and has `dimensions` axes."""
+    _check_kind(operator, argument, array, INT32, dimensions)
+    if not array.flags.c_contiguous:
+        refuse(operator, argument, f"an array with strides {array.strides}", "a C-contiguous one")
+
+
+def check_heads(operator: str, argument: str, array: AnyArray) -> None:
+    """`array` is float32 (tokens, heads, head_dim) whose last two axes are contiguous; the token stride is free."""
+    _check_kind(operator, argument, array, FLOAT32, 3)
+    tokens, heads, head_dim = array.shape
+    token_stride, head_stride, element_stride = array.strides
+    packed = element_stride == 4 and (head_stride == 4 * head_dim or heads == 1)
+    if not packed or (tokens > 1 and (token_stride < 4 * heads * head_dim or token_stride % 4)):
+        refuse(operator, argument, f"an array of strides {array.strides}", "heads and head_dim contiguous")
+
+
+def check_pools(operator: str, k_pool: AnyArray, v_pool: AnyArray) -> None:
+    """Both pools are (pages, kv_heads, page_size, head_dim), of one shape and type (POOL_DTYPES), C-contiguous."""
+    for argument, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
+        if pool.dtype not in POOL_DTYPES.values():
+            refuse(operator, argument, pool.dtype, "float16, float32, or uint16 (bf16)")
+        if pool.ndim != 4 or not pool.flags.c_contiguous:
+            refuse(operator, argument, f"of shape {pool.shape} with strides {pool.strides}", "4 dimensions, contiguous")
+    if k_pool.shape != v_pool.shape or k_pool.dtype != v_pool.dtype:
+        refuse(operator, "v_pool", f"{v_pool.dtype} {v_pool.shape}", f"as k_pool: {k_pool.dtype} {k_pool.shape}")
+
+
+def check_size(operator: str, argument: str, has: int, wants: int) -> None:
+    """One length is what it has to be."""
+    if has != wants:
+        refuse(operator, argument, has, wants)
+
+
+def _check_kind(operator: str, argument: str, array: AnyArray, dtype: np.dtype[Any], dimensions: int) -> None:
+    if not isinstance(array, np.ndarray):
+        refuse(operator, argument, f"a {type(array).__name__}", "an array")
+    if array.dtype != dtype:
+        refuse(operator, argument, array.dtype, dtype)
+    if array.ndim != dimensions:
+        refuse(operator, argument, f"of shape {array.shape}", f"{dimensions} dimensions")

@@ -1,0 +1,56 @@
+"""Proof of dispatch: counts which implementation of which operator ran, and the bytes the cache path copied.
+
+Always on: one dictionary update per operator call. Written by the thread that runs the model; `snapshot` may be called
+from any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """`operator` ran `count` times in `implementation` ("cpu", "reference"); `variant` says in which form."""
+
+    operator: str
+    implementation: str
+    variant: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSnapshot:
+    """What was counted since the last reset. `copied_bytes` were gathered out of cache pages before use."""
+
+    dispatches: list[Dispatch]
+    copied_bytes: int
+
+
+class Ledger:
+    """Counts of one context."""
+
+    __slots__ = ("_copied_bytes", "_counts")
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], int] = {}
+        self._copied_bytes = 0
+
+    def count(self, operator: str, implementation: str, variant: str = "") -> None:
+        """Count one call."""
+        key = (operator, implementation, variant)
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def add_copied_bytes(self, count_bytes: int) -> None:
+        """Count bytes of keys or values that were copied out of their pages instead of being read in place."""
+        self._copied_bytes += count_bytes
+
+    def snapshot(self) -> LedgerSnapshot:
+        """The counts so far, sorted by operator, implementation and variant."""
+        counts = self._counts.copy()  # one step under the GIL, so the writer cannot change it half-way
+        return LedgerSnapshot([Dispatch(*key, counts[key]) for key in sorted(counts)], self._copied_bytes)
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        self._counts = {}
+        self._copied_bytes = 0

@@ -1,0 +1,70 @@
+"""Matrix product with weights of any type, one or several at once: y = x Wᵀ + b.
+
+Weights that share their input (query, key and value; gate and up) are prepared together and multiply as one, so that
+the input is quantised once. `prepare` hands the raw blocks to the implementation, which lays them out as its kernels
+like; models see only `LinearWeight`.
+
+On the CPU a row of the result has the same bits whatever the other rows, the threads and the instruction set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlxr.kernels.checks import check_floats, check_size, refuse
+from mlxr.kernels.choice import Choice
+from mlxr.kernels.context import Context
+from mlxr.kernels.linear.weight import LinearWeight
+from mlxr.kernels.tensor import FloatArray, TensorSource
+
+__all__ = ["LinearWeight", "linear", "prepare"]
+
+CHOICE = Choice(__name__)
+
+
+def prepare(
+    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None = None
+) -> LinearWeight:
+    """Make one weight of `tensors`, each (out_features, in_features) with the same in_features.
+
+    `biases` holds for each tensor a float32 vector of its out_features, or None. The sources are released after
+    reading. Raises ValueError for shapes that do not fit, DeviceError for a type the implementation lacks.
+    """
+    if not tensors:
+        refuse("linear.prepare", "tensors", "empty", "at least one tensor")
+    for tensor in tensors:
+        if len(tensor.shape) != 2 or 0 in tensor.shape:
+            refuse("linear.prepare", f"tensor {tensor.name}", f"of shape {tensor.shape}", "(out_features, in_features)")
+        check_size("linear.prepare", f"in_features of {tensor.name}", tensor.shape[1], tensors[0].shape[1])
+    if biases is not None:
+        check_size("linear.prepare", "number of biases", len(biases), len(tensors))
+        for tensor, bias in zip(tensors, biases, strict=True):
+            if bias is not None:
+                check_floats("linear.prepare", f"bias of {tensor.name}", bias, 1)
+                check_size("linear.prepare", f"length of bias of {tensor.name}", bias.shape[0], tensor.shape[0])
+    name, implementation = CHOICE.pick(ctx.device)
+    payload, nbytes = implementation.prepare(ctx, tensors, biases)
+    return LinearWeight(
+        in_features=tensors[0].shape[1],
+        splits=tuple(tensor.shape[0] for tensor in tensors),
+        nbytes=nbytes,
+        variant="+".join(dict.fromkeys(tensor.type_name for tensor in tensors)),
+        implementation=name,
+        payload=payload,
+    )
+
+
+def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
+    """Multiply x (T, in_features) by `weight`: (T, out_features), the outputs of its parts side by side."""
+    check_floats("linear", "x", x, 2)
+    check_size("linear", "columns of x", x.shape[1], weight.in_features)
+    name, implementation = CHOICE.pick(ctx.device)
+    if weight.implementation != name:
+        refuse("linear", "weight", f"prepared for {weight.implementation}", name)
+    if not x.shape[0]:
+        return np.empty((0, weight.out_features), np.float32)
+    ctx.ledger.count("linear", name, weight.variant)
+    result: FloatArray = implementation.linear(ctx, x, weight)
+    return result

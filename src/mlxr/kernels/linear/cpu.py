@@ -1,0 +1,49 @@
+"""`linear` on the CPU: raw blocks are repacked natively into rows interleaved for the vector units, once, at load.
+
+Knows neither layout nor kernels; the native module does. The payload of a weight is its `LinearWeight` object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.context import Context
+from mlxr.kernels.linear.weight import LinearWeight
+from mlxr.kernels.tensor import FloatArray, TensorSource
+
+TYPES = (
+    "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4",
+)  # fmt: skip
+
+
+def prepare(
+    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
+) -> tuple[Any, int]:
+    """The repacked weight and its bytes. Each source is released as soon as it is repacked.
+
+    Raises DeviceError for a type without a kernel, ValueError for columns the type does not allow.
+    """
+    for tensor in tensors:
+        if tensor.type_name not in TYPES:
+            known = ", ".join(TYPES)
+            raise DeviceError(
+                f"tensor {tensor.name} has type {tensor.type_name}, which has no CPU kernel; known are {known}"
+            )
+    weight = ctx.module.LinearWeight(tensors[0].shape[1])
+    for index, tensor in enumerate(tensors):
+        bias = biases[index] if biases is not None else None
+        weight.append(ctx.native, tensor.type_name, tensor.shape[0], tensor.data, bias)
+        tensor.release()
+    return weight, weight.nbytes
+
+
+def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
+    """x Wᵀ + b; the same bits for a row of x whatever the other rows, the threads and the instruction set."""
+    out = np.empty((x.shape[0], weight.out_features), np.float32)
+    ctx.module.linear(ctx.native, x, weight.payload, out)
+    return out

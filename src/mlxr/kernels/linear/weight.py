@@ -1,0 +1,30 @@
+"""A weight, or several that share their input, ready to multiply with: what `prepare` returns and `linear` takes.
+
+What `payload` is only the implementation knows that made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearWeight:
+    """`in_features` inputs, outputs of `splits` features one after another; `nbytes` is what it holds in memory.
+
+    `variant` names the weight types as the ledger shows them ("q4_k", "q4_k+q6_k"); `implementation` is the one whose
+    `payload` this is.
+    """
+
+    in_features: int
+    splits: tuple[int, ...]
+    nbytes: int
+    variant: str
+    implementation: str
+    payload: Any
+
+    @property
+    def out_features(self) -> int:
+        """All output features together."""
+        return sum(self.splits)

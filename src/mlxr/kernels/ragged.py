@@ -1,0 +1,76 @@
+"""The ragged batch: tokens of several sequences one after another, as one forward pass sees them.
+
+Prefill chunks and single decode tokens share one batch. Integers only; knows no model and no cache arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlxr.kernels.checks import check_ints, check_size, refuse
+from mlxr.kernels.tensor import IntArray
+
+_NAME = "RaggedBatch"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedBatch:
+    """T tokens of S sequences; all arrays int32 and C-contiguous.
+
+    token_ids (T,) · positions (T,), position of each token in its sequence · slots (T,), page_id * page_size + offset
+    where the token's K and V go · query_starts (S + 1,), tokens of sequence s are [query_starts[s], query_starts[s+1])
+    · context_lengths (S,), tokens in the cache with this step's · page_table (S, max_pages), page ids in order of
+    position, -1 where there is none · output_rows (R,), the tokens whose logits are wanted.
+
+    The tokens of a sequence are the last ones of its context: positions end at context_length - 1.
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    slots: IntArray
+    query_starts: IntArray
+    context_lengths: IntArray
+    page_table: IntArray
+    output_rows: IntArray
+    longest_context: int = field(init=False)  # tokens of the longest context
+
+    def __post_init__(self) -> None:
+        self._check_shapes()
+        self._check_values()
+        object.__setattr__(self, "longest_context", int(self.context_lengths.max()))
+
+    @property
+    def tokens(self) -> int:
+        """T, tokens in the batch."""
+        return len(self.token_ids)
+
+    @property
+    def sequences(self) -> int:
+        """S, sequences in the batch."""
+        return len(self.context_lengths)
+
+    def _check_shapes(self) -> None:
+        for name in ("token_ids", "positions", "slots", "query_starts", "context_lengths", "output_rows"):
+            check_ints(_NAME, name, getattr(self, name))
+        check_ints(_NAME, "page_table", self.page_table, 2)
+        check_size(_NAME, "length of positions", self.positions.shape[0], self.tokens)
+        check_size(_NAME, "length of slots", self.slots.shape[0], self.tokens)
+        check_size(_NAME, "length of query_starts", self.query_starts.shape[0], self.sequences + 1)
+        check_size(_NAME, "rows of page_table", self.page_table.shape[0], self.sequences)
+        if not self.tokens or not self.sequences:
+            refuse(_NAME, "the batch", f"{self.tokens} tokens of {self.sequences} sequences", "at least one of each")
+
+    def _check_values(self) -> None:
+        starts, lengths = self.query_starts, self.context_lengths
+        queries = starts[1:] - starts[:-1]
+        if starts[0] != 0 or starts[-1] != self.tokens or queries.min() < 1:
+            refuse(_NAME, "query_starts", starts.tolist(), f"ascending from 0 to {self.tokens}, no sequence empty")
+        # positions are the tail of each context: token i of sequence s sits at context_length - query_length + i
+        tails = np.repeat(lengths - starts[1:], queries) + np.arange(self.tokens, dtype=np.int32)
+        if not np.array_equal(tails, self.positions) or tails.min() < 0:
+            refuse(_NAME, "positions", self.positions.tolist(), f"the last ones of contexts of {lengths.tolist()}")
+        rows = self.output_rows
+        if rows.shape[0] and (rows.min() < 0 or rows.max() >= self.tokens):
+            refuse(_NAME, "output_rows", rows.tolist(), f"rows from 0 to {self.tokens - 1}")

@@ -1,0 +1,71 @@
+"""How the rotation frequencies of a model are stretched to a longer context; plain numbers, checked when made.
+
+Kinds (named as `config.json` names them, `ntk` being the one with a fixed base):
+- `linear`: every frequency is divided by the factor (position interpolation, Chen et al. 2023, arXiv:2306.15595).
+- `ntk`: the base becomes base * factor ** (d / (d - 2)), so that high frequencies stay ("NTK-aware" scaling).
+- `yarn`: a ramp between both, and an attention factor (Peng et al. 2023, arXiv:2309.00071).
+- `llama3`: wavelengths below original_context / high_freq_factor stay, those above original_context /
+  low_freq_factor are divided, with a smooth transition (Llama 3.1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mlxr.core.errors import ModelError
+
+ScalingKind = Literal["linear", "ntk", "yarn", "llama3"]
+SCALING_KINDS: tuple[str, ...] = get_args(ScalingKind)
+_NEEDS_ORIGINAL_CONTEXT = ("yarn", "llama3")
+MAX_FACTOR = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """One scaling rule. Fields that a kind does not use keep their defaults; ModelError for values that make no sense.
+
+    `attention_factor` multiplies cos and sin (with yarn: `yarn_attention_factor` unless the model states its own).
+    `original_context` is in tokens. `truncate` rounds the ends of yarn's ramp to whole dimensions.
+    """
+
+    kind: ScalingKind
+    factor: float
+    original_context: int | None = None
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in SCALING_KINDS:
+            raise ModelError(f"rope scaling {self.kind!r} is not known; known are {', '.join(SCALING_KINDS)}")
+        for name in ("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
+            value = getattr(self, name)
+            if not 0 < value <= MAX_FACTOR:  # also refuses NaN
+                raise ModelError(
+                    f"rope scaling {self.kind}: {name} is {value}, expected above 0 and at most {MAX_FACTOR}"
+                )
+        if self.kind in _NEEDS_ORIGINAL_CONTEXT and (self.original_context is None or self.original_context < 1):
+            raise ModelError(f"rope scaling {self.kind}: original_context is {self.original_context}, expected tokens")
+        if self.kind == "yarn" and self.beta_fast < self.beta_slow:
+            raise ModelError(f"rope scaling yarn: beta_fast {self.beta_fast} is below beta_slow {self.beta_slow}")
+        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise ModelError(
+                f"rope scaling llama3: high_freq_factor {self.high_freq_factor} is not above low_freq_factor "
+                f"{self.low_freq_factor}"
+            )
+
+
+def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
+    """The attention factor yarn recommends: 0.1 ln(factor) + 1, or the quotient of two such with given weights."""
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if mscale and mscale_all_dim:
+        return scale(mscale) / scale(mscale_all_dim)
+    return scale(1.0)

@@ -1,0 +1,133 @@
+"""Tables of cos and sin by position, shared by all layers of a model.
+
+Angles are computed in float64, so they are exact to float32 at any position; a row does not depend on how many rows
+the table has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.kernels.checks import check_floats, refuse
+from mlxr.kernels.rope.scaling import RopeScaling
+from mlxr.kernels.tensor import FloatArray
+
+DoubleArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeTable:
+    """cos and sin (positions, rot_dim / 2) of each position and pair.
+
+    `interleaved`: pair i is elements (2i, 2i + 1) of a head, otherwise (i, i + rot_dim / 2). Elements from `rot_dim`
+    on are not rotated.
+    """
+
+    cos: FloatArray
+    sin: FloatArray
+    interleaved: bool
+    rot_dim: int
+
+    def __post_init__(self) -> None:
+        check_floats("RopeTable", "cos", self.cos, 2)
+        check_floats("RopeTable", "sin", self.sin, 2)
+        if self.cos.shape != self.sin.shape or self.rot_dim != 2 * self.cos.shape[1] or not self.rot_dim:
+            shapes = f"{self.cos.shape} and {self.sin.shape}"
+            refuse("RopeTable", "cos and sin", f"of shapes {shapes}", f"(positions, {self.rot_dim} / 2)")
+
+    @property
+    def positions(self) -> int:
+        """Positions from 0 that the table covers."""
+        return len(self.cos)
+
+
+def build_table(
+    positions: int,
+    rot_dim: int,
+    theta: float,
+    *,
+    interleaved: bool,
+    scaling: RopeScaling | None = None,
+    frequency_factors: Sequence[float] | None = None,
+) -> RopeTable:
+    """The table of `positions` positions with base `theta` (Su et al. 2021, arXiv:2104.09864).
+
+    `frequency_factors` (rot_dim / 2), as GGUF's `rope_freqs.weight` holds them, divide the frequencies.
+    """
+    frequencies = inverse_frequencies(rot_dim, theta, scaling, frequency_factors)
+    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies[None, :]
+    factor = scaling.attention_factor if scaling is not None else 1.0
+    cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+    return RopeTable(cos.astype(np.float32), sin.astype(np.float32), interleaved, rot_dim)
+
+
+def inverse_frequencies(
+    rot_dim: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    frequency_factors: Sequence[float] | None = None,
+) -> DoubleArray:
+    """Radians per position of each pair, (rot_dim / 2,): theta ** (-2 i / rot_dim), scaled."""
+    if rot_dim < 2 or rot_dim % 2:
+        refuse("build_table", "rot_dim", rot_dim, "an even number from 2")
+    frequencies = _plain(rot_dim, theta)
+    if scaling is not None:
+        frequencies = _scale(frequencies, rot_dim, theta, scaling)
+    if frequency_factors is not None:
+        if len(frequency_factors) != rot_dim // 2:
+            refuse("build_table", "length of frequency_factors", len(frequency_factors), rot_dim // 2)
+        frequencies = frequencies / np.asarray(frequency_factors, dtype=np.float64)
+    return frequencies
+
+
+def _plain(rot_dim: int, theta: float) -> DoubleArray:
+    exponents = np.arange(0, rot_dim, 2, dtype=np.float64) / rot_dim
+    result: DoubleArray = float(theta) ** -exponents
+    return result
+
+
+def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:
+    match scaling.kind:
+        case "linear":
+            return plain / scaling.factor
+        case "ntk":
+            if rot_dim < 4:
+                refuse("build_table", "rot_dim with ntk scaling", rot_dim, "at least 4")
+            return _plain(rot_dim, theta * scaling.factor ** (rot_dim / (rot_dim - 2)))
+        case "yarn":
+            keep = 1.0 - _yarn_ramp(rot_dim, theta, scaling)
+            return plain * keep + plain / scaling.factor * (1.0 - keep)
+        case "llama3":
+            return plain / llama3_factors(plain, scaling)
+
+
+def _yarn_ramp(rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:
+    """0 for pairs that turn often within the original context, 1 for those that hardly turn, a ramp between."""
+
+    def pair_turning(rotations: float) -> float:
+        assert scaling.original_context is not None  # checked when made
+        turns = scaling.original_context / (rotations * 2 * math.pi)
+        return rot_dim * math.log(turns) / (2 * math.log(theta))
+
+    low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rot_dim - 1)
+    width = high - low if high != low else 0.001
+    ramp: DoubleArray = np.clip((np.arange(rot_dim // 2) - low) / width, 0.0, 1.0)
+    return ramp
+
+
+def llama3_factors(plain: DoubleArray, scaling: RopeScaling) -> DoubleArray:
+    """What llama3 scaling divides each plain frequency by; GGUF files store these as `rope_freqs.weight`."""
+    assert scaling.original_context is not None  # checked when made
+    turns = scaling.original_context * plain / (2 * math.pi)  # original context in wavelengths
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    result: DoubleArray = 1.0 / ((1.0 - smooth) / scaling.factor + smooth)
+    return result

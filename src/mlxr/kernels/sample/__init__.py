@@ -1,0 +1,61 @@
+"""Choose the next token of every row of logits.
+
+Steps, in this order: add the logit bias; penalties; (log-probabilities are those of the softmax of this); with
+temperature 0 the largest logit, else divide by the temperature; keep the top_k largest; of these the fewest largest
+whose probabilities reach top_p; of these those of at least min_p times the largest probability; draw from what is
+left. Candidates are ordered by falling logit, equal ones by rising id; the draw takes the first whose cumulative
+probability exceeds `uniform`. Nothing depends on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxr.kernels.checks import check_floats, check_ints, check_size, refuse
+from mlxr.kernels.choice import Choice
+from mlxr.kernels.context import Context
+from mlxr.kernels.sample.row import SampleResult, SampleRow
+from mlxr.kernels.tensor import FloatArray
+
+__all__ = ["SampleResult", "SampleRow", "sample"]
+
+CHOICE = Choice(__name__)
+
+
+def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[SampleResult]:
+    """One result for each row of logits (R, vocabulary), which are left as they are.
+
+    Raises ValueError for ids outside the vocabulary, for values no rule allows, and for a row without a finite logit;
+    the text names the row.
+    """
+    check_floats("sample", "logits", logits, 2)
+    check_size("sample", "number of rows", len(rows), logits.shape[0])
+    for index, row in enumerate(rows):
+        _check_row(index, row, logits.shape[1])
+    if not rows:
+        return []
+    name, implementation = CHOICE.pick(ctx.device)
+    ctx.ledger.count("sample", name, "greedy" if all(row.temperature == 0 for row in rows) else "random")
+    results: list[SampleResult] = implementation.sample(ctx, logits, rows)
+    return results
+
+
+def _check_row(index: int, row: SampleRow, vocabulary: int) -> None:
+    where = f"rows[{index}]."
+    positive = row.temperature >= 0 and row.top_k >= 0 and row.top_logprobs >= 0 and row.repetition_penalty > 0
+    if not (positive and 0 < row.top_p <= 1 and 0 <= row.min_p <= 1 and 0 <= row.uniform < 1):
+        refuse("sample", f"rows[{index}]", row, "values in the ranges of SamplingParams and uniform in [0, 1)")
+    for name, ids, values in (
+        ("history", row.history_ids, row.history_counts),
+        ("bias", row.bias_ids, row.bias_values),
+    ):
+        if not ids.shape[0] and not values.shape[0]:
+            continue
+        check_ints("sample", f"{where}{name}_ids", ids)
+        if name == "history":
+            check_ints("sample", f"{where}history_counts", row.history_counts)
+        else:
+            check_floats("sample", f"{where}bias_values", row.bias_values, 1)
+        check_size("sample", f"{where}{name}: number of values", values.shape[0], ids.shape[0])
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            refuse("sample", f"{where}{name}_ids", ids.tolist(), f"ids from 0 to {vocabulary - 1}")

@@ -1,0 +1,78 @@
+"""What the operators call an array and a weight tensor, so that callers need not know NumPy.
+
+A weight tensor is whatever has the attributes of `TensorSource`: usually raw blocks in a mapped file. It knows how to
+decode itself; which kernels multiply by it without decoding is the business of `linear` and `embed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+ByteArray = npt.NDArray[np.uint8]
+PoolArray = npt.NDArray[Any]  # f16, f32, or bf16 as uint16: one K or V pool of the cache
+
+FLOAT32 = np.dtype(np.float32)
+FLOAT16 = np.dtype(np.float16)
+INT32 = np.dtype(np.int32)
+BFLOAT16 = np.dtype(np.uint16)  # NumPy has no bf16
+POOL_DTYPES: dict[str, np.dtype[Any]] = {"bf16": BFLOAT16, "f16": FLOAT16, "f32": FLOAT32}
+
+
+class TensorSource(Protocol):
+    """One named tensor in a file of weights, undecoded.
+
+    `shape` is in NumPy order, (rows, columns) = (out_features, in_features); columns are contiguous and quantised.
+    `type_name` is ggml's spelling ("f32", "f16", "q4_k", ...). `data` is the raw blocks as bytes, read-only.
+    """
+
+    @property
+    def name(self) -> str:
+        """Canonical name."""
+        ...
+
+    @property
+    def type_name(self) -> str:
+        """Type as ggml spells it."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, columns), or one length."""
+        ...
+
+    @property
+    def data(self) -> ByteArray:
+        """Raw blocks."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `data`."""
+        ...
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Decode rows [start:stop] (all by default) to float32; shape (n, columns), or 1-D for a vector."""
+        ...
+
+    def release(self) -> None:
+        """Tell the operating system that the mapped pages behind `data` may go; reading again still works."""
+        ...
+
+
+def pool_type(pool: PoolArray) -> str:
+    """How a pool keeps its values, as ggml spells it: "bf16", "f16" or "f32"."""
+    return next(name for name, dtype in POOL_DTYPES.items() if dtype == pool.dtype)
+
+
+def read_vector(tensor: TensorSource) -> FloatArray:
+    """Decode a small 1-D tensor (norm weight, bias) into an array of its own, then release the source."""
+    if len(tensor.shape) != 1:
+        raise ValueError(f"read_vector: tensor {tensor.name} has shape {tensor.shape}, expected one dimension")
+    values = np.array(tensor.to_float32(), dtype=np.float32, order="C", copy=True)
+    tensor.release()
+    return values

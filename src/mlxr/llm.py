@@ -1,0 +1,178 @@
+"""`LLM`: the front door for Python programs. Opens a model and answers, alone or many prompts at once.
+
+A thin face over the service; everything it does, the command line does through the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.core.settings import resolve
+from mlxr.core.types import SamplingParams
+from mlxr.loading import LoadedModel, Progress
+from mlxr.service.completion import Completion
+from mlxr.service.opening import build_engine, build_session, open_model
+from mlxr.service.prompt import Message, Prompt
+from mlxr.service.session import Session, Stream
+from mlxr.service.stats import SessionStats, collect_stats
+
+__all__ = ["LLM", "Completion"]
+
+
+class LLM:
+    """A model, loaded and ready.
+
+        with LLM("demo") as llm:
+            for completion in llm.generate(["import os", "import re"], SamplingParams(max_tokens=20)):
+                print(completion.text)
+
+    `model` is a `.gguf` file, a Hugging Face folder or a name ("demo"). The other arguments are the settings of the
+    same name (`mlxr.core.settings.SETTINGS` describes them); None leaves the choice to the environment and the
+    defaults. `progress(done, total)` is called while the weights are prepared. Raises MlxrError. Safe to use from
+    several threads: their requests share the engine's batches.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "demo",
+        *,
+        device: str | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+        arena_bytes: int | str | None = None,
+        arena_percent: int | None = None,
+        kv_cache: str | None = None,
+        page_size: int | None = None,
+        kv_type: str | None = None,
+        store_bytes: int | str | None = None,
+        store_folder: str | Path | None = None,
+        context_tokens: int | None = None,
+        max_batch_tokens: int | None = None,
+        max_sequences: int | None = None,
+        prefill_chunk_tokens: int | None = None,
+        max_waiting: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        settings = resolve(
+            {
+                "device": device,
+                "threads": threads,
+                "isa": isa,
+                "arena_bytes": arena_bytes,
+                "arena_percent": arena_percent,
+                "kv_cache": kv_cache,
+                "page_size": page_size,
+                "kv_type": kv_type,
+                "store_bytes": store_bytes,
+                "store_folder": store_folder,
+                "context_tokens": context_tokens,
+                "max_batch_tokens": max_batch_tokens,
+                "max_sequences": max_sequences,
+                "prefill_chunk_tokens": prefill_chunk_tokens,
+                "max_waiting": max_waiting,
+            }
+        )
+        self._name = str(model)
+        loaded = open_model(model, settings, progress)
+        self._opened: tuple[LoadedModel, Session] | None = (
+            loaded,
+            build_session(loaded, build_engine(loaded, settings)),
+        )
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Continue one prompt or several, which are computed together; one completion per prompt, in their order.
+
+        A prompt is text, in which special tokens count as such, or a list of token ids. `params` is for all prompts,
+        or one for each. With `n` above 1 the `choices` of a completion are its prompt's answers. Raises InvalidRequest
+        when one of the prompts cannot be served; the others are cancelled then.
+        """
+        wanted = _list_prompts(prompts)
+        own_params = _list_params(params, len(wanted))
+        return self._session.generate([self._session.encode_prompt(prompt) for prompt in wanted], own_params)
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
+        """The assistant's next message. `messages` are `{"role": ..., "content": ...}`, the oldest first.
+
+        Raises TemplateError when the model has no chat template.
+        """
+        token_ids = self._session.encode_chat(messages)
+        return self._session.generate([token_ids], [params or SamplingParams()])[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Continue one prompt; iterate over the result for TextDelta events and one Finish. Closing it cancels."""
+        return self._session.stream(self._session.encode_prompt(prompt), params or SamplingParams())
+
+    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Stream:
+        """`chat` as a stream of events."""
+        return self._session.stream(self._session.encode_chat(messages), params or SamplingParams())
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model came with a chat template."""
+        return self._session.can_chat
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a prompt, as `generate` reads it: BOS in front where the model wants it."""
+        return self._session.encode_prompt(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, without control tokens; bytes that form no character become U+FFFD."""
+        return self._loaded.tokenizer.decode(token_ids)
+
+    def stats(self) -> SessionStats:
+        """What the model takes, what its cache holds, what was computed, and by which implementation of operators."""
+        return collect_stats(self._loaded, self._session.stats())
+
+    def close(self) -> None:
+        """Bring cache pages to disk where that is asked for, give the memory back; no use is possible afterwards."""
+        if self._opened is not None:
+            self._session.close()
+            self._loaded.close()
+            self._opened = None
+
+    @property
+    def _loaded(self) -> LoadedModel:
+        return self._require_open()[0]
+
+    @property
+    def _session(self) -> Session:
+        return self._require_open()[1]
+
+    def _require_open(self) -> tuple[LoadedModel, Session]:
+        if self._opened is None:
+            raise InvalidRequest("LLM", f"{self._name} is closed; open it again")
+        return self._opened
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list. A flat list of ids is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(hasattr(item, "__index__") for item in listed):
+        return [listed]  # type: ignore[list-item]
+    for item in listed:
+        if hasattr(item, "__index__"):
+            raise InvalidRequest("prompts", "mixes token ids with whole prompts")
+    return listed  # type: ignore[return-value]
+
+
+def _list_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidRequest("params", f"must be one for all prompts or one for each; got {len(params)} for {count}")
+    return list(params)

@@ -1,0 +1,270 @@
+"""From a path or a name to a model that can run: the one place where files, tokenizer and model meet.
+
+`find_model` turns what the user typed into a path, `load` opens it, builds the decoder on a device and reads the
+tokenizer and the chat template. `open_source` opens the same files to be written anew as GGUF. Knows no engine and no
+conversation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import pkgutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import cast
+
+import numpy as np
+
+import mlxr.kernels
+from mlxr.core.errors import NotFound
+from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, hash_tensors, open_gguf, open_safetensors
+from mlxr.kernels.context import Context, Device
+from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
+from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors, gguf_row_order, rename_hf_tensors
+from mlxr.models.weights import check_tensors
+from mlxr.tokenizers import (
+    ChatTemplate,
+    Tokenizer,
+    chat_template_from_folder,
+    chat_template_from_gguf,
+    from_folder,
+    from_gguf,
+    to_gguf_metadata,
+)
+
+ASSETS = Path(__file__).parent / "assets"
+MAX_SHOWN_CHARACTERS = 200
+NAMED_MODELS: Mapping[str, str] = {"demo": "demo.gguf", "demo-draft": "demo-draft.gguf"}
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run. `weight_bytes` are what the weights take in memory, `file_bytes` what they take on disk.
+
+    `fingerprint` (32 bytes) changes with everything that can change a bit of what the model computes: its weights and
+    configuration, the kind of device and the build of the kernels. It is the same for all instruction sets and
+    numbers of threads, as these change no bit.
+    """
+
+    name: str
+    path: Path
+    ctx: Context
+    model: Decoder
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    load_s: float
+    weight_bytes: int
+    file_bytes: int
+    file: GGUFFile | SafetensorsFolder
+    fingerprint: bytes
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.file.close()
+
+    def __enter__(self) -> LoadedModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a file format gives: tensors under their canonical names, and what stands beside them."""
+
+    file: GGUFFile | SafetensorsFolder
+    tensors: Mapping[str, TensorSource]
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def load(
+    path_or_name: str | Path,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    isa: str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Open a model and make it ready on `device` ("auto" is "cpu").
+
+    `progress(done, total)` is called while weights are prepared. Raises NotFound, FormatError, ModelError,
+    TokenizerError, TemplateError or DeviceError.
+    """
+    start_s = time.perf_counter()
+    path = find_model(path_or_name)
+    ctx = Context(cast(Device, "cpu" if device == "auto" else device), threads, isa)
+    parts = _open_folder(path) if path.is_dir() else _open_gguf(path)
+    try:
+        model = Decoder(ctx, parts.config, parts.tensors, progress)
+        fingerprint = _fingerprint(ctx, parts)
+    except BaseException:
+        parts.file.close()
+        raise
+    return LoadedModel(
+        name=str(path_or_name),
+        path=path,
+        ctx=ctx,
+        model=model,
+        config=parts.config,
+        tokenizer=parts.tokenizer,
+        chat_template=parts.chat_template,
+        load_s=time.perf_counter() - start_s,
+        weight_bytes=model.weight_bytes,
+        file_bytes=sum(tensor.nbytes for tensor in parts.tensors.values()),
+        file=parts.file,
+        fingerprint=fingerprint,
+    )
+
+
+def find_model(path_or_name: str | Path) -> Path:
+    """The file or folder of a model given by name or path; raises NotFound with what is near."""
+    file_name = NAMED_MODELS.get(str(path_or_name))
+    path = _expand_home(Path(path_or_name)) if file_name is None else ASSETS / file_name
+    if not _holds(path.exists):
+        if file_name is not None:
+            raise NotFound(f"the model {path_or_name} is missing from this installation ({path}); install mlxr again")
+        name = str(path_or_name)
+        shown = name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "…"
+        raise NotFound(f"{shown}: no such file, folder or named model{_suggest(path)}")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise NotFound(f"{path}: the folder has no config.json, so it is no model{_list_models(path)}")
+    if path.suffix == ".safetensors":
+        raise NotFound(f"{path}: give the folder that holds it, with config.json and the tokenizer: {path.parent}")
+    return path
+
+
+def list_native_operators() -> frozenset[str]:
+    """Names of the operators that have a native CPU implementation, as the ledger spells them."""
+    return frozenset(
+        module.name
+        for module in pkgutil.iter_modules(mlxr.kernels.__path__)
+        if module.ispkg and importlib.util.find_spec(f"mlxr.kernels.{module.name}.cpu") is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModel:
+    """A model as it would be written to GGUF: canonical names, in the order of the file.
+
+    `row_orders` tells which row of a source tensor comes where, for those that GGUF lays out differently;
+    `extra` are small vectors that only GGUF has. `metadata_types` are the types the source file gave its keys.
+    """
+
+    config: ModelConfig
+    metadata: Mapping[str, object]
+    metadata_types: Mapping[str, str]
+    tensors: Mapping[str, TensorSource]
+    row_orders: Mapping[str, list[int]]
+    extra: Mapping[str, list[float]]
+    file: GGUFFile | SafetensorsFolder
+
+
+def open_source(path_or_name: str | Path) -> SourceModel:
+    """Open a model for conversion; nothing is decoded yet. Raises as `load` does."""
+    path = find_model(path_or_name)
+    if not path.is_dir():
+        file = open_gguf(path)
+        config = config_from_gguf(file.metadata, file.tensors.keys())
+        check_tensors(config, file.tensors)
+        return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file)
+    folder = open_safetensors(path)
+    config = config_from_hf(folder.config)
+    tensors = rename_hf_tensors(folder.tensors)
+    check_tensors(config, tensors)
+    if config.tied_embeddings:  # a stored copy would say the contrary in GGUF
+        tensors.pop("output.weight", None)
+    orders = {name: gguf_row_order(name, config) for name in tensors}
+    factors = gguf_rope_factors(config)
+    return SourceModel(
+        config=config,
+        metadata={"general.name": path.resolve().name} | gguf_metadata(config) | to_gguf_metadata(path),
+        metadata_types={},
+        tensors=tensors,
+        row_orders={name: order for name, order in orders.items() if order is not None},
+        extra={} if factors is None else {ROPE_FACTORS: factors},
+        file=folder,
+    )
+
+
+def _open_gguf(path: Path) -> _Parts:
+    file = open_gguf(path)
+    try:
+        tokenizer = from_gguf(file.metadata)
+        return _Parts(
+            file,
+            file.tensors,
+            config_from_gguf(file.metadata, file.tensors.keys()),
+            tokenizer,
+            chat_template_from_gguf(file.metadata, tokenizer),
+        )
+    except BaseException:
+        file.close()
+        raise
+
+
+def _open_folder(path: Path) -> _Parts:
+    file = open_safetensors(path)
+    try:
+        tokenizer = from_folder(path)
+        config = config_from_hf(file.config)
+        tensors = rename_hf_tensors(file.tensors)
+        return _Parts(file, tensors, config, tokenizer, chat_template_from_folder(path, tokenizer))
+    except BaseException:
+        file.close()
+        raise
+
+
+def _fingerprint(ctx: Context, parts: _Parts) -> bytes:
+    """See LoadedModel. Weights are read after they were prepared, while the file is still in the system's memory."""
+    digest = hashlib.blake2b(repr(parts.config).encode(), digest_size=32)
+    digest.update(hash_tensors(parts.tensors, parts.file.paths))
+    if ctx.module is None:
+        digest.update(f"{ctx.device}: numpy {np.__version__}".encode())
+    else:
+        digest.update(Path(ctx.module.__file__).read_bytes())
+    return digest.digest()
+
+
+def _expand_home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~name without such a user: then it is meant as written
+        return path
+
+
+def _holds(question: Callable[[], bool]) -> bool:
+    """The answer to a question about a path; no for one that is too long to be a path."""
+    try:
+        return question()
+    except OSError:
+        return False
+
+
+def _suggest(path: Path) -> str:
+    """The end of a NotFound message: names and neighbouring models that look alike."""
+    if not _holds(path.parent.is_dir):
+        return f"; the folder {str(path.parent)[:MAX_SHOWN_CHARACTERS]} does not exist either"
+    names = {*NAMED_MODELS, *(entry.name for entry in path.parent.iterdir() if _looks_like_model(entry))}
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else "; give a .gguf file, a Hugging Face folder, or demo"
+
+
+def _list_models(folder: Path) -> str:
+    found = sorted(str(entry) for entry in folder.iterdir() if _looks_like_model(entry))
+    return f"; did you mean {' or '.join(found[:3])}?" if found else ""
+
+
+def _looks_like_model(path: Path) -> bool:
+    return path.suffix == ".gguf" or (path / "config.json").is_file()

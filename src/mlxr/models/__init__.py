@@ -1,0 +1,8 @@
+"""Architectures: structure and weight names, no scheduling. One decoder, configured by a row and a file's numbers."""
+
+from mlxr.models.config import ModelConfig
+from mlxr.models.decoder import Decoder
+from mlxr.models.gguf_config import config_from_gguf
+from mlxr.models.hf_config import config_from_hf
+
+__all__ = ["Decoder", "ModelConfig", "config_from_gguf", "config_from_hf"]

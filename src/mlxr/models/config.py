@@ -1,0 +1,96 @@
+"""What a model is, as numbers: the shape that decides which tensors it has and what the decoder does with them.
+
+Made by `gguf_config` and `hf_config` out of files that may lie; a `ModelConfig` checks itself, so everything after it
+may rely on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.activate import ACTIVATIONS, Activation
+from mlxr.kernels.rope import RopeScaling
+
+MAX_LAYERS = 1024
+MAX_WIDTH = 1 << 20  # hidden and feed-forward size
+MAX_HEADS = 1024
+MAX_HEAD_DIM = 1024
+MAX_VOCABULARY = 1 << 24
+MAX_CONTEXT = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A decoder-only transformer: pre-norm, rotary positions, grouped-query attention, gated feed-forward.
+
+    Sizes are counts; `head_dim` need not be hidden / heads. `rope_dim` elements of each head are rotated;
+    `rope_interleaved` pairs neighbours (GGUF's order for llama), otherwise halves. `sliding_window` w: position p
+    sees p - w + 1 to p, in every layer. `context_length` is the longest sequence the model is meant for.
+    Raises ModelError, naming the field, for values that contradict each other.
+    """
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab_size: int
+    context_length: int
+    rms_eps: float
+    rope_theta: float
+    rope_dim: int
+    rope_interleaved: bool
+    rope_scaling: RopeScaling | None = None
+    sliding_window: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    ffn_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    activation: Activation = "silu"
+
+    def __post_init__(self) -> None:
+        for name, high in _LIMITS.items():
+            value = getattr(self, name)
+            if not 1 <= value <= high:
+                raise ModelError(f"model has {name} {value}, expected from 1 to {high}")
+        if self.heads % self.kv_heads:
+            raise ModelError(f"model has {self.heads} heads, which its kv_heads {self.kv_heads} do not divide")
+        if self.rope_dim % 2 or self.rope_dim > self.head_dim:
+            raise ModelError(f"model has rope_dim {self.rope_dim}, expected even and at most head_dim {self.head_dim}")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "ntk" and self.rope_dim < 4:
+            raise ModelError(f"model has rope_dim {self.rope_dim} with ntk scaling, which needs at least 4")
+        if not 0 < self.rms_eps < 1:
+            raise ModelError(f"model has rms_eps {self.rms_eps}, expected between 0 and 1")
+        if not 1 < self.rope_theta <= 1e15:
+            raise ModelError(f"model has rope_theta {self.rope_theta}, expected above 1 and at most 1e15")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ModelError(f"model has sliding_window {self.sliding_window}, expected at least 1")
+        if self.activation not in ACTIVATIONS:
+            raise ModelError(f"model has activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+
+    @property
+    def q_features(self) -> int:
+        """Features of all query heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_features(self) -> int:
+        """Features of all key heads together, which are those of all value heads."""
+        return self.kv_heads * self.head_dim
+
+
+_LIMITS = {
+    "layers": MAX_LAYERS,
+    "hidden": MAX_WIDTH,
+    "heads": MAX_HEADS,
+    "kv_heads": MAX_HEADS,
+    "head_dim": MAX_HEAD_DIM,
+    "ffn": MAX_WIDTH,
+    "vocab_size": MAX_VOCABULARY,
+    "context_length": MAX_CONTEXT,
+    "rope_dim": MAX_HEAD_DIM,
+}

@@ -1,0 +1,125 @@
+"""The decoder: token ids and a paged cache in, logits out. One for all architectures.
+
+Written against the operators only; what a model is comes from its `ModelConfig`, what it weighs from its tensors. It
+schedules nothing: which tokens of which sequences run is the caller's batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.context import Context
+from mlxr.kernels.embed import embed
+from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.rope import RopeTable, build_table
+from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
+from mlxr.models.config import ModelConfig
+from mlxr.models.layer import load_layer
+from mlxr.models.names import ROPE_FACTORS
+from mlxr.models.weights import check_tensors
+
+FIRST_POSITIONS = 2048  # the rotation table starts this long and doubles
+
+
+class Pools(Protocol):
+    """What the decoder needs of the cache's arena: one K and one V pool for each layer."""
+
+    @property
+    def k_pools(self) -> Sequence[PoolArray]:
+        """Pools of keys."""
+        ...
+
+    @property
+    def v_pools(self) -> Sequence[PoolArray]:
+        """Pools of values."""
+        ...
+
+
+class Decoder:
+    """A model ready to run.
+
+    `tensors` are by canonical name; their files must stay open, as rows of the embedding table are read when needed.
+    Loading goes layer by layer and releases each source, so at most one layer is in memory twice; `progress` is called
+    with (parts done, parts in all). Raises ModelError for tensors that do not fit the configuration.
+
+    `weight_bytes` is what the weights take in memory, the embedding table as stored; `step_bytes` what a step reads.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        config: ModelConfig,
+        tensors: Mapping[str, TensorSource],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        check_tensors(config, tensors)
+        self.ctx = ctx
+        self.config = config
+        self._layers = []
+        for index in range(config.layers):
+            self._layers.append(load_layer(ctx, config, tensors, index))
+            if progress is not None:
+                progress(index + 1, config.layers + 1)
+        self._table = tensors["token_embd.weight"]
+        self._output_norm = read_vector(tensors["output_norm.weight"])
+        self._output = prepare(ctx, [self._table if config.tied_embeddings else tensors["output.weight"]])
+        factors = tensors.get(ROPE_FACTORS)
+        self._rope_factors: list[float] | None = None if factors is None else read_vector(factors).tolist()
+        self._rope = self._build_rope(min(FIRST_POSITIONS, config.context_length))
+        if progress is not None:
+            progress(config.layers + 1, config.layers + 1)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of weights that one forward step reads, the few rows of the embedding table aside."""
+        return sum(layer.step_bytes for layer in self._layers) + self._output_norm.nbytes + self._output.nbytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.step_bytes + self._table.nbytes
+
+    def forward(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
+        """Run the batch, write its keys and values into the pools, return the logits (R, vocab) of its output rows.
+
+        Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools, ModelError for a
+        context beyond `context_length`.
+        """
+        ctx, config = self.ctx, self.config
+        table = self._cover_positions(batch.longest_context)
+        stream = embed(ctx, batch.token_ids, self._table)
+        delta: FloatArray | None = None
+        for layer, k_pool, v_pool in zip(self._layers, arena.k_pools, arena.v_pools, strict=True):
+            stream, delta = layer.forward(ctx, stream, delta, batch, table, k_pool, v_pool)
+        rows = batch.output_rows
+        residual = None if delta is None else delta[rows]
+        normed, _ = rms_norm(ctx, stream[rows], self._output_norm, config.rms_eps, residual)
+        return linear(ctx, normed, self._output)
+
+    def _cover_positions(self, longest_context: int) -> RopeTable:
+        """The rotation table, grown when a context has outgrown it; rows that were there keep their values."""
+        if longest_context > self._rope.positions:
+            if longest_context > self.config.context_length:
+                raise ModelError(
+                    f"a context of {longest_context} tokens is beyond the model's {self.config.context_length}"
+                )
+            positions = self._rope.positions
+            while positions < longest_context:
+                positions *= 2
+            self._rope = self._build_rope(min(positions, self.config.context_length))
+        return self._rope
+
+    def _build_rope(self, positions: int) -> RopeTable:
+        config = self.config
+        return build_table(
+            positions,
+            config.rope_dim,
+            config.rope_theta,
+            interleaved=config.rope_interleaved,
+            scaling=config.rope_scaling,
+            frequency_factors=self._rope_factors,
+        )

@@ -1,0 +1,118 @@
+"""Read values out of metadata that anybody may have written: every value has a type and a range, or a ModelError.
+
+Knows no architecture. The error names the key as the file spells it, what it holds and what it may hold.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+from mlxr.core.errors import ModelError
+
+
+class Fields:
+    """Typed access to `values`; keys are given without `prefix`. A null value counts as absent."""
+
+    __slots__ = ("_prefix", "_values")
+
+    def __init__(self, values: Mapping[str, object], prefix: str = "") -> None:
+        self._values = values
+        self._prefix = prefix
+
+    def key(self, name: str) -> str:
+        """The key as the file spells it."""
+        return self._prefix + name
+
+    def get(self, name: str) -> object:
+        """The raw value, or None."""
+        return self._values.get(self._prefix + name)
+
+    def has(self, name: str) -> bool:
+        """Whether the key is there at all, null or not."""
+        return self._prefix + name in self._values
+
+    def refuse(self, name: str, wants: str) -> NoReturn:
+        """Raise the error about one value."""
+        value = self.get(name)
+        has = "missing" if value is None else f"{_shorten(value)}"
+        raise ModelError(f"{self.key(name)} is {has}, expected {wants}")
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """A whole number in [low, high]; a list of equal ones (some files state a value per layer) counts as one."""
+        value = self.get(name)
+        wants = f"a whole number from {low} to {high}"
+        if value is None:
+            return self.refuse(name, wants) if default is None else default
+        number = _as_integer(value)
+        if number is None or not low <= number <= high:
+            self.refuse(name, wants)
+        return number
+
+    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
+        """A finite number in [low, high]."""
+        value = self.get(name)
+        wants = f"a number from {low:g} to {high:g}"
+        if value is None:
+            return self.refuse(name, wants) if default is None else default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(name, wants)
+        if not low <= value <= high:  # true of NaN, and safe with integers beyond any float
+            self.refuse(name, wants)
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        value = self.get(name)
+        if value is None:
+            return self.refuse(name, "a string") if default is None else default
+        if not isinstance(value, str):
+            self.refuse(name, "a string")
+        return value
+
+    def mapping(self, name: str) -> Fields | None:
+        """A nested object, or None when absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            self.refuse(name, "an object")
+        nested = {f"{self.key(name)}.{key}": item for key, item in value.items()}
+        return Fields(nested, f"{self.key(name)}.")
+
+    def refuse_unless(self, names: Iterable[str], harmless: tuple[object, ...], why: str) -> None:
+        """Raise for any of `names` that is there with a value other than the `harmless` ones."""
+        for name in names:
+            value = self.get(name)
+            if value is not None and not (isinstance(value, int | float | str) and value in harmless):
+                raise ModelError(f"{self.key(name)} is {_shorten(value)}: {why}")
+
+
+def _as_integer(value: object) -> int | None:
+    if isinstance(value, bool | str | bytes):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    if not isinstance(value, Iterable):
+        return None
+    items = {_as_integer(item) if not isinstance(item, Iterable) else None for item in value}
+    return items.pop() if len(items) == 1 else None
+
+
+def _shorten(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    text = " ".join(repr(value).split())  # arrays print over several lines
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,119 @@
+"""Model configuration out of the metadata of a GGUF file; `names.gguf_metadata` goes the other way.
+
+Keys are those of the GGUF specification (`llama.block_count`, ...). Whether a model has biases or an output matrix of
+its own is seen from the names of its tensors, as the metadata does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sized
+
+from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
+from mlxr.models import config as limits
+from mlxr.models.architectures import by_gguf_name
+from mlxr.models.config import ModelConfig
+from mlxr.models.fields import Fields
+
+_UNUSED = (0,)
+_REFUSED = (
+    # keys, harmless values, why
+    (("expert_count", "expert_used_count"), _UNUSED, "mixture of experts is not supported"),
+    (("attn_logit_softcapping", "final_logit_softcapping"), _UNUSED, "logit soft-capping is not supported"),
+    (("logit_scale", "embedding_scale", "residual_scale", "attention.scale"), (0, 1), "not supported"),
+    (("attention.clamp_kqv", "attention.max_alibi_bias"), _UNUSED, "not supported"),
+    (("attention.causal",), (True,), "only causal attention is supported"),
+    (("use_parallel_residual",), (False,), "parallel residual is not supported"),
+    (("rope.scaling.alpha",), (0, 1), "not supported; convert the model with its frequency base scaled"),
+    (("rope.scaling.yarn_log_multiplier",), _UNUSED, "not supported"),
+    (("rope.scaling.yarn_ext_factor",), (1,), "only full yarn extrapolation (1) is supported"),
+    (("rope.dimension_sections", "rope.freq_base_swa"), (), "not supported"),
+    (("attention.sliding_window_pattern",), (), "windows that differ by layer are not supported"),
+    (("tensor_data_layout",), ("Meta AI original pth",), "not a known layout"),
+)
+
+
+def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[str]) -> ModelConfig:
+    """The configuration of a GGUF file. Raises ModelError naming the key that is missing, absurd or not supported."""
+    row = by_gguf_name(Fields(metadata).text("general.architecture"))
+    fields = Fields(metadata, f"{row.gguf_name}.")
+    for names, harmless, why in _REFUSED:
+        fields.refuse_unless(names, harmless, why)
+    hidden = fields.integer("embedding_length", 1, limits.MAX_WIDTH)
+    heads = fields.integer("attention.head_count", 1, limits.MAX_HEADS)
+    head_dim = _read_head_dim(fields, hidden, heads)
+    kv_heads = fields.integer("attention.head_count_kv", 1, limits.MAX_HEADS, default=heads)
+    if heads % kv_heads:
+        fields.refuse("attention.head_count_kv", f"a divisor of the {heads} heads")
+    rope_dim = fields.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM, default=head_dim)
+    if rope_dim % 2 or rope_dim > head_dim:
+        fields.refuse("rope.dimension_count", f"an even number up to the head size {head_dim}")
+    context_length = fields.integer("context_length", 1, limits.MAX_CONTEXT)
+    return ModelConfig(
+        architecture=row.name,
+        layers=fields.integer("block_count", 1, limits.MAX_LAYERS),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=fields.integer("feed_forward_length", 1, limits.MAX_WIDTH),
+        vocab_size=_read_vocab_size(metadata, fields),
+        context_length=context_length,
+        rms_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-30, 0.5),
+        rope_theta=fields.number("rope.freq_base", 1.0001, 1e15, default=10000.0),
+        rope_dim=rope_dim,
+        rope_interleaved=row.gguf_interleaved,
+        rope_scaling=_read_scaling(fields, context_length),
+        sliding_window=fields.integer("attention.sliding_window", 0, limits.MAX_CONTEXT, default=0) or None,
+        qkv_bias=row.qkv_bias or "blk.0.attn_q.bias" in tensor_names,
+        output_bias="blk.0.attn_output.bias" in tensor_names,
+        ffn_bias="blk.0.ffn_gate.bias" in tensor_names,
+        qk_norm=row.qk_norm,
+        tied_embeddings="output.weight" not in tensor_names,
+    )
+
+
+def _read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    if fields.get("attention.key_length") is None and hidden % heads:
+        fields.refuse("attention.head_count", f"a divisor of the embedding length {hidden}")
+    head_dim = fields.integer("attention.key_length", 2, limits.MAX_HEAD_DIM, default=hidden // heads)
+    if fields.integer("attention.value_length", 1, limits.MAX_HEAD_DIM, default=head_dim) != head_dim:
+        fields.refuse("attention.value_length", f"the key length {head_dim}")
+    return head_dim
+
+
+def _read_vocab_size(metadata: Mapping[str, object], fields: Fields) -> int:
+    """Stated, or the number of tokens in the vocabulary; they must agree when both are there."""
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    count = len(tokens) if isinstance(tokens, Sized) and not isinstance(tokens, str) and len(tokens) else None
+    stated = fields.integer("vocab_size", 1, limits.MAX_VOCABULARY, default=count)
+    if count is not None and stated != count:
+        fields.refuse("vocab_size", f"the {count} tokens of tokenizer.ggml.tokens")
+    return stated
+
+
+def _read_scaling(fields: Fields, context_length: int) -> RopeScaling | None:
+    factor_key = "rope.scaling.factor" if fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
+    factor = fields.number(factor_key, 0.0, 1e6, default=0.0)  # 0 is how writers say "none"
+    kind = fields.text("rope.scaling.type", default="linear")
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", factor)
+    if kind != "yarn":
+        fields.refuse("rope.scaling.type", "none, linear or yarn")
+    if factor <= 0:
+        fields.refuse(factor_key, "a factor above 0")
+    stated = "rope.scaling.yarn_attn_factor"
+    if fields.get(stated) is None:
+        stated = "rope.scaling.attn_factor"
+    return RopeScaling(
+        "yarn",
+        factor,
+        original_context=fields.integer(
+            "rope.scaling.original_context_length", 1, limits.MAX_CONTEXT, default=context_length
+        ),
+        # files state what the recommended factor is multiplied by
+        attention_factor=fields.number(stated, 1e-6, 1e6, default=1.0) * yarn_attention_factor(factor),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 1e-6, 1e6, default=32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1e-6, 1e6, default=1.0),
+    )

@@ -1,0 +1,198 @@
+"""Model configuration out of a Hugging Face `config.json`, both in the older spelling (`rope_theta`, `rope_scaling`)
+and in the newer one (`rope_parameters`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.activate import Activation
+from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
+from mlxr.models import config as limits
+from mlxr.models.architectures import Architecture, by_hf_class, by_name
+from mlxr.models.config import ModelConfig
+from mlxr.models.fields import Fields
+
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+_REFUSED = (
+    # keys, harmless values, why
+    (("num_local_experts", "num_experts", "n_routed_experts"), (0,), "mixture of experts is not supported"),
+    (("attn_logit_softcapping", "final_logit_softcapping"), (0,), "logit soft-capping is not supported"),
+    (("quantization_config",), (), "quantised checkpoints are not supported; convert the original weights"),
+    (("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), (1,), "not supported"),
+    (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
+)
+_DEFAULT_WINDOW = 4096  # what these families mean when the key is not there
+_DEFAULT_FULL_LAYERS = 28
+_REFUSED_SCALING = {
+    "dynamic": "it would turn cached keys by other angles as a text grows; use type ntk with a fixed factor, or yarn",
+    "longrope": "it is not used by the supported architectures",
+    "su": "it is not used by the supported architectures",
+    "mrope": "it is for images",
+}
+
+
+def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
+    """The configuration of a model folder. Raises ModelError naming a key that is missing, absurd or not supported."""
+    fields = Fields(config)
+    row = _find_architecture(fields)
+    for names, harmless, why in _REFUSED:
+        fields.refuse_unless(names, harmless, why)
+    hidden = fields.integer("hidden_size", 1, limits.MAX_WIDTH)
+    heads = fields.integer("num_attention_heads", 1, limits.MAX_HEADS)
+    if fields.get("head_dim") is None and hidden % heads:
+        fields.refuse("num_attention_heads", f"a divisor of the hidden size {hidden}")
+    head_dim = fields.integer("head_dim", 2, limits.MAX_HEAD_DIM, default=hidden // heads)
+    kv_heads = fields.integer(
+        "num_key_value_heads", 1, limits.MAX_HEADS, default=heads if row.kv_heads_default else None
+    )
+    if heads % kv_heads:
+        fields.refuse("num_key_value_heads", f"a divisor of the {heads} heads")
+    context_length = fields.integer("max_position_embeddings", 1, limits.MAX_CONTEXT)
+    layers = fields.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
+    rope = _find_rope(fields)
+    scaling = _read_scaling(rope, context_length)
+    attention_bias = row.bias_key and fields.flag("attention_bias", False)
+    mlp_bias = row.bias_key and fields.flag("mlp_bias", False)
+    return ModelConfig(
+        architecture=row.name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=fields.integer("intermediate_size", 1, limits.MAX_WIDTH),
+        vocab_size=fields.integer("vocab_size", 1, limits.MAX_VOCABULARY),
+        context_length=_extend_context(context_length, scaling),
+        rms_eps=fields.number("rms_norm_eps", 1e-30, 0.5),
+        rope_theta=rope.number("rope_theta", 1.0001, 1e15, default=fields.number("rope_theta", 1.0001, 1e15, 1e4)),
+        rope_dim=_read_rope_dim(fields, rope, head_dim),
+        rope_interleaved=False,
+        rope_scaling=scaling,
+        sliding_window=_read_window(fields, row, layers),
+        qkv_bias=row.qkv_bias or attention_bias,
+        output_bias=attention_bias,
+        ffn_bias=mlp_bias,
+        qk_norm=row.qk_norm,
+        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        activation=_read_activation(fields),
+    )
+
+
+def _find_architecture(fields: Fields) -> Architecture:
+    """By class where `architectures` names one, else by `model_type`; they must agree."""
+    classes = fields.get("architectures")
+    model_type = fields.text("model_type", default="")
+    if classes is None:
+        return by_name(model_type)
+    if not isinstance(classes, list) or len(classes) != 1 or not isinstance(classes[0], str):
+        fields.refuse("architectures", "a list of one class")
+    row = by_hf_class(classes[0])
+    if model_type not in ("", row.name):
+        fields.refuse("model_type", f"{row.name}, as architectures is {classes}")
+    return row
+
+
+def _find_rope(fields: Fields) -> Fields:
+    """The object with the rotation's parameters, possibly empty."""
+    for name in ("rope_parameters", "rope_scaling"):
+        found = fields.mapping(name)
+        if found is not None:
+            return found
+    return Fields({}, "rope_scaling.")
+
+
+def _read_rope_dim(fields: Fields, rope: Fields, head_dim: int) -> int:
+    default = fields.number("partial_rotary_factor", 0.0, 1.0, default=1.0)
+    factor = rope.number("partial_rotary_factor", 0.0, 1.0, default=default)
+    rope_dim = int(head_dim * factor)
+    if rope_dim < 2 or rope_dim % 2:
+        raise ModelError(
+            f"head_dim {head_dim} with partial_rotary_factor {factor:g} rotates {rope_dim} elements, expected an even "
+            "number from 2"
+        )
+    return rope_dim
+
+
+def _read_scaling(rope: Fields, context_length: int) -> RopeScaling | None:
+    kind = rope.text("rope_type", default=rope.text("type", default="default"))
+    if kind == "default":
+        return None
+    if kind in _REFUSED_SCALING:
+        raise ModelError(f"{rope.key('rope_type')} {kind!r} is not supported: {_REFUSED_SCALING[kind]}")
+    if kind not in ("linear", "ntk", "yarn", "llama3"):
+        raise ModelError(f"{rope.key('rope_type')} is {kind!r}, expected default, linear, ntk, yarn or llama3")
+    original = rope.integer("original_max_position_embeddings", 1, limits.MAX_CONTEXT, default=context_length)
+    if kind == "llama3":
+        return RopeScaling(
+            "llama3",
+            rope.number("factor", 1.0, 1e6),
+            original_context=original,
+            low_freq_factor=rope.number("low_freq_factor", 1e-6, 1e6),
+            high_freq_factor=rope.number("high_freq_factor", 1e-6, 1e6),
+        )
+    if kind == "yarn":
+        return _read_yarn(rope, original, context_length)
+    return RopeScaling("linear" if kind == "linear" else "ntk", rope.number("factor", 1.0, 1e6))
+
+
+def _read_yarn(rope: Fields, original: int, context_length: int) -> RopeScaling:
+    factor = rope.number("factor", 1.0, 1e6, default=max(1.0, context_length / original))
+    mscale = rope.number("mscale", 0.0, 1e6, default=0.0)
+    mscale_all_dim = rope.number("mscale_all_dim", 0.0, 1e6, default=0.0)
+    return RopeScaling(
+        "yarn",
+        factor,
+        original_context=original,
+        attention_factor=rope.number(
+            "attention_factor", 1e-6, 1e6, default=yarn_attention_factor(factor, mscale, mscale_all_dim)
+        ),
+        beta_fast=rope.number("beta_fast", 1e-6, 1e6, default=32.0),
+        beta_slow=rope.number("beta_slow", 1e-6, 1e6, default=1.0),
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def _extend_context(context_length: int, scaling: RopeScaling | None) -> int:
+    """Yarn configurations often state the original length as `max_position_embeddings`."""
+    if scaling is None or scaling.kind != "yarn" or scaling.original_context is None:
+        return context_length
+    return max(context_length, min(int(scaling.original_context * scaling.factor), limits.MAX_CONTEXT))
+
+
+def _read_window(fields: Fields, row: Architecture, layers: int) -> int | None:
+    if not row.windowed or (row.window_switch and not fields.flag("use_sliding_window", False)):
+        return None
+    unstated = 0 if fields.has("sliding_window") else _DEFAULT_WINDOW  # null says: no window
+    window = fields.integer("sliding_window", 0, limits.MAX_CONTEXT, default=unstated) or None
+    if window is None:
+        return None
+    full = _count_full_layers(fields, row, layers)
+    if full == layers:
+        return None
+    if full:
+        raise ModelError(
+            f"sliding_window is {window} in {layers - full} of {layers} layers; windows that differ by layer are not "
+            "supported"
+        )
+    return window
+
+
+def _count_full_layers(fields: Fields, row: Architecture, layers: int) -> int:
+    """Layers without a window: stated one by one, or (where there is a switch) those below `max_window_layers`."""
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        first = fields.integer("max_window_layers", 0, 1 << 20, default=_DEFAULT_FULL_LAYERS)
+        return min(layers, first) if row.window_switch else 0
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
+        fields.refuse("layer_types", f"a list of {layers}, each one of {', '.join(known)}")
+    return kinds.count("full_attention")
+
+
+def _read_activation(fields: Fields) -> Activation:
+    name = fields.text("hidden_act", default="silu")
+    if name not in _ACTIVATIONS:
+        fields.refuse("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]

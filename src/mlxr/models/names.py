@@ -1,0 +1,136 @@
+"""What a Hugging Face model is called and how it is laid out as GGUF: names, row order, metadata.
+
+GGUF's tensor names are the canonical ones everywhere else. Nothing here touches weights: a row order is a list of
+integers for whoever writes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.rope import inverse_frequencies, llama3_factors, yarn_attention_factor
+from mlxr.models.architectures import by_name
+from mlxr.models.config import ModelConfig
+
+Tensor = TypeVar("Tensor")
+
+ROPE_FACTORS = "rope_freqs.weight"
+
+_MODEL_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
+_DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
+
+
+def canonical_name(hf_name: str) -> str | None:
+    """The canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of its own.
+
+    Raises ModelError for a name that is not known.
+    """
+    if hf_name in _MODEL_NAMES:
+        return _MODEL_NAMES[hf_name]
+    layer = _LAYER.fullmatch(hf_name)
+    if layer is not None and layer[2] in _LAYER_NAMES:
+        return f"blk.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"
+    if _DERIVED.fullmatch(hf_name):
+        return None
+    raise ModelError(f"tensor {hf_name} is not one of a supported model")
+
+
+def rename_hf_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a Hugging Face folder by canonical name; those that hold nothing of their own are left out."""
+    named = {canonical_name(name): tensor for name, tensor in tensors.items()}
+    return {name: tensor for name, tensor in named.items() if name is not None}
+
+
+def gguf_row_order(name: str, config: ModelConfig) -> list[int] | None:
+    """Which row of the Hugging Face tensor becomes row i in GGUF, for each i; None when rows stay as they are.
+
+    Files of architecture llama rotate neighbouring elements of a head, where Hugging Face rotates halves; so the rows
+    (and biases) of q and k are reordered: pair i of a head, (i, i + rope_dim / 2), becomes rows (2i, 2i + 1).
+    """
+    part = name.split(".", 2)[-1]
+    heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part.rsplit(".", 1)[0])
+    if heads is None or config.rope_interleaved or not by_name(config.architecture).gguf_interleaved:
+        return None
+    half = config.rope_dim // 2
+    head = [i + side * half for i in range(half) for side in (0, 1)] + list(range(config.rope_dim, config.head_dim))
+    return [h * config.head_dim + row for h in range(heads) for row in head]
+
+
+def gguf_metadata(config: ModelConfig) -> dict[str, object]:
+    """The metadata that says in GGUF what `config` says; without names, tokenizer and file type.
+
+    llama3 scaling has no keys: it is the tensor of `gguf_rope_factors`. ntk scaling is a larger frequency base.
+    """
+    row = by_name(config.architecture)
+    if config.activation != "silu":
+        raise ModelError(
+            f"activation {config.activation} cannot be stated in a GGUF file of architecture {row.gguf_name}"
+        )
+    fields: dict[str, object] = {
+        "block_count": config.layers,
+        "context_length": config.context_length,
+        "embedding_length": config.hidden,
+        "feed_forward_length": config.ffn,
+        "vocab_size": config.vocab_size,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_eps,
+        "rope.dimension_count": config.rope_dim,
+        "rope.freq_base": config.rope_theta,
+    }
+    if config.sliding_window is not None:
+        fields["attention.sliding_window"] = config.sliding_window
+    fields |= _scaling_metadata(config)
+    return {"general.architecture": row.gguf_name} | {f"{row.gguf_name}.{key}": value for key, value in fields.items()}
+
+
+def _scaling_metadata(config: ModelConfig) -> dict[str, object]:
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind == "llama3":
+        return {}
+    if scaling.kind == "ntk":
+        return {"rope.freq_base": config.rope_theta * scaling.factor ** (config.rope_dim / (config.rope_dim - 2))}
+    if scaling.kind == "linear":
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
+    if not scaling.truncate:
+        raise ModelError("rope scaling yarn without truncate cannot be stated in a GGUF file")
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": scaling.factor,
+        "rope.scaling.original_context_length": scaling.original_context,
+        "rope.scaling.attn_factor": scaling.attention_factor / yarn_attention_factor(scaling.factor),
+        "rope.scaling.yarn_beta_fast": scaling.beta_fast,
+        "rope.scaling.yarn_beta_slow": scaling.beta_slow,
+    }
+
+
+def gguf_rope_factors(config: ModelConfig) -> list[float] | None:
+    """The f32 tensor `rope_freqs.weight` (rope_dim / 2) that states llama3 scaling, or None without it."""
+    if config.rope_scaling is None or config.rope_scaling.kind != "llama3":
+        return None
+    plain = inverse_frequencies(config.rope_dim, config.rope_theta)
+    factors: list[float] = llama3_factors(plain, config.rope_scaling).tolist()
+    return factors

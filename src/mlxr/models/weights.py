@@ -1,0 +1,74 @@
+"""Which tensors a model has, and in which shapes: checked completely before any of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.tensor import TensorSource
+from mlxr.models.config import ModelConfig
+from mlxr.models.names import ROPE_FACTORS
+
+_DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq_base says
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Canonical name and shape of every tensor the model must have."""
+    table = (config.vocab_size, config.hidden)
+    expected: dict[str, tuple[int, ...]] = {"token_embd.weight": table, "output_norm.weight": (config.hidden,)}
+    if not config.tied_embeddings:
+        expected["output.weight"] = table
+    for layer in range(config.layers):
+        for part, shape in _layer_tensors(config):
+            expected[f"blk.{layer}.{part}"] = shape
+    return expected
+
+
+def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "attn_norm.weight", (config.hidden,)
+    yield "ffn_norm.weight", (config.hidden,)
+    for name, rows, columns, bias in (
+        ("attn_q", config.q_features, config.hidden, config.qkv_bias),
+        ("attn_k", config.kv_features, config.hidden, config.qkv_bias),
+        ("attn_v", config.kv_features, config.hidden, config.qkv_bias),
+        ("attn_output", config.hidden, config.q_features, config.output_bias),
+        ("ffn_gate", config.ffn, config.hidden, config.ffn_bias),
+        ("ffn_up", config.ffn, config.hidden, config.ffn_bias),
+        ("ffn_down", config.hidden, config.ffn, config.ffn_bias),
+    ):
+        yield f"{name}.weight", (rows, columns)
+        if bias:
+            yield f"{name}.bias", (rows,)
+    if config.qk_norm:
+        yield "attn_q_norm.weight", (config.head_dim,)
+        yield "attn_k_norm.weight", (config.head_dim,)
+
+
+def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> None:
+    """Raise ModelError naming the first tensor that is missing, has another shape, or has no place in the model."""
+    expected = expected_tensors(config)
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise ModelError(
+                f"tensor {name} is missing, which a {config.architecture} model of {config.layers} layers needs"
+            )
+        _check_shape(name, tensors[name].shape, shape, config)
+    for name, tensor in tensors.items():
+        if name == ROPE_FACTORS:
+            _check_shape(name, tensor.shape, (config.rope_dim // 2,), config)
+        elif name == "output.weight" and config.tied_embeddings:
+            # some folders store the copy that the configuration calls tied; the table is what counts
+            _check_shape(name, tensor.shape, expected["token_embd.weight"], config)
+        elif name not in expected and not name.endswith(_DERIVED_SUFFIX):
+            why = "; mixture of experts is not supported" if "_exps" in name or "gate_inp" in name else ""
+            raise ModelError(
+                f"tensor {name} has no place in a {config.architecture} model of {config.layers} layers{why}"
+            )
+
+
+def _check_shape(name: str, has: tuple[int, ...], wants: tuple[int, ...], config: ModelConfig) -> None:
+    if has != wants:
+        raise ModelError(
+            f"tensor {name} has shape {has}, expected {wants} by hidden {config.hidden}, heads {config.heads}, "
+            f"kv_heads {config.kv_heads}, head_dim {config.head_dim}, ffn {config.ffn}, vocab_size {config.vocab_size}"
+        )

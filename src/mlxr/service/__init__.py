@@ -1,0 +1,1 @@
+"""Text in, events out: the one path of a conversation, from messages to tokens, to the engine, and back to text."""

@@ -1,0 +1,263 @@
+"""Answers that grow together on one engine: text in, events out.
+
+Every answer is a stream of events, and a plain reply is the fold of that stream. Whoever needs the next event of any
+stream steps the engine; events of the other answers wait in their own queues, so several streams, also from several
+threads, share one ragged batch. Knows no HTTP and no terminal.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from types import TracebackType
+
+from mlxr.core.errors import InvalidRequest, QueueFull
+from mlxr.core.events import Event, Finish
+from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.stats import EngineStats
+from mlxr.service.answer import Answer
+from mlxr.service.completion import Completion, fold_events
+from mlxr.service.prompt import Message, Prompt, encode_chat, encode_prompt
+from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer
+
+
+@dataclass(slots=True)
+class _Open:
+    """The answers to one prompt by index, their events that nobody has fetched yet, and how many Finish are to come."""
+
+    answers: list[Answer]
+    unfetched: int
+    events: deque[Event] = field(default_factory=deque)
+
+    @property
+    def finished(self) -> bool:
+        return all(answer.finished for answer in self.answers)
+
+    def abort(self, reason: FinishReason, error: str | None = None) -> None:
+        """End all that still grow."""
+        for answer in self.answers:
+            if not answer.finished:
+                self.events.extend(answer.abort(reason, error))
+
+    def take_event(self) -> Event:
+        event = self.events.popleft()
+        self.unfetched -= isinstance(event, Finish)
+        return event
+
+
+class Session:
+    """Texts and conversations on one engine. Thread-safe: one step runs at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        vocab_size: int,
+        model_name: str,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._template = template
+        self._vocab_size = vocab_size
+        self._model_name = model_name
+        self._open: dict[int, _Open] = {}
+        self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them
+        self._lock = Lock()
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model came with a chat template."""
+        return self._template is not None
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of plain text (special tokens in it count as such) or of ready ids; raises InvalidRequest."""
+        return encode_prompt(self._tokenizer, self._vocab_size, prompt)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
+        return encode_chat(self._tokenizer, self._template, messages, self._model_name)
+
+    def stream(self, token_ids: Sequence[int], params: SamplingParams) -> Stream:
+        """Start the answers to one prompt. They are refused here and now, or their events follow.
+
+        Raises InvalidRequest, OutOfPages, or QueueFull when too many prompts wait already.
+        """
+        stop_tokens = self._find_stop_tokens(params)
+        answers = [
+            Answer(Detokenizer(self._tokenizer, prompt_ids=token_ids), params, len(token_ids), stop_tokens, index)
+            for index in range(params.n)
+        ]
+        engine_params = replace(params, stop_token_ids=params.stop_token_ids | stop_tokens.keys())
+        with self._lock:
+            self._end_unwanted()
+            sequence_id = self._engine.submit(token_ids, engine_params)
+            self._open[sequence_id] = _Open(answers, len(answers))
+        return Stream(self, sequence_id, params.n)
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
+        """Whole answers to several prompts, computed in one ragged batch, in the order of the prompts.
+
+        When one prompt is refused, the others are cancelled. Prompts beyond what may wait are held back until there is
+        room. Raises ValueError unless there is one `params` per prompt.
+        """
+        streams: list[Stream] = []
+        try:
+            for token_ids, own in zip(prompts, params, strict=True):
+                streams.append(self._stream_when_room(token_ids, own))
+            return [fold_events(stream) for stream in streams]
+        finally:
+            for stream in streams:
+                stream.close()
+
+    def _stream_when_room(self, token_ids: Sequence[int], params: SamplingParams) -> Stream:
+        while True:
+            try:
+                return self.stream(token_ids, params)
+            except QueueFull:
+                with self._lock:
+                    if self._engine.has_work:  # others may have made room meanwhile
+                        self._step()
+
+    def stats(self) -> EngineStats:
+        """The engine's counts."""
+        with self._lock:
+            self._end_unwanted()
+            return self._engine.stats()
+
+    def close(self) -> None:
+        """End all answers and close the engine; streams that are left find their last events here."""
+        with self._lock:
+            self._end_unwanted()
+            for sequence_id, entry in self._open.items():
+                if not entry.finished:
+                    self._engine.cancel(sequence_id)
+                    entry.abort(FinishReason.CANCELLED)
+            self._engine.close()
+
+    def next_event(self, sequence_id: int) -> Event:
+        """The next event of one answer; steps the engine until there is one. Raises InvalidRequest for unknown ids."""
+        while True:
+            with self._lock:
+                self._end_unwanted()
+                entry = self._open.get(sequence_id)
+                if entry is None:
+                    raise InvalidRequest("sequence_id", f"there is no answer {sequence_id} under way")
+                if entry.events:
+                    event = entry.take_event()
+                    if not entry.unfetched:
+                        del self._open[sequence_id]
+                    return event
+                self._step()
+
+    def cancel(self, sequence_id: int, *, forget: bool = False) -> None:
+        """Stop an answer and give its pages back.
+
+        The text held back and a Finish(CANCELLED) end its events, unless nobody wants them any more (`forget`).
+        """
+        self.cancel_soon(sequence_id, forget=forget)
+        with self._lock:
+            self._end_unwanted()
+
+    def cancel_soon(self, sequence_id: int, *, forget: bool = False) -> None:
+        """`cancel` before the next step. Takes no lock, so it is fit for signal handlers and finalisers."""
+        self._unwanted.append((sequence_id, forget))
+
+    def _find_stop_tokens(self, params: SamplingParams) -> dict[int, str]:
+        """Stop strings that are one special token: those are never decoded to text, so the engine must stop at them."""
+        found = {}
+        for stop in params.stop:
+            token_id = self._tokenizer.token_id(stop)
+            if token_id is not None and self._tokenizer.is_special(token_id):
+                found[token_id] = stop
+        return found
+
+    def _step(self) -> None:
+        """One engine step; its token events become events of their answers. A failing engine ends all answers."""
+        try:
+            if not self._engine.has_work:
+                raise RuntimeError("an answer has not ended, but the engine has nothing to do")
+            for event in self._engine.step():
+                entry = self._open.get(event.sequence_id)
+                if entry is not None and not entry.answers[event.index].finished:
+                    self._deliver(entry, event)
+        except BaseException as error:
+            self._abort_all(error)
+            raise
+
+    def _deliver(self, entry: _Open, event: TokenEvent) -> None:
+        answer = entry.answers[event.index]
+        entry.events.extend(answer.push(event))
+        if answer.finished and event.finish_reason is None:  # a stop string: the engine does not know yet
+            self._engine.cancel(event.sequence_id, event.index)
+
+    def _end_unwanted(self) -> None:
+        while self._unwanted:
+            sequence_id, forget = self._unwanted.popleft()
+            entry = self._open.get(sequence_id)
+            if entry is not None and not entry.finished:
+                self._engine.cancel(sequence_id)
+                entry.abort(FinishReason.CANCELLED)
+            if forget:
+                self._open.pop(sequence_id, None)
+
+    def _abort_all(self, error: BaseException) -> None:
+        """End every answer: as cancelled when the user interrupted the step, as failed otherwise."""
+        interrupted = isinstance(error, KeyboardInterrupt)
+        reason = FinishReason.CANCELLED if interrupted else FinishReason.ERROR
+        for sequence_id, entry in self._open.items():
+            if not entry.finished:
+                self._engine.cancel(sequence_id)
+                entry.abort(reason, None if interrupted else str(error))
+
+
+class Stream:
+    """The events of the answers to one prompt, as an iterator that ends after the last Finish.
+
+    Closing it early cancels what still grows.
+    """
+
+    def __init__(self, session: Session, sequence_id: int, answers: int) -> None:
+        self._session = session
+        self._sequence_id = sequence_id
+        self._growing = answers
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if not self._growing:
+            raise StopIteration
+        event = self._session.next_event(self._sequence_id)
+        self._growing -= isinstance(event, Finish)
+        return event
+
+    def cancel(self) -> None:
+        """Stop the answer before the next step; its last events, a Finish(CANCELLED) at the end, can still be fetched.
+
+        May be called from a signal handler.
+        """
+        self._session.cancel_soon(self._sequence_id)
+
+    def close(self) -> None:
+        """Stop the answer, if it still grows, and forget it."""
+        if self._growing:
+            self._growing = 0
+            self._session.cancel(self._sequence_id, forget=True)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._growing:
+            self._session.cancel_soon(self._sequence_id, forget=True)

@@ -1,0 +1,159 @@
+"""How fast a model runs: prefill and decode through the engine, with random prompts, timed over whole steps."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.settings import Settings
+from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.loading import LoadedModel
+from mlxr.service.opening import build_engine
+
+WARM_UP_TOKENS = 16
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of several measurements."""
+
+    median: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is measured: `batch` requests at once, each with a random prompt of its own. Raises InvalidRequest."""
+
+    prompt_tokens: int
+    generate_tokens: int
+    batch: int
+
+    def __post_init__(self) -> None:
+        for field in ("prompt_tokens", "generate_tokens", "batch"):
+            if getattr(self, field) < 1:
+                raise InvalidRequest(field, f"must be at least 1, got {getattr(self, field)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second of the whole batch, one number per repetition."""
+
+    prefill_tokens_per_s: tuple[float, ...]
+    decode_tokens_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the machine can do with the threads of a loaded model: the most that any kernel could use."""
+
+    read_bytes_per_s: float
+    int8_macs_per_s: float
+
+
+def measure_limits(loaded: LoadedModel) -> Limits:
+    """Memory reads and int8 products per second, some 1 s. Raises DeviceError on the reference device."""
+    limits = loaded.ctx.start_probe().measure()
+    return Limits(limits.read_bytes_per_s, limits.int8_macs_per_s)
+
+
+def summarise(values: Sequence[float]) -> Spread:
+    """Median and extremes."""
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def measure_speed(
+    loaded: LoadedModel, settings: Settings, load: Load, *, repeat: int, progress: Progress | None = None
+) -> Speed:
+    """Run `load` `repeat` times after a short warm-up; end tokens are ignored.
+
+    Prefill counts from the first step to the last request's first token; decode from there, over `generate_tokens`
+    steps in which every request grows by one token. Raises InvalidRequest for a load that cannot run all at once.
+    """
+    if repeat < 1:
+        raise InvalidRequest("repeat", f"must be at least 1, got {repeat}")
+    lead_tokens = _bound_lead(load, settings)
+    prefill, decode = [], []
+    with closing(build_engine(loaded, settings)) as engine:
+        bench = _Bench(engine, list_plain_tokens(loaded), random.Random(0))
+        bench.run(Load(min(load.prompt_tokens, WARM_UP_TOKENS), 1, 1), 0)
+        for index in range(repeat):
+            prefill_s, decode_s = bench.run(load, lead_tokens)
+            prefill.append(load.batch * load.prompt_tokens / prefill_s)
+            decode.append(load.batch * load.generate_tokens / decode_s)
+            if progress is not None:
+                progress(index + 1, repeat)
+    return Speed(tuple(prefill), tuple(decode))
+
+
+def list_plain_tokens(loaded: LoadedModel) -> list[int]:
+    """Token ids that both model and tokenizer know and that are no control tokens."""
+    tokenizer = loaded.tokenizer
+    count = min(tokenizer.vocab_size, loaded.config.vocab_size)
+    return [token_id for token_id in range(count) if not tokenizer.is_special(token_id)]
+
+
+def _bound_lead(load: Load, settings: Settings) -> int:
+    """The most tokens that the first request can be ahead of the last: no more than the steps of all prefills."""
+    if load.batch == 1:
+        return 0
+    free_tokens = max(settings.max_batch_tokens - load.batch, 1)
+    return -(-load.batch * load.prompt_tokens // free_tokens) + -(-load.prompt_tokens // settings.prefill_chunk_tokens)
+
+
+class _Bench:
+    """Runs loads on one engine."""
+
+    def __init__(self, engine: Engine, token_ids: Sequence[int], draw: random.Random) -> None:
+        self._engine = engine
+        self._token_ids = token_ids
+        self._draw = draw
+
+    def run(self, load: Load, lead_tokens: int) -> tuple[float, float]:
+        """Seconds of prefill and seconds of decode."""
+        room_tokens = self._engine.context_tokens - load.prompt_tokens
+        if load.generate_tokens >= room_tokens:
+            raise InvalidRequest(
+                "generate_tokens",
+                f"prompt and answer need {load.prompt_tokens + load.generate_tokens + 1} tokens, the context has "
+                f"{self._engine.context_tokens}; ask for fewer",
+            )
+        params = SamplingParams(max_tokens=min(load.generate_tokens + 1 + lead_tokens, room_tokens), ignore_eos=True)
+        prompts = [self._draw.choices(self._token_ids, k=load.prompt_tokens) for _ in range(load.batch)]
+        sequence_ids = [self._engine.submit(prompt, params) for prompt in prompts]
+        try:
+            return self._time(load, set(sequence_ids))
+        finally:
+            for sequence_id in sequence_ids:
+                self._engine.cancel(sequence_id)
+
+    def _time(self, load: Load, not_started: set[int]) -> tuple[float, float]:
+        start_s = time.perf_counter()
+        while not_started:
+            not_started.difference_update(self._step(load, not_started))
+        prefilled_s = time.perf_counter()
+        for _ in range(load.generate_tokens):
+            self._step(load, ())
+        return prefilled_s - start_s, time.perf_counter() - prefilled_s
+
+    def _step(self, load: Load, waiting: Collection[int]) -> list[int]:
+        """One step; the requests that grew. Those not in `waiting` must all be among them, for a fair measurement."""
+        events = self._engine.step()
+        failed = next((event.error for event in events if event.error), None)
+        if failed is not None:
+            raise MlxrError(failed)
+        if len(events) < load.batch - len(waiting) or self._engine.stats().waiting_sequences:
+            raise InvalidRequest(
+                "batch",
+                f"{load.batch} requests do not run side by side; lower it or the tokens asked for, or raise the "
+                "settings max_sequences, arena_bytes or context_tokens",
+            )
+        return [event.sequence_id for event in events]

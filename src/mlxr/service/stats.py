@@ -1,0 +1,87 @@
+"""What a model takes and has done, as one plain value: for `LLM.stats`, the command line and, later, metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxr.engine.stats import EngineStats
+from mlxr.loading import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCount:
+    """`operator` ran `count` times in `implementation` ("cpu", "reference"), in the form `variant`."""
+
+    operator: str
+    implementation: str
+    variant: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes that a model and its cache take now.
+
+    The arena is taken up page by page: `used_bytes` by requests, `shared_bytes` of these by several at once,
+    `cached_bytes` by what earlier requests left for later ones. `disk_bytes` are this model's pages in the store.
+    """
+
+    weight_bytes: int
+    arena_bytes: int
+    used_bytes: int
+    shared_bytes: int
+    cached_bytes: int
+    disk_bytes: int
+
+
+def measure_memory(weight_bytes: int, engine: EngineStats) -> MemoryUse:
+    """Pages as bytes."""
+    store = engine.cache.store
+    return MemoryUse(
+        weight_bytes=weight_bytes,
+        arena_bytes=engine.arena_bytes,
+        used_bytes=engine.used_bytes,
+        shared_bytes=engine.shared_pages * engine.page_bytes,
+        cached_bytes=engine.cached_pages * engine.page_bytes,
+        disk_bytes=0 if store is None else store.bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """One moment of a loaded model. `copied_bytes` were copied by the cache path instead of being read in place."""
+
+    model: str
+    device: str
+    isa: str
+    threads: int
+    load_s: float
+    weight_bytes: int
+    file_bytes: int
+    engine: EngineStats
+    dispatches: tuple[OperatorCount, ...]
+    copied_bytes: int
+
+    @property
+    def memory(self) -> MemoryUse:
+        """Weights, arena, and what is in the cache."""
+        return measure_memory(self.weight_bytes, self.engine)
+
+
+def collect_stats(loaded: LoadedModel, engine: EngineStats) -> SessionStats:
+    """Bring together what the loader, the engine and the ledger know."""
+    ledger = loaded.ctx.ledger.snapshot()
+    return SessionStats(
+        model=loaded.name,
+        device=loaded.ctx.device,
+        isa=loaded.ctx.isa,
+        threads=loaded.ctx.threads,
+        load_s=loaded.load_s,
+        weight_bytes=loaded.weight_bytes,
+        file_bytes=loaded.file_bytes,
+        engine=engine,
+        dispatches=tuple(
+            OperatorCount(row.operator, row.implementation, row.variant, row.count) for row in ledger.dispatches
+        ),
+        copied_bytes=ledger.copied_bytes,
+    )

@@ -1,0 +1,275 @@
+"""Proof that the fast path is the one that runs and that it is right: a prompt and some tokens, watched closely.
+
+The model runs through the engine as always. Every call's logits are kept and compared with those of the reference
+backend, which computes the same tokens in NumPy float32; the ledger tells which implementations ran.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.settings import Settings
+from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.runner import Model, ModelShape
+from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.stats import EngineStats
+from mlxr.loading import LoadedModel, Progress, list_native_operators
+from mlxr.service.opening import build_engine, open_model
+from mlxr.service.stats import MemoryUse, OperatorCount, collect_stats, measure_memory
+
+Floats = npt.NDArray[np.float32]
+MAX_DIVERGENCE_NATS = 0.01
+CACHE_CHECK_PAGES = 3
+CACHE_CHECK_TOKENS = 8
+# The native kernels round activations to 8 bits where the weights are quantised, and not where they are floats.
+MAX_RELATIVE_ERROR_FLOAT = 0.01
+MAX_RELATIVE_ERROR_QUANTISED = 0.10
+_FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsCheck:
+    """How far the logits are from the reference's over `positions` positions.
+
+    `relative_error` is the root mean square difference divided by the reference's standard deviation, averaged over
+    the positions; `divergence_nats` the mean Kullback-Leibler divergence from the reference's distribution;
+    `same_greedy` at how many positions the likeliest token is the same.
+    """
+
+    positions: int
+    relative_error: float
+    divergence_nats: float
+    same_greedy: int
+    max_relative_error: float
+    max_divergence_nats: float = MAX_DIVERGENCE_NATS
+
+    @property
+    def agree(self) -> bool:
+        """Whether the criterion holds; not-a-number never does."""
+        return self.relative_error <= self.max_relative_error and self.divergence_nats <= self.max_divergence_nats
+
+    @property
+    def criterion(self) -> str:
+        """In words, what `agree` means."""
+        return (
+            f"the logits' root mean square difference is at most {self.max_relative_error:.0%} of their standard "
+            f"deviation, and the mean divergence at most {self.max_divergence_nats:g} nats"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCheck:
+    """What the cache made of one prompt: two answers side by side, then the same prompt once more.
+
+    `cached_tokens` of the last prompt's `prompt_tokens` came out of the cache. `sharing` is the memory while both
+    answers grew, `after` when all had ended and the cache was closed. `answers_agree` when every answer was that of a
+    request that ran alone, without pages and sharing.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    sharing: MemoryUse
+    after: MemoryUse
+    answers_agree: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What was measured and found."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    prefill_ms: float
+    decode_ms_per_token: float
+    step_bytes: int
+    engine: EngineStats
+    dispatches: tuple[OperatorCount, ...]
+    copied_bytes: int
+    logits: LogitsCheck
+    cache: CacheCheck
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Of one request alone."""
+        return 1000 / self.decode_ms_per_token
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Weights read per second while decoding."""
+        return self.step_bytes * self.decode_tokens_per_s
+
+    @property
+    def reference_runs(self) -> list[str]:
+        """Operators that have a native implementation but ran the reference."""
+        native = list_native_operators()
+        return sorted({row.operator for row in self.dispatches if row.implementation == "reference"} & native)
+
+    @property
+    def passed(self) -> bool:
+        """Whether native code ran wherever there is some, the logits agree, and so do answers out of the cache."""
+        return not self.reference_runs and self.logits.agree and self.cache.answers_agree
+
+
+class LogitsTap:
+    """A model that keeps a copy of all logits it computes."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.rows: list[Floats] = []
+
+    @property
+    def config(self) -> ModelShape:
+        """The model's own."""
+        return self._model.config
+
+    def forward(self, batch: Any, arena: Any) -> Floats:
+        """The model's logits, which are also kept."""
+        logits = self._model.forward(batch, arena)
+        self.rows.append(logits.copy())
+        return logits
+
+
+def validate_model(
+    loaded: LoadedModel,
+    settings: Settings,
+    prompt_ids: Sequence[int],
+    generate_tokens: int = 16,
+    progress: Progress | None = None,
+) -> Validation:
+    """Run `prompt_ids` and `generate_tokens` greedy tokens, after a warm-up, and compare with the reference.
+
+    What is measured and compared is all computed, nothing comes out of the cache; the cache is looked at afterwards.
+    """
+    tap = LogitsTap(loaded.model)
+    engine = build_engine(loaded, replace(settings, kv_cache="paged", store_bytes=0), tap)
+    _generate(engine, prompt_ids[::-1], 2)  # another prompt, so that none of it is found again
+    tap.rows.clear()
+    loaded.ctx.ledger.reset()
+    token_ids, prefill_s, decode_s = _generate(engine, prompt_ids, generate_tokens)
+    if len(token_ids) < generate_tokens:
+        raise InvalidRequest(
+            "context_tokens", f"the context ends after {len(token_ids)} of {generate_tokens} tokens; allow a longer one"
+        )
+    stats = collect_stats(loaded, engine.stats())
+    answer_rows = np.concatenate(tap.rows)
+    reference_rows = compute_reference(loaded, [*prompt_ids, *token_ids], progress)
+    return Validation(
+        prompt_tokens=len(prompt_ids),
+        generated_tokens=generate_tokens,
+        prefill_ms=1000 * prefill_s,
+        decode_ms_per_token=1000 * decode_s / (generate_tokens - 1),
+        step_bytes=loaded.model.step_bytes,
+        engine=stats.engine,
+        dispatches=stats.dispatches,
+        copied_bytes=stats.copied_bytes,
+        logits=compare_logits(answer_rows, reference_rows[len(prompt_ids) - 1 :], choose_tolerance(stats.dispatches)),
+        cache=check_cache(loaded, settings, prompt_ids),
+    )
+
+
+def check_cache(loaded: LoadedModel, settings: Settings, prompt_ids: Sequence[int]) -> CacheCheck:
+    """Two answers to one prompt, then the prompt once more, with the cache that `settings` ask for; see CacheCheck.
+
+    The prompt is `prompt_ids` again and again, so long that it fills some pages.
+    """
+    room_tokens = (settings.context_tokens or loaded.config.context_length) - CACHE_CHECK_TOKENS
+    repeats = -(-CACHE_CHECK_PAGES * settings.page_size // len(prompt_ids))
+    long_ids = (list(prompt_ids) * repeats)[: max(room_tokens, 1)]
+    params = SamplingParams(max_tokens=CACHE_CHECK_TOKENS, ignore_eos=True)
+    with closing(build_engine(loaded, replace(settings, kv_cache="simple", store_bytes=0))) as plain:
+        plain.submit(long_ids, params)
+        wanted = _run(plain)
+    with closing(build_engine(loaded, settings)) as engine:
+        engine.submit(long_ids, replace(params, n=2))
+        events: list[TokenEvent] = []
+        while not events:
+            events += _step(engine)
+        sharing = measure_memory(loaded.weight_bytes, engine.stats())
+        events += _run(engine)
+        engine.submit(long_ids, params)
+        again = _run(engine)
+    answers = [[event.token_id for event in events if event.index == index] for index in (0, 1)]
+    return CacheCheck(
+        prompt_tokens=len(long_ids),
+        cached_tokens=again[-1].usage.cached_tokens,
+        sharing=sharing,
+        after=measure_memory(loaded.weight_bytes, engine.stats()),
+        answers_agree=all(
+            answer == [event.token_id for event in wanted] for answer in (*answers, [event.token_id for event in again])
+        ),
+    )
+
+
+def compute_reference(loaded: LoadedModel, token_ids: Sequence[int], progress: Progress | None = None) -> Floats:
+    """Logits of the reference backend after each of `token_ids` but the last, (len(token_ids) - 1, vocabulary)."""
+    plain = Settings(
+        device="reference", max_sequences=1, context_tokens=min(len(token_ids), loaded.config.context_length)
+    )
+    with open_model(loaded.path, replace(plain, max_batch_tokens=len(token_ids)), progress) as reference:
+        tap = LogitsTap(reference.model)
+        build_engine(reference, plain, tap).score(token_ids)
+        return np.concatenate(tap.rows)
+
+
+def choose_tolerance(dispatches: Iterable[OperatorCount]) -> float:
+    """The relative error to allow, by the types of the weights that were multiplied."""
+    variants = {part for row in dispatches if row.operator == "linear" for part in row.variant.split("+")}
+    return MAX_RELATIVE_ERROR_FLOAT if variants <= _FLOAT_TYPES else MAX_RELATIVE_ERROR_QUANTISED
+
+
+def compare_logits(rows: Floats, reference: Floats, max_relative_error: float) -> LogitsCheck:
+    """Both (positions, vocabulary)."""
+    difference = rows.astype(np.float64) - reference
+    errors = np.sqrt((difference**2).mean(axis=1)) / reference.std(axis=1, dtype=np.float64)
+    log_p, log_q = _log_softmax(reference), _log_softmax(rows)
+    return LogitsCheck(
+        positions=len(rows),
+        relative_error=float(errors.mean()),
+        divergence_nats=float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean()),
+        same_greedy=int((rows.argmax(axis=1) == reference.argmax(axis=1)).sum()),
+        max_relative_error=max_relative_error,
+    )
+
+
+def _log_softmax(rows: Floats) -> npt.NDArray[np.float64]:
+    shifted = rows.astype(np.float64) - rows.max(axis=1, keepdims=True)
+    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result
+
+
+def _generate(engine: Engine, prompt_ids: Sequence[int], count: int) -> tuple[list[int], float, float]:
+    """Greedy tokens, seconds until the first of them, seconds for the others."""
+    engine.submit(prompt_ids, SamplingParams(max_tokens=count, ignore_eos=True))
+    token_ids: list[int] = []
+    start_s = first_s = time.perf_counter()
+    while engine.has_work:
+        token_ids += [event.token_id for event in _step(engine) if event.token_id is not None]
+        if len(token_ids) <= 1:
+            first_s = time.perf_counter()
+    return token_ids, first_s - start_s, time.perf_counter() - first_s
+
+
+def _run(engine: Engine) -> list[TokenEvent]:
+    """All events until nothing is left to do."""
+    events: list[TokenEvent] = []
+    while engine.has_work:
+        events += _step(engine)
+    return events
+
+
+def _step(engine: Engine) -> list[TokenEvent]:
+    """One step, in which nothing may fail."""
+    events = engine.step()
+    for event in events:
+        if event.error is not None:
+            raise MlxrError(event.error)
+    return events

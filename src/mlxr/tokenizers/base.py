@@ -1,0 +1,69 @@
+"""What every tokenizer of mlxr is to its callers: text to token ids, and ids back to bytes and text.
+
+Knows no files and no libraries. Ids are positions in the vocabulary; bytes are UTF-8, possibly cut inside a character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol
+
+
+class TokenType(IntEnum):
+    """What a token is; numbered as in GGUF's `tokenizer.ggml.token_type` and SentencePiece's `Type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2  # stands for what the vocabulary cannot spell
+    CONTROL = 3  # steers the model; never part of a text unless asked for
+    USER_DEFINED = 4  # found in a text before everything else, and written out like text
+    UNUSED = 5  # fills a gap in the numbering
+    BYTE = 6  # one byte, spelt <0x00> to <0xFF>
+
+
+HIDDEN_TYPES = frozenset({TokenType.UNKNOWN, TokenType.CONTROL})
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Safe to use from several threads at once.
+
+    `eos_ids` are all tokens that end an answer. `add_bos` and `add_eos` say what `encode` puts around a text.
+    `strips_leading_space`: the vocabulary writes a space before the first word of a text, which decoding takes off.
+    """
+
+    vocab_size: int
+    bos_id: int | None
+    eos_ids: frozenset[int]
+    pad_id: int | None
+    add_bos: bool
+    add_eos: bool
+    strips_leading_space: bool
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        `add_special` puts BOS and EOS around it where the vocabulary wants them; `parse_special` reads control
+        tokens written in the text as such, otherwise they are plain characters. Raises InvalidRequest for text that
+        is not Unicode (half of a surrogate pair).
+        """
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`, bytes that form no character as U+FFFD; control tokens are left out or spelt."""
+        ...
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        """Exactly the bytes that the token adds to a text; a special token's are its spelling."""
+        ...
+
+    def token_text(self, token_id: int, /) -> str:
+        """The token as the vocabulary spells it; raises TokenizerError for an id outside the vocabulary."""
+        ...
+
+    def token_id(self, text: str, /) -> int | None:
+        """The token that the vocabulary spells so, or None."""
+        ...
+
+    def is_special(self, token_id: int, /) -> bool:
+        """Whether the token is hidden from readers (control and unknown tokens)."""
+        ...

@@ -1,0 +1,191 @@
+"""Tokenizers from a Hugging Face folder: `tokenizer.json` through the `tokenizers` library, or else `tokenizer.model`.
+
+Gets a path; reads the vocabulary file and the configuration beside it. BOS and EOS follow `add_bos_token` and
+`add_eos_token` where the configuration has them, otherwise the file's own post-processor, and are written once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+
+from mlxr.core.errors import NotFound, TokenizerError
+from mlxr.tokenizers.base import Tokenizer, TokenType
+from mlxr.tokenizers.codec import SpecialRules, surround_ids
+from mlxr.tokenizers.folder_config import FolderConfig
+from mlxr.tokenizers.library import LibraryTokenizer, explain_failures
+from mlxr.tokenizers.sentencepiece_model import parse_sentencepiece_model
+from mlxr.tokenizers.sentencepiece_tokenizer import (
+    SentencePieceTokenizer,
+    check_whitespace_rules,
+    make_model_vocabulary,
+)
+from mlxr.tokenizers.tokenizer_json import TokenizerJson
+from mlxr.tokenizers.vocabulary import Vocabulary, add_spellings, find_end_ids, mark_control_tokens
+
+JSON_FILE = "tokenizer.json"
+MODEL_FILE = "tokenizer.model"
+_OTHER_FILES = ("tekken.json", "tokenizer.tiktoken", "qwen.tiktoken", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def from_folder(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a model folder; raises NotFound without one, TokenizerError naming file and part at fault."""
+    config = FolderConfig(Path(path))
+    if (config.folder / JSON_FILE).is_file():
+        return _from_tokenizer_json(config)
+    if (config.folder / MODEL_FILE).is_file():
+        return _from_sentencepiece(config)
+    raise refuse_folder(config.folder)
+
+
+def refuse_folder(folder: Path) -> NotFound | TokenizerError:
+    """The error for a folder without a tokenizer file that can be read."""
+    others = [name for name in _OTHER_FILES if (folder / name).is_file()]
+    if not others:
+        return NotFound(f"{folder} has neither {JSON_FILE} nor {MODEL_FILE}")
+    return TokenizerError(
+        f"{folder}: {', '.join(others)} cannot be read here; save the tokenizer with transformers' save_pretrained, "
+        f"which writes {JSON_FILE}"
+    )
+
+
+def read_tokenizer_json(file: Path) -> tuple[str, TokenizerJson]:
+    """The text of a tokenizer.json and its parts; raises TokenizerError naming the file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        data = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{file}: cannot be read as JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise TokenizerError(f"{file}: must hold a JSON object")
+    return text, TokenizerJson(data, str(file))
+
+
+def make_json_vocabulary(parts: TokenizerJson, config: FolderConfig) -> Vocabulary:
+    """The vocabulary of a tokenizer.json, with the configuration's added tokens, filled up to the model's size."""
+    texts, types = parts.list_tokens()
+    roles = [config.read_role(role) for role in ("bos_token", "eos_token")]
+    unknown_text = parts.unknown_text
+    if unknown_text in texts and unknown_text not in roles:
+        types[texts.index(unknown_text)] = TokenType.UNKNOWN
+    added = {token.token_id: token for token in (*config.list_added(), *parts.added)}
+    add_spellings(texts, types, [added[index] for index in sorted(added)], config.read_vocab_size())
+    mark_control_tokens(texts, types, [texts.index(role) if role in texts else None for role in roles])
+    return Vocabulary(texts, types, parts.find_spelling())
+
+
+def _from_tokenizer_json(config: FolderConfig) -> Tokenizer:
+    text, parts = read_tokenizer_json(config.folder / JSON_FILE)
+    vocabulary = make_json_vocabulary(parts, config)
+    with explain_failures(parts.name):
+        library = Library.from_str(text)
+        library.no_truncation()
+        library.no_padding()
+        _add_missing_specials(library, vocabulary, parts, config)
+        prefix_ids, suffix_ids = _probe_post_processor(library)
+    rules = make_rules(vocabulary, config, prefix_ids, suffix_ids)
+    return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=parts.strips_leading_space())
+
+
+def _add_missing_specials(library: Library, vocabulary: Vocabulary, parts: TokenizerJson, config: FolderConfig) -> None:
+    """Tell the library of special tokens that only the configuration knows as such."""
+    known = {token.text for token in parts.added}
+    for index in vocabulary.list_ids(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED):
+        text, kind = vocabulary.texts[index], vocabulary.types[index]
+        if text in known or (kind is TokenType.UNKNOWN and config.read_role("unk_token") != text):
+            continue
+        token = AddedToken(text, special=kind is not TokenType.USER_DEFINED, normalized=False)
+        library.add_special_tokens([token]) if token.special else library.add_tokens([token])
+        if library.token_to_id(text) != index:
+            raise TokenizerError(
+                f"{parts.name}: the configuration numbers {text!r} {index}, the file {library.token_to_id(text)}"
+            )
+
+
+def _probe_post_processor(library: Library) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the post-processor writes before and after a text."""
+    encoding = library.encode("a", add_special_tokens=True)
+    mask, ids = list(encoding.special_tokens_mask), tuple(encoding.ids)
+    if 0 not in mask:
+        return (), ()
+    first, last = mask.index(0), len(mask) - mask[::-1].index(0)
+    return ids[:first], ids[last:]
+
+
+def make_rules(
+    vocabulary: Vocabulary, config: FolderConfig, prefix_ids: tuple[int, ...], suffix_ids: tuple[int, ...]
+) -> SpecialRules:
+    """Tokens with a role; `prefix_ids` and `suffix_ids` are what the vocabulary file would write around a text."""
+    bos_id, eos_id, pad_id = (_find_role(vocabulary, config, role) for role in ("bos_token", "eos_token", "pad_token"))
+    if bos_id is None and len(prefix_ids) == 1:
+        bos_id = prefix_ids[0]  # a folder without configuration says so only here
+    add_bos, add_eos = config.read_flag("add_bos_token"), config.read_flag("add_eos_token")
+    wants_bos = add_bos and bos_id not in prefix_ids
+    wants_eos = add_eos and eos_id not in suffix_ids
+    before, after = surround_ids(bos_id, eos_id, bool(wants_bos), bool(wants_eos), str(config.folder))
+    if add_bos is False:
+        prefix_ids = tuple(token_id for token_id in prefix_ids if token_id != bos_id)
+    if add_eos is False:
+        suffix_ids = tuple(token_id for token_id in suffix_ids if token_id != eos_id)
+    return SpecialRules(
+        bos_id=bos_id,
+        eos_ids=find_end_ids(vocabulary, [eos_id, *config.list_end_ids()]),
+        pad_id=pad_id,
+        prefix_ids=before + prefix_ids,
+        suffix_ids=suffix_ids + after,
+    )
+
+
+def _find_role(vocabulary: Vocabulary, config: FolderConfig, role: str) -> int | None:
+    text = config.read_role(role)
+    if text is None:
+        return None
+    token_id = vocabulary.ids.get(text)
+    if token_id is None and role != "pad_token":  # nothing here ever writes padding
+        raise TokenizerError(f"{config.folder}: {role} {text!r} is not in the vocabulary")
+    return token_id
+
+
+def _from_sentencepiece(config: FolderConfig) -> Tokenizer:
+    file = config.folder / MODEL_FILE
+    data = file.read_bytes()
+    model = parse_sentencepiece_model(data, str(file))
+    check_whitespace_rules(model, str(file))
+    vocabulary = make_model_vocabulary(model, config.list_added(), config.read_vocab_size())
+    rules = make_model_rules(vocabulary, config, model.bos_id, model.eos_id, model.pad_id)
+    return SentencePieceTokenizer(
+        data, model, vocabulary, rules, prefix_every_part=config.read_flag("legacy") is not False
+    )
+
+
+def make_model_rules(
+    vocabulary: Vocabulary, config: FolderConfig, bos_id: int, eos_id: int, pad_id: int
+) -> SpecialRules:
+    """Tokens with a role for a SentencePiece model; its own ids count where the configuration names none.
+
+    BOS goes before a text unless the configuration says otherwise, EOS after it only if it says so (as Llama's do).
+    """
+    model_ids = {"bos_token": bos_id, "eos_token": eos_id, "pad_token": pad_id}
+    found: dict[str, int | None] = {}
+    for role, model_id in model_ids.items():
+        named = _find_role(vocabulary, config, role)
+        found[role] = named if named is not None else model_id if 0 <= model_id < len(vocabulary) else None
+    add_bos = config.read_flag("add_bos_token")
+    prefix_ids, suffix_ids = surround_ids(
+        found["bos_token"],
+        found["eos_token"],
+        found["bos_token"] is not None if add_bos is None else add_bos,
+        bool(config.read_flag("add_eos_token")),
+        str(config.folder),
+    )
+    return SpecialRules(
+        bos_id=found["bos_token"],
+        eos_ids=find_end_ids(vocabulary, [found["eos_token"], *config.list_end_ids()]),
+        pad_id=found["pad_token"],
+        prefix_ids=prefix_ids,
+        suffix_ids=suffix_ids,
+    )

@@ -1,0 +1,202 @@
+"""Tokenizers from the metadata of a GGUF file (source: the GGUF specification, keys `tokenizer.ggml.*`).
+
+Gets a mapping of keys to plain values, checks every value it uses, and builds the tokenizer of the kind the file
+names: `llama` (pieces with scores) or `gpt2` (byte-level BPE). Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mlxr.core.errors import TokenizerError
+from mlxr.tokenizers.base import Tokenizer, TokenType
+from mlxr.tokenizers.codec import SpecialRules, surround_ids
+from mlxr.tokenizers.library import LibraryTokenizer, build_byte_level_library
+from mlxr.tokenizers.pre_types import find_pre_type
+from mlxr.tokenizers.spm import SpmTokenizer
+from mlxr.tokenizers.vocabulary import Spelling, Vocabulary, find_end_ids, mark_control_tokens, parse_byte_token
+
+_PREFIX = "tokenizer.ggml."
+# Kinds that exist in GGUF files and that no architecture here uses.
+_OTHER_KINDS = ("bert", "t5", "rwkv", "plamo2", "gemma4", "whitespace", "hybriddna", "replit", "none", "no_vocab")
+
+
+def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
+    """The tokenizer that a GGUF file's metadata describes; raises TokenizerError naming the key that is at fault."""
+    keys = _Keys(metadata)
+    kind = keys.read_text("model")
+    if kind is None:
+        raise TokenizerError("the file has no tokenizer: tokenizer.ggml.model is missing")
+    if kind == "llama":
+        return _build_spm(keys)
+    if kind == "gpt2":
+        return _build_byte_level(keys)
+    known = "is not supported" if kind in _OTHER_KINDS else "is not known"
+    raise TokenizerError(f"tokenizer.ggml.model {kind!r} {known}; supported are llama and gpt2")
+
+
+def _build_spm(keys: _Keys) -> Tokenizer:
+    if keys.read_flag("remove_extra_whitespaces"):
+        raise TokenizerError("tokenizer.ggml.remove_extra_whitespaces is not supported for kind llama")
+    texts = keys.read_tokens()
+    # The format's defaults for this kind: the first Llama's <unk>, <s> and </s>.
+    bos_id = keys.read_id("bos_token_id", len(texts), default=1)
+    eos_id = keys.read_id("eos_token_id", len(texts), default=2)
+    unknown_id = keys.read_id("unknown_token_id", len(texts), default=0)
+    types = keys.read_types(texts)
+    if types is None:
+        types = [TokenType.NORMAL if parse_byte_token(text) is None else TokenType.BYTE for text in texts]
+        if unknown_id is not None:
+            types[unknown_id] = TokenType.UNKNOWN
+    vocabulary, rules = _read_specials(
+        keys, texts, types, Spelling.SPACE_MARK, bos_id=bos_id, eos_id=eos_id, default_add_bos=True
+    )
+    prefix_flag = keys.read_flag("add_space_prefix")
+    return SpmTokenizer(
+        vocabulary,
+        keys.read_scores(len(texts)),
+        rules,
+        add_space_prefix=True if prefix_flag is None else prefix_flag,
+        unknown_id=unknown_id,
+    )
+
+
+def _build_byte_level(keys: _Keys) -> Tokenizer:
+    """`add_space_prefix` means nothing for this kind: it repeats a default of the source's Python class."""
+    texts = keys.read_tokens()
+    pre_type = find_pre_type(keys.read_text("pre") or "default")
+    types = keys.read_types(texts) or [TokenType.NORMAL] * len(texts)
+    vocabulary, rules = _read_specials(
+        keys,
+        texts,
+        types,
+        Spelling.BYTE_LEVEL,
+        bos_id=keys.read_id("bos_token_id", len(texts)),
+        eos_id=keys.read_id("eos_token_id", len(texts)),
+        default_add_bos=pre_type.add_bos,
+    )
+    merges = keys.read_strings("merges")
+    if merges is None:
+        raise TokenizerError("tokenizer.ggml.merges is missing, and kind gpt2 needs it")
+    library = build_byte_level_library(vocabulary, merges, pre_type)
+    return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=False)
+
+
+def _read_specials(
+    keys: _Keys,
+    texts: list[str],
+    types: list[TokenType],
+    spelling: Spelling,
+    *,
+    bos_id: int | None,
+    eos_id: int | None,
+    default_add_bos: bool,
+) -> tuple[Vocabulary, SpecialRules]:
+    ends = [eos_id, *(keys.read_id(name, len(texts)) for name in ("eot_token_id", "eom_token_id"))]
+    mark_control_tokens(texts, types, [bos_id, *ends])
+    vocabulary = Vocabulary(texts, types, spelling)
+    add_bos, add_eos = keys.read_flag("add_bos_token"), keys.read_flag("add_eos_token")
+    if add_bos is None:
+        add_bos = default_add_bos and bos_id is not None
+    prefix_ids, suffix_ids = surround_ids(bos_id, eos_id, add_bos, bool(add_eos), "the file")
+    rules = SpecialRules(
+        bos_id=bos_id,
+        eos_ids=find_end_ids(vocabulary, ends),
+        pad_id=keys.read_padding_id(len(texts)),
+        prefix_ids=prefix_ids,
+        suffix_ids=suffix_ids,
+    )
+    return vocabulary, rules
+
+
+class _Keys:
+    """Reads `tokenizer.ggml.*` values, refusing any of the wrong type by its key."""
+
+    def __init__(self, metadata: Mapping[str, object]) -> None:
+        self._metadata = metadata
+
+    def read_text(self, name: str) -> str | None:
+        value = self._metadata.get(_PREFIX + name)
+        if value is not None and not isinstance(value, str):
+            raise self._refuse(name, "must be a string")
+        return value
+
+    def read_flag(self, name: str) -> bool | None:
+        value = self._metadata.get(_PREFIX + name)
+        if value is not None and not isinstance(value, bool):
+            raise self._refuse(name, "must be true or false")
+        return value
+
+    def read_id(self, name: str, count: int, default: int | None = None) -> int | None:
+        value = self._metadata.get(_PREFIX + name)
+        if value is None:
+            return default if default is not None and default < count else None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._refuse(name, "must be a whole number")
+        if value in (-1, 0xFFFFFFFF):  # how some writers say "none"
+            return None
+        if not 0 <= value < count:
+            raise self._refuse(name, f"is {value}, outside the vocabulary of {count} tokens")
+        return value
+
+    def read_padding_id(self, count: int) -> int | None:
+        # Nothing here ever writes padding, and files name tokens beyond their vocabulary for it: that means none.
+        value = self._metadata.get(_PREFIX + "padding_token_id")
+        return value if isinstance(value, int) and 0 <= value < count else None
+
+    def read_strings(self, name: str) -> list[str] | None:
+        items = self._read_list(name)
+        if items is None:
+            return None
+        for index, item in enumerate(items):
+            if not isinstance(item, str):
+                raise self._refuse(name, f"entry {index} must be a string")
+        return [str(item) for item in items]
+
+    def read_tokens(self) -> list[str]:
+        texts = self.read_strings("tokens")
+        if not texts:
+            raise TokenizerError("tokenizer.ggml.tokens is missing or empty")
+        # The same stand-in for an empty spelling as in `Vocabulary`, so that all lists speak of the same texts.
+        return [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
+
+    def read_types(self, texts: list[str]) -> list[TokenType] | None:
+        items = self._read_list("token_type")
+        if items is None:
+            return None
+        self._check_length("token_type", len(items), len(texts))
+        known = {0: TokenType.UNUSED, **{int(kind): kind for kind in TokenType}}
+        types: list[TokenType] = []
+        for index, item in enumerate(items):
+            if not isinstance(item, int) or item not in known:
+                raise self._refuse("token_type", f"entry {index} is {item!r}, not 0 to 6")
+            types.append(known[item])
+        return types
+
+    def read_scores(self, count: int) -> list[float]:
+        items = self._read_list("scores")
+        if items is None:
+            raise TokenizerError("tokenizer.ggml.scores is missing, and kind llama needs it")
+        self._check_length("scores", len(items), count)
+        for index, item in enumerate(items):
+            if isinstance(item, bool) or not isinstance(item, int | float):
+                raise self._refuse("scores", f"entry {index} must be a number")
+        return [float(item) for item in items if isinstance(item, int | float)]
+
+    def _read_list(self, name: str) -> list[object] | None:
+        value = self._metadata.get(_PREFIX + name)
+        if value is None:
+            return None
+        as_list = getattr(value, "tolist", None)  # large numeric lists come as arrays
+        if as_list is not None:
+            value = as_list()
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            raise self._refuse(name, "must be a list")
+        return list(value)
+
+    def _check_length(self, name: str, length: int, count: int) -> None:
+        if length != count:
+            raise self._refuse(name, f"has {length} entries for {count} tokens")
+
+    def _refuse(self, name: str, reason: str) -> TokenizerError:
+        return TokenizerError(f"{_PREFIX}{name} {reason}")

@@ -1,0 +1,144 @@
+"""How much a chat template may do: steps, characters made, characters written, and time.
+
+A template comes with a model, so it is a stranger's program. Knows nothing of Jinja; every bound that is passed
+becomes a TemplateError.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence, Sized
+
+MAX_STEPS = 1_000_000  # loop turns; a macro's call counts for several
+STEPS_PER_CALL = 10
+MAX_OUTPUT_CHARACTERS = 1 << 24  # of the finished prompt
+MAX_VALUE_ITEMS = 1 << 24  # characters of one string, or entries of one list
+MAX_TOTAL_ITEMS = 1 << 27  # of all values made on the way
+MAX_INTEGER_BITS = 1 << 12
+MAX_WIDTH = 1 << 12  # padding, indentation and the like
+MAX_RENDER_S = 20.0
+ENTRY_ITEMS = 8  # an entry of a list takes as much memory as so many characters
+VISIT_ITEMS = 32  # and looking at one takes as much time
+
+_PERCENT_WIDTHS = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?")
+_BRACE_SPECIFICATION = re.compile(r"\{[^{}:]*:([^}]*)\}")
+_BRACE_NAMED = re.compile(r"\{[^{}:!]")
+_NUMBER = re.compile(r"[0-9]+")
+
+
+class BudgetExceeded(Exception):
+    """A template went past a bound; the message says which."""
+
+
+class Budget:
+    """What one rendering has left."""
+
+    def __init__(self) -> None:
+        self._steps = MAX_STEPS
+        self._items = MAX_TOTAL_ITEMS
+        self._output = MAX_OUTPUT_CHARACTERS
+        self._deadline_s = time.monotonic() + MAX_RENDER_S
+
+    def count_steps(self, steps: int) -> None:
+        """One more turn of a loop, or call of a macro."""
+        self._steps -= steps
+        if self._steps < 0:
+            raise BudgetExceeded(f"takes more than {MAX_STEPS} steps")
+        if time.monotonic() > self._deadline_s:
+            raise BudgetExceeded(f"takes longer than {MAX_RENDER_S:.0f} s")
+
+    def count_output(self, characters: int) -> None:
+        """So many characters more of the prompt."""
+        self._output -= characters
+        if self._output < 0:
+            raise BudgetExceeded(f"writes more than {MAX_OUTPUT_CHARACTERS} characters")
+
+    def count_items(self, items: int) -> None:
+        """A value of so many characters (or entries, weighted) is about to be made, or was just made."""
+        if items > MAX_VALUE_ITEMS:
+            raise BudgetExceeded(f"makes a value of {items} characters or entries, more than {MAX_VALUE_ITEMS}")
+        self._items -= items
+        if self._items < 0:
+            raise BudgetExceeded(f"makes more than {MAX_TOTAL_ITEMS} characters and entries on the way")
+
+    def count_value(self, value: object) -> None:
+        """`value` was just made."""
+        if isinstance(value, str | bytes):
+            self.count_items(len(value))
+        elif isinstance(value, list | tuple | dict):
+            self.count_items(len(value) * ENTRY_ITEMS)
+        elif isinstance(value, int):
+            self.check_bits(value.bit_length())
+
+    def check_bits(self, bits: int) -> None:
+        """A whole number of so many bits is about to be made."""
+        if bits > MAX_INTEGER_BITS:
+            raise BudgetExceeded(f"makes a number of {bits} bits, more than {MAX_INTEGER_BITS}")
+
+    def check_width(self, *values: object) -> None:
+        """Arguments of something that pads, indents or repeats."""
+        for value in values:
+            if isinstance(value, int) and abs(value) > MAX_WIDTH:
+                raise BudgetExceeded(f"pads or repeats by {value}, more than {MAX_WIDTH}")
+
+    def check_operator(self, operator: str, left: object, right: object) -> None:
+        """`left operator right` is about to be worked out."""
+        if operator == "*":
+            self._check_product(left, right)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            self.check_bits(max(left.bit_length(), 1) * abs(right) if abs(left) > 1 else 1)
+        elif operator == "+" and isinstance(left, Sized) and isinstance(right, Sized):
+            weight = 1 if isinstance(left, str | bytes) else ENTRY_ITEMS
+            self.count_items((len(left) + len(right)) * weight)
+        elif operator == "%" and isinstance(left, str | bytes):
+            self.check_format(left if isinstance(left, str) else left.decode("latin-1"), right)
+
+    def _check_product(self, left: object, right: object) -> None:
+        if isinstance(left, int) and isinstance(right, int):
+            self.check_bits(left.bit_length() + right.bit_length())
+        for repeated, times in ((left, right), (right, left)):
+            if isinstance(repeated, str | bytes | list | tuple) and isinstance(times, int):
+                weight = 1 if isinstance(repeated, str | bytes) else ENTRY_ITEMS
+                self.count_items(len(repeated) * max(times, 0) * weight)
+
+    def check_format(self, text: str, *values: object) -> None:
+        """A `%` format: widths in it may not be large, nor come from arguments; named values may come often."""
+        for match in _PERCENT_WIDTHS.finditer(text):
+            self._check_written_widths(match.groups(""))
+        self.count_items(len(text) + max(1, text.count("%(")) * self.measure(*values))
+
+    def check_brace_format(self, text: str, *values: object) -> None:
+        """A `str.format` format: widths in it may not be large, nor come from arguments; values may come often."""
+        self.count_items(len(text) + max(1, len(_BRACE_NAMED.findall(text))) * self.measure(*values))
+        for match in _BRACE_SPECIFICATION.finditer(text):
+            if "{" in match[1]:
+                raise BudgetExceeded("formats with a width from its arguments, which is not supported")
+            self._check_written_widths(_NUMBER.findall(match[1]))
+
+    def _check_written_widths(self, widths: Sequence[str]) -> None:
+        for width in widths:
+            if width == "*":
+                raise BudgetExceeded("formats with a width from its arguments, which is not supported")
+            if width:
+                self.check_width(int(width) if len(width) < 9 else MAX_WIDTH + 1)
+
+    def measure(self, *values: object) -> int:
+        """Characters and entries in `values` and everything in them; past the bound for one value it raises.
+
+        What one value holds twice counts twice: written out, it is.
+        """
+        found, waiting = 0, list(values)
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, str | bytes):
+                found += len(value)
+            elif isinstance(value, Mapping):
+                waiting.extend(value)
+                waiting.extend(value.values())
+            elif isinstance(value, list | tuple | set | frozenset):
+                waiting.extend(value)
+            found += VISIT_ITEMS
+            if found + len(waiting) > MAX_VALUE_ITEMS:
+                raise BudgetExceeded(f"writes out a value of more than {MAX_VALUE_ITEMS} characters and entries")
+        return found

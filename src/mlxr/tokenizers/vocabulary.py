@@ -1,0 +1,180 @@
+"""A checked vocabulary: every token's spelling, type and bytes, and the tokens with a role.
+
+Both spellings of bytes are known here: byte-level (each byte one printable character, as in GPT-2) and
+SentencePiece's (U+2581 for a space, <0x0A> for a byte). Knows nothing of merges, nor of where the lists came from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mlxr.core.errors import TokenizerError
+from mlxr.tokenizers.base import HIDDEN_TYPES, TokenType
+
+SPACE_MARK = "\u2581"
+MAX_VOCABULARY_TOKENS = 1 << 22
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+# Names of tokens that end an answer whatever the file says of them; the files often name only one of several.
+_END_NAMES = (
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
+    "<EOT> [EOT] <|end_of_text|> <end_of_utterance> <eos> <｜end▁of▁sentence｜>"
+)
+
+
+class Spelling(StrEnum):
+    """How a vocabulary writes bytes that are not plain letters."""
+
+    BYTE_LEVEL = "byte-level"
+    SPACE_MARK = "space-mark"
+
+
+def list_byte_characters() -> list[str]:
+    """The 256 characters that byte-level vocabularies write for the bytes 0 to 255 (source: GPT-2's encoder).
+
+    Printable Latin-1 stands for itself; the others are numbered upwards from U+0100.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def parse_byte_token(text: str) -> int | None:
+    """The byte that `text` spells as <0xNN>, or None."""
+    match = _BYTE_TOKEN.fullmatch(text)
+    return int(match[1], 16) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class AddedSpelling:
+    """A token that the configuration adds to the vocabulary."""
+
+    token_id: int
+    text: str
+    special: bool
+
+
+class Vocabulary:
+    """Spellings, types and bytes of all tokens. Raises TokenizerError when the lists contradict themselves."""
+
+    def __init__(self, texts: Sequence[str], types: Sequence[TokenType], spelling: Spelling) -> None:
+        if not texts:
+            raise TokenizerError("the vocabulary is empty")
+        if len(texts) > MAX_VOCABULARY_TOKENS:
+            raise TokenizerError(f"the vocabulary has {len(texts)} tokens, more than {MAX_VOCABULARY_TOKENS}")
+        if len(types) != len(texts):
+            raise TokenizerError(f"the vocabulary has {len(texts)} tokens but {len(types)} token types")
+        # An empty spelling could match anywhere; it gets a name that no text has by accident.
+        self.texts = [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
+        self.types = list(types)
+        self.spelling = spelling
+        self.ids: dict[str, int] = {}
+        for index, text in enumerate(self.texts):
+            first = self.ids.setdefault(text, index)
+            if first != index:
+                raise TokenizerError(f"token {text!r} is in the vocabulary twice, as {first} and {index}")
+        self._byte_values = {character: byte for byte, character in enumerate(list_byte_characters())}
+        self._bytes: list[bytes | None] = [None] * len(self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def check_id(self, token_id: int) -> int:
+        """`token_id` itself; raises TokenizerError when it is outside the vocabulary."""
+        if not 0 <= token_id < len(self.texts):
+            raise TokenizerError(f"token id {token_id} is outside the vocabulary of {len(self.texts)} tokens")
+        return token_id
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Exactly the bytes the token adds to a text; nothing for a gap in the numbering."""
+        known = self._bytes[self.check_id(token_id)]
+        if known is None:
+            known = self._bytes[token_id] = self._spell_bytes(self.texts[token_id], self.types[token_id])
+        return known
+
+    def _spell_bytes(self, text: str, kind: TokenType) -> bytes:
+        if kind is TokenType.UNUSED:
+            return b""
+        if kind is TokenType.BYTE:
+            byte = parse_byte_token(text)
+            if byte is None:
+                raise TokenizerError(f"byte token {text!r} is not spelt <0x00> to <0xFF>")
+            return bytes([byte])
+        if kind is not TokenType.NORMAL:
+            return text.encode("utf-8", "replace")
+        if self.spelling is Spelling.SPACE_MARK:
+            return text.replace(SPACE_MARK, " ").encode("utf-8", "replace")
+        values = [self._byte_values.get(character) for character in text]
+        # A token with characters outside the alphabet was not made of bytes: it stands for itself.
+        return (
+            text.encode("utf-8", "replace") if None in values else bytes(value for value in values if value is not None)
+        )
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is hidden from readers."""
+        return self.types[self.check_id(token_id)] in HIDDEN_TYPES
+
+    def list_ids(self, *kinds: TokenType) -> list[int]:
+        """Ids of all tokens of these types, ascending."""
+        return [index for index, kind in enumerate(self.types) if kind in kinds]
+
+
+def add_spellings(
+    texts: list[str], types: list[TokenType], added: Sequence[AddedSpelling], vocab_size: int | None
+) -> None:
+    """Put `added` tokens into the lists, in place, and fill gaps up to `vocab_size` with unused `[PAD...]` tokens."""
+    count = max(len(texts), vocab_size or 0, *(token.token_id + 1 for token in added), 0)
+    if count > len(texts) + (vocab_size or 0) + len(added) + 1024:
+        raise TokenizerError(f"the configuration adds a token with id {count - 1}, far beyond the vocabulary")
+    for index in range(len(texts), count):
+        texts.append(f"[PAD{index}]")
+        types.append(TokenType.UNUSED)
+    for token in added:
+        index = token.token_id
+        if types[index] is not TokenType.UNUSED and texts[index] != token.text:
+            raise TokenizerError(
+                f"the configuration calls token {index} {token.text!r}, the vocabulary {texts[index]!r}"
+            )
+        texts[index] = token.text
+        if types[index] in (TokenType.UNUSED, TokenType.NORMAL, TokenType.USER_DEFINED):
+            types[index] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
+
+
+def mark_control_tokens(texts: Sequence[str], types: list[TokenType], role_ids: Sequence[int | None]) -> None:
+    """Turn normal tokens into control tokens, in place, where only a careless file would call them normal.
+
+    These are the tokens with a role (BOS, EOS, ...) and known end markers, if they also look like markers: a model
+    whose end token is a newline must still be able to read newlines.
+    """
+    roles = {index for index in role_ids if index is not None}
+    ends = _END_NAMES.split()
+    for index, text in enumerate(texts):
+        if (
+            types[index] is TokenType.NORMAL
+            and (text in ends or index in roles)
+            and _looks_like_marker(text, roles, index)
+        ):
+            types[index] = TokenType.CONTROL
+
+
+def _looks_like_marker(text: str, roles: set[int], index: int) -> bool:
+    if text.startswith(("<|", "<｜")) and text.endswith(("|>", "｜>")):
+        return True
+    return index in roles and len(text) > 2 and (text[0], text[-1]) in {("<", ">"), ("[", "]")}
+
+
+def find_end_ids(vocabulary: Vocabulary, named: Sequence[int | None]) -> frozenset[int]:
+    """All tokens that end an answer: those the files name, and control tokens known for it.
+
+    Where a vocabulary has markers for the end of a message beside those for the end of an answer (<|end|> with
+    <|return|> and <|call|>, or with <|flush|> and <|calls|>), the former do not count.
+    """
+    markers = TokenType.CONTROL, TokenType.USER_DEFINED
+    known = {name: vocabulary.ids[name] for name in _END_NAMES.split() if name in vocabulary.ids}
+    known = {name: index for name, index in known.items() if vocabulary.types[index] in markers}
+    if known.keys() >= {"<|return|>", "<|call|>"} or known.keys() >= {"<|flush|>", "<|calls|>"}:
+        known.pop("<|end|>", None)
+    return frozenset(known.values()) | {index for index in named if index is not None}

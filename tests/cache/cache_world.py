@@ -1,0 +1,116 @@
+"""A small arena whose pages say what they hold: every slot carries a hash of all tokens up to it, and its position.
+
+So a table can be asked whether it reads what it must, whoever computed the pages and wherever they have been since.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mlxr.cache.arena import Arena
+from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.page_table import PageTable
+from mlxr.cache.pager import Pager
+from mlxr.cache.stats import StoreStats
+from mlxr.cache.store import PageStore
+from mlxr.kernels.context import Context
+
+PAGE_SIZE = 4
+FLUSH_S = 60.0
+
+
+def hash_prefixes(tokens: Sequence[int]) -> list[int]:
+    """For each position a number that depends on all tokens up to it, and is exact in float32."""
+    hashes, state = [], 0
+    for token in tokens:
+        state = zlib.crc32(int(token).to_bytes(4, "little", signed=True), state)
+        hashes.append(state % 2**23)
+    return hashes
+
+
+class World:
+    """One process's cache: `write` computes tokens as a model would, `read` proves what a table holds."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 16,
+        page_size: int = PAGE_SIZE,
+        folder: Path | None = None,
+        max_bytes: int = 2**20,
+        fingerprint: bytes = b"model",
+        sharing: bool = True,
+        layers: int = 2,
+    ) -> None:
+        self.arena = Arena(Context("reference"), layers, pages, 1, page_size, 2)
+        self.pager = Pager(pages, page_size)
+        self.store = None if folder is None else PageStore(folder, max_bytes)
+        self.cache = KVCache(self.arena, self.pager, fingerprint=fingerprint, store=self.store, sharing=sharing)
+
+    def write(self, table: PageTable, tokens: Sequence[int], count: int | None = None) -> None:
+        """Compute the next `count` of `tokens` (all by default) after what `table` holds."""
+        start = table.length_tokens
+        stop = len(tokens) if count is None else start + count
+        self.prepare(table, stop - start)
+        self.fill(table, tokens, stop)
+
+    def fill(self, table: PageTable, tokens: Sequence[int], stop: int) -> None:
+        """What the model does in a prepared table: the positions up to `stop`; then commit."""
+        start, hashes = table.length_tokens, hash_prefixes(tokens[:stop])
+        for position in range(start, stop):
+            page, offset = table.pages[position // table.page_size], position % table.page_size
+            for k_pool, v_pool in zip(self.arena.k_pools, self.arena.v_pools, strict=True):
+                k_pool[page, :, offset] = hashes[position]
+                v_pool[page, :, offset] = position
+        self.cache.commit(table, tokens, stop - start)
+
+    def prepare(self, table: PageTable, tokens: int) -> None:
+        """Make room and do the copies."""
+        self.arena.copy_pages(self.cache.prepare(table, tokens))
+
+    def read(self, table: PageTable, tokens: Sequence[int]) -> None:
+        """Assert that `table` holds exactly the first of `tokens`, in every layer."""
+        hashes = hash_prefixes(tokens[: table.length_tokens])
+        positions = np.arange(table.length_tokens)
+        pages = np.array(table.pages, dtype=int)[positions // table.page_size]
+        for k_pool, v_pool in zip(self.arena.k_pools, self.arena.v_pools, strict=True):
+            found = k_pool[pages, :, positions % table.page_size]
+            assert (found == np.array(hashes)[:, None, None]).all(), "a table holds other tokens than it should"
+            assert (v_pool[pages, :, positions % table.page_size] == positions[:, None, None]).all()
+
+    def open(self, tokens: Sequence[int], namespace: bytes = b"") -> PageTable:
+        """A table with what is cached of `tokens`, proved; the last token is left to compute."""
+        table = self.cache.open_table(tokens, limit_tokens=len(tokens) - 1, namespace=namespace)
+        self.read(table, tokens)
+        return table
+
+    def serve(self, tokens: Sequence[int], namespace: bytes = b"") -> int:
+        """A whole request; the tokens that came from the cache."""
+        table = self.open(tokens, namespace)
+        cached_tokens = table.length_tokens
+        self.write(table, tokens)
+        self.read(table, tokens)
+        self.cache.check([table])
+        self.cache.release(table)
+        self.cache.check([])
+        return cached_tokens
+
+    def flush(self) -> None:
+        """Wait for the disk."""
+        assert self.cache.flush(FLUSH_S)
+
+    @property
+    def store_stats(self) -> StoreStats:
+        """Numbers of the store, which must be there."""
+        stats = self.cache.stats().store
+        assert stats is not None
+        return stats
+
+
+def page_files(folder: Path) -> list[Path]:
+    """All stored pages, in the order of their names."""
+    return sorted(folder.rglob("*.page"))

@@ -1,0 +1,172 @@
+"""Random histories of the whole cache, disk and restarts included, with all books proved after every step.
+
+Sequences over a tiny vocabulary begin, grow, fork, fail halfway and end in an arena that is always too small, while
+pages come and go from disk, are damaged there, and processes end and start. Whatever happens, every table reads exactly
+its own tokens, every page is accounted for, and at the end nobody holds any.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+from cache_world import World, page_files
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from mlxr.cache.page_table import PageTable
+from mlxr.core.errors import OutOfPages
+
+PICK = st.integers(0, 999)  # of what there is, if anything: nothing drawn may depend on how fast the disk is
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=13)
+HISTORIES = settings(max_examples=170, stateful_step_count=80, deadline=None, derandomize=True)
+
+
+class CacheHistory(RuleBasedStateMachine):
+    """`alive` is each table with the tokens of its sequence; the table holds the first of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.alive: list[tuple[PageTable, list[int]]] = []
+        self.world: World | None = None
+
+    @initialize(
+        pages=st.integers(4, 14),
+        page_size=st.sampled_from([1, 2, 3]),
+        max_bytes=st.sampled_from([0, 400, 2000, 10**6]),
+        sharing=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, pages: int, page_size: int, max_bytes: int, sharing: bool) -> None:
+        self.pages, self.page_size, self.max_bytes, self.sharing = pages, page_size, max_bytes, sharing
+        self.world = self.make_world()
+
+    def make_world(self) -> World:
+        folder = self.folder if self.max_bytes and self.sharing else None
+        return World(
+            pages=self.pages,
+            page_size=self.page_size,
+            max_bytes=self.max_bytes,
+            folder=folder,
+            sharing=self.sharing,
+            layers=1,
+        )
+
+    @property
+    def now(self) -> World:
+        assert self.world is not None
+        return self.world
+
+    def pick_table(self, pick: int) -> tuple[PageTable, list[int]]:
+        """One that is alive; the first one begins."""
+        if not self.alive:
+            self.begin([pick % 2] * (pick % 8 + 1))
+        return self.alive[pick % len(self.alive)]
+
+    @rule(tokens=TOKENS, answer=TOKENS)
+    def serve(self, tokens: list[int], answer: list[int]) -> None:
+        """A whole request in one go, if it finds room."""
+        self.begin(tokens)
+        self.compute(*self.alive[-1], answer, finishes=True)
+        self.now.cache.release(self.alive.pop()[0])
+
+    @rule(tokens=TOKENS)
+    def begin(self, tokens: list[int]) -> None:
+        table = self.now.open(tokens)
+        assert table.length_tokens < len(tokens)
+        self.alive.append((table, tokens))
+
+    @rule(pick=PICK, more=TOKENS, finishes=st.sampled_from([True, True, True, False]))
+    def grow(self, pick: int, more: list[int], finishes: bool) -> None:
+        """Compute what is pending, and more; or take the pages and fail before anything is written."""
+        self.compute(*self.pick_table(pick), more, finishes)
+
+    def compute(self, table: PageTable, tokens: list[int], more: list[int], finishes: bool) -> None:
+        wanted = [*tokens, *more]
+        before = (list(table.pages), self.now.cache.available_pages)
+        try:
+            self.now.prepare(table, len(wanted) - table.length_tokens)
+        except OutOfPages:
+            assert before == (table.pages, self.now.cache.available_pages)
+            assert table.missing_pages(len(wanted) - table.length_tokens) > self.now.cache.available_pages
+            return
+        if finishes:
+            tokens[:] = wanted
+            self.now.fill(table, tokens, len(tokens))
+
+    @rule(pick=PICK)
+    def fork(self, pick: int) -> None:
+        table, tokens = self.pick_table(pick)
+        self.alive.append((self.now.cache.fork(table), tokens[: table.length_tokens]))
+
+    @rule(pick=PICK, fork=st.booleans())
+    def fill_while_forked(self, pick: int, fork: bool) -> None:
+        """A twin appears between taking the pages and writing into them."""
+        table, tokens = self.pick_table(pick)
+        wanted = [*tokens[: table.length_tokens], 1]
+        try:
+            self.now.prepare(table, 1)
+        except OutOfPages:
+            return
+        if fork:
+            self.alive.append((self.now.cache.fork(table), tokens[: table.length_tokens]))
+        tokens[:] = wanted
+        self.now.fill(table, tokens, len(tokens))
+
+    @rule(pick=PICK)
+    def end(self, pick: int) -> None:
+        table, _ = self.pick_table(pick)
+        self.alive.pop(pick % len(self.alive))
+        self.now.cache.release(table)
+        assert table.pages == []
+
+    @rule()
+    def wait_for_disk(self) -> None:
+        self.now.flush()
+
+    @rule(waits=st.booleans())
+    def restart(self, waits: bool) -> None:
+        """The process ends, in order or in haste; the next one finds an empty arena, and the disk."""
+        self.now.cache.close(60.0 if waits else 0.0)
+        self.alive = []
+        self.world = self.make_world()
+
+    @rule(pick=PICK, cut=st.booleans())
+    def harm_disk(self, pick: int, cut: bool) -> None:
+        """Some stored page changes by a bit, or loses its end."""
+        self.now.flush()
+        files = [path for path in page_files(self.folder) if path.stat().st_size]
+        if not files:
+            return
+        path = files[pick % len(files)]
+        content = bytearray(path.read_bytes())
+        place = pick % len(content)
+        content[place] ^= 1
+        path.write_bytes(content[:place] if cut else content)
+
+    @invariant()
+    def everything_is_right(self) -> None:
+        if self.world is None:
+            return
+        self.now.cache.check([table for table, _ in self.alive])
+        for table, tokens in self.alive:
+            self.now.read(table, tokens)
+        stats = self.now.cache.stats()
+        assert stats.free_pages + stats.held_pages + stats.cached_pages == stats.pages == self.pages
+        assert self.now.cache.available_pages == stats.free_pages + stats.cached_pages
+
+    def teardown(self) -> None:
+        if self.world is not None:
+            for table, _ in self.alive:
+                self.now.cache.release(table)
+            self.now.cache.check([])
+            assert self.now.cache.available_pages == self.pages
+            self.now.cache.close(60.0)
+            assert sum(path.stat().st_size for path in page_files(self.folder)) <= self.max_bytes
+        shutil.rmtree(self.folder)
+
+
+TestCacheHistory = CacheHistory.TestCase
+TestCacheHistory.settings = HISTORIES

@@ -1,0 +1,152 @@
+"""The thread that writes pages: what it may keep waiting, and that nothing it meets stops it or those it works for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+from cache_world import FLUSH_S, PAGE_SIZE, World, page_files
+
+from mlxr.cache.stats import StoreDrop
+from mlxr.cache.store import PageStore
+from mlxr.cache.store_writer import StoreWriter
+
+PROMPT = list(range(1, 8 * PAGE_SIZE + 1))
+
+
+class SlowDisk:
+    """Lets the writer's calls begin, and ends none of them before `open`."""
+
+    def __init__(self, store: PageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._gate, self.is_reached = Event(), Event()
+        write = store.write
+
+        def wait_and_write(*args: object) -> bool:
+            self.is_reached.set()
+            assert self._gate.wait(FLUSH_S)
+            return write(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store, "write", wait_and_write)
+
+    def open(self) -> None:
+        self._gate.set()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(pages=8, folder=tmp_path)
+    yield world
+    world.cache.close()
+
+
+def limit_writer(world: World, **limits: int) -> StoreWriter:
+    """The same world with a writer of other bounds."""
+    assert world.store is not None
+    writer = StoreWriter(world.store, world.arena, **limits)
+    world.cache._writer = writer
+    return writer
+
+
+def hold_up(world: World, monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    """A disk that is busy with one page, of a prompt of its own."""
+    assert world.store is not None
+    disk = SlowDisk(world.store, monkeypatch)
+    world.serve([77] * PAGE_SIZE)
+    assert disk.is_reached.wait(FLUSH_S)
+    return disk
+
+
+def test_pages_evicted_before_their_turn_are_written_nonetheless(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = hold_up(world, monkeypatch)
+    world.serve(PROMPT[: 6 * PAGE_SIZE])
+    world.serve([9] * (8 * PAGE_SIZE))  # overwrites the whole arena
+    assert world.cache.stats().cached_pages == 8
+    assert world.store_stats.queued_pages == 1 + 6 + 8 + 1  # the one being written left the arena as well
+    disk.open()
+    world.flush()
+    assert world.store_stats.written_pages == 1 + 6 + 8
+    assert sum(world.store_stats.drops.values()) == 0
+    assert World(folder=tmp_path).serve([*PROMPT[: 6 * PAGE_SIZE], 1]) == 6 * PAGE_SIZE
+
+
+def test_copies_aside_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_writer(world, max_aside_bytes=2 * world.arena.page_bytes + 1)
+    disk = hold_up(world, monkeypatch)
+    world.serve(PROMPT[: 6 * PAGE_SIZE])
+    world.serve([9] * (8 * PAGE_SIZE))
+    assert world.store_stats.drops[StoreDrop.EVICTED] == 7 - 2
+    disk.open()
+    world.flush()
+    assert world.store_stats.written_pages == 1 + 8 + (2 if world.cache.lookup(PROMPT, 99) else 1)
+
+
+def test_queue_is_bounded_and_a_last_chance_is_given_when_a_page_leaves(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_writer(world, max_queued_pages=3)
+    disk = hold_up(world, monkeypatch)
+    world.serve(PROMPT[: 6 * PAGE_SIZE])
+    assert world.store_stats.drops[StoreDrop.QUEUE_FULL] == 3
+    disk.open()
+    world.flush()
+    assert world.cache.lookup(PROMPT, 99) == 6 * PAGE_SIZE  # in memory
+    assert world.store_stats.entries == 1 + 3
+    world.serve([9] * (5 * PAGE_SIZE))  # evicts, and the queue has room again
+    world.flush()
+    assert world.store_stats.entries >= 1 + 3 + 3
+    assert World(folder=tmp_path).cache.lookup(PROMPT, 99) == 6 * PAGE_SIZE
+
+
+def test_closing_does_not_wait_for_a_stuck_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = hold_up(world, monkeypatch)
+    world.serve(PROMPT[: 6 * PAGE_SIZE])
+    assert not world.cache.flush(0.01)
+    world.cache.close(0.01)
+    assert world.store_stats.drops[StoreDrop.CLOSED] == 6
+    assert world.serve(PROMPT[: 6 * PAGE_SIZE]) == 5 * PAGE_SIZE  # the cache works on, without the store
+    assert world.store_stats.drops[StoreDrop.CLOSED] == 12
+    disk.open()
+    world.flush()
+
+
+def test_a_page_is_queued_once_however_often_it_is_let_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = hold_up(world, monkeypatch)
+    for _ in range(5):
+        world.serve(PROMPT[: 4 * PAGE_SIZE])
+    assert world.store_stats.queued_pages == 1 + 4
+    disk.open()
+    world.flush()
+    assert world.store_stats.written_pages == 1 + 4
+
+
+def test_the_thread_outlives_bugs(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> bool:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "write", fail)
+        world.serve(PROMPT[:PAGE_SIZE])
+        world.flush()
+    assert world.store_stats.drops[StoreDrop.UNWRITABLE] == 1
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    world.serve([9] * PAGE_SIZE)
+    world.flush()
+    assert len(page_files(tmp_path)) == 1
+
+
+def test_check_notices_a_page_that_changed_while_it_waited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = hold_up(world, monkeypatch)
+    world.serve(PROMPT[:PAGE_SIZE])
+    world.cache.check([])
+    writer = world.cache._writer
+    assert writer is not None
+    with pytest.raises(AssertionError, match="holds something else now"):
+        writer.check({})
+    disk.open()

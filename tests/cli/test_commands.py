@@ -1,0 +1,352 @@
+"""Each command on small models: what it prints, and its JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pty
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlxr.cli.chat import stop_on_interrupt
+from mlxr.cli.main import main
+from mlxr.cli.run import split_words
+from mlxr.cli.terminal import show_progress
+from mlxr.core.errors import InvalidRequest
+from mlxr.core.events import Finish
+from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.llm import LLM
+
+Run = Callable[..., str]
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+def test_run_prints_what_the_model_says(folder: Path, mlxr: Run) -> None:
+    turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the fox"}]
+    with LLM(folder) as llm:
+        chatted = llm.chat(turns, SamplingParams(max_tokens=8)).text
+        raw = llm.generate("the fox", SamplingParams(max_tokens=8))[0].text
+    options = ["--max-tokens", 8]
+    assert mlxr("run", folder, "the fox", "--system", "be brief", *options) == chatted + "\n"
+    assert mlxr("run", folder, "the fox", "--raw", *options) == raw + "\n"
+    assert raw != chatted
+
+
+def test_run_as_json(folder: Path, mlxr: Run) -> None:
+    report = json.loads(mlxr("run", folder, "the fox", "--max-tokens", 5, "--json"))
+    assert report["text"] + "\n" == mlxr("run", folder, "the fox", "--max-tokens", 5)
+    assert report["usage"]["completion_tokens"] <= 5
+    assert report["finish_reason"] in ("stop", "length")
+    assert report["total_ms"] >= report["first_text_ms"] > 0
+
+
+def test_run_reads_stdin_and_tells_timings(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mlxr: Run
+) -> None:
+    expected = mlxr("run", folder, "the fox", "--max-tokens", 5)
+    feed(monkeypatch, b"the fox")
+    assert main(["run", str(folder), "-", "--max-tokens", "5", "--stats"]) == 0
+    output = capsys.readouterr()
+    assert output.out == expected
+    assert "prompt tokens" in output.err
+
+
+def test_run_uses_seed_and_stop(folder: Path, mlxr: Run) -> None:
+    options = ["run", folder, "the fox", "--raw", "--max-tokens", 20, "--temperature", 2]
+    text = mlxr(*options, "--seed", 1)
+    assert mlxr(*options, "--seed", 1) == text
+    assert mlxr(*options, "--seed", 2) != text
+    stop = text[5:7]
+    assert mlxr(*options, "--seed", 1, "--stop", stop) == text[: text.index(stop)] + "\n"
+
+
+def test_run_refuses_what_it_cannot_use(
+    gguf: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Run
+) -> None:
+    assert "no chat template" in refused("run", gguf, "hi", "--system", "x")
+    assert "--raw" in refused("run", folder, "hi", "--system", "x", "--raw")
+    assert "is missing" in refused("run", gguf)
+    feed(monkeypatch, b"\xff\xfe")
+    assert "UTF-8" in refused("run", gguf, "-")
+    assert "UTF-8" in refused("run", gguf, "a\udcff")
+
+
+def test_run_refuses_a_prompt_beyond_the_context_or_the_arena(gguf: Path, refused: Run) -> None:
+    assert "prompt" in refused("run", gguf, "hello " * 20, "--context-tokens", 16)
+    line = refused("run", gguf, "hello", "--max-tokens", 400, "--arena-bytes", "32K")
+    assert "pages" in line
+    assert "arena_bytes" in line
+
+
+def test_one_word_is_a_prompt_unless_it_names_a_model(folder: Path, gguf: Path) -> None:
+    for prompt in ("hi", "word " * 1000, "x" * 5000, "Who wrote model.gguf", "a\0b", ""):
+        assert split_words([prompt]) == ("demo", prompt)
+    for model in ("demo", "missing.gguf", str(folder), str(gguf)):
+        with pytest.raises(InvalidRequest, match="is missing"):
+            split_words([model])
+
+
+def test_chat_through_a_pipe_keeps_the_conversation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params = SamplingParams(max_tokens=6)
+    turns: list[dict[str, str]] = []
+    answers = []
+    with LLM(folder) as llm:
+        for text in ("the fox", "the dog"):
+            turns.append({"role": "user", "content": text})
+            answers.append(llm.chat(turns, params).text)
+            turns.append({"role": "assistant", "content": answers[-1]})
+        fresh = llm.chat([{"role": "user", "content": "the dog"}], params).text
+    assert fresh != answers[1]
+    feed(monkeypatch, b"the fox\n\nthe dog\n/help\n/what\n/reset\nthe dog\n/exit\nnever read\n")
+    assert main(["chat", str(folder), "--max-tokens", "6"]) == 0
+    output = capsys.readouterr()
+    assert output.out == "".join(f"{text}\n" for text in (*answers, fresh))
+    assert "/reset forgets" in output.err
+    assert "/what: no such command" in output.err
+    assert "starts anew" in output.err
+
+
+def test_an_interrupt_stops_the_answer_and_the_chat_goes_on(folder: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    params = SamplingParams(max_tokens=None, ignore_eos=True)
+    with LLM(folder) as llm:
+        with llm.stream("the fox", params) as stream, stop_on_interrupt(stream):
+            next(stream)
+            signal.raise_signal(signal.SIGINT)
+            rest = list(stream)
+        assert isinstance(rest[-1], Finish)
+        assert rest[-1].reason is FinishReason.CANCELLED
+        assert rest[-1].usage.completion_tokens < 10
+        assert llm.stats().engine.used_pages == 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_chat_on_a_terminal(folder: Path, tmp_path: Path) -> None:
+    """A real pseudo-terminal: prompt, answer, an error that does not end the chat, Ctrl-C and Ctrl-D at the prompt."""
+    command = [sys.executable, "-m", "mlxr", "chat", str(folder), "--max-tokens", "4"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background may have been told to ignore it
+        os.execve(sys.executable, command, {**os.environ, "TERM": "dumb"})
+    shown = b""
+
+    def wait_for(text: bytes) -> None:
+        """Read on until `text` comes after all that was waited for before."""
+        nonlocal shown, seen
+        while (at := shown.find(text, seen)) < 0:
+            shown += os.read(terminal, 4096)
+        seen = at + len(text)
+
+    seen = 0
+    wait_for(b"> ")
+    os.write(terminal, b"the fox\n")
+    wait_for(b"\n")  # the echo of what was typed
+    wait_for(b"\n> ")
+    os.write(terminal, b"fox " * 200 + b"\n")  # a line that long is scrolled, with marks that look like a prompt
+    wait_for(b"mlxr: prompt")
+    wait_for(b"\n> ")
+    os.write(terminal, b"unfinished")
+    wait_for(b"unfinished")
+    while b"/exit or Ctrl-D ends" not in shown[seen:]:  # a Ctrl-C while readline works on a key is seen at the next event
+        os.write(terminal, b"\x03")
+        while select.select([terminal], [], [], 0.5)[0] and b"/exit or Ctrl-D ends" not in shown[seen:]:
+            shown += os.read(terminal, 4096)
+    wait_for(b"/exit or Ctrl-D ends")
+    wait_for(b"\n> ")
+    os.write(terminal, b"\x04")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"Traceback" not in shown
+
+
+def test_a_failed_step_is_told_in_one_line(
+    gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ValueError("broken kernel")
+
+    monkeypatch.setattr("mlxr.models.Decoder.forward", fail)
+    assert main(["run", str(gguf), "hi"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "mlxr: a step with 1 requests failed",
+        "mlxr: the step failed: ValueError: broken kernel",
+    ]
+    assert main(["bench", str(gguf)]) == 2
+    assert "broken kernel" in capsys.readouterr().err
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with show_progress("loading") as progress:
+        assert progress is None
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with show_progress("loading") as progress:
+        assert progress is not None
+        progress(1, 2)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "loading" in output.err
+
+
+def test_chat_refuses_a_model_without_a_template(gguf: Path, refused: Run) -> None:
+    assert "no chat template" in refused("chat", gguf)
+
+
+def test_chat_in_a_pipe_ends_at_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feed(monkeypatch, b"hi\n" + b"fox " * 200 + b"\nhi\n")
+    assert main(["chat", str(folder), "--max-tokens", "3"]) == 2
+    output = capsys.readouterr()
+    assert output.out.count("\n") >= 1
+    assert output.err.startswith("mlxr: prompt")
+    feed(monkeypatch, b"hi \xff\n")
+    assert main(["chat", str(folder), "--max-tokens", "3"]) == 2
+    assert "UTF-8" in capsys.readouterr().err
+
+
+def test_show_gguf(gguf: Path, mlxr: Run) -> None:
+    report = json.loads(mlxr("show", gguf, "--json", "--tensors"))
+    assert report["format"] == "GGUF 3"
+    assert report["size_bytes"] == gguf.stat().st_size
+    assert report["metadata"]["llama.block_count"] == 2
+    assert report["metadata"]["tokenizer.ggml.tokens"]["length"] == 512
+    assert report["metadata"]["tokenizer.ggml.tokens"]["first"][:3] == ["<unk>", "<s>", "</s>"]
+    assert sum(row["tensors"] for row in report["types"].values()) == len(report["tensors"]) == 21
+    assert sum(row["bytes"] for row in report["types"].values()) == sum(row["bytes"] for row in report["tensors"])
+    assert report["tensors"][0] == {"name": "token_embd.weight", "type": "q4_k", "shape": [512, 256], "bytes": 73728}
+    text = mlxr("show", gguf)
+    assert "llama.block_count" in text
+    assert "token_embd.weight" not in text
+    assert "token_embd.weight" in mlxr("show", gguf, "--tensors")
+
+
+def test_show_a_folder(folder: Path, mlxr: Run) -> None:
+    report = json.loads(mlxr("show", folder, "--json"))
+    assert report["format"] == "safetensors"
+    assert report["metadata"]["model_type"] == "llama"
+    assert list(report["types"]) == ["f32"]
+    assert "hidden_size" in mlxr("show", folder)
+
+
+def test_show_prints_json_whatever_a_configuration_holds(folder: Path, tmp_path: Path, mlxr: Run) -> None:
+    shutil.copytree(folder, tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_scaling"] = {"factor": math.nan, "factors": list(range(100)), "deep": {"value": -math.inf}}
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config))
+    shown = json.loads(mlxr("show", tmp_path / "odd", "--json"))["metadata"]["rope_scaling"]
+    assert shown["factor"] == "nan"
+    assert shown["factors"]["length"] == 100
+    assert shown["deep"] == {"value": "-inf"}
+
+
+def test_show_spells_control_characters_out(synthetic: object, tmp_path: Path, mlxr: Run) -> None:
+    del synthetic
+    from mlxr.formats import write_gguf
+
+    path = tmp_path / "a.gguf"
+    write_gguf(path, {"general.architecture": "llama", "general.name": "\x1b[2Jcleared\nnext", "x": math.inf}, [])
+    assert "\\x1b[2Jcleared\\nnext" in mlxr("show", path)
+    assert json.loads(mlxr("show", path, "--json"))["metadata"]["x"] == "inf"
+
+
+def test_perplexity(gguf: Path, tmp_path: Path, mlxr: Run, refused: Run) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox " * 10)
+    report = json.loads(mlxr("perplexity", gguf, text, "--context", 32, "--json"))
+    with LLM(gguf) as llm:
+        scored = len(llm.tokenize(text.read_text())) - 1  # without BOS
+    assert report["tokens"] == scored
+    assert report["context"] == 32
+    bits = math.log2(report["perplexity"]) * scored / (len(text.read_text()) + 1)  # SPM's own space before the text
+    assert report["bits_per_byte"] == pytest.approx(bits)
+    reference = json.loads(mlxr("perplexity", gguf, text, "--context", 32, "--json", "--device", "reference"))
+    assert report["perplexity"] == pytest.approx(reference["perplexity"], rel=0.02)
+    assert f"{report['perplexity']:.4f}" in mlxr("perplexity", gguf, text, "--context", 32)
+    assert "context" in refused("perplexity", gguf, text, "--context", 1)
+    assert "512" in refused("perplexity", gguf, text, "--context", 513)
+    text.write_bytes(b"abc\xff")
+    assert "UTF-8 at byte 3" in refused("perplexity", gguf, text)
+    assert "cannot be read" in refused("perplexity", gguf, tmp_path)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_bench(batch: int, gguf: Path, mlxr: Run) -> None:
+    sizes = ["--prompt-tokens", 40, "--generate-tokens", 6, "--batch", batch, "--repeat", 2, "--max-batch-tokens", 32]
+    report = json.loads(mlxr("bench", gguf, *sizes, "--threads", 1, "--json"))
+    for name in ("prefill_tokens_per_s", "decode_tokens_per_s"):
+        assert 0 < report[name]["min"] <= report[name]["median"] <= report[name]["max"]
+    wanted = {"prompt_tokens": 40, "generate_tokens": 6, "batch": batch, "repeat": 2, "threads": 1, "device": "cpu"}
+    assert {name: report[name] for name in wanted} == wanted
+    assert report["load_s"] > 0
+    assert report["peak_memory_bytes"] > report["weight_bytes"] > 800_000
+    assert "decode" in mlxr("bench", gguf, *sizes)
+
+
+def test_bench_refuses_what_does_not_run_side_by_side(gguf: Path, refused: Run) -> None:
+    small = ["--prompt-tokens", 8, "--generate-tokens", 4]
+    assert "side by side" in refused("bench", gguf, *small, "--batch", 3, "--max-sequences", 2)
+    assert "side by side" in refused("bench", gguf, *small, "--batch", 3, "--arena-bytes", "64K")
+    assert "512" in refused("bench", gguf, "--prompt-tokens", 510, "--generate-tokens", 2)
+
+
+def test_validate_passes_on_the_native_kernels(gguf: Path, mlxr: Run) -> None:
+    report = json.loads(mlxr("validate", gguf, "--json"))
+    assert report["passed"]
+    assert report["reference_runs"] == []
+    assert report["copied_bytes"] == 0
+    assert report["generated_tokens"] == 16
+    assert {row["implementation"] for row in report["dispatches"]} == {"cpu"}
+    counts: dict[str, int] = {}
+    for row in report["dispatches"]:
+        counts[row["operator"]] = counts.get(row["operator"], 0) + row["count"]
+    assert counts["attend"] == counts["write_pages"] == 2 * 16
+    assert counts["sample"] == counts["embed"] == 16
+    cache = report["cache"]
+    assert cache["peak_pages"] == 2
+    assert cache["gqa_saved_bytes"] == cache["peak_bytes"] == 2 * cache["page_bytes"]
+    assert report["logits"]["agree"]
+    assert report["logits"]["positions"] == 16
+    assert report["logits"]["relative_error"] < report["logits"]["max_relative_error"]
+    assert report["prefill_ms"] > 0
+    assert report["bandwidth_bytes_per_s"] > 0
+    text = mlxr("validate", gguf)
+    assert text.endswith("passed\n")
+    assert "attend" in text
+
+
+def test_validate_refuses_a_context_too_short(gguf: Path, refused: Run) -> None:
+    assert "context" in refused("validate", gguf, "--context-tokens", 30)
+
+
+def test_validate_fails_where_native_code_did_not_run(gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(gguf), "--device", "reference"]) == 1
+    output = capsys.readouterr().out
+    assert "FAILED: attend has a native implementation, but the reference ran" in output
+    assert output.endswith("FAILED\n")
+
+
+def test_validate_fails_when_logits_disagree(
+    gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mlxr.service.validation.MAX_RELATIVE_ERROR_QUANTISED", 1e-6)
+    assert main(["validate", str(gguf), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["passed"]
+    assert report["reference_runs"] == []
+    assert not report["logits"]["agree"]

@@ -1,0 +1,227 @@
+"""The command itself: the table, laziness, shared flags, errors in one line, exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+import mlxr as package
+from mlxr.cli.commands import COMMANDS
+from mlxr.cli.flags import SAMPLING_FLAGS, expand_flags
+from mlxr.cli.main import main
+from mlxr.core.settings import SETTINGS, Settings
+from mlxr.core.types import SamplingParams
+
+Run = Callable[..., str]
+WITH_MODEL = ("run", "chat", "perplexity", "bench", "validate")
+
+
+def execute(*arguments: str, stdin: bytes = b"", environment: dict[str, str] | None = None) -> Sequence[object]:
+    """A process of its own: exit code, stdout, stderr."""
+    run = subprocess.run(
+        [sys.executable, "-m", "mlxr", *arguments],
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
+    return run.returncode, run.stdout.decode(), run.stderr.decode()
+
+
+def test_every_row_has_its_function() -> None:
+    for row in COMMANDS:
+        function = getattr(importlib.import_module(row.module), row.name)
+        assert function.__doc__, row.name
+
+
+def test_help_lists_every_command(mlxr: Run) -> None:
+    text = mlxr("--help")
+    assert all(row.name in text and row.help in text for row in COMMANDS)
+    assert mlxr() == text
+
+
+@pytest.mark.parametrize("name", [row.name for row in COMMANDS])
+def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = mlxr(name, "--help")
+    assert f"Usage: mlxr {name}" in text
+    for setting in SETTINGS:
+        assert (f"--{setting.name.replace('_', '-')} " in text) == (name in WITH_MODEL)
+    for row in SAMPLING_FLAGS:
+        assert (f"{row.flag} " in text) == (name in ("run", "chat"))
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    script = (
+        "import sys, mlxr, mlxr.cli.main as cli\n"
+        "for arguments in (['--help'], ['version'], ['--version']): assert cli.main(arguments) == 0\n"
+        "heavy = {'numpy', 'mlxr.kernels', 'mlxr.llm', 'mlxr._native', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_importing_the_package_imports_nothing_of_it() -> None:
+    script = "import sys, mlxr; assert not {m for m in sys.modules if m.startswith('mlxr.')}; from mlxr import LLM"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_version(mlxr: Run) -> None:
+    assert mlxr("version") == mlxr("--version") == f"mlxr {package.__version__}\n"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = package.nothing  # type: ignore[attr-defined]
+
+
+def test_flags_become_settings_and_sampling() -> None:
+    seen: list[object] = []
+
+    def command(name: str, settings: Settings, sampling: SamplingParams) -> None:
+        seen.extend([name, settings, sampling])
+
+    values = dict.fromkeys([setting.name for setting in SETTINGS]) | {row.name: row.default for row in SAMPLING_FLAGS}
+    expand_flags(command)(name="x", **{**values, "threads": "2", "arena_bytes": "1M", "seed": 5, "stop": ["a", "b"]})
+    name, settings, sampling = seen
+    assert name == "x"
+    assert settings == Settings(threads=2, arena_bytes=1 << 20)
+    assert sampling == SamplingParams(max_tokens=None, seed=5, stop=("a", "b"))
+
+
+def test_sampling_flags_are_fields() -> None:
+    assert {row.name for row in SAMPLING_FLAGS} < set(SamplingParams.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "missing.gguf", "hi"], "missing.gguf: no such file"),
+        (["run", "demoo", "hi"], "did you mean demo"),
+        (["run", "one", "two", "three"], "put the prompt in quotes"),
+        (["run"], "Missing argument"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["rum"], "Did you mean 'run'"),
+        (["--nonsense"], "No such option"),
+        (["run", "--nonsense", "hi"], "No such option"),
+        (["run", "--temperature", "-1", "hi"], "temperature: must be at least 0"),
+        (["run", "--temperature", "hot", "hi"], "--temperature"),
+        (["run", "--max-tokens", "0", "hi"], "max_tokens: must be at least 1"),
+        (["run", "--device", "gpu", "hi"], "device: must be one of auto, cpu, reference"),
+        (["run", "--threads", "0", "hi"], "threads: must be from 1"),
+        (["run", "--arena-bytes", "lots", "hi"], "arena_bytes: must be a size"),
+        (["run", "--isa", "neon", "hi"], "isa: must be one of"),
+        (["run", "--device", "reference", "--threads", "2", "hi"], "takes no threads"),
+        (["show", "missing.gguf"], "no such file"),
+        (["perplexity", "demo", "missing.txt"], "missing.txt: no such file"),
+        (["bench", "demo", "--batch", "0"], "batch: must be at least 1"),
+        (["bench", "demo", "--repeat", "0"], "repeat: must be at least 1"),
+        (["validate", "missing"], "no such file"),
+        (["chat", "missing"], "no such file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_done_is_one_line(arguments: list[str], expected: str, refused: Run) -> None:
+    assert expected in refused(*arguments)
+
+
+def test_environment_settings_are_read_and_named() -> None:
+    code, out, err = execute("run", "hi", environment={"MLXR_DEVICE": "gpu"})
+    assert (code, out) == (2, "")
+    assert err == "mlxr: device: must be one of auto, cpu, reference; got gpu\n"
+
+
+def test_no_traceback_from_the_real_process(tmp_path: Path, gguf: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(gguf.read_bytes()[:5000])
+    for arguments in (["run", "missing.gguf", "hi"], ["run", str(broken), "hi"], ["show", str(broken)]):
+        code, out, err = execute(*arguments)
+        assert (code, out) == (2, "")
+        assert str(err).startswith("mlxr: ")
+        assert str(err).count("\n") == 1
+        assert arguments[1] in str(err)
+
+
+def test_control_characters_do_not_reach_the_terminal(refused: Run) -> None:
+    assert "\\x1b[31m" in refused("run", "\x1b[31mred.gguf", "hi")
+
+
+@pytest.mark.parametrize("arguments", [["show", "--tensors", "--json"], ["--help"]], ids=["show", "help"])
+def test_a_reader_that_goes_away_is_no_error(arguments: list[str], gguf: Path) -> None:
+    paths = [str(gguf)] if "show" in arguments else []
+    command = [sys.executable, "-m", "mlxr", *arguments, *paths]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait() == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "expected"),
+    [
+        (">&-", ["version"], (0, "", "")),
+        ("2>&-", ["run", "missing.gguf", "hi"], (2, "", "")),
+        ("<&-", ["run", "missing.gguf", "-"], (2, "", "missing.gguf: no such file")),
+    ],
+    ids=["stdout", "stderr", "stdin"],
+)
+def test_closed_streams_are_empty_ones(closed: str, arguments: list[str], expected: tuple[int, str, str]) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "mlxr", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == expected[:2]
+    assert expected[2] in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "mlxr", "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (run.returncode, run.stderr) == (2, "mlxr: No space left on device\n")
+
+
+def test_a_terminal_without_the_characters_is_no_error(gguf: Path) -> None:
+    code, out, _ = execute("show", str(gguf), "--tensors", environment={"PYTHONIOENCODING": "ascii"})
+    assert code == 0
+    assert "512 \\xd7 256" in str(out)
+
+
+def test_a_name_too_long_for_a_path_is_one_line(refused: Run) -> None:
+    assert len(refused("show", "x" * 5000)) < 400
+
+
+def test_warnings_are_one_line_without_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warn() -> None:
+        try:
+            raise ValueError("inner")
+        except ValueError:
+            logging.getLogger("mlxr.engine").exception("two\nlines \x1b[31m %d", 5)
+        logging.getLogger("mlxr.engine").info("not shown")
+
+    monkeypatch.setattr("mlxr.cli.version.version", warn)
+    handlers = list(logging.getLogger().handlers)
+    assert main(["version"]) == 0
+    assert capsys.readouterr().err == "mlxr: two lines \\x1b[31m 5\n"
+    assert logging.getLogger().handlers == handlers
+
+
+def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlxr.cli.version.version", interrupt)
+    assert main(["version"]) == 130

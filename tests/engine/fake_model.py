@@ -1,0 +1,155 @@
+"""A model without weights: its logits are a hash of the token history that it reads back from the cache.
+
+Every token leaves its id in the K page and its position in the V page of its slot, and the next logits depend on all
+ids of the context as the page table finds them. So a wrong slot, page, length or copy changes the answer, and what an
+answer must be is known without an engine (`fake_logits`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.cache.arena import Arena
+from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.sequence import TokenEvent
+from mlxr.kernels.context import Context
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.sample import SampleRow, sample
+
+Floats = npt.NDArray[np.float32]
+VOCABULARY = 50
+
+
+@dataclass(frozen=True)
+class FakeConfig:
+    """Measures of the fake model; small, and grouped 4 to 2."""
+
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 4
+    vocab_size: int = VOCABULARY
+    context_length: int = 128
+
+
+def fake_logits(history: Sequence[int], vocabulary: int = VOCABULARY) -> Floats:
+    """Logits after `history`: normal numbers from a generator keyed with its hash."""
+    digest = hashlib.blake2b(np.asarray(history, np.int32).tobytes(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest)))
+    return generator.standard_normal(vocabulary).astype(np.float32) * 3
+
+
+@dataclass
+class FakeModel:
+    """Remembers its batches; `on_forward` is called first with each, and may raise."""
+
+    config: FakeConfig = field(default_factory=FakeConfig)
+    on_forward: Callable[[RaggedBatch], None] = lambda batch: None
+    batches: list[RaggedBatch] = field(default_factory=list)
+
+    def forward(self, batch: RaggedBatch, arena: Arena) -> Floats:
+        self.on_forward(batch)
+        self.batches.append(batch)
+        for k_pool, v_pool in zip(arena.k_pools, arena.v_pools, strict=True):
+            pages, offsets = np.divmod(batch.slots, arena.page_size)
+            k_pool[pages, :, offsets, :] = batch.token_ids[:, None, None]
+            v_pool[pages, :, offsets, :] = batch.positions[:, None, None]
+        rows = [
+            fake_logits(self._read_history(batch, int(row), arena), self.config.vocab_size) for row in batch.output_rows
+        ]
+        return np.stack(rows) if rows else np.empty((0, self.config.vocab_size), np.float32)
+
+    def _read_history(self, batch: RaggedBatch, row: int, arena: Arena) -> list[int]:
+        """Token ids of the row's context, out of the last layer's pages."""
+        sequence = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
+        positions = np.arange(batch.positions[row] + 1)
+        pages, offsets = batch.page_table[sequence, positions // arena.page_size], positions % arena.page_size
+        assert pages.min() >= 0, "a position without a page"
+        assert np.array_equal(arena.v_pools[-1][pages, 0, offsets, 0], positions), "a foreign page"
+        history: list[int] = arena.k_pools[-1][pages, -1, offsets, -1].astype(int).tolist()
+        return history
+
+
+def make_engine(
+    model: FakeModel | None = None,
+    *,
+    eos_ids: Sequence[int] = (),
+    pages: int = 64,
+    page_size: int = 4,
+    context_tokens: int | None = None,
+    max_batch_tokens: int = 16,
+    max_sequences: int = 8,
+    prefill_chunk_tokens: int = 16,
+    max_waiting: int = 1024,
+    kv_cache: str = "auto",
+    prefix_sharing: bool = True,
+    store_folder: Path | None = None,
+    store_bytes: int = 2**20,
+    clock: Callable[[], float] = time.monotonic,
+) -> Engine:
+    """An engine over a fake model, small enough that every bound is soon met."""
+    return Engine(
+        model or FakeModel(),
+        Context("reference"),
+        eos_ids=eos_ids,
+        pages=pages,
+        page_size=page_size,
+        context_tokens=context_tokens,
+        max_batch_tokens=max_batch_tokens,
+        max_sequences=max_sequences,
+        prefill_chunk_tokens=prefill_chunk_tokens,
+        max_waiting=max_waiting,
+        kv_cache=kv_cache,
+        prefix_sharing=prefix_sharing,
+        fingerprint=b"fake",
+        store_folder=store_folder,
+        store_bytes=store_bytes if store_folder is not None else 0,
+        clock=clock,
+    )
+
+
+def run_all(engine: Engine, max_steps: int = 2000) -> list[TokenEvent]:
+    """Step until nothing is left, proving the books after every step; all events in order."""
+    events: list[TokenEvent] = []
+    while engine.has_work:
+        events += engine.step()
+        engine.check()
+        max_steps -= 1
+        assert max_steps, "the engine does not come to an end"
+    assert engine.stats().used_pages == 0
+    return events
+
+
+def answer_of(events: Sequence[TokenEvent], sequence_id: int) -> list[int]:
+    """Tokens of one request, in order."""
+    return [event.token_id for event in events if event.sequence_id == sequence_id and event.token_id is not None]
+
+
+def finish_of(events: Sequence[TokenEvent], sequence_id: int) -> FinishReason | None:
+    """Why one request ended: from its last event, which must be the only one with a reason."""
+    own = [event for event in events if event.sequence_id == sequence_id]
+    assert all(event.finish_reason is None for event in own[:-1])
+    return own[-1].finish_reason
+
+
+def generate(prompt: Sequence[int], params: SamplingParams, engine: Engine | None = None) -> list[int]:
+    """The answer of one request that is alone in its engine."""
+    engine = engine or make_engine()
+    sequence_id = engine.submit(prompt, params)
+    return answer_of(run_all(engine), sequence_id)
+
+
+def expect_greedy(prompt: Sequence[int], tokens: int, row: SampleRow | None = None) -> list[int]:
+    """The greedy answer, computed without an engine."""
+    history = list(prompt)
+    for _ in range(tokens):
+        history.append(sample(Context("reference"), fake_logits(history)[None], [row or SampleRow()])[0].token_id)
+    return history[len(prompt) :]

@@ -1,0 +1,236 @@
+"""The engine as a state machine: whatever happens in whatever order, no page is lost or used twice, no answer is wrong.
+
+Requests come and go, answers fork and end, pages are taken away, evicted, written to disk and read back, steps fail
+and the engine starts again on the same store. All books are proved after every move, every token is compared with what
+it must be the moment it appears, and at the end every page is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from fake_model import VOCABULARY, FakeModel, fake_logits, make_engine
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mlxr.core.errors import InvalidRequest, QueueFull
+from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.sampling import Sampler
+from mlxr.engine.sequence import TokenEvent
+from mlxr.kernels.context import Context
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.sample import sample
+
+PAGE_SIZE, MAX_TOKENS, MAX_WAITING = 4, 20, 6
+EXAMPLES, MOVES = 120, 100
+
+# Prompts that begin alike for 0, 1 or many pages, and end anywhere within a page.
+PROMPTS = st.builds(
+    lambda stem, length, tail: tuple([(stem + index) % VOCABULARY for index in range(length)] + tail),
+    stem=st.sampled_from([0, 20]),
+    length=st.integers(0, 24),
+    tail=st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=3),
+)
+TEMPERATURES = st.sampled_from([0.0, 1.0])
+
+
+@functools.cache
+def expect_answer(prompt: tuple[int, ...], temperature: float, seed: int, index: int) -> tuple[tuple[int, float], ...]:
+    """Tokens and logprobs of one answer, computed without an engine, a cache or a batch."""
+    ctx, tokens, answer = Context("reference"), list(prompt), []
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), prompt, index)
+    for _ in range(MAX_TOKENS):
+        (result,) = sample(ctx, fake_logits(tokens)[None], [sampler.row()])
+        sampler.accept(result.token_id)
+        tokens.append(result.token_id)
+        answer.append((result.token_id, result.logprob))
+    return tuple(answer)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Random moves on a small engine, beside a plain record of what every request must say."""
+
+    @initialize(
+        spare_pages=st.sampled_from([0, 1, 3, 20]),
+        stores=st.booleans(),
+        kv_cache=st.sampled_from(["paged", "paged", "paged", "simple"]),
+        chunk_tokens=st.sampled_from([3, 8, 64]),
+    )
+    def begin(self, spare_pages: int, stores: bool, kv_cache: str, chunk_tokens: int) -> None:
+        self.folder = Path(tempfile.mkdtemp()) if stores and kv_cache == "paged" else None
+        self.now = 0.0
+        self.fails = False
+        self.kv_cache, self.chunk_tokens = kv_cache, chunk_tokens
+        self.pages = 4 + spare_pages if kv_cache == "simple" else 12 + spare_pages  # the longest request needs 12
+        self.requests: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self.given: dict[tuple[int, int], list[tuple[int, float]]] = {}
+        self.growing: set[tuple[int, int]] = set()
+        self.engine = self.open_engine()
+
+    def open_engine(self) -> Engine:
+        return make_engine(
+            FakeModel(on_forward=self.fail_if_told),
+            pages=self.pages,
+            page_size=PAGE_SIZE,
+            max_batch_tokens=max(8, self.chunk_tokens),
+            max_sequences=5,
+            prefill_chunk_tokens=self.chunk_tokens,
+            max_waiting=MAX_WAITING,
+            kv_cache=self.kv_cache,
+            store_folder=self.folder,
+            store_bytes=2**15,
+            clock=lambda: self.now,
+        )
+
+    def fail_if_told(self, batch: RaggedBatch) -> None:
+        if self.fails:
+            raise RuntimeError("told to fail")
+
+    @rule(
+        prompt=PROMPTS,
+        temperature=TEMPERATURES,
+        tokens=st.integers(1, MAX_TOKENS),
+        n=st.sampled_from([1, 1, 2, 4]),
+        priority=st.sampled_from([0, 0, 5]),
+        deadline_s=st.sampled_from([None, None, 30.0]),
+    )
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        temperature: float,
+        tokens: int,
+        n: int,
+        priority: int,
+        deadline_s: float | None,
+    ) -> None:
+        params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=len(prompt), n=n, logprobs=0)
+        if self.engine.stats().waiting_sequences >= MAX_WAITING:
+            with pytest.raises(QueueFull):
+                self.engine.submit(prompt, params)
+            return
+        request_id = self.engine.submit(prompt, params, priority=priority, deadline_s=deadline_s)
+        self.requests[request_id] = prompt, params
+        for index in range(n):
+            self.given[request_id, index] = []
+            self.growing.add((request_id, index))
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.now += 0.1
+            self.take(self.engine.step())
+
+    @rule(steps=st.integers(5, 20))
+    def step_on(self, steps: int) -> None:
+        self.step(steps)
+
+    @rule(often=st.integers(0, 2))
+    def fail_a_step(self, often: int) -> None:
+        if often:
+            return
+        self.fails = True
+        with contextlib.ExitStack() as quiet:
+            quiet.callback(logging.disable, logging.NOTSET)
+            logging.disable(logging.CRITICAL)
+            self.take(self.engine.step())
+        self.fails = False
+
+    @rule(choice=st.integers(0, 99), whole=st.booleans())
+    def cancel(self, choice: int, whole: bool) -> None:
+        if self.growing:
+            request_id, index = sorted(self.growing)[choice % len(self.growing)]
+            wanted = {key for key in self.growing if key[0] == request_id and (whole or key[1] == index)}
+            events = self.engine.cancel(request_id, None if whole else index)
+            assert {(event.sequence_id, event.index) for event in events} == wanted
+            self.take(events)
+            assert not wanted & self.growing
+
+    @precondition(lambda self: self.engine.stats().running_sequences)
+    @rule(choice=st.integers(0, 99))
+    def preempt(self, choice: int) -> None:
+        running = self.engine._scheduler.running
+        self.engine._scheduler.preempt(running[choice % len(running)])
+
+    @rule(text=PROMPTS)
+    def score(self, text: tuple[int, ...]) -> None:
+        with contextlib.suppress(InvalidRequest):  # a single token, or no pages
+            assert len(self.engine.score(text)) == len(text) - 1
+
+    @rule()
+    def wait(self) -> None:
+        self.now += 40
+        self.take(self.engine.step())
+
+    @rule(often=st.integers(0, 3))
+    def restart(self, often: int) -> None:
+        """A new engine, which knows nothing but what is on disk; not so often that little else happens."""
+        if often:
+            return self.step(5 * often)
+        for request_id in {key[0] for key in self.growing}:
+            self.take(self.engine.cancel(request_id))
+        assert self.engine.stats().used_pages == 0
+        self.engine.close()
+        self.engine = self.open_engine()
+        self.requests.clear()
+        self.given.clear()
+        return None
+
+    def take(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            key = event.sequence_id, event.index
+            assert key in self.growing
+            prompt, params = self.requests[event.sequence_id]
+            given = self.given[key]
+            if event.token_id is not None:
+                assert event.logprob is not None
+                given.append((event.token_id, event.logprob))
+                expected = expect_answer(prompt, params.temperature, len(prompt), event.index)
+                assert given[-1] == expected[len(given) - 1]
+            assert event.usage.completion_tokens == len(given)
+            assert event.usage.cached_tokens < event.usage.prompt_tokens == len(prompt)
+            if event.finish_reason is not None:
+                self.growing.remove(key)
+                assert (event.finish_reason is FinishReason.LENGTH) == (len(given) == params.max_tokens)
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.check()
+            self.engine._cache.flush()  # what is on disk must not depend on time, or the same moves go different ways
+            stats = self.engine.stats()
+            assert stats.used_pages + stats.cached_pages + stats.free_pages == self.pages
+            if not self.growing:
+                assert stats.used_pages == 0
+                assert not self.engine.has_work
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            for _ in range(2000):
+                if not self.engine.has_work:
+                    break
+                self.take(self.engine.step())
+                self.engine.check()
+            assert not self.growing
+            assert self.engine.stats().used_pages == 0
+            self.engine.close()
+            if self.folder is not None:
+                shutil.rmtree(self.folder)
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=MOVES,
+    deadline=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),  # to study a failure add Phase.shrink, which takes minutes
+    suppress_health_check=list(HealthCheck),
+)
+test_engine_machine = EngineMachine.TestCase

@@ -1,0 +1,80 @@
+"""Sequences that share pages through the runner: each continues with its own history, and untouched pages stay one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fake_model import FakeModel, answer_of, expect_greedy, fake_logits, make_engine, run_all
+
+from mlxr.cache.arena import Arena
+from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.page_table import PageTable
+from mlxr.cache.pager import Pager
+from mlxr.core.types import SamplingParams
+from mlxr.engine.batch import BatchPart, build_batch
+from mlxr.engine.runner import Runner
+from mlxr.kernels.context import Context
+
+
+@pytest.mark.parametrize(("prompt_tokens", "copied_pages"), [(6, 2), (7, 2), (8, 0), (9, 2)])
+def test_forks_continue_apart(prompt_tokens: int, copied_pages: int) -> None:
+    ctx, pager = Context("reference"), Pager(16, page_size=4)
+    arena = Arena(ctx, layers=2, pages=16, kv_heads=2, page_size=4, head_dim=4)
+    cache = KVCache(arena, pager, fingerprint=b"fake", store=None)
+    runner = Runner(FakeModel(), arena, cache)
+    prompt = list(range(prompt_tokens))
+    tables = [cache.open_table(prompt, limit_tokens=prompt_tokens)]
+    runner.reserve(tables[0], prompt_tokens)
+    runner.forward([BatchPart(tables[0], prompt, 1)])
+    cache.commit(tables[0], prompt, prompt_tokens)
+    tables += [cache.fork(tables[0]), cache.fork(tables[0])]
+    assert pager.used_pages == pager.pages_for(prompt_tokens)
+    histories = [list(prompt) for _ in tables]
+    for step in range(6):
+        parts = [BatchPart(table, [10 * index + step], 1) for index, table in enumerate(tables)]
+        for part in parts:
+            runner.reserve(part.table, 1)
+        logits = runner.forward(parts)
+        for table, history, part, row in zip(tables, histories, parts, logits, strict=True):
+            history += part.token_ids
+            cache.commit(table, history, 1)
+            assert np.array_equal(row, fake_logits(history))
+        cache.check(tables)
+    assert ctx.ledger.snapshot().copied_bytes == copied_pages * arena.page_bytes
+    full = prompt_tokens // 4
+    assert tables[0].pages[:full] == tables[1].pages[:full] == tables[2].pages[:full]
+
+
+def test_interrupted_copy_leaves_no_page_that_was_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    engine.submit([1, 2, 3, 4, 5], SamplingParams(max_tokens=6, n=2))
+    events = engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Arena, "copy_pages", lambda self, copies: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    engine.check()
+    events += run_all(engine)
+    for index in (0, 1):
+        own = [event for event in events if event.index == index]
+        assert answer_of(own, 1) == expect_greedy([1, 2, 3, 4, 5], 6)
+
+
+def test_batch_arrays() -> None:
+    pager = Pager(16, page_size=4)
+    pager.allocate(3)
+    first, second = PageTable(pager), PageTable(pager)
+    first.prepare(6)
+    first.commit(6)
+    parts = [BatchPart(first, [30, 31, 32], 2), BatchPart(second, [40], 0)]
+    for part in parts:
+        part.table.prepare(len(part.token_ids))
+    batch = build_batch(parts)
+    a, b, c = first.pages
+    assert batch.token_ids.tolist() == [30, 31, 32, 40]
+    assert batch.positions.tolist() == [6, 7, 8, 0]
+    assert batch.slots.tolist() == [4 * b + 2, 4 * b + 3, 4 * c, 4 * second.pages[0]]
+    assert batch.query_starts.tolist() == [0, 3, 4]
+    assert batch.context_lengths.tolist() == [9, 1]
+    assert batch.page_table.tolist() == [[a, b, c], [second.pages[0], -1, -1]]
+    assert batch.output_rows.tolist() == [1, 2]

@@ -1,0 +1,493 @@
+"""The native `attend`: right against the reference, and equal bits for a token however it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from variants import Floats, assert_equal_bits, native_contexts, random_floats, run_everywhere
+
+from mlxr.kernels.attend import KVType, allocate_pools, attend
+from mlxr.kernels.context import Context
+from mlxr.kernels.ledger import Dispatch
+from mlxr.kernels.packing import locate_keys, locate_values, round_to_bf16, widen_bf16
+from mlxr.kernels.ragged import RaggedBatch
+
+Pools = tuple[NDArray[Any], NDArray[Any]]
+REFERENCE = Context("reference")
+
+
+@dataclass(frozen=True)
+class Story:
+    """Sequences with all their queries, keys and values, from which any batch can be cut.
+
+    `queries`, `keys` and `values` hold for each sequence an array (context, heads, head_dim).
+    """
+
+    queries: list[Floats]
+    keys: list[Floats]
+    values: list[Floats]
+
+    @property
+    def contexts(self) -> list[int]:
+        return [len(queries) for queries in self.queries]
+
+
+def make_story(contexts: Sequence[int], heads: int, kv_heads: int, head_dim: int, seed: int = 0) -> Story:
+    """Random numbers that f16 and bf16 hold exactly, so that the pool's type rounds none of them."""
+
+    def make(part: int, count: int) -> list[Floats]:
+        return [
+            (
+                np.round(random_floats([seed, part, sequence], context, count, head_dim) * 32).clip(-128, 128) / 32
+            ).astype(np.float32)
+            for sequence, context in enumerate(contexts)
+        ]
+
+    return Story(make(0, heads), make(1, kv_heads), make(2, kv_heads))
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A story's keys and values in shuffled pages; slots that hold none are not-a-number."""
+
+    pools: Pools
+    page_table: NDArray[np.int32]
+
+
+def fill_cache(story: Story, page_size: int, kv_type: KVType, spare_pages: int = 3) -> Cache:
+    counts = [-(-context // page_size) for context in story.contexts]
+    pages = sum(counts) + spare_pages
+    _, kv_heads, head_dim = story.keys[0].shape
+    pools = allocate_pools(REFERENCE, pages, kv_heads, page_size, head_dim, kv_type)
+    order = np.random.default_rng(len(counts)).permutation(pages).astype(np.int32)
+    page_table = np.full((len(counts), max(counts) + 1), -1, np.int32)
+    for locate, pool, rows in zip((locate_keys, locate_values), pools, (story.keys, story.values), strict=True):
+        packed = kv_type == "bf16"
+        pool[...] = 0x7FC0 if packed else np.nan
+        flat, offsets = pool.reshape(pages, kv_heads, -1), locate(page_size, head_dim)
+        used = 0
+        for sequence, (count, context) in enumerate(zip(counts, story.contexts, strict=True)):
+            page_table[sequence, :count] = order[used : used + count]
+            used += count
+            for position in range(0, context, page_size):
+                part = rows[sequence][position : position + page_size]
+                page, part = page_table[sequence, position // page_size], part.transpose(1, 0, 2)
+                if packed:
+                    flat[page][:, offsets[: part.shape[1]]] = round_to_bf16(part)
+                else:
+                    pool[page, :, : part.shape[1]] = part
+    return Cache(pools, page_table)
+
+
+def cut_batch(cache: Cache, parts: Sequence[tuple[int, int, int]]) -> RaggedBatch:
+    """A batch of (sequence, first position, end position)."""
+    positions = np.concatenate([np.arange(first, end, dtype=np.int32) for _, first, end in parts])
+    zeros = np.zeros(len(positions), np.int32)  # attend needs neither ids nor slots
+    return RaggedBatch(
+        token_ids=zeros,
+        positions=positions,
+        slots=zeros,
+        query_starts=np.cumsum([0, *(end - first for _, first, end in parts)]).astype(np.int32),
+        context_lengths=np.array([end for _, _, end in parts], np.int32),
+        page_table=np.ascontiguousarray(cache.page_table[[sequence for sequence, _, _ in parts]]),
+        output_rows=np.zeros(1, np.int32),
+    )
+
+
+def compute(
+    ctx: Context,
+    story: Story,
+    cache: Cache,
+    parts: Sequence[tuple[int, int, int]],
+    window: int | None = None,
+    scale: float = 0.3,
+) -> Floats:
+    q = np.concatenate([story.queries[sequence][first:end] for sequence, first, end in parts])
+    return attend(ctx, q, *cache.pools, cut_batch(cache, parts), scale=scale, sliding_window=window)
+
+
+def whole(story: Story) -> list[tuple[int, int, int]]:
+    return [(sequence, 0, context) for sequence, context in enumerate(story.contexts)]
+
+
+def compute_exactly(
+    story: Story, sequence: int, window: int | None, scale: float, first: int = 0
+) -> NDArray[np.float64]:
+    """Attention of a sequence from position `first` on, in float64, from the definition."""
+    q, k, v = (rows[sequence].astype(np.float64) for rows in (story.queries, story.keys, story.values))
+    q = q[first:]
+    group = q.shape[1] // k.shape[1]
+    scores = np.einsum("qhd,khd->hqk", q, k.repeat(group, axis=1)) * scale
+    distance = np.arange(first, len(k))[:, None] - np.arange(len(k))[None]
+    scores[:, (distance < 0) | (distance >= (window or len(k)))] = -np.inf
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    result: NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights, v.repeat(group, axis=1)).reshape(len(q), -1)
+    return result
+
+
+def compute_rounded(story: Story, sequence: int, window: int | None, scale: float) -> NDArray[np.float64]:
+    """As bf16 pages have it: queries scaled for powers of two, and weights, rounded to bf16, each 256 positions by
+    themselves; everything else in float64."""
+    q, k, v = (rows[sequence] for rows in (story.queries, story.keys, story.values))
+    group = q.shape[1] // k.shape[1]
+    log2e = np.float32(1.44269504)
+    rounded = widen_bf16(round_to_bf16(q * (np.float32(scale) * log2e))).astype(np.float64)
+    scores = np.einsum("qhd,khd->hqk", rounded, k.repeat(group, axis=1))
+    distance = np.arange(len(k))[:, None] - np.arange(len(k))[None]
+    scores[:, (distance < 0) | (distance >= (window or len(k)))] = -np.inf
+    weights = np.zeros_like(scores)
+    top = scores.max(axis=-1, keepdims=True)
+    for start in range(0, len(k), 256):
+        part = scores[:, :, start : start + 256]
+        peak = part.max(axis=-1, keepdims=True)
+        peak[np.isneginf(peak)] = 0
+        small = widen_bf16(round_to_bf16(np.exp2(part - peak).astype(np.float32)))
+        weights[:, :, start : start + 256] = small * np.exp2(np.minimum(peak - top, 0))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    result: NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights, v.repeat(group, axis=1)).reshape(len(q), -1)
+    return result
+
+
+SHAPES = [
+    # contexts, heads, kv_heads, head_dim, page_size, window
+    ([1], 1, 1, 1, 1, None),
+    ([33, 1, 64], 2, 1, 16, 32, None),
+    ([70, 5], 4, 2, 64, 32, None),
+    ([40, 90], 6, 2, 80, 16, None),
+    ([100], 3, 3, 96, 64, None),
+    ([50, 31], 4, 1, 100, 5, None),
+    ([45], 8, 2, 128, 32, 7),
+    ([300, 20], 4, 2, 64, 32, 33),
+    ([290], 2, 1, 40, 100, 260),
+    ([65], 2, 2, 256, 32, None),
+    ([38], 71, 1, 64, 32, None),  # one key head, more query heads than a block has rows
+    ([35], 2, 1, 17, 7, 1),  # sees itself only
+    ([530], 7, 1, 48, 48, None),  # rows of one position in several groups
+    ([301], 1, 1, 33, 31, 77),
+    ([610], 2, 2, 64, 1000, 259),  # one page, whose tiles begin anywhere in a chunk
+]
+
+
+def assert_close_to_bf16(result: Floats, story: Story, window: int | None) -> None:
+    """As the definition with the same roundings; a weight half-way between two bf16 numbers may round the other way."""
+    rounded = np.concatenate([compute_rounded(story, i, window, 0.3) for i in range(len(story.contexts))])
+    error = np.abs(result - rounded)
+    assert np.median(error) < 2e-6
+    assert error.max() < 4e-3
+    exact = np.concatenate([compute_exactly(story, i, window, 0.3) for i in range(len(story.contexts))])
+    assert np.sqrt(np.mean((result - exact) ** 2)) < 0.01 * exact.std() + 1e-6
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize(("contexts", "heads", "kv_heads", "head_dim", "page_size", "window"), SHAPES)
+def test_is_right_and_has_equal_bits_everywhere(
+    contexts: list[int],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window: int | None,
+    kv_type: KVType,
+) -> None:
+    story = make_story(contexts, heads, kv_heads, head_dim)
+    cache = fill_cache(story, page_size, kv_type)
+    result = run_everywhere(lambda ctx: compute(ctx, story, cache, whole(story), window))
+    if kv_type == "bf16":
+        assert_close_to_bf16(result, story, window)
+        return
+    exact = np.concatenate([compute_exactly(story, sequence, window, 0.3) for sequence in range(len(contexts))])
+    np.testing.assert_allclose(result, exact, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "f16"])
+def test_agrees_with_the_reference(kv_type: KVType) -> None:
+    story = make_story([60, 9, 130], 6, 3, 48)
+    cache = fill_cache(story, 32, kv_type)
+    for pool in cache.pools:  # the reference multiplies hidden values by zero
+        pool[pool == 0x7FC0 if kv_type == "bf16" else np.isnan(pool)] = 0
+    parts = [(0, 59, 60), (1, 0, 9), (2, 100, 130)]
+    result = run_everywhere(lambda ctx: compute(ctx, story, cache, parts, 50))
+    tolerance = 2e-2 if kv_type == "bf16" else 2e-6
+    np.testing.assert_allclose(result, compute(REFERENCE, story, cache, parts, 50), rtol=2e-5, atol=tolerance)
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "f16"])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (3, 1, 80)])
+def test_token_has_the_same_bits_however_the_prompt_is_cut(
+    cpu: Context, heads: int, kv_heads: int, head_dim: int, window: int | None, kv_type: KVType
+) -> None:
+    story = make_story([600], heads, kv_heads, head_dim)
+    cache = fill_cache(story, 32, kv_type)
+    together = compute(cpu, story, cache, whole(story), window)
+    for chunk in (7, 32, 257):
+        cuts = [(0, first, min(first + chunk, 600)) for first in range(0, 600, chunk)]
+        parts = [compute(cpu, story, cache, [cut], window) for cut in cuts]
+        assert_equal_bits(np.concatenate(parts), together, f"chunks of {chunk}")
+    for position in (0, 1, 31, 32, 99, 100, 101, 255, 256, 257, 511, 512, 599):  # a decode step each
+        alone = compute(cpu, story, cache, [(0, position, position + 1)], window)
+        assert_equal_bits(alone, together[position : position + 1], f"position {position}")
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "f16"])
+def test_sequence_has_the_same_bits_alone_and_in_a_batch(cpu: Context, kv_type: KVType) -> None:
+    contexts = [1, 700, 33, 256, 2, 31, 64, 65, *range(3, 43)]
+    story = make_story(contexts, 4, 2, 32)
+    cache = fill_cache(story, 32, kv_type)
+    queries = [min(context, (sequence * 7) % 40 + 1) for sequence, context in enumerate(contexts)]
+    parts = [(i, context - queries[i], context) for i, context in enumerate(contexts)]
+    together = compute(cpu, story, cache, parts)
+    alone = [compute(cpu, story, cache, [part]) for part in parts]
+    assert_equal_bits(np.concatenate(alone), together)
+    backwards = compute(cpu, story, cache, parts[::-1])
+    ends = np.cumsum(queries[::-1])
+    again = [backwards[end - count : end] for end, count in zip(ends, queries[::-1], strict=True)]
+    assert_equal_bits(np.concatenate(again[::-1]), together)
+
+
+@pytest.mark.parametrize("head_dim", [64, 72])
+def test_size_and_type_of_pages_change_no_bits(cpu: Context, head_dim: int) -> None:
+    story = make_story([330, 41], 4, 2, head_dim)
+    results = [
+        compute(cpu, story, fill_cache(story, page_size, kv_type), [(0, 300, 330), (1, 0, 41)])
+        for page_size in (1, 5, 32, 48, 64, 512)
+        for kv_type in ("f16", "f32")
+    ]
+    for result in results[1:]:
+        assert_equal_bits(result, results[0])
+
+
+@pytest.mark.parametrize("head_dim", [64, 72, 5])
+def test_size_of_packed_pages_changes_no_bits(cpu: Context, head_dim: int) -> None:
+    story = make_story([330, 41], 4, 2, head_dim)
+    results = [
+        compute(cpu, story, fill_cache(story, page_size, "bf16"), [(0, 300, 330), (1, 0, 41)])
+        for page_size in (1, 2, 5, 15, 16, 17, 32, 48, 64, 512)
+    ]
+    for result in results[1:]:
+        assert_equal_bits(result, results[0])
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "f16"])
+@pytest.mark.parametrize("window", [None, 1000])
+def test_long_context_is_split_over_threads_with_the_same_bits(window: int | None, kv_type: KVType) -> None:
+    story = make_story([2600], 8, 2, 64)
+    cache = fill_cache(story, 32, kv_type)
+    parts = [(0, 2597, 2600)]
+    result = run_everywhere(lambda ctx: compute(ctx, story, cache, parts, window))
+    exact = compute_exactly(story, 0, window, 0.3, first=2597)
+    np.testing.assert_allclose(result, exact, rtol=5e-5, atol=3e-2 if kv_type == "bf16" else 3e-6)
+    mixed = [(0, 2597, 2600), (0, 10, 40), (0, 2000, 2001)]  # with others, the split is another one
+    together = run_everywhere(lambda ctx: compute(ctx, story, cache, mixed, window))
+    assert_equal_bits(together[:3], result)
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "f16"])
+def test_pages_before_the_window_need_not_be_there(cpu: Context, kv_type: KVType) -> None:
+    story = make_story([400], 4, 2, 64)
+    cache = fill_cache(story, 32, kv_type)
+    parts = [(0, 390, 400)]
+    expected = compute(cpu, story, cache, parts, 70)
+    first_seen = 390 - 70 + 1
+    cache.page_table[0, : first_seen // 32] = -1
+    assert_equal_bits(compute(cpu, story, cache, parts, 70), expected)
+    cache.page_table[0, first_seen // 32] = -1
+    with pytest.raises(ValueError, match=rf"attend: page_table\[0, {first_seen // 32}\] is -1, expected 0 to 15"):
+        compute(cpu, story, cache, parts, 70)
+
+
+def test_pages_are_shared_and_read_in_any_order(cpu: Context) -> None:
+    story = make_story([96], 2, 1, 32)
+    cache = fill_cache(story, 32, "f16")
+    batch = cut_batch(cache, [(0, 95, 96), (0, 95, 96)])
+    q = np.concatenate([story.queries[0][95:]] * 2)
+    result = attend(cpu, q, *cache.pools, batch, scale=0.3)
+    assert_equal_bits(result[:1], result[1:])
+
+
+def test_subnormal_and_huge_numbers_have_equal_bits_everywhere() -> None:
+    """Keys, values and queries of every exponent: what is too small becomes zero in every tier alike."""
+    story = make_story([70], 3, 1, 64)
+    rng = np.random.default_rng(3)
+    for rows in (story.queries, story.keys, story.values):
+        exponents = rng.integers(-140, -20, rows[0].shape)
+        rows[0][...] = np.ldexp(np.sign(rows[0]) + rows[0] / 8, exponents)
+    story.values[0][:, :, ::3] = np.ldexp(1.0, -126) * rng.integers(-9, 9, story.values[0][:, :, ::3].shape)
+    story.values[0][5:9] *= np.float32(2.0**30)
+    run_everywhere(lambda ctx: compute(ctx, story, fill_cache(story, 32, "bf16"), whole(story), scale=1.0))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 50.0, 1e30])
+def test_sharp_and_flat_softmax(scale: float) -> None:
+    story = make_story([90], 2, 1, 32)
+    cache = fill_cache(story, 32, "f16")
+    result = run_everywhere(lambda ctx: compute(ctx, story, cache, whole(story), scale=scale))
+    np.testing.assert_allclose(result, compute_exactly(story, 0, None, scale), rtol=1e-3, atol=1e-5)
+
+
+def test_falling_scores_rescale_nothing_and_rising_scores_all(cpu: Context) -> None:
+    for direction in (1, -1):
+        story = make_story([300], 1, 1, 16)
+        slope = direction * np.arange(300, dtype=np.float32) / 16
+        story.keys[0][...] = 0
+        story.keys[0][:, 0, 0] = slope
+        story.queries[0][...] = 1
+        cache = fill_cache(story, 32, "f32")
+        result = compute(cpu, story, cache, whole(story))
+        np.testing.assert_allclose(result, compute_exactly(story, 0, None, 0.3), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_not_a_number_reaches_only_those_who_see_it(cpu: Context, part: str, kv_type: KVType) -> None:
+    story = make_story([64, 64], 2, 1, 32)
+    cache = fill_cache(story, 32, kv_type)
+    clean = compute(cpu, story, cache, whole(story))
+    getattr(story, part)[0][40] = np.nan
+    result = compute(cpu, story, fill_cache(story, 32, kv_type), whole(story))
+    assert np.isnan(result[40:64]).all()
+    assert_equal_bits(np.delete(result, range(40, 64), axis=0), np.delete(clean, range(40, 64), axis=0))
+
+
+def test_query_may_be_a_view_of_a_fused_projection(cpu: Context) -> None:
+    story = make_story([20], 4, 2, 16)
+    cache = fill_cache(story, 32, "f16")
+    fused = np.zeros((20, 8 * 16), np.float32)
+    fused[:, :64] = story.queries[0].reshape(20, 64)
+    view = fused[:, :64].reshape(20, 4, 16)
+    assert view.base is not None
+    result = attend(cpu, view, *cache.pools, cut_batch(cache, whole(story)), scale=0.3)
+    assert_equal_bits(result, compute(cpu, story, cache, whole(story)))
+
+
+def test_ledger_shows_the_native_kernel_and_no_copies(cpu: Context) -> None:
+    story = make_story([40], 2, 1, 16)
+    compute(cpu, story, fill_cache(story, 32, "f16"), whole(story))
+    compute(cpu, story, fill_cache(story, 32, "f32"), whole(story), 8)
+    compute(cpu, story, fill_cache(story, 32, "bf16"), whole(story))
+    snapshot = cpu.ledger.snapshot()
+    assert snapshot.dispatches == [
+        Dispatch("attend", "cpu", "bf16", 1),
+        Dispatch("attend", "cpu", "f16", 1),
+        Dispatch("attend", "cpu", "f32+window", 1),
+    ]
+    assert snapshot.copied_bytes == 0
+
+
+def test_pools_start_empty_and_default_to_bf16(cpu: Context) -> None:
+    k_pool, v_pool = allocate_pools(cpu, 3, 2, 32, 64)
+    assert k_pool.shape == v_pool.shape == (3, 2, 32, 64)
+    assert k_pool.dtype == v_pool.dtype == np.uint16
+    assert not k_pool.any()
+    assert not np.shares_memory(k_pool, v_pool)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_batch_has_the_bits_of_its_tokens(data: st.DataObject) -> None:
+    """Random shapes and cuts: right, and the same bits as each sequence computed whole, on any context."""
+    group, kv_heads = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 3))
+    head_dim, page_size = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 40))
+    contexts = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=4))
+    window = data.draw(st.none() | st.integers(1, 60))
+    kv_type: KVType = data.draw(st.sampled_from(["bf16", "f16", "f32"]))
+    story = make_story(contexts, group * kv_heads, kv_heads, head_dim, seed=data.draw(st.integers(0, 99)))
+    cache = fill_cache(story, page_size, kv_type)
+    parts = []
+    for sequence, context in enumerate(contexts):
+        end = data.draw(st.integers(1, context))
+        parts.append((sequence, data.draw(st.integers(0, end - 1)), end))
+    results = [compute(ctx, story, cache, parts, window) for ctx in native_contexts()[::2]]
+    start = 0
+    for sequence, first, end in parts:
+        part = results[0][start : start + end - first]
+        if kv_type == "bf16":
+            rounded = compute_rounded(story, sequence, window, 0.3)[first:end]
+            np.testing.assert_allclose(part, rounded, rtol=0, atol=0.02)
+        else:
+            exact = compute_exactly(story, sequence, window, 0.3)[first:end]
+            np.testing.assert_allclose(part, exact, rtol=1e-4, atol=1e-5)
+        complete = compute(native_contexts()[-1], story, cache, [(sequence, 0, contexts[sequence])], window)
+        assert_equal_bits(results[0][start : start + end - first], complete[first:end])
+        start += end - first
+    for result in results[1:]:
+        assert_equal_bits(result, results[0])
+
+
+# What follows changes arrays behind the batch's back or calls the native module directly: it must check by itself.
+
+
+def native_attend(ctx: Context, story: Story, cache: Cache, **changes: NDArray[Any]) -> Floats:
+    batch = cut_batch(cache, whole(story))
+    arguments: dict[str, Any] = {
+        "q": np.concatenate(story.queries),
+        "k_pool": cache.pools[0],
+        "v_pool": cache.pools[1],
+        "query_starts": batch.query_starts,
+        "context_lengths": batch.context_lengths,
+        "page_table": batch.page_table,
+    }
+    arguments |= changes
+    tokens, heads, head_dim = arguments["q"].shape
+    out = np.empty((tokens, heads * head_dim), np.float32)
+    ctx.module.attend(ctx.native, *arguments.values(), 0.3, 0, out)
+    return out
+
+
+def ints(*values: int) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_starts": ints(0, 2**30, 50)}, r"query_starts\[0\] is 0 before 1073741824, expected ascending"),
+        ({"query_starts": ints(0, -5, 50)}, r"query_starts\[0\] is 0 before -5"),
+        ({"query_starts": ints(1, 40, 50)}, "first of query_starts is 1, expected 0"),
+        ({"query_starts": ints(0, 40, 51)}, "last of query_starts is 51, expected 50"),
+        ({"query_starts": ints(0, 50)}, "length of query_starts is 2, expected 3"),
+        ({"context_lengths": ints(39, 10)}, r"context_lengths\[0\] is 39, expected 40 to 96"),
+        ({"context_lengths": ints(40, 97)}, r"context_lengths\[1\] is 97, expected 10 to 96"),
+        ({"context_lengths": ints(40, -1)}, r"context_lengths\[1\] is -1"),
+        ({"page_table": ints(0, 6, 0, 0, 0, 0).reshape(2, 3)}, r"page_table\[0, 1\] is 6, expected 0 to 5"),
+        ({"page_table": ints(0, 1, 0, -1, 0, 0).reshape(2, 3)}, r"page_table\[1, 0\] is -1"),
+        ({"page_table": ints(0, 1, 0).reshape(1, 3)}, "rows of page_table is 1, expected 2"),
+        ({"page_table": np.zeros((2, 0), np.int32)}, r"context_lengths\[0\] is 40, expected 40 to 0"),
+        ({"q": np.zeros((50, 3, 16), np.float32)}, "heads of q is 3, expected a multiple of the 2 key heads"),
+        ({"q": np.zeros((50, 4, 15), np.float32)}, "head_dim of q is 15, expected 16"),
+        ({"q": np.zeros((50, 8, 16), np.float32)[:, ::2]}, "q is strided"),
+        ({"v_pool": np.zeros((6, 2, 32, 15), np.float16)}, "axis 3 of v_pool is 15, expected 16"),
+        ({"v_pool": np.zeros((6, 2, 32, 16), np.float32)}, "v_pool is of another type than k_pool"),
+        (
+            {"k_pool": np.zeros((6, 2, 32, 16), np.float64)},
+            "k_pool is of another type, expected float16, float",
+        ),
+    ],
+)
+def test_hostile_arguments_are_refused_by_name(cpu: Context, changes: dict[str, NDArray[Any]], message: str) -> None:
+    story = make_story([40, 10], 4, 2, 16)
+    cache = fill_cache(story, 32, "f16")
+    native_attend(cpu, story, cache)
+    with pytest.raises(ValueError, match=f"attend: {message}"):
+        native_attend(cpu, story, cache, **changes)
+
+
+def test_wrong_kinds_of_arrays_are_never_converted(cpu: Context) -> None:
+    story = make_story([40, 10], 4, 2, 16)
+    cache = fill_cache(story, 32, "f16")
+    for name, array in (
+        ("query_starts", np.array([0, 40, 50], np.int64)),
+        ("page_table", np.zeros((2, 6), np.int32)[:, ::2]),
+        ("q", np.zeros((50, 4, 16), np.float64)),
+        ("k_pool", np.zeros((6, 2, 32, 32), np.float16)[:, :, :, ::2]),
+    ):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            native_attend(cpu, story, cache, **{name: array})

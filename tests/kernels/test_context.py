@@ -1,0 +1,168 @@
+"""Context, ledger, choice of implementations, ragged batch: what every operator stands on."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.choice import Choice
+from mlxr.kernels.context import MAX_THREADS, Context
+from mlxr.kernels.ledger import Dispatch, Ledger
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rms_norm import rms_norm
+
+
+def make_module(isas: list[str]) -> Any:
+    """A stand-in for the native module."""
+    return SimpleNamespace(
+        available_isas=lambda: isas,
+        best_isa=lambda: isas[-1],
+        default_threads=lambda: 3,
+        Runtime=lambda threads, isa: SimpleNamespace(threads=threads, isa=isa),
+    )
+
+
+def test_cpu_takes_best_isa_and_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlxr._native", make_module(["portable", "avx2"]))
+    ctx = Context()
+    assert (ctx.device, ctx.threads, ctx.isa) == ("cpu", 3, "avx2")
+    chosen = Context("cpu", threads=1, isa="portable")
+    assert (chosen.native.threads, chosen.native.isa) == (1, "portable")
+    assert repr(chosen) == "Context(device='cpu', threads=1, isa='portable')"
+
+
+def test_isa_the_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlxr._native", make_module(["portable", "avx2"]))
+    with pytest.raises(DeviceError, match="lacks instruction set 'avx512'; it has portable, avx2"):
+        Context(isa="avx512")
+
+
+def test_missing_native_module_says_how_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlxr._native", None)
+    with pytest.raises(DeviceError, match=r"build them with `pip install \.`"):
+        Context("cpu")
+    assert Context("reference").native is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpu",), "device 'gpu' is not known; known are cpu, reference"),
+        (("cpu", 0), f"threads must be from 1 to {MAX_THREADS}, got 0"),
+        (("cpu", MAX_THREADS + 1), "threads must be"),
+        (("cpu", 1, "sse2"), "instruction set 'sse2' is not known"),
+        (("reference", 2), "takes no threads, got 2"),
+        (("reference", None, "avx2"), "takes no instruction set"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(DeviceError, match=message):
+        Context(*arguments)
+
+
+def test_ledger_counts_sorts_and_resets() -> None:
+    ledger = Ledger()
+    for _ in range(3):
+        ledger.count("linear", "cpu", "q4_k")
+    ledger.count("attend", "reference", "f32")
+    ledger.add_copied_bytes(100)
+    ledger.add_copied_bytes(28)
+    snapshot = ledger.snapshot()
+    assert snapshot.dispatches == [Dispatch("attend", "reference", "f32", 1), Dispatch("linear", "cpu", "q4_k", 3)]
+    assert snapshot.copied_bytes == 128
+    ledger.reset()
+    assert ledger.snapshot().dispatches == []
+    assert ledger.snapshot().copied_bytes == 0
+    assert snapshot.dispatches[1].count == 3
+
+
+def test_missing_implementation_runs_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for operator, files in (("plain_op", ["reference"]), ("native_op", ["reference", "cpu"])):
+        folder = tmp_path / operator
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+        for name in files:
+            (folder / f"{name}.py").write_text(f"NAME = {name!r}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert Choice("plain_op").pick("cpu")[0] == "reference"
+    name, module = Choice("native_op").pick("cpu")
+    assert (name, module.NAME) == ("cpu", "cpu")
+    assert Choice("native_op").pick("reference")[0] == "reference"
+
+
+def test_operators_count_what_ran(reference: Context) -> None:
+    x = np.ones((2, 8), np.float32)
+    rms_norm(reference, x, x[0], 1e-5)
+    rms_norm(reference, x, x[0], 1e-5, x)
+    assert reference.ledger.snapshot().dispatches == [
+        Dispatch("rms_norm", "reference", "f32", 1),
+        Dispatch("rms_norm", "reference", "f32+residual", 1),
+    ]
+
+
+def make_batch(**changes: Any) -> RaggedBatch:
+    """Sequence 0: tokens at positions 3 to 5; sequence 1: one token at position 9."""
+    fields: dict[str, Any] = {
+        "token_ids": [1, 2, 3, 4],
+        "positions": [3, 4, 5, 9],
+        "slots": [67, 68, 69, 9],
+        "query_starts": [0, 3, 4],
+        "context_lengths": [6, 10],
+        "page_table": [[2, -1], [0, -1]],
+        "output_rows": [2, 3],
+    }
+    fields |= changes
+    return RaggedBatch(**{k: v if isinstance(v, np.ndarray) else np.array(v, np.int32) for k, v in fields.items()})
+
+
+def test_ragged_batch_knows_its_sizes() -> None:
+    batch = make_batch()
+    assert (batch.tokens, batch.sequences, batch.longest_context) == (4, 2, 10)
+    assert make_batch(output_rows=[]).output_rows.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_ids": np.array([1, 2, 3, 4], np.int64)}, "token_ids is int64, expected int32"),
+        ({"slots": [1, 2]}, "length of slots is 2, expected 4"),
+        ({"positions": [3, 4, 5]}, "length of positions is 3, expected 4"),
+        ({"query_starts": [0, 4]}, "length of query_starts is 2, expected 3"),
+        ({"query_starts": [0, 0, 4]}, "no sequence empty"),
+        ({"query_starts": [1, 3, 4]}, "ascending from 0 to 4"),
+        ({"query_starts": [0, 3, 5]}, "ascending from 0 to 4"),
+        ({"positions": [3, 4, 6, 9]}, "positions is .* the last ones"),
+        ({"positions": [-1, 0, 1, 9], "context_lengths": [2, 10]}, "positions is .* the last ones"),
+        ({"page_table": [[2, -1]]}, "rows of page_table is 1, expected 2"),
+        ({"page_table": [2, -1]}, "page_table is of shape .* expected 2 dimensions"),
+        ({"page_table": np.zeros((4, 2), np.int32)[::2]}, "page_table is an array with strides"),
+        ({"output_rows": [4]}, "output_rows is .* rows from 0 to 3"),
+        ({"output_rows": [-1]}, "output_rows is .* rows from 0 to 3"),
+    ],
+)
+def test_ragged_batch_refuses_what_does_not_fit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_batch(**changes)
+
+
+def test_ragged_batch_refuses_emptiness() -> None:
+    nothing = np.empty(0, np.int32)
+    batch = make_batch()
+    with pytest.raises(ValueError, match="at least one of each"):
+        replace(
+            batch,
+            token_ids=nothing,
+            positions=nothing,
+            slots=nothing,
+            query_starts=np.zeros(1, np.int32),
+            context_lengths=nothing,
+            page_table=np.empty((0, 2), np.int32),
+            output_rows=nothing,
+        )

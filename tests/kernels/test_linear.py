@@ -1,0 +1,447 @@
+"""The native `linear` for every weight type, instruction set and shape.
+
+What it should be is computed here in float64, from the weights as the `gguf` package decodes them and from activations
+quantised by the definition in NumPy. Equality between batches, chunks, threads and instruction sets is demanded bit for
+bit. The native module is called as `kernels/linear/cpu.py` calls it.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.context import Context
+from mlxr.kernels.linear import linear, prepare
+
+native = pytest.importorskip("mlxr._native", reason="the native module is not built")
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+DENSE = ("f32", "f16", "bf16")
+# Block elements, block bytes, and where in a block half-precision numbers lie.
+BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "q4_0": (32, 18, (0,)),
+    "q4_1": (32, 20, (0, 2)),
+    "q5_0": (32, 22, (0,)),
+    "q5_1": (32, 24, (0, 2)),
+    "q8_0": (32, 34, (0,)),
+    "q2_k": (256, 84, (80, 82)),
+    "q3_k": (256, 110, (108,)),
+    "q4_k": (256, 144, (0, 2)),
+    "q5_k": (256, 176, (0, 2)),
+    "q6_k": (256, 210, (208,)),
+    "q8_k": (256, 292, ()),
+    "iq4_nl": (32, 18, (0,)),
+    "iq4_xs": (256, 136, (0,)),
+    "mxfp4": (32, 17, ()),
+}
+QUANTISED = tuple(BLOCKS)
+TYPES = DENSE + QUANTISED
+ISAS = native.available_isas()
+
+
+def make_raw(type_name: str, rows: int, columns: int, seed: int = 0) -> Bytes:
+    """Random blocks that use every bit of every field, with scales of sensible size and both signs."""
+    rng = np.random.default_rng([seed, rows, columns, *type_name.encode()])
+    if type_name in DENSE:
+        values = rng.standard_normal((rows, columns)).astype(np.float32)
+        if type_name == "f32":
+            return values.reshape(-1).view(np.uint8)
+        if type_name == "f16":
+            return values.astype(np.float16).reshape(-1).view(np.uint8)
+        return (values.view(np.uint32) >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
+    elements, size, halves = BLOCKS[type_name]
+    blocks = rng.integers(0, 256, (rows * columns // elements, size), dtype=np.uint8)
+    for offset in halves:
+        scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if type_name == "mxfp4":
+        blocks[:, 0] = rng.integers(110, 130, len(blocks))
+    if type_name == "q8_k":
+        scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float32)
+        blocks[:, 0:4] = scales.view(np.uint8).reshape(-1, 4)
+    return blocks.reshape(-1)
+
+
+def decode(type_name: str, raw: Bytes, rows: int, columns: int) -> Floats:
+    """The weights as the `gguf` package decodes them (it lacks q8_k, which is a scale and bytes)."""
+    if type_name == "q8_k":
+        blocks = raw.reshape(-1, 292)
+        scales = blocks[:, :4].copy().view(np.float32)
+        return (scales * blocks[:, 4:260].view(np.int8).astype(np.float32)).reshape(rows, columns)
+    kind = gguf.GGMLQuantizationType[type_name.upper()]
+    decoded: Floats = gguf.quants.dequantize(raw.reshape(rows, -1), kind).astype(np.float32)
+    return decoded.reshape(rows, columns)
+
+
+def quantise(x: Floats) -> npt.NDArray[np.float64]:
+    """Activations after quantisation to int8 per 32, as float64: scale * value."""
+    groups = x.reshape(len(x), -1, 32)
+    largest = np.abs(groups).max(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0)).astype(np.float32)
+    values = np.rint(groups * inverse)
+    assert np.abs(values).max() <= 127
+    scales = (largest / np.float32(127)).astype(np.float64)
+    activations: npt.NDArray[np.float64] = values.astype(np.float64) * scales
+    return activations.reshape(x.shape)
+
+
+def make_weight(runtime: Any, parts: list[tuple[str, int, Bytes, Floats | None]], columns: int) -> Any:
+    weight = native.LinearWeight(columns)
+    for type_name, rows, raw, bias in parts:
+        weight.append(runtime, type_name, rows, raw, bias)
+    return weight
+
+
+def multiply(runtime: Any, weight: Any, x: Floats) -> Floats:
+    out = np.full((len(x), weight.out_features), np.nan, np.float32)
+    native.linear(runtime, x, weight, out)
+    return out
+
+
+def make_input(tokens: int, columns: int, seed: int = 1) -> Floats:
+    """Values of very different sizes per group, as activations have, with a group of zeros."""
+    rng = np.random.default_rng([seed, tokens, columns])
+    x = rng.standard_normal((tokens, columns)).astype(np.float32)
+    x *= np.exp(rng.standard_normal((tokens, columns))).astype(np.float32)
+    x[tokens // 2, : min(32, columns)] = 0
+    return x
+
+
+def expected(type_name: str, raw: Bytes, rows: int, x: Floats) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The product in float64, and for each element the sum of magnitudes that bounds its rounding."""
+    weights = decode(type_name, raw, rows, x.shape[1]).astype(np.float64)
+    inputs = x.astype(np.float64) if type_name in DENSE else quantise(x)
+    return inputs @ weights.T, np.abs(inputs) @ np.abs(weights).T
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", TYPES)
+def test_equals_float64_product(type_name: str, isa: str) -> None:
+    runtime = native.Runtime(2, isa)
+    step = 1 if type_name in DENSE else BLOCKS[type_name][0]
+    widths = {"1": (1, 7, 33, 160), "32": (32, 96, 352), "256": (256, 512, 1024)}[str(step)]
+    for columns in widths:
+        for rows, tokens in ((1, 1), (15, 3), (16, 8), (17, 33), (33, 71), (67, 17), (130, 5)):
+            raw, x = make_raw(type_name, rows, columns), make_input(tokens, columns)
+            result = multiply(runtime, make_weight(runtime, [(type_name, rows, raw, None)], columns), x)
+            product, magnitude = expected(type_name, raw, rows, x)
+            # min terms of shifted types are as large as their products and cancel: allow for their magnitude
+            slack = 4e-6 * magnitude.max() + 1e-30
+            np.testing.assert_allclose(result, product, rtol=0, atol=slack, err_msg=f"{rows} x {columns}, {tokens}")
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_same_bits_for_any_batch_threads_and_isa(type_name: str) -> None:
+    columns, rows, tokens = 1024, 75, 130
+    raw, x = make_raw(type_name, rows, columns), make_input(tokens, columns)
+    bias = make_input(1, rows)[0]
+    results = {}
+    for isa in ISAS:
+        for threads in (1, 2, 3):
+            runtime = native.Runtime(threads, isa)
+            weight = make_weight(runtime, [(type_name, rows, raw, bias)], columns)
+            for chunk in (1, 2, 7, 16, 23, 40, 64, 130):
+                pieces = [multiply(runtime, weight, x[at : at + chunk]) for at in range(0, tokens, chunk)]
+                results[isa, threads, chunk] = np.concatenate(pieces)
+    first = results[ISAS[0], 1, 1]
+    assert np.isfinite(first).all()
+    for key, result in results.items():
+        assert result.tobytes() == first.tobytes(), key
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", ["q4_k", "q6_k", "q8_0", "f16"])
+def test_long_rows_in_chunks_keep_their_bits(type_name: str, isa: str) -> None:
+    """Rows longer than a panel are summed in several goes; the sums go on where they were."""
+    runtime, columns, rows, tokens = native.Runtime(2, isa), 256 * 37, 40, 65
+    raw, x = make_raw(type_name, rows, columns), make_input(tokens, columns)
+    weight = make_weight(runtime, [(type_name, rows, raw, None)], columns)
+    together = multiply(runtime, weight, x)
+    apart = np.concatenate([multiply(runtime, weight, x[t : t + 5]) for t in range(0, tokens, 5)])
+    assert together.tobytes() == apart.tobytes()
+    product, magnitude = expected(type_name, raw, rows, x)
+    np.testing.assert_allclose(together, product, rtol=0, atol=4e-6 * magnitude.max())
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_groups_of_weights_of_several_types(isa: str) -> None:
+    """Outputs stand side by side, with the bits each weight has alone, whatever its neighbours' types."""
+    runtime, columns = native.Runtime(2, isa), 512
+    parts: list[tuple[str, int, Bytes, Floats | None]] = []
+    for index, (type_name, rows) in enumerate((("q4_k", 48), ("q6_k", 17), ("f16", 33), ("q8_0", 5), ("q2_k", 16))):
+        bias = make_input(1, rows, seed=index)[0] if index % 2 else None
+        parts.append((type_name, rows, make_raw(type_name, rows, columns), bias))
+    group = make_weight(runtime, parts, columns)
+    assert group.out_features == 48 + 17 + 33 + 5 + 16
+    for tokens in (1, 5, 40, 70):
+        x = make_input(tokens, columns)
+        alone = [multiply(runtime, make_weight(runtime, [part], columns), x) for part in parts]
+        assert multiply(runtime, group, x).tobytes() == np.concatenate(alone, axis=1).tobytes()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_largest_and_smallest_weights_are_exact(isa: str) -> None:
+    """All bits set, with activations at +-127: sums of products reach their extremes without saturating."""
+    runtime = native.Runtime(1, isa)
+    for type_name, (elements, size, halves) in BLOCKS.items():
+        for fill in (0x00, 0x80, 0x88, 0x7F, 0xFF):
+            block = np.full(size, fill, np.uint8)
+            for offset in halves:
+                block[offset : offset + 2] = np.array([1.0], np.float16).view(np.uint8)
+            if type_name == "q8_k":
+                block[:4] = np.array([1.0], np.float32).view(np.uint8)
+            if type_name == "mxfp4":
+                block[0] = 128
+            raw = np.tile(block, 2)
+            for sign in (1, -1):
+                x = np.full((1, elements), 127 * sign, np.float32)
+                weight = make_weight(runtime, [(type_name, 2, raw, None)], elements)
+                exact = decode(type_name, raw, 2, elements).astype(np.float64).sum(axis=1) * 127 * sign
+                many = multiply(runtime, weight, np.repeat(x, 70, axis=0))
+                assert multiply(runtime, weight, x)[0].tolist() == exact.tolist(), (type_name, fill, sign)
+                assert (many == exact).all(), (type_name, fill, sign)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_half_is_widened_exactly(isa: str) -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)]
+    runtime, one = native.Runtime(1, isa), np.ones((1, 1), np.float32)
+    weight = make_weight(runtime, [("f16", len(halves), halves.view(np.uint8), None)], 1)
+    assert (multiply(runtime, weight, one)[0] == halves.astype(np.float32)).all()
+    blocks = np.zeros((len(halves), 34), np.uint8)  # as the scale of a block
+    blocks[:, :2] = halves.view(np.uint8).reshape(-1, 2)
+    blocks[:, 2] = 1
+    x = np.zeros((1, 32), np.float32)
+    x[0, 0] = 127
+    weight = make_weight(runtime, [("q8_0", len(halves), blocks.reshape(-1), None)], 32)
+    assert (multiply(runtime, weight, x)[0] == halves.astype(np.float32) * 127).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_mxfp4_exponent_is_exact(isa: str) -> None:
+    blocks = np.zeros((255, 17), np.uint8)  # the last exponent overflows
+    blocks[:, 0] = np.arange(255)
+    blocks[:, 1] = 2  # the first weight of a block is 2 halves
+    x = np.zeros((1, 32), np.float32)
+    x[0, 0] = 127 / 1024
+    runtime = native.Runtime(1, isa)
+    weight = make_weight(runtime, [("mxfp4", 255, blocks.reshape(-1), None)], 32)
+    exact = np.exp2(np.arange(255) - 128.0) * 2 * 127 / 1024
+    assert (multiply(runtime, weight, x)[0] == exact.astype(np.float32)).all()
+
+
+def test_fused_steps_round_once_in_every_isa() -> None:
+    """Operands of very different sizes, so that sums are rounded in every way there is."""
+    rng = np.random.default_rng(7)
+    rows, columns, tokens = 96, 40, 64
+    w, x = (
+        np.ldexp(rng.standard_normal((n, columns)), rng.integers(-40, 40, (n, columns))).astype(np.float32)
+        for n in (rows, tokens)
+    )
+    x[:8] *= np.float32(1e-30)  # results below the normal numbers
+    w[:8] *= np.float32(1e-8)
+    results = []
+    for isa in ISAS:
+        runtime = native.Runtime(1, isa)
+        weight = make_weight(runtime, [("f32", rows, w.reshape(-1).view(np.uint8), None)], columns)
+        results.append(multiply(runtime, weight, x))
+    assert all(result.tobytes() == results[0].tobytes() for result in results)
+    # Two steps against the exact value, rounded twice as the definition says.
+    for i in range(16):
+        product = [int_ratio(x[i, k]) * int_ratio(w[i, k]) for k in range(2)]
+        first = np.float32(float_of(product[0]))
+        runtime = native.Runtime(1, "portable")
+        pair = make_weight(runtime, [("f32", 1, w[i, :2].copy().view(np.uint8), None)], 2)
+        assert multiply(runtime, pair, x[i : i + 1, :2].copy())[0, 0] == float_of(int_ratio(first) + product[1])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_fused_steps_do_not_round_twice(isa: str) -> None:
+    """c + p lies 2^-70 beside the middle of two f32: a sum rounded to f64 first would fall on the middle, and then
+    to the even, wrong side."""
+    runtime = native.Runtime(1, isa)
+    ulp, nearly = np.float32(2**-23), (np.float32(1) + np.float32(2**-23), np.float32(1) - np.float32(2**-23))
+    for size in (1.0, 2.0**40, 2.0**-40):
+        for sign in (1, -1):
+            for c, side, right in ((1 + ulp, 1, 1 + ulp), (1 + ulp, -1, 1 + ulp), (1 + 3 * ulp, 1, 1 + 3 * ulp)):
+                w = np.array([[c * size, nearly[0] * size]], np.float32) * np.float32(sign)
+                x = np.array([[1, side * nearly[1] * np.float32(2**-24)]], np.float32)
+                weight = make_weight(runtime, [("f32", 1, w.reshape(-1).view(np.uint8), None)], 2)
+                assert multiply(runtime, weight, x)[0, 0] == np.float32(sign * right * size), (size, sign, c, side)
+
+
+def int_ratio(value: np.float32) -> Fraction:
+    return Fraction(*float(value).as_integer_ratio())
+
+
+def float_of(value: Fraction) -> np.float32:
+    """The f32 nearest to an exact value: of the f32 near its f64, the one at the smallest distance, ties to even."""
+    near = np.float32(float(value))
+    around = (near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf)))
+    return min(around, key=lambda f: (abs(int_ratio(f) - value), int(f.view(np.int32)) & 1))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_non_finite_activations_show(isa: str, value: float) -> None:
+    runtime = native.Runtime(1, isa)
+    for type_name in ("q4_k", "q8_0", "f32"):
+        raw, x = make_raw(type_name, 16, 256), make_input(2, 256)
+        x[1, 100] = value
+        result = multiply(runtime, make_weight(runtime, [(type_name, 16, raw, None)], 256), x)
+        assert np.isfinite(result[0]).all()
+        assert not np.isfinite(result[1]).any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_tiny_activations_count_as_zero(isa: str) -> None:
+    runtime = native.Runtime(1, isa)
+    weight = make_weight(runtime, [("q4_0", 16, make_raw("q4_0", 16, 32), None)], 32)
+    x = np.full((1, 32), 1e-38, np.float32)
+    assert (multiply(runtime, weight, x) == 0).all()
+
+
+def test_memory_is_that_of_the_file() -> None:
+    runtime = native.Runtime(2, ISAS[-1])
+    for type_name, (_, _, _) in BLOCKS.items():
+        raw = make_raw(type_name, 64, 1024)
+        weight = make_weight(runtime, [(type_name, 64, raw, None)], 1024)
+        stored = raw.size if type_name != "q8_k" else raw.size * 260 // 292  # its sums of 16 are not kept
+        assert weight.nbytes == stored
+
+
+def test_threads_are_bounded_by_the_machine() -> None:
+    assert 1 <= native.default_threads() <= 4096
+    assert native.best_isa() == ISAS[-1]
+    assert ISAS[0] == "portable"
+
+
+def test_calls_from_many_python_threads_agree() -> None:
+    """One runtime serves one call at a time; the others wait."""
+    runtime = native.Runtime(2, ISAS[-1])
+    raw, x = make_raw("q4_k", 64, 512), make_input(20, 512)
+    weight = make_weight(runtime, [("q4_k", 64, raw, None)], 512)
+    first = multiply(runtime, weight, x)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: multiply(runtime, weight, x), range(40)))
+    assert all(result.tobytes() == first.tobytes() for result in results)
+
+
+def refused(error: type[Exception], text: str, call: Any) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_bad_weights_are_refused() -> None:
+    runtime = native.Runtime(1, "portable")
+    raw = make_raw("q4_k", 4, 256)
+    refused(ValueError, "in_features is 0", lambda: native.LinearWeight(0))
+    refused(ValueError, "in_features is -32", lambda: native.LinearWeight(-32))
+    weight = native.LinearWeight(256)
+    refused(ValueError, "no kernel for tensor type 'iq1_s'", lambda: weight.append(runtime, "iq1_s", 4, raw, None))
+    refused(ValueError, "out_features is 0", lambda: weight.append(runtime, "q4_k", 0, raw, None))
+    refused(ValueError, "out_features is -4", lambda: weight.append(runtime, "q4_k", -4, raw, None))
+    refused(ValueError, "out_features is 4611", lambda: weight.append(runtime, "q4_k", 2**62, raw, None))
+    refused(ValueError, "data has 576 bytes", lambda: weight.append(runtime, "q4_k", 5, raw, None))
+    refused(ValueError, "data has 575 bytes", lambda: weight.append(runtime, "q4_k", 4, raw[:-1], None))
+    refused(ValueError, "multiple of 256", lambda: native.LinearWeight(288).append(runtime, "q4_k", 4, raw, None))
+    refused(TypeError, "incompatible", lambda: weight.append(runtime, "q4_k", 4, raw.view(np.int8), None))
+    refused(TypeError, "incompatible", lambda: weight.append(runtime, "q4_k", 4, raw[::2], None))
+    refused(ValueError, "length of bias is 3", lambda: weight.append(runtime, "q4_k", 4, raw, np.zeros(3, np.float32)))
+    refused(TypeError, "incompatible", lambda: weight.append(runtime, "q4_k", 4, raw, np.zeros(4, np.float64)))
+    refused(TypeError, "incompatible", lambda: weight.append(None, "q4_k", 4, raw, None))
+    assert weight.out_features == 0
+
+
+def test_bad_calls_are_refused() -> None:
+    runtime = native.Runtime(1, "portable")
+    weight = make_weight(runtime, [("q4_k", 4, make_raw("q4_k", 4, 256), None)], 256)
+    x, out = np.zeros((2, 256), np.float32), np.zeros((2, 4), np.float32)
+    refused(
+        ValueError, "columns of x is 255", lambda: native.linear(runtime, np.zeros((2, 255), np.float32), weight, out)
+    )
+    refused(ValueError, "rows of out is 1", lambda: native.linear(runtime, x, weight, out[:1]))
+    refused(ValueError, "columns of out is 5", lambda: native.linear(runtime, x, weight, np.zeros((2, 5), np.float32)))
+    refused(TypeError, "incompatible", lambda: native.linear(runtime, x.astype(np.float64), weight, out))
+    refused(TypeError, "incompatible", lambda: native.linear(runtime, x[0], weight, out))
+    refused(TypeError, "incompatible", lambda: native.linear(runtime, np.zeros((256, 2), np.float32).T, weight, out))
+    refused(TypeError, "incompatible", lambda: native.linear(runtime, x, weight, out.astype(np.float16)))
+    frozen = out.copy()
+    frozen.flags.writeable = False
+    refused(TypeError, "incompatible", lambda: native.linear(runtime, x, weight, frozen))
+    refused(TypeError, "incompatible", lambda: native.linear(runtime, None, weight, out))
+    native.linear(runtime, x, weight, out)
+    refused(
+        ValueError,
+        "after the weight was used",
+        lambda: weight.append(runtime, "q4_k", 4, make_raw("q4_k", 4, 256), None),
+    )
+
+
+def test_no_tokens_and_no_weights_do_nothing() -> None:
+    runtime = native.Runtime(2, ISAS[-1])
+    weight = make_weight(runtime, [("q4_k", 4, make_raw("q4_k", 4, 256), None)], 256)
+    assert multiply(runtime, weight, np.zeros((0, 256), np.float32)).shape == (0, 4)
+    assert multiply(runtime, native.LinearWeight(256), np.zeros((3, 256), np.float32)).shape == (3, 0)
+
+
+@pytest.mark.parametrize(("threads", "isa"), [(0, "portable"), (-1, "portable"), (4097, "portable"), (1, "sse9")])
+def test_bad_runtimes_are_refused(threads: int, isa: str) -> None:
+    with pytest.raises(ValueError, match=r"threads must be|unknown instruction set"):
+        native.Runtime(threads, isa)
+
+
+class Tensor:
+    """A weight tensor that remembers whether it was released, with read-only data as in a mapped file."""
+
+    def __init__(self, name: str, type_name: str, rows: int, columns: int) -> None:
+        self.name, self.type_name, self.shape = name, type_name, (rows, columns)
+        raw = make_raw(type_name if type_name in TYPES else "f32", rows, columns)
+        self.data = np.concatenate([np.zeros(1, np.uint8), raw])[1:]  # at an odd address
+        self.data.flags.writeable = False
+        self.nbytes = self.data.size
+        self.released = 0
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
+        return decode(self.type_name, self.data, *self.shape)[start:stop]
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def test_operator_agrees_with_the_reference(cpu: Context) -> None:
+    reference, columns = Context("reference"), 512
+    tensors = [Tensor("wq", "q4_k", 64, columns), Tensor("wk", "q4_k", 32, columns), Tensor("wv", "f16", 33, columns)]
+    biases = [None, make_input(1, 32)[0], None]
+    x = make_input(9, columns)
+    weight, plain = prepare(cpu, tensors, biases), prepare(reference, tensors, biases)
+    assert [tensor.released for tensor in tensors] == [2, 2, 2]  # once by each
+    assert weight.out_features == 129
+    assert weight.variant == "q4_k+f16"
+    result, truth = linear(cpu, x, weight), linear(reference, x, plain)
+    assert result.shape == (9, 129)
+    assert result.dtype == np.float32
+    error = np.linalg.norm(result - truth) / np.linalg.norm(truth)
+    assert 1e-5 < error < 0.02  # eight-bit activations, and not nothing
+    np.testing.assert_allclose(result[:, 96:], truth[:, 96:], rtol=1e-4, atol=1e-3)  # f16 takes them as they are
+    assert cpu.ledger.snapshot().dispatches[0].implementation == "cpu"
+
+
+def test_operator_refuses_what_it_has_no_kernel_for(cpu: Context) -> None:
+    with pytest.raises(DeviceError, match=r"tensor odd has type iq1_s, which has no CPU kernel; known are f32, "):
+        prepare(cpu, [Tensor("fine", "q4_k", 4, 256), Tensor("odd", "iq1_s", 4, 256)])
+    narrow = Tensor("narrow", "f32", 4, 32)
+    narrow.type_name = "q4_k"
+    with pytest.raises(ValueError, match="multiple of 256"):
+        prepare(cpu, [narrow])

@@ -1,0 +1,72 @@
+"""Random models from a seed: the same weights for the tests and for the script that writes the golden logits.
+
+NumPy only. Takes a `config.json` as a dictionary, gives tensors under their Hugging Face names. RandomState's stream is
+frozen by NumPy's compatibility promise, so the weights need not be stored.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = dict[str, NDArray[np.float32]]
+Config = Mapping[str, Any]
+
+
+def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Every tensor a model folder with this configuration has."""
+    hidden, ffn, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    kind = config["model_type"]
+    qkv_bias = kind == "qwen2" or config.get("attention_bias", False)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}."
+        shapes[f"{layer}input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}post_attention_layernorm.weight"] = (hidden,)
+        for name, rows, columns, bias in (
+            ("self_attn.q_proj", heads * head_dim, hidden, qkv_bias),
+            ("self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias),
+            ("self_attn.v_proj", kv_heads * head_dim, hidden, qkv_bias),
+            ("self_attn.o_proj", hidden, heads * head_dim, config.get("attention_bias", False)),
+            ("mlp.gate_proj", ffn, hidden, config.get("mlp_bias", False)),
+            ("mlp.up_proj", ffn, hidden, config.get("mlp_bias", False)),
+            ("mlp.down_proj", hidden, ffn, config.get("mlp_bias", False)),
+        ):
+            shapes[f"{layer}{name}.weight"] = (rows, columns)
+            if bias:
+                shapes[f"{layer}{name}.bias"] = (rows,)
+        if kind == "qwen3":
+            shapes[f"{layer}self_attn.q_norm.weight"] = (head_dim,)
+            shapes[f"{layer}self_attn.k_norm.weight"] = (head_dim,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.get("tie_word_embeddings", False):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    return shapes
+
+
+def make_weights(config: Config, seed: int) -> Weights:
+    """Values of such a size that attention is neither flat nor sharp and logits are of order one."""
+    return {name: _make_tensor(name, shape, seed) for name, shape in make_shapes(config).items()}
+
+
+def make_tokens(config: Config, count: int, seed: int) -> NDArray[np.int32]:
+    """Random token ids."""
+    return np.random.RandomState(seed).randint(0, config["vocab_size"], count).astype(np.int32)
+
+
+def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
+    random = np.random.RandomState([seed, zlib.crc32(name.encode())])
+    values = random.standard_normal(shape)
+    if name.endswith("norm.weight"):
+        values = 1.0 + 0.2 * values
+    elif name.endswith((".bias", "embed_tokens.weight")):
+        values = 0.3 * values
+    else:
+        values = values / np.sqrt(shape[1])
+    return values.astype(np.float32)

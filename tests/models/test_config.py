@@ -1,0 +1,375 @@
+"""Configurations out of GGUF metadata and config.json: what is understood, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import CASES, GOLDENS, read_golden
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.rope import RopeScaling, inverse_frequencies
+from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
+from mlxr.models.names import gguf_metadata, gguf_rope_factors
+from mlxr.models.weights import expected_tensors
+
+TINYLLAMA_HF: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 2048,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 22,
+    "num_key_value_heads": 4,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+TINYLLAMA_GGUF: dict[str, object] = {
+    "general.architecture": "llama",
+    "general.name": "tinyllama",
+    "llama.block_count": 22,
+    "llama.context_length": 2048,
+    "llama.embedding_length": 2048,
+    "llama.feed_forward_length": 5632,
+    "llama.attention.head_count": 32,
+    "llama.attention.head_count_kv": 4,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.dimension_count": 64,
+    "tokenizer.ggml.tokens": ["x"] * 32000,
+}
+NAMES = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
+TINYLLAMA = ModelConfig(
+    architecture="llama",
+    layers=22,
+    hidden=2048,
+    heads=32,
+    kv_heads=4,
+    head_dim=64,
+    ffn=5632,
+    vocab_size=32000,
+    context_length=2048,
+    rms_eps=1e-5,
+    rope_theta=10000.0,
+    rope_dim=64,
+    rope_interleaved=False,
+)
+
+
+def test_tinyllama_is_the_same_from_both() -> None:
+    assert config_from_hf(TINYLLAMA_HF) == TINYLLAMA
+    assert config_from_gguf(TINYLLAMA_GGUF, NAMES) == replace(TINYLLAMA, rope_interleaved=True)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("llama-bias-gelu", "llama-yarn-mscale")])
+def test_hf_config_survives_gguf(case: str) -> None:
+    config = config_from_hf(json.loads((GOLDENS / case / "config.json").read_text()))
+    again = config_from_gguf(gguf_metadata(config), expected_tensors(config).keys())
+    changes: dict[str, Any] = {"rope_interleaved": config.architecture in ("llama", "mistral")}
+    if config.architecture == "mistral":  # GGUF knows no architecture of that name
+        changes["architecture"] = "llama"
+    if config.rope_scaling is not None and config.rope_scaling.kind == "ntk":
+        changes |= {"rope_scaling": None, "rope_theta": again.rope_theta}
+        np.testing.assert_allclose(
+            inverse_frequencies(64, again.rope_theta), inverse_frequencies(64, config.rope_theta, config.rope_scaling)
+        )
+    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
+        changes["rope_scaling"] = None
+        np.testing.assert_allclose(
+            inverse_frequencies(64, config.rope_theta, None, gguf_rope_factors(config)),
+            inverse_frequencies(64, config.rope_theta, config.rope_scaling),
+        )
+    else:
+        assert gguf_rope_factors(config) is None
+    assert again == replace(config, **changes)
+
+
+def test_what_gguf_cannot_state_is_refused() -> None:
+    with pytest.raises(ModelError, match="activation gelu_tanh cannot be stated"):
+        gguf_metadata(replace(TINYLLAMA, activation="gelu_tanh"))
+    scaling = RopeScaling("yarn", 4.0, original_context=8, truncate=False)
+    with pytest.raises(ModelError, match="yarn without truncate cannot be stated"):
+        gguf_metadata(replace(TINYLLAMA, rope_scaling=scaling))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"model_type": None, "num_key_value_heads": None}, "kv_heads", 32),
+        ({"architectures": None}, "architecture", "llama"),
+        ({"head_dim": 128}, "q_features", 4096),
+        ({"num_key_value_heads": 1}, "kv_features", 64),
+        ({"partial_rotary_factor": 0.5}, "rope_dim", 32),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": None}, "rope_theta", 5e5),
+        ({"attention_bias": True}, "qkv_bias", True),
+        ({"attention_bias": True}, "output_bias", True),
+        ({"mlp_bias": True}, "ffn_bias", True),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "activation", "gelu_tanh"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling", RopeScaling("linear", 2.0)),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.5}},
+            "rope_scaling",
+            RopeScaling("yarn", 4.0, original_context=2048, attention_factor=1.5),
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "context_length", 8192),
+    ],
+)
+def test_hf_fields(changes: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(config_from_hf(TINYLLAMA_HF | changes), field) == value
+
+
+MISTRAL = TINYLLAMA_HF | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+QWEN2 = TINYLLAMA_HF | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (MISTRAL | {"sliding_window": 512}, 512),
+        (MISTRAL | {"sliding_window": None}, None),
+        (MISTRAL, 4096),
+        (QWEN2 | {"sliding_window": 512}, None),
+        (QWEN2 | {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0}, 512),
+        (QWEN2 | {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 22}, None),
+        (QWEN2 | {"sliding_window": 512, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 22}, 512),
+        (TINYLLAMA_HF | {"sliding_window": 512}, None),
+    ],
+)
+def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
+    assert config_from_hf(config).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "supported are LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM",
+        ),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "not supported"),
+        ({"architectures": []}, r"architectures is \[\], expected a list of one class"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', expected a list"),
+        ({"architectures": None, "model_type": "gemma"}, "architecture 'gemma' is not supported; supported are llama"),
+        ({"architectures": None, "model_type": None}, "architecture '' is not supported"),
+        ({"model_type": "qwen2"}, "model_type is 'qwen2', expected llama"),
+        ({"hidden_size": None}, "hidden_size is missing, expected a whole number"),
+        ({"hidden_size": 2047}, "num_attention_heads is 32, expected a divisor of the hidden size 2047"),
+        ({"hidden_size": 10**30}, "hidden_size is 1000000000000000000000000000000, expected"),
+        ({"hidden_size": "2048"}, "hidden_size is '2048'"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"hidden_size": 2048.0}, "hidden_size is 2048.0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected a whole number from 1"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads is 5, expected a divisor of the 32 heads"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads is 64, expected a divisor"),
+        ({"head_dim": 63}, "head_dim 63 with partial_rotary_factor 1 rotates 63 elements"),
+        ({"partial_rotary_factor": 0.0}, "rotates 0 elements"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is missing"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rope_theta": 0.0}, "rope_theta is 0.0"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', expected one of silu"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes', expected true or false"),
+        ({"num_local_experts": 8}, "num_local_experts is 8: mixture of experts is not supported"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0: logit soft-capping"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is .* convert the original weights"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type 'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "longrope"}}, "'longrope' is not supported"),
+        ({"rope_scaling": {"type": "magic"}}, "'magic', expected default, linear, ntk, yarn or llama3"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling.factor is 0.5"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor is missing"),
+        ({"rope_scaling": [1]}, r"rope_scaling is \[1\], expected an object"),
+        ({"rope_theta": 10**5000}, "rope_theta is a number of 16610 bits, expected a number from"),
+        ({"hidden_size": 10**5000}, "hidden_size is a number of 16610 bits, expected a whole number"),
+        (
+            {"head_dim": 64, "partial_rotary_factor": 0.04, "rope_scaling": {"type": "ntk", "factor": 2.0}},
+            "rope_dim 2 with ntk scaling, which needs at least 4",
+        ),
+    ],
+)
+def test_hf_refusals_name_the_key(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_from_hf(TINYLLAMA_HF | changes)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (MISTRAL | {"num_key_value_heads": None}, "num_key_value_heads is missing"),
+        (
+            QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 20},
+            "sliding_window is 8 in 2 of 22 layers",
+        ),
+        (
+            QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"]},
+            "layer_types is .* expected a list of 22",
+        ),
+    ],
+)
+def test_family_refusals_name_the_key(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_from_hf(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names", "field", "value"),
+    [
+        ({}, NAMES - {"output.weight"}, "tied_embeddings", True),
+        ({}, NAMES | {"blk.0.attn_q.bias"}, "qkv_bias", True),
+        ({}, NAMES | {"blk.0.attn_output.bias"}, "output_bias", True),
+        ({"llama.attention.head_count_kv": None}, NAMES, "kv_heads", 32),
+        ({"llama.attention.head_count_kv": [4] * 22}, NAMES, "kv_heads", 4),
+        ({"llama.attention.head_count_kv": np.full(22, 4, np.int32)}, NAMES, "kv_heads", 4),
+        ({"llama.attention.key_length": 128, "llama.attention.value_length": 128}, NAMES, "head_dim", 128),
+        ({"llama.rope.dimension_count": 32}, NAMES, "rope_dim", 32),
+        ({"llama.rope.freq_base": 5e5}, NAMES, "rope_theta", 5e5),
+        ({"llama.attention.sliding_window": 4096}, NAMES, "sliding_window", 4096),
+        ({"llama.attention.sliding_window": 0}, NAMES, "sliding_window", None),
+        ({"llama.vocab_size": 32000}, NAMES, "vocab_size", 32000),
+        ({"llama.vocab_size": 77, "tokenizer.ggml.tokens": None}, NAMES, "vocab_size", 77),
+        ({"llama.rope.scaling.factor": 4.0}, NAMES, "rope_scaling", RopeScaling("linear", 4.0)),
+        ({"llama.rope.scale_linear": 4.0}, NAMES, "rope_scaling", RopeScaling("linear", 4.0)),
+        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "none"}, NAMES, "rope_scaling", None),
+        ({"llama.expert_count": 0}, NAMES, "layers", 22),
+    ],
+)
+def test_gguf_fields(changes: dict[str, Any], names: frozenset[str], field: str, value: object) -> None:
+    assert getattr(config_from_gguf(TINYLLAMA_GGUF | changes, names), field) == value
+
+
+def test_gguf_yarn_multiplies_the_recommended_factor() -> None:
+    changes: dict[str, object] = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 512,
+        "llama.rope.scaling.attn_factor": 0.5,
+    }
+    scaling = config_from_gguf(TINYLLAMA_GGUF | changes, NAMES).rope_scaling
+    assert scaling is not None
+    assert (scaling.kind, scaling.factor, scaling.original_context) == ("yarn", 4.0, 512)
+    assert scaling.attention_factor == pytest.approx(0.5 * (0.1 * np.log(4) + 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general.architecture": None}, "general.architecture is missing"),
+        ({"general.architecture": 3}, "general.architecture is 3, expected a string"),
+        ({"general.architecture": "gemma"}, "'gemma', which is not supported; supported are llama, qwen2, qwen3"),
+        ({"general.architecture": "qwen2"}, "qwen2.embedding_length is missing"),
+        ({"llama.block_count": None}, "llama.block_count is missing"),
+        ({"llama.block_count": 0}, "llama.block_count is 0, expected a whole number from 1"),
+        ({"llama.block_count": 2**63}, "llama.block_count is 9223372036854775808"),
+        ({"llama.embedding_length": 2050}, "head_count is 32, expected a divisor of the embedding length 2050"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count is 0"),
+        ({"llama.attention.head_count_kv": 3}, "head_count_kv is 3, expected a divisor of the 32 heads"),
+        ({"llama.attention.head_count_kv": [4, 8]}, r"head_count_kv is \[4, 8\], expected a whole number"),
+        ({"llama.attention.head_count_kv": [[4]]}, r"head_count_kv is \[\[4\]\]"),
+        ({"llama.attention.head_count_kv": []}, r"head_count_kv is \[\]"),
+        ({"llama.attention.value_length": 32}, "value_length is 32, expected the key length 64"),
+        ({"llama.rope.dimension_count": 63}, "dimension_count is 63, expected an even number up to the head size 64"),
+        ({"llama.rope.dimension_count": 128}, "dimension_count is 128, expected an even number up to"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is missing"),
+        ({"llama.context_length": -5}, "llama.context_length is -5"),
+        ({"llama.feed_forward_length": 1 << 40}, "feed_forward_length is 1099511627776"),
+        ({"llama.vocab_size": 31999}, "vocab_size is 31999, expected the 32000 tokens of tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.tokens": None}, "llama.vocab_size is missing"),
+        ({"llama.expert_count": 8}, "llama.expert_count is 8: mixture of experts is not supported"),
+        ({"llama.final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0: logit soft-capping"),
+        ({"llama.attention.causal": False}, "attention.causal is False: only causal"),
+        ({"llama.attention.sliding_window_pattern": np.ones(22, bool)}, "windows that differ by layer"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope', expected none, linear or yarn"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scale_linear is missing, expected a factor above 0"),
+        ({"llama.rope.scaling.factor": float("nan")}, "rope.scaling.factor is nan"),
+        ({"llama.rope.scaling.alpha": 4.0}, "rope.scaling.alpha is 4.0"),
+        ({"llama.rope.freq_base": -1.0}, "freq_base is -1.0"),
+    ],
+)
+def test_gguf_refusals_name_the_key(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        config_from_gguf(TINYLLAMA_GGUF | changes, NAMES)
+    assert "\n" not in str(caught.value)
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.one_of(st.integers(), st.text(max_size=2), st.lists(st.integers(), max_size=2)), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+# the machine may be busy: no limits on time
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def outcome(read: Callable[[], ModelConfig]) -> None:
+    """A configuration or a ModelError of one line; nothing else may come out."""
+    try:
+        read()
+    except ModelError as error:
+        assert "\n" not in str(error)  # noqa: PT017 -- an error is one of two allowed outcomes
+
+
+@PATIENT
+@given(st.dictionaries(st.sampled_from(sorted(TINYLLAMA_HF)), VALUES, max_size=3))
+def test_any_hf_config_is_read_or_refused(changes: dict[str, Any]) -> None:
+    outcome(lambda: config_from_hf(TINYLLAMA_HF | changes))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0, "beta_fast": 32}
+
+
+@PATIENT
+@given(st.dictionaries(st.sampled_from(sorted(YARN)), VALUES, max_size=3))
+def test_any_hf_scaling_is_read_or_refused(changes: dict[str, Any]) -> None:
+    outcome(lambda: config_from_hf(TINYLLAMA_HF | {"rope_scaling": YARN | changes}))
+
+
+@PATIENT
+@given(st.dictionaries(st.sampled_from(sorted(TINYLLAMA_GGUF)), VALUES, max_size=3))
+def test_any_gguf_metadata_is_read_or_refused(changes: dict[str, Any]) -> None:
+    outcome(lambda: config_from_gguf(TINYLLAMA_GGUF | changes, NAMES))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 0}, "model has layers 0"),
+        ({"heads": 31}, "model has 31 heads, which its kv_heads 4 do not divide"),
+        ({"rope_dim": 66}, "rope_dim 66, expected even and at most head_dim 64"),
+        ({"rms_eps": 0.0}, "rms_eps 0.0"),
+        ({"rope_theta": 1.0}, "rope_theta 1.0"),
+        ({"sliding_window": 0}, "sliding_window 0"),
+        ({"activation": "relu"}, "activation 'relu'"),
+    ],
+)
+def test_a_configuration_checks_itself(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        replace(TINYLLAMA, **changes)
+
+
+def test_goldens_cover_every_architecture() -> None:
+    assert {read_golden(case)[0]["model_type"] for case in CASES} == {"llama", "mistral", "qwen2", "qwen3"}

@@ -1,0 +1,121 @@
+"""Logits of tiny models of every family against those of `transformers` in float32 (tools/make_goldens.py)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_model import make_weights
+from safetensors.numpy import save_file
+from tiny_models import CASES, TinyRun, build_gguf, build_hf, make_gguf, make_hf_tensors, read_golden
+
+from mlxr.formats import TensorToWrite, open_gguf, open_safetensors, write_gguf
+from mlxr.kernels.context import Context
+from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models.names import rename_hf_tensors
+
+TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reference_equals_golden(case: str) -> None:
+    config, seed, tokens, golden = read_golden(case)
+    logits = TinyRun(build_hf(Context("reference"), config, seed)).run(tokens)
+    assert logits.shape == golden.shape
+    assert np.abs(logits - golden).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "gelu" not in case and "mscale" not in case])
+def test_gguf_layout_equals_golden(case: str) -> None:
+    """Permuted rows and interleaved rotation, metadata written and read back: the same model."""
+    config, seed, tokens, golden = read_golden(case)
+    model = build_gguf(Context("reference"), config, seed)
+    assert model.config.rope_interleaved == config["model_type"].startswith(("llama", "mistral"))
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chunked_reference_equals_golden(case: str) -> None:
+    config, seed, tokens, golden = read_golden(case)
+    logits = TinyRun(build_hf(Context("reference"), config, seed)).run(tokens, chunk_tokens=7)
+    assert np.abs(logits - golden).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        ("llama-linear", {"rope_scaling": None}),
+        ("llama-ntk", {"rope_scaling": None}),
+        ("llama-llama3", {"rope_scaling": None}),
+        ("llama-yarn", {"rope_scaling": None}),
+        ("llama-yarn-mscale", {"rope_scaling": None}),
+        ("llama-bias-gelu", {"activation": "silu"}),
+        ("mistral-window", {"sliding_window": None}),
+        ("mistral-window", {"sliding_window": 12}),
+        ("qwen2-window", {"sliding_window": None}),
+        ("llama-gqa-64", {"rope_interleaved": True}),
+        ("llama-gqa-64", {"rope_theta": 20000.0}),
+    ],
+)
+def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None:
+    """Leaving a feature out moves the logits far beyond the tolerance, so the goldens really test it."""
+    config, seed, tokens, golden = read_golden(case)
+    changed = replace(config_from_hf(config), **change)  # type: ignore[arg-type]
+    model = Decoder(Context("reference"), changed, make_hf_tensors(make_weights(config, seed)))
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_cpu_equals_golden(case: str, threads: int) -> None:
+    config, seed, tokens, golden = read_golden(case)
+    logits = TinyRun(build_hf(Context("cpu", threads=threads), config, seed)).run(tokens)
+    assert np.abs(logits - golden).max() < TOLERANCE
+
+
+# Relative error (of the logits' spread) that storing weights, activations and cache in fewer bits may cause.
+CPU_ERRORS = [
+    ("f16", "f32", 0.0015),
+    ("f32", "f16", 0.001),
+    ("f32", "bf16", 0.006),
+    ("bf16", "f16", 0.012),
+    ("q8_0", "f16", 0.045),
+]
+
+
+@pytest.mark.parametrize(("type_name", "kv_type", "allowed"), CPU_ERRORS)
+@pytest.mark.parametrize("case", CASES)
+def test_cpu_is_within_quantisation_error(case: str, type_name: str, kv_type: str, allowed: float) -> None:
+    config, seed, tokens, golden = read_golden(case)
+    model = build_hf(Context("cpu", threads=2), config, seed, type_name)
+    logits = TinyRun(model, kv_type=kv_type).run(tokens)  # type: ignore[arg-type]
+    error = np.sqrt(np.mean((logits - golden) ** 2)) / golden.std()
+    assert error < allowed
+
+
+FILE_CASES = ["llama-llama3", "llama-yarn", "llama-gqa-80-tied", "mistral-window", "qwen2", "qwen3"]
+
+
+@pytest.mark.parametrize("case", FILE_CASES)
+def test_model_folder_equals_golden(case: str, tmp_path: Path) -> None:
+    config, seed, tokens, golden = read_golden(case)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(make_weights(config, seed), tmp_path / "model.safetensors")
+    folder = open_safetensors(tmp_path)
+    model = Decoder(Context("cpu"), config_from_hf(folder.config), rename_hf_tensors(folder.tensors))
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
+    folder.close()
+
+
+@pytest.mark.parametrize("case", FILE_CASES)
+def test_gguf_file_equals_golden(case: str, tmp_path: Path) -> None:
+    config, seed, tokens, golden = read_golden(case)
+    metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
+    path = tmp_path / "model.gguf"
+    write_gguf(path, metadata, [TensorToWrite.from_source(t, name=n, type_name="f32") for n, t in tensors.items()])
+    with open_gguf(path) as file:
+        model = Decoder(Context("cpu"), config_from_gguf(file.metadata, file.tensors.keys()), file.tensors)
+        assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE

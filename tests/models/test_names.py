@@ -1,0 +1,75 @@
+"""Names and row order on the way from a Hugging Face folder to GGUF."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_config import TINYLLAMA
+
+from mlxr.core.errors import ModelError
+from mlxr.models.names import canonical_name, gguf_row_order, rename_hf_tensors
+
+
+@pytest.mark.parametrize(
+    ("hf_name", "name"),
+    [
+        ("model.embed_tokens.weight", "token_embd.weight"),
+        ("model.norm.weight", "output_norm.weight"),
+        ("lm_head.weight", "output.weight"),
+        ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight"),
+        ("model.layers.17.self_attn.k_proj.bias", "blk.17.attn_k.bias"),
+        ("model.layers.3.self_attn.o_proj.weight", "blk.3.attn_output.weight"),
+        ("model.layers.3.self_attn.q_norm.weight", "blk.3.attn_q_norm.weight"),
+        ("model.layers.3.input_layernorm.weight", "blk.3.attn_norm.weight"),
+        ("model.layers.3.post_attention_layernorm.weight", "blk.3.ffn_norm.weight"),
+        ("model.layers.3.mlp.down_proj.weight", "blk.3.ffn_down.weight"),
+        ("model.layers.3.self_attn.rotary_emb.inv_freq", None),
+    ],
+)
+def test_names(hf_name: str, name: str | None) -> None:
+    assert canonical_name(hf_name) == name
+
+
+@pytest.mark.parametrize(
+    "hf_name",
+    [
+        "model.layers.0.block_sparse_moe.gate.weight",
+        "model.layers.00.mlp.up_proj.weight",
+        "model.layers.0.mlp.up_proj.scales",
+        "transformer.h.0.attn.weight",
+        "model.layers.0.mlp.up_proj.weight\n",
+    ],
+)
+def test_unknown_names_are_refused(hf_name: str) -> None:
+    with pytest.raises(ModelError, match="is not one of a supported model"):
+        canonical_name(hf_name)
+
+
+def test_renaming_leaves_derived_tensors_out() -> None:
+    tensors = {"model.norm.weight": 1, "model.layers.0.self_attn.rotary_emb.inv_freq": 2}
+    assert rename_hf_tensors(tensors) == {"output_norm.weight": 1}
+
+
+@pytest.mark.parametrize(("name", "heads"), [("blk.0.attn_q.weight", 32), ("blk.7.attn_k.bias", 4)])
+def test_row_order_is_that_of_llama_files(name: str, heads: int) -> None:
+    """The published conversion: split each head in (2, half), swap these two axes."""
+    order = gguf_row_order(name, TINYLLAMA)
+    rows = np.arange(heads * 64).reshape(heads, 2, 32).swapaxes(1, 2).reshape(-1)
+    assert order == rows.tolist()
+
+
+def test_rows_that_are_not_rotated_stay() -> None:
+    order = gguf_row_order("blk.0.attn_k.weight", replace(TINYLLAMA, kv_heads=1, rope_dim=4))
+    assert order == [0, 2, 1, 3, *range(4, 64)]
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_v.weight", "blk.0.attn_q_norm.weight", "token_embd.weight"])
+def test_other_tensors_keep_their_rows(name: str) -> None:
+    assert gguf_row_order(name, TINYLLAMA) is None
+
+
+def test_files_that_rotate_halves_keep_their_rows() -> None:
+    assert gguf_row_order("blk.0.attn_q.weight", replace(TINYLLAMA, architecture="qwen2")) is None
+    assert gguf_row_order("blk.0.attn_q.weight", replace(TINYLLAMA, rope_interleaved=True)) is None

@@ -1,0 +1,127 @@
+"""Tiny models for the tests: out of random weights, in either layout and any type, and a way to run them.
+
+`TinyRun` is a cache and its bookkeeping in a few lines: pages in a scattered order, several sequences, any chunks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from random_model import Config, Weights, make_weights
+
+from mlxr.cache.arena import Arena
+from mlxr.formats import TensorSource, by_name, encode_tensor
+from mlxr.kernels.attend import KVType
+from mlxr.kernels.context import Context
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
+from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors, gguf_row_order, rename_hf_tensors
+
+GOLDENS = Path(__file__).parent / "goldens"
+CASES = sorted(path.name for path in GOLDENS.iterdir())
+PAGE_SIZE = 32
+Floats = NDArray[np.float32]
+
+
+def read_golden(case: str) -> tuple[dict[str, Any], int, NDArray[np.int32], Floats]:
+    """config.json, seed, token ids (T,) and logits (T, vocab) of a golden case."""
+    config = json.loads((GOLDENS / case / "config.json").read_text())
+    with np.load(GOLDENS / case / "logits.npz") as stored:
+        return config, int(stored["seed"]), stored["tokens"], stored["logits"]
+
+
+def make_source(name: str, values: Floats, type_name: str = "f32") -> TensorSource:
+    """A tensor in memory; vectors stay f32, as in real files."""
+    kind = type_name if values.ndim == 2 else "f32"
+    return TensorSource(name, kind, values.shape, encode_tensor(kind, values))
+
+
+def make_random_source(name: str, shape: tuple[int, ...], type_name: str, seed: int) -> TensorSource:
+    """A tensor of random but valid blocks of a type that has no encoder here (q8_k)."""
+    assert type_name == "q8_k"
+    random = np.random.RandomState(seed)
+    blocks = np.zeros(int(np.prod(shape)) // 256, np.dtype([("d", "<f4"), ("qs", "i1", 256), ("sums", "<i2", 16)]))
+    blocks["qs"] = random.randint(-127, 128, blocks["qs"].shape)
+    blocks["sums"] = blocks["qs"].reshape(-1, 16, 16).sum(axis=2)
+    blocks["d"] = random.uniform(0.5, 1.5, len(blocks)) / 74 / np.sqrt(shape[1])
+    return TensorSource(name, type_name, shape, blocks.view(np.uint8).reshape(-1))
+
+
+def make_hf_tensors(weights: Weights, type_name: str = "f32") -> dict[str, TensorSource]:
+    """Canonical names, rows as in a Hugging Face folder."""
+    sources = {name: _encode(name, values, type_name) for name, values in weights.items()}
+    return rename_hf_tensors(sources)
+
+
+def _encode(name: str, values: Floats, type_name: str) -> TensorSource:
+    if values.ndim == 2 and by_name(type_name).encode is None:
+        return make_random_source(name, values.shape, type_name, len(name))
+    return make_source(name, values, type_name)
+
+
+def make_gguf(weights: Weights, config: ModelConfig) -> tuple[dict[str, object], dict[str, TensorSource]]:
+    """Metadata and f32 tensors as a converter would write them."""
+    tensors: dict[str, TensorSource] = {}
+    for name, values in rename_hf_tensors(weights).items():
+        order = gguf_row_order(name, config)
+        tensors[name] = make_source(name, values if order is None else values[order])
+    factors = gguf_rope_factors(config)
+    if factors is not None:
+        tensors[ROPE_FACTORS] = make_source(ROPE_FACTORS, np.array(factors, np.float32))
+    return gguf_metadata(config), tensors
+
+
+def build_hf(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> Decoder:
+    """The model of a `config.json` with the weights of a seed."""
+    return Decoder(ctx, config_from_hf(config), make_hf_tensors(make_weights(config, seed), type_name))
+
+
+def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:
+    """The same model by way of GGUF's metadata, names and row order."""
+    metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
+    return Decoder(ctx, config_from_gguf(metadata, tensors.keys()), tensors)
+
+
+class TinyRun:
+    """Sequences over one arena; each owns a fixed set of pages, dealt out back to front so that order matters."""
+
+    def __init__(self, model: Decoder, sequences: int = 1, longest: int = 64, kv_type: KVType = "f32") -> None:
+        config = model.config
+        self.model = model
+        self.pages_each = -(-longest // PAGE_SIZE)
+        pages = sequences * self.pages_each + 1
+        self.arena = Arena(model.ctx, config.layers, pages, config.kv_heads, PAGE_SIZE, config.head_dim, kv_type)
+        ids = np.arange(pages - 1, 0, -1, dtype=np.int32)
+        self.page_table = np.ascontiguousarray(ids.reshape(self.pages_each, sequences).T)
+        self.lengths = [0] * sequences
+
+    def step(self, chunks: Mapping[int, Sequence[int] | NDArray[np.int32]]) -> Floats:
+        """Append a chunk of tokens to each of some sequences; logits of every token, in the order given."""
+        order = list(chunks)
+        counts = [len(chunks[s]) for s in order]
+        positions = np.concatenate([np.arange(self.lengths[s], self.lengths[s] + len(chunks[s])) for s in order])
+        owners = np.repeat(order, counts)
+        slots = self.page_table[owners, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        for sequence, count in zip(order, counts, strict=True):
+            self.lengths[sequence] += count
+        batch = RaggedBatch(
+            token_ids=np.concatenate([np.asarray(chunks[s]) for s in order]).astype(np.int32),
+            positions=positions.astype(np.int32),
+            slots=slots.astype(np.int32),
+            query_starts=np.cumsum([0, *counts]).astype(np.int32),
+            context_lengths=np.array([self.lengths[s] for s in order], np.int32),
+            page_table=np.ascontiguousarray(self.page_table[order]),
+            output_rows=np.arange(len(positions), dtype=np.int32),
+        )
+        return self.model.forward(batch, self.arena)
+
+    def run(self, tokens: NDArray[np.int32], chunk_tokens: int | None = None, sequence: int = 0) -> Floats:
+        """Logits of a whole prompt, fed in chunks."""
+        step = chunk_tokens or len(tokens)
+        pieces = [self.step({sequence: tokens[at : at + step]}) for at in range(0, len(tokens), step)]
+        return np.concatenate(pieces)

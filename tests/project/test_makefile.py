@@ -1,0 +1,52 @@
+"""What the Makefile says on a machine that lacks something, before anything is downloaded or built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with what `make run` looks at first, and a Python that cannot do anything."""
+    for name in ("Makefile", "pyproject.toml", "CMakeLists.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "bare-python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bare-python").chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("variables", "compiler", "expected"),
+    [
+        (["PYTHON="], "c++", "mlxr needs Python 3.11 or newer with venv: install python3 and python3-venv"),
+        (["PYTHON=./bare-python"], "no-such-compiler", "mlxr needs a C++20 compiler: install g++ or clang++"),
+        (["PYTHON=./bare-python"], "true", "mlxr needs the C headers of ./bare-python: install python3-dev"),
+    ],
+    ids=["python", "compiler", "headers"],
+)
+def test_what_is_missing_is_said_in_one_line(
+    variables: list[str], compiler: str, expected: str, checkout: Path
+) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")} | {"CXX": compiler}
+    command = ["make", "--no-print-directory", "run", *variables]
+    run = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in run.stderr.splitlines() if not line.startswith("make: ")]
+    assert run.returncode == 2
+    assert len(lines) == 1
+    assert lines[0].startswith(expected)
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize("target", ["run", "test", "lint", "bench", "test-peers", "clean"])
+def test_help_lists_the_target(target: str) -> None:
+    listing = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert target in [line.split()[0] for line in listing.splitlines()]

@@ -1,0 +1,38 @@
+"""`from mlxr import ...` offers exactly what `__all__` says, and every public name explains itself."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import mlxr
+
+PACKAGE = Path(mlxr.__file__).parent
+
+
+def test_all_names_exist_and_are_documented() -> None:
+    assert mlxr.__all__ == sorted(mlxr.__all__, key=lambda name: (name.startswith("_"), name.lower()))
+    for name in mlxr.__all__:
+        value = getattr(mlxr, name)
+        assert name.startswith("__") or inspect.getdoc(value), f"mlxr.{name} has no docstring"
+
+
+def test_nothing_else_is_public() -> None:
+    known = set(mlxr.__all__) | {path.stem for path in PACKAGE.iterdir()} | {"annotations", "TYPE_CHECKING"}
+    public = {name for name in dir(mlxr) if not name.startswith("_")}
+    assert public <= known, f"mlxr shows {public - known} without naming it in __all__"
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert silent == []
+
+
+def test_no_vague_module_names() -> None:
+    vague = {"utils", "util", "helpers", "helper", "manager", "misc", "common"}
+    assert [str(path) for path in PACKAGE.rglob("*.py") if path.stem in vague] == []

@@ -1,0 +1,60 @@
+"""The README's file tree and the Makefile's help are what is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def tree_entries() -> dict[str, str]:
+    """Path → description of every line of the tree in the README's code block that opens with `mlxr/`."""
+    block = re.search(r"```\nmlxr/\n(.*?)```", README, re.DOTALL)
+    assert block, "the README has no file tree"
+    entries: dict[str, str] = {}
+    parents: list[str] = []
+    for line in block.group(1).splitlines():
+        match = re.match(r"^(?P<indent>[│ ]*)(?:├─|└─) (?P<name>\S+)\s+(?P<text>.+)$", line)
+        assert match, f"not a line of a tree: {line!r}"
+        depth = len(match["indent"]) // 3
+        parents = [*parents[:depth], match["name"].rstrip("/")]
+        entries["/".join(parents)] = match["text"]
+    return entries
+
+
+def tracked(folder: str) -> set[str]:
+    """Names directly in `folder` (or the root, ""), as git sees them; falls back to the disk outside a checkout."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", folder or "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    prefix = f"{folder}/" if folder else ""
+    return {path.removeprefix(prefix).split("/")[0] for path in listing if (ROOT / path).exists()}
+
+
+def test_the_tree_is_true() -> None:
+    entries = tree_entries()
+    for path in entries:
+        assert (ROOT / path).exists(), f"the README names {path}, which is not there"
+    for folder in ("", "src/mlxr"):
+        shown = {path.removeprefix(f"{folder}/") for path in entries if str(Path(path).parent) == (folder or ".")}
+        hidden = {name for name in tracked(folder) if name.startswith(".") or name in {"py.typed", "src"}} | {"src"}
+        assert tracked(folder) - hidden <= shown, f"the README's tree leaves out {tracked(folder) - hidden - shown}"
+
+
+def test_the_make_targets_named_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))
+    assert {"run", "test"} <= named <= targets
+
+
+def test_the_links_lead_somewhere() -> None:
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}, which is not there"

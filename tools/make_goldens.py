@@ -1,0 +1,167 @@
+"""Write the golden logits of tests/models: `.venv-peers/bin/python tools/make_goldens.py [CASE ...]`.
+
+Every case is a tiny random model that `transformers` runs in float32 over one prompt. Only the configuration and the
+logits are stored (tests/models/goldens/CASE/); the weights come from the case's seed on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+TESTS = Path(__file__).parents[1] / "tests" / "models"
+sys.path.insert(0, str(TESTS))
+
+from random_model import make_tokens, make_weights  # noqa: E402 -- needs the path above
+
+GOLDENS = TESTS / "goldens"
+PROMPT_TOKENS = 48
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def make_config(model_type: str, heads: int, kv_heads: int, head_dim: int | None, **changes: Any) -> dict[str, Any]:
+    """A `config.json` of a tiny model."""
+    config: dict[str, Any] = {
+        "architectures": [_CLASSES[model_type]],
+        "model_type": model_type,
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": 131,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    }
+    # a null window is something else than none stated
+    return {key: value for key, value in (config | changes).items() if value is not None or key == "sliding_window"}
+
+
+# One row a case. Scaling rules get original contexts shorter than the prompt, so that they show.
+CASES: dict[str, dict[str, Any]] = {
+    "llama-mha": make_config("llama", 2, 2, None, hidden_size=128, vocab_size=259),
+    "llama-gqa-80-tied": make_config("llama", 6, 2, 80, tie_word_embeddings=True),
+    "llama-mqa-96": make_config("llama", 4, 1, 96, num_hidden_layers=3, vocab_size=97),
+    "llama-gqa-64": make_config("llama", 4, 2, 64, hidden_size=128, intermediate_size=256, vocab_size=256),
+    "llama-128": make_config("llama", 2, 1, 128),
+    "llama-256": make_config("llama", 2, 1, 256),
+    "llama-bias-gelu": make_config(
+        "llama", 4, 2, 64, attention_bias=True, mlp_bias=True, hidden_act="gelu_pytorch_tanh"
+    ),
+    "llama-linear": make_config("llama", 4, 2, 64, rope_scaling={"type": "linear", "factor": 4.0}),
+    "llama-ntk": make_config("llama", 4, 2, 64, rope_scaling={"rope_type": "ntk", "factor": 2.0}),
+    "llama-llama3": make_config(
+        "llama",
+        4,
+        2,
+        64,
+        rope_theta=500000.0,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "llama-yarn": make_config(
+        "llama",
+        4,
+        2,
+        64,
+        rope_theta=None,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 20000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "llama-yarn-mscale": make_config(
+        "llama",
+        4,
+        2,
+        64,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 8.0,
+            "beta_slow": 0.5,
+            "mscale": 1.4,
+            "mscale_all_dim": 0.7,
+            "truncate": False,
+        },
+    ),
+    "mistral": make_config("mistral", 4, 2, 64, sliding_window=None),
+    "mistral-window": make_config("mistral", 4, 2, 64, sliding_window=11),
+    "qwen2": make_config("qwen2", 6, 2, 64, tie_word_embeddings=True, rope_theta=1000000.0, vocab_size=151),
+    "qwen2-window": make_config(
+        "qwen2", 4, 4, 64, use_sliding_window=True, sliding_window=9, max_window_layers=0, rms_norm_eps=1e-6
+    ),
+    "qwen3": make_config("qwen3", 4, 2, 64, rope_theta=1000000.0, rms_norm_eps=1e-6),
+    "qwen3-128-tied": make_config("qwen3", 4, 1, 128, tie_word_embeddings=True, attention_bias=True),
+}
+
+
+def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
+    """What `transformers` is given: fixed ntk scaling is its dynamic one at the length where both agree."""
+    scaling = config.get("rope_scaling")
+    if scaling is None or scaling.get("rope_type") != "ntk":
+        return config
+    # dynamic: base * ((f * T / M) - (f - 1)) ** ..., so with f = 2 and T / M = 3 / 2 the factor is 2
+    assert scaling["factor"] == 2.0
+    original = PROMPT_TOKENS * 2 // 3
+    return config | {
+        "max_position_embeddings": original,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+    }
+
+
+def compute_logits(config: dict[str, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids (T,) and logits (T, vocab) of one case."""
+    hf_config = AutoConfig.for_model(**as_transformers_config(config))
+    hf_config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32).eval()
+    weights = {name: torch.from_numpy(value) for name, value in make_weights(config, seed).items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if unexpected or [name for name in missing if not (config["tie_word_embeddings"] and name == "lm_head.weight")]:
+        raise SystemExit(f"weights do not fit: missing {missing}, unexpected {unexpected}")
+    model.tie_weights()
+    tokens = make_tokens(config, PROMPT_TOKENS, seed)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False).logits[0]
+    return tokens, logits.numpy().astype(np.float32)
+
+
+def write_case(name: str) -> None:
+    """Compute and store one case."""
+    config, seed = CASES[name], zlib.crc32(name.encode())
+    tokens, logits = compute_logits(config, seed)
+    folder = GOLDENS / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    np.savez(folder / "logits.npz", seed=np.int64(seed), tokens=tokens, logits=logits)
+    print(f"{name}: {logits.shape}, largest {abs(logits).max():.2f}")
+
+
+if __name__ == "__main__":
+    for case in sys.argv[1:] or CASES:
+        write_case(case)
