@@ -160,7 +160,8 @@ def test_chat_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     wait_for(b"\n> ")
     os.write(terminal, b"unfinished")
     wait_for(b"unfinished")
-    while b"/exit or Ctrl-D ends" not in shown[seen:]:  # a Ctrl-C while readline works on a key is seen at the next event
+    # a Ctrl-C while readline works on a key is only seen at the next event
+    while b"/exit or Ctrl-D ends" not in shown[seen:]:
         os.write(terminal, b"\x03")
         while select.select([terminal], [], [], 0.5)[0] and b"/exit or Ctrl-D ends" not in shown[seen:]:
             shown += os.read(terminal, 4096)
