@@ -53,7 +53,8 @@ def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest
     text = mlxr(name, "--help")
     assert f"Usage: mlxr {name}" in text
     for setting in SETTINGS:
-        assert (f"--{setting.name.replace('_', '-')} " in text) == (name in WITH_MODEL)
+        scopes = {"serve": {"model", "registry", "server"}}.get(name, {"model"} if name in WITH_MODEL else set())
+        assert (f"{setting.flag} " in text) == (setting.scope in scopes and not setting.secret)
     for row in SAMPLING_FLAGS:
         assert (f"{row.flag} " in text) == (name in ("run", "chat"))
 
@@ -88,7 +89,9 @@ def test_flags_become_settings_and_sampling() -> None:
     def command(name: str, settings: Settings, sampling: SamplingParams) -> None:
         seen.extend([name, settings, sampling])
 
-    values = dict.fromkeys([setting.name for setting in SETTINGS]) | {row.name: row.default for row in SAMPLING_FLAGS}
+    values = dict.fromkeys([setting.name for setting in SETTINGS if setting.scope == "model"]) | {
+        row.name: row.default for row in SAMPLING_FLAGS
+    }
     expand_flags(command)(name="x", **{**values, "threads": "2", "arena_bytes": "1M", "seed": 5, "stop": ["a", "b"]})
     name, settings, sampling = seen
     assert name == "x"

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from types import FrameType
 
 from mlxr.cli.flags import OptionalModel, System
@@ -25,7 +24,7 @@ HELP = "/exit ends, /reset forgets the conversation, /help shows this; Ctrl-C st
 def chat(settings: Settings, sampling: SamplingParams, model: OptionalModel = "demo", system: System = None) -> None:
     """Talk with a model. Lines come from the terminal or a pipe; /help lists the commands."""
     with show_progress("loading") as progress:
-        llm = LLM(model, **asdict(settings), progress=progress)
+        llm = LLM(model, **settings.select("model"), progress=progress)
     with llm:
         if not llm.can_chat:
             raise TemplateError(f"{model} has no chat template, so it cannot chat; `mlxr run --raw` continues text")

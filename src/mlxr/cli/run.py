@@ -42,7 +42,7 @@ def run(
     model, prompt = split_words(words)
     prompt = read_prompt(prompt)
     with show_progress("loading") as progress:
-        llm = LLM(model, **asdict(settings), progress=progress)
+        llm = LLM(model, **settings.select("model"), progress=progress)
     with llm, start_answer(llm, prompt, sampling, raw=raw, system=system) as stream:
         completion, timing = follow(stream, quiet=json)
         if completion.finish_reason is FinishReason.ERROR:
