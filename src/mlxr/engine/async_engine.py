@@ -16,7 +16,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
-from mlxr.engine.worker import Job, Worker
+from mlxr.engine.worker import Job, Receiver, Worker
 
 T = TypeVar("T")
 
@@ -44,6 +44,28 @@ class AsyncEngine:
         """
         return TokenStream(self._worker, list(token_ids), params, priority, deadline_s)
 
+    async def submit(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        receiver: Receiver,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Ticket:
+        """Start a request whose events go to `receiver`, called on the running loop, whoever reads them and when.
+
+        Arguments and refusals are those of `Engine.submit`, raised here. After `stop`, EngineStopped is raised.
+        """
+        loop = asyncio.get_running_loop()
+        job = Job(token_ids, params, priority=priority, deadline_s=deadline_s, loop=loop, receiver=receiver)
+        try:
+            await asyncio.wrap_future(self._worker.submit(job))
+        except BaseException:
+            self._worker.cancel(job)  # whoever gave up waiting may have been accepted a moment later
+            raise
+        return Ticket(self._worker, job)
+
     async def stats(self) -> EngineStats:
         """The engine's numbers between two steps."""
         return await self._call(lambda engine: engine.stats())
@@ -69,6 +91,17 @@ class AsyncEngine:
 
     async def _call(self, function: Callable[[Engine], T]) -> T:
         return await asyncio.wrap_future(self._worker.post(function))
+
+
+class Ticket:
+    """A request under way, for whoever may want to end it."""
+
+    def __init__(self, worker: Worker, job: Job) -> None:
+        self._worker, self._job = worker, job
+
+    def cancel(self, index: int | None = None) -> None:
+        """Stop the request, or one of its answers, before the next step; its last events still come."""
+        self._worker.cancel(self._job, index)
 
 
 class TokenStream:

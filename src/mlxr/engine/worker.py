@@ -108,9 +108,12 @@ class Worker:
 
         return self.post(start)
 
-    def cancel(self, job: Job) -> None:
-        """End a request before the next step, at whatever stage; fit for finalisers, as it takes no lock."""
-        self._calls.put(lambda: self._cancel(job))
+    def cancel(self, job: Job, index: int | None = None) -> None:
+        """End a request, or one of its answers, before the next step, at whatever stage.
+
+        Fit for finalisers, as it takes no lock.
+        """
+        self._calls.put(lambda: self._cancel(job, index))
 
     def stop(self, drain_s: float) -> Future[None]:
         """Refuse new calls, go on for at most `drain_s` seconds while requests grow, then end; done when ended."""
@@ -174,11 +177,11 @@ class Worker:
             self._hand_out(job.fail(error))
         self._broken = self._engine.has_work
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: Job, index: int | None = None) -> None:
         if job.id not in self._open:
             return
         try:
-            events = self._engine.cancel(job.id)
+            events = self._engine.cancel(job.id, index)
         except Exception as error:
             logger.exception("request %d cannot be cancelled", job.id)
             self._broken = True
