@@ -8,6 +8,8 @@ MlxrError
 ├── TemplateError     a chat template that is missing, broken or too large
 ├── DeviceError       a device or instruction set that this machine or build lacks
 ├── SettingError      a setting with an unknown name or a value it cannot take
+├── RegistryError     the catalogue of models or a file in its store cannot be used as it is
+├── HubError          a hub cannot be reached, or sends something else than it promised
 ├── EngineStopped     the engine is being stopped and takes no more requests
 └── InvalidRequest    a request that cannot be served as asked (names the field)
     ├── OutOfPages    the request needs more cache pages than the arena has
@@ -55,6 +57,14 @@ class DeviceError(MlxrError):
 
 class SettingError(MlxrError):
     """A setting has an unknown name, or a value that it cannot take."""
+
+
+class RegistryError(MlxrError):
+    """The catalogue of models, or a file that it names, is broken, changed or not what it should be."""
+
+
+class HubError(MlxrError):
+    """A hub of models cannot be reached, refuses, or sends something else than it promised."""
 
 
 class EngineStopped(MlxrError):
