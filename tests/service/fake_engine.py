@@ -99,7 +99,15 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.running)
 
-    def submit(self, token_ids: Sequence[int], params: SamplingParams) -> int:
+    def submit(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        uses_cache: bool = True,
+    ) -> int:
         if len(token_ids) > 1000:
             raise InvalidRequest("prompt", "is too long")
         if len(self.running) >= self.max_running:

@@ -18,14 +18,20 @@ def open_model(path_or_name: str | Path, settings: Settings, progress: Progress 
     return load(path_or_name, device=settings.device, threads=settings.threads, isa=settings.isa, progress=progress)
 
 
-def build_engine(loaded: LoadedModel, settings: Settings, model: Model | None = None) -> Engine:
-    """An engine for a loaded model; `model` stands in for it where calls are to be watched."""
+def build_engine(
+    loaded: LoadedModel, settings: Settings, model: Model | None = None, *, memory_bytes: int | None = None
+) -> Engine:
+    """An engine for a loaded model; `model` stands in for it where calls are to be watched.
+
+    Where the settings do not say what the arena takes, at most `memory_bytes` of the free memory count as such.
+    """
     return Engine(
         model or loaded.model,
         loaded.ctx,
         eos_ids=loaded.tokenizer.eos_ids,
         arena_bytes=settings.arena_bytes,
         arena_percent=settings.arena_percent,
+        memory_bytes=memory_bytes,
         kv_cache=settings.kv_cache,
         fingerprint=loaded.fingerprint,
         store_bytes=settings.store_bytes,

@@ -15,10 +15,12 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, object]
 
 
-def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Prompt) -> list[int]:
+def encode_prompt(
+    tokenizer: Tokenizer, vocab_size: int, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True
+) -> list[int]:
     """Token ids of a prompt; raises InvalidRequest for an empty one and for ids outside the vocabulary."""
     if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
+        ids = tokenizer.encode(prompt, add_special=add_special, parse_special=parse_special)
     else:
         ids = [_check_token_id(value, vocab_size) for value in prompt]
     if not ids:

@@ -57,7 +57,7 @@ class ChatTemplate:
         read_clock: Callable[[], datetime] = read_local_clock,
     ) -> None:
         self.source, self.tool_source, self.name = source, tool_source, name
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self.tokens: Mapping[str, str] = {"bos_token": bos_token, "eos_token": eos_token}
         self._environment = MeteredEnvironment(read_clock)
         self._compiled: dict[str, jinja2.Template] = {}
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class ChatTemplate:
         if taken:
             raise InvalidRequest(f"extra.{taken[0]}", "is a variable that the template gets from the conversation")
         variables = {
-            **self._tokens,
+            **self.tokens,
             **(extra or {}),
             "messages": list(messages),
             "tools": tools,
@@ -141,6 +141,15 @@ def chat_template_from_folder(path: str | os.PathLike[str], tokenizer: SpellingV
         config.read_role("eos_token"),
         config.folder.name,
     )
+
+
+def chat_template_from_source(source: str, tokenizer: SpellingVocabulary, own: ChatTemplate | None) -> ChatTemplate:
+    """A template to use instead of a model's `own`, with the same spellings of its tokens."""
+    template = _make_template(source, None, tokenizer, None, own.name if own is not None else "set for the model")
+    assert template is not None  # there is a source
+    if own is not None:
+        template.tokens = own.tokens
+    return template
 
 
 def _make_template(
