@@ -29,6 +29,7 @@ using Heads = nb::ndarray<const float, nb::ndim<3>, nb::device::cpu>;
 using HeadsOut = nb::ndarray<float, nb::ndim<3>, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IntMatrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using MaskMatrix = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using IntMatrixOut = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using IntsOut = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using DoubleMatrix = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -327,12 +328,12 @@ void report_fault(int64_t row, const mlxr::SampleOutcome& outcome) {
     if (outcome.fault == mlxr::SampleFault::not_number) {
         refuse(where, "not a number at id " + std::to_string(outcome.fault_id), "numbers");
     }
-    if (outcome.fault == mlxr::SampleFault::nothing_finite) refuse(where, "without a finite value", "at least one");
 }
 
 void run_sample(Runtime& runtime, Matrix logits, DoubleMatrix numbers, IntMatrix counts, Ints history_ids,
                 Ints history_counts, Ints history_starts, Ints bias_ids, Vector bias_values, Ints bias_starts,
-                IntsOut token_ids, DoublesOut logprobs, IntMatrixOut top_ids, DoubleMatrixOut top_values) {
+                MaskMatrix masks, Ints mask_rows, IntsOut token_ids, DoublesOut logprobs, IntMatrixOut top_ids,
+                DoubleMatrixOut top_values) {
     mlxr::SampleCall call{};
     call.logits = logits.data();
     call.rows = size_of(logits, 0);
@@ -358,6 +359,15 @@ void run_sample(Runtime& runtime, Matrix logits, DoubleMatrix numbers, IntMatrix
     check_starts("sample: bias_starts", bias_starts, call.rows, size_of(bias_ids, 0));
     check_indices("sample: history_ids", history_ids.data(), size_of(history_ids, 0), call.vocabulary);
     check_indices("sample: bias_ids", bias_ids.data(), size_of(bias_ids, 0), call.vocabulary);
+    const int64_t words = (call.vocabulary + 31) / 32;
+    check_size("sample: length of mask_rows", size_of(mask_rows, 0), call.rows);
+    if (size_of(masks, 0) > 0) check_size("sample: columns of masks", size_of(masks, 1), words);
+    for (int64_t row = 0; row < call.rows; ++row) {
+        const int32_t place = mask_rows.data()[row];
+        if (place < -1 || place >= size_of(masks, 0)) {
+            refuse("sample: mask_rows", std::to_string(place), "a row of masks, or -1");
+        }
+    }
 
     const size_t rows = static_cast<size_t>(call.rows);
     run_alone(runtime, [&](const mlxr::OperatorTable&) {
@@ -377,6 +387,8 @@ void run_sample(Runtime& runtime, Matrix logits, DoubleMatrix numbers, IntMatrix
             rule.history_counts = history_counts.data() + history;
             rule.bias_ids = bias_ids.data() + bias;
             rule.bias_values = bias_values.data() + bias;
+            const int32_t place = mask_rows.data()[row];
+            rule.mask = place < 0 ? nullptr : masks.data() + place * words;
         }
         mlxr::run_sample(runtime, call);
         for (int64_t row = 0; row < call.rows; ++row) {
@@ -404,6 +416,6 @@ void bind_operators(nb::module_& m) {
           array("out"));
     m.def("sample", &run_sample, nb::arg("runtime"), array("logits"), array("numbers"), array("counts"),
           array("history_ids"), array("history_counts"), array("history_starts"), array("bias_ids"),
-          array("bias_values"), array("bias_starts"), array("token_ids"), array("logprobs"), array("top_ids"),
-          array("top_logprobs"));
+          array("bias_values"), array("bias_starts"), array("masks"), array("mask_rows"), array("token_ids"),
+          array("logprobs"), array("top_ids"), array("top_logprobs"));
 }

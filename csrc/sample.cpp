@@ -3,6 +3,7 @@
 #include "sample.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -66,9 +67,33 @@ float bound_logit(double value) {
     return static_cast<float>(std::min(value, static_cast<double>(kLargest)));
 }
 
+// Copies the logits of the tokens in the mask; the others become impossible. A mask has mostly ones (within a text) or
+// mostly zeros (between its parts), so that each word is done in one sweep and few corrections.
+void copy_masked(const float* logits, const uint32_t* mask, int64_t vocabulary, float* masked) {
+    for (int64_t start = 0; start < vocabulary; start += 32) {
+        const int64_t count = std::min<int64_t>(32, vocabulary - start);
+        const uint32_t inside = UINT32_MAX >> (32 - count);
+        const uint32_t allowed = mask[start / 32] & inside;
+        const bool many = std::popcount(allowed) > 16;
+        if (many) {
+            std::memcpy(masked + start, logits + start, static_cast<size_t>(count) * sizeof(float));
+        } else {
+            std::fill_n(masked + start, count, kNothing);
+        }
+        for (uint32_t left = many ? ~allowed & inside : allowed; left != 0; left &= left - 1) {
+            const int64_t i = start + std::countr_zero(left);
+            masked[i] = many ? kNothing : logits[i];
+        }
+    }
+}
+
 const float* adjust_logits(const float* logits, const SampleRules& rules, bool infinite, Workspace& space) {
-    if (rules.bias_size == 0 && rules.history_size == 0 && !infinite) return logits;
-    std::memcpy(space.adjusted, logits, static_cast<size_t>(space.vocabulary) * sizeof(float));
+    if (rules.mask == nullptr && rules.bias_size == 0 && rules.history_size == 0 && !infinite) return logits;
+    if (rules.mask == nullptr) {
+        std::memcpy(space.adjusted, logits, static_cast<size_t>(space.vocabulary) * sizeof(float));
+    } else {
+        copy_masked(logits, rules.mask, space.vocabulary, space.adjusted);
+    }
     for (int64_t i = 0; infinite && i < space.vocabulary; ++i) space.adjusted[i] = bound_logit(space.adjusted[i]);
     for (int64_t i = 0; i < rules.bias_size; ++i) {
         float& logit = space.adjusted[rules.bias_ids[i]];
@@ -90,17 +115,21 @@ const float* adjust_logits(const float* logits, const SampleRules& rules, bool i
 int64_t sort_best(const float* logits, int64_t wanted, Workspace& space) {
     wanted = std::min(wanted, space.vocabulary);
     if (wanted == 0) return 0;
-    float threshold = kNothing;
+    float threshold = -kLargest;
     if (wanted <= space.blocks) {  // that many blocks have a logit of at least the wanted-th greatest peak
         std::copy_n(space.block_peaks, space.blocks, space.peak_order);
         std::nth_element(space.peak_order, space.peak_order + wanted - 1, space.peak_order + space.blocks,
                          [](float a, float b) { return a > b; });
-        threshold = space.peak_order[wanted - 1];
+        threshold = std::max(threshold, space.peak_order[wanted - 1]);
     }
     const int64_t found = space.table->collect_logits(logits, space.vocabulary, threshold, space.ids);
     const Before before{logits};
     if (wanted < found) std::nth_element(space.ids, space.ids + wanted, space.ids + found, before);
-    std::sort(space.ids, space.ids + wanted, before);
+    std::sort(space.ids, space.ids + std::min(wanted, found), before);
+    int64_t sorted = found;  // where a mask leaves few tokens, impossible ones fill up
+    for (int64_t i = 0; sorted < wanted; ++i) {
+        if (logits[i] == kNothing) space.ids[sorted++] = static_cast<int32_t>(i);
+    }
     return wanted;
 }
 
@@ -215,6 +244,7 @@ int32_t draw_token(const float* logits, float peak, const SampleRules& rules, Wo
 void sample_row(const SampleCall& call, int64_t row, Workspace space) {
     const SampleRules& rules = call.rules[row];
     SampleOutcome& outcome = call.outcomes[row];
+    outcome.fault = SampleFault::none;
     const float* logits = call.logits + row * call.vocabulary;
     LogitScan scan = space.table->scan_logits(logits, call.vocabulary, space.block_peaks);
     if (scan.not_number >= 0) {
@@ -225,10 +255,10 @@ void sample_row(const SampleCall& call, int64_t row, Workspace space) {
     const float* const adjusted = adjust_logits(logits, rules, scan.peak > kLargest, space);
     if (adjusted != logits) scan = space.table->scan_logits(adjusted, call.vocabulary, space.block_peaks);
     if (scan.peak == kNothing) {
-        outcome.fault = SampleFault::nothing_finite;
+        outcome.token_id = kNoToken;
+        outcome.logprob = kNothing;
         return;
     }
-    outcome.fault = SampleFault::none;
     const double log_total =
         std::log(space.table->sum_exponentials(adjusted, call.vocabulary, scan.peak, 1.0f, nullptr));
     const auto logprob_of = [&](int32_t id) {

@@ -92,6 +92,10 @@ class KVCache:
         self._missed_tokens += max(0, min(limit_tokens, len(tokens)) - table.length_tokens)
         return table
 
+    def open_private_table(self) -> PageTable:
+        """An empty table whose pages nobody else will find: they are not indexed, and free when it is released."""
+        return PageTable(self._pager)
+
     def lookup(self, tokens: Sequence[int], limit_tokens: int, namespace: bytes = b"") -> int:
         """Tokens that `open_table` would find, in memory or on disk; takes and counts nothing."""
         if not self._sharing:

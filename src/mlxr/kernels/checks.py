@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.kernels.tensor import FLOAT32, INT32, POOL_DTYPES
+from mlxr.kernels.tensor import FLOAT32, INT32, POOL_DTYPES, UINT32
 
 AnyArray = npt.NDArray[Any]
 
@@ -31,6 +31,13 @@ def check_floats(operator: str, argument: str, array: AnyArray, dimensions: int)
 def check_ints(operator: str, argument: str, array: AnyArray, dimensions: int = 1) -> None:
     """`array` is int32, C-contiguous and has `dimensions` axes."""
     _check_kind(operator, argument, array, INT32, dimensions)
+    if not array.flags.c_contiguous:
+        refuse(operator, argument, f"an array with strides {array.strides}", "a C-contiguous one")
+
+
+def check_mask(operator: str, argument: str, array: AnyArray) -> None:
+    """`array` is uint32, C-contiguous and has one axis."""
+    _check_kind(operator, argument, array, UINT32, 1)
     if not array.flags.c_contiguous:
         refuse(operator, argument, f"an array with strides {array.strides}", "a C-contiguous one")
 

@@ -19,6 +19,7 @@ PoolArray = npt.NDArray[Any]  # f16, f32, or bf16 as uint16: one K or V pool of 
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
 INT32 = np.dtype(np.int32)
+UINT32 = np.dtype(np.uint32)
 BFLOAT16 = np.dtype(np.uint16)  # NumPy has no bf16
 POOL_DTYPES: dict[str, np.dtype[Any]] = {"bf16": BFLOAT16, "f16": FLOAT16, "f32": FLOAT32}
 

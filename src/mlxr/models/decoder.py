@@ -86,6 +86,13 @@ class Decoder:
     def forward(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
         """Run the batch, write its keys and values into the pools, return the logits (R, vocab) of its output rows.
 
+        Raises as `forward_hidden` does.
+        """
+        return self.project(self.forward_hidden(batch, arena))
+
+    def forward_hidden(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
+        """`forward` without the output weights: states (R, hidden) of the output rows, after the final norm.
+
         Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools, ModelError for a
         context beyond `context_length`.
         """
@@ -98,7 +105,11 @@ class Decoder:
         rows = batch.output_rows
         residual = None if delta is None else delta[rows]
         normed, _ = rms_norm(ctx, stream[rows], self._output_norm, config.rms_eps, residual)
-        return linear(ctx, normed, self._output)
+        return normed
+
+    def project(self, hidden: FloatArray) -> FloatArray:
+        """Logits (R, vocab) of states (R, hidden) after the final norm."""
+        return linear(self.ctx, hidden, self._output)
 
     def _cover_positions(self, longest_context: int) -> RopeTable:
         """The rotation table, grown when a context has outgrown it; rows that were there keep their values."""
