@@ -161,11 +161,8 @@ class ModelPool:
 
     def running(self) -> list[RunningModel]:
         """The models that are loaded, the last used one first."""
-        now, now_s = datetime.now(UTC), self._clock()
         return [
-            RunningModel(
-                entry.name, entry.record, entry.size_bytes, self._tell_end(entry, now, now_s), session.context_tokens
-            )
+            RunningModel(entry.name, entry.record, entry.size_bytes, self._tell_end(entry), session.context_tokens)
             for entry in sorted(self._entries.values(), key=lambda entry: entry.used_at_s, reverse=True)
             if (session := entry.session) is not None and not entry.is_leaving
         ]
