@@ -1,0 +1,136 @@
+"""Every failure as one value with an HTTP status, before a dialect gives it its own form.
+
+`to_error` is the only place that knows which exception means which status. Messages are those of the errors
+themselves; what nobody foresaw is called an internal error and told in the log alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from mlxr.core.errors import (
+    DoesNotFit,
+    EngineStopped,
+    FormatError,
+    HubError,
+    InvalidRequest,
+    MlxrError,
+    ModelError,
+    NotFound,
+    OutOfPages,
+    QueueFull,
+    RequestFailed,
+    TemplateError,
+    TokenizerError,
+)
+from mlxr.core.types import FinishReason
+
+MAX_SHOWN_CHARACTERS = 1000
+
+
+class ServerError(Exception):
+    """An answer with an error status. `code` is a word for programs, `field` names the part of the request at fault.
+
+    Codes: invalid_request, model_unusable, not_found, method_not_allowed, unauthorized, forbidden, too_large,
+    rate_limited, queue_full, stopping, unavailable, deadline, internal.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        allow: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.field = status, code, message, field
+        self.retry_after_s, self.allow = retry_after_s, allow
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with the answer."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.allow is not None:
+            headers["Allow"] = self.allow
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+# The first row that fits counts, so narrower classes come first.
+_OWN_ERRORS: tuple[tuple[type[MlxrError], int, str, str | None], ...] = (
+    (QueueFull, 429, "queue_full", None),
+    (OutOfPages, 400, "invalid_request", "max_tokens"),
+    (NotFound, 404, "not_found", "model"),
+    (TemplateError, 400, "invalid_request", "messages"),
+    (FormatError, 400, "model_unusable", "model"),
+    (ModelError, 400, "model_unusable", "model"),
+    (TokenizerError, 400, "model_unusable", "model"),
+    (DoesNotFit, 400, "model_unusable", "model"),
+    (HubError, 502, "unavailable", None),
+    (EngineStopped, 503, "stopping", None),
+)
+_CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+
+
+def to_error(error: BaseException) -> ServerError:
+    """What `error` means for the one who asked."""
+    if isinstance(error, ServerError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _from_validation(error)
+    if isinstance(error, HTTPException):
+        code = _CODES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal")
+        return ServerError(
+            error.status_code, code, _shorten(str(error.detail)), allow=(error.headers or {}).get("Allow")
+        )
+    if isinstance(error, InvalidRequest) and not isinstance(error, OutOfPages | QueueFull):
+        return ServerError(400, "invalid_request", _shorten(str(error)), error.field)
+    for kind, status, code, field in _OWN_ERRORS:
+        if isinstance(error, kind):
+            retry_after_s = 1.0 if status == 503 else getattr(error, "retry_after_s", None)
+            return ServerError(status, code, _shorten(str(error)), field, retry_after_s)
+    if isinstance(error, RequestFailed) and error.reason == FinishReason.DEADLINE:
+        return ServerError(504, "deadline", _shorten(str(error)))
+    if isinstance(error, MlxrError):
+        return ServerError(500, "internal", _shorten(str(error)))
+    return ServerError(500, "internal", "internal error; the server's log says more under the id of this request")
+
+
+def _from_validation(error: RequestValidationError) -> ServerError:
+    problems: Sequence[Mapping[str, object]] = error.errors()
+    first = problems[0]
+    if first.get("type") == "json_invalid":
+        reason = first.get("ctx")
+        detail = reason.get("error") if isinstance(reason, Mapping) else None
+        place = error.errors()[0]["loc"][-1]
+        return ServerError(400, "invalid_request", f"the body is not JSON: {detail} at character {place}", "body")
+    field = name_field(first.get("loc"))
+    message = str(first.get("msg", "is not valid"))
+    if first.get("type") == "extra_forbidden":
+        message = "this field is not supported"
+    return ServerError(400, "invalid_request", _shorten(f"{field}: {message}"), field)
+
+
+def name_field(location: object) -> str:
+    """The place of a validation error, such as messages.0.content."""
+    parts = [str(part) for part in location] if isinstance(location, Sequence) else []
+    inner = parts[1:] if parts and parts[0] in ("body", "query", "path", "header") else parts
+    return _shorten(".".join(inner) or "body")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "…"
