@@ -17,10 +17,12 @@ class CommandRow:
 COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("run", "mlxr.cli.run", "Answer one prompt."),
     CommandRow("chat", "mlxr.cli.chat", "Talk with a model."),
+    CommandRow("serve", "mlxr.cli.serve", "Answer OpenAI, Ollama and Anthropic clients over HTTP."),
     CommandRow("show", "mlxr.cli.show", "Show what a model file holds."),
     CommandRow("convert", "mlxr.cli.convert", "Write a model as GGUF, quantised on request."),
     CommandRow("perplexity", "mlxr.cli.perplexity", "Measure how well a model predicts a text."),
     CommandRow("bench", "mlxr.cli.bench", "Measure prefill and decode speed."),
     CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
+    CommandRow("settings", "mlxr.cli.settings", "Show every setting and where its value came from."),
     CommandRow("version", "mlxr.cli.version", "Print the version."),
 )

@@ -18,26 +18,27 @@ from starlette.responses import Response
 
 import mlxr
 from mlxr.core.settings import Settings
-from mlxr.server import own
+from mlxr.server import anthropic, openai, own
 from mlxr.server.activity import Activity
 from mlxr.server.dialect import Dialect
 from mlxr.server.errors import to_error
 from mlxr.server.guard import Guard, RequestScope, render_error
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.metrics import Metrics
+from mlxr.server.openapi import describe_app
 from mlxr.server.security import Keys
 
 if TYPE_CHECKING:
     from mlxr.registry import Registry
     from mlxr.service.model_pool import ModelPool
 
-DIALECTS: tuple[Dialect, ...] = (own.DIALECT,)
+DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT)
 
 
 def create_app(pool: ModelPool, registry: Registry, settings: Settings) -> FastAPI:
     """The application; raises SettingError for keys that cannot be read. Its end also ends `pool`."""
     metrics, activity = Metrics(), Activity()
-    lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models])
+    lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models], registry.sweep)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -61,6 +62,7 @@ def create_app(pool: ModelPool, registry: Registry, settings: Settings) -> FastA
         setattr(app.state, name, value)
     for dialect in DIALECTS:
         app.include_router(dialect.router)
+    app.openapi = lambda: describe_app(app)  # type: ignore[method-assign]
     _add_layers(app, settings, activity, metrics, lifecycle)
     return app
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -23,10 +23,16 @@ LAG_INTERVAL_S = 0.05
 
 
 class Lifecycle:
-    """What phase the server is in. Belongs to one event loop from `start` on."""
+    """What phase the server is in. Belongs to one event loop from `start` on.
 
-    def __init__(self, pool: ModelPool, metrics: Metrics, first_models: Sequence[str]) -> None:
-        self._pool, self._metrics, self._first_models = pool, metrics, tuple(first_models)
+    `sweep` removes what earlier runs left in the registry; it runs once, when the models are loaded.
+    """
+
+    def __init__(
+        self, pool: ModelPool, metrics: Metrics, first_models: Sequence[str], sweep: Callable[[], None]
+    ) -> None:
+        self._pool, self._metrics, self._sweep = pool, metrics, sweep
+        self._first_models = tuple(dict.fromkeys(first_models))
         self._tasks: list[asyncio.Task[None]] = []
         self.loaded = asyncio.Event()
         self.is_draining = False
@@ -67,6 +73,10 @@ class Lifecycle:
             logger.exception("a model that should be there from the start cannot be loaded")
         finally:
             self.loaded.set()
+        try:
+            await asyncio.to_thread(self._sweep)
+        except Exception:
+            logger.exception("leftovers in the registry cannot be removed")
 
     async def _watch_lag(self) -> None:
         """Measure how much later than asked for the loop comes back."""

@@ -117,6 +117,11 @@ def host_name(host: str) -> str:
     return host.partition(":")[0].rstrip(".")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address to listen on."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
