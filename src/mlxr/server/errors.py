@@ -118,18 +118,44 @@ def _from_validation(error: RequestValidationError) -> ServerError:
         detail = reason.get("error") if isinstance(reason, Mapping) else None
         place = error.errors()[0]["loc"][-1]
         return ServerError(400, "invalid_request", f"the body is not JSON: {detail} at character {place}", "body")
-    field = name_field(first.get("loc"))
-    message = str(first.get("msg", "is not valid"))
-    if first.get("type") == "extra_forbidden":
+    field, problem = _find_deepest([(name_field(one.get("loc"), error.body), one) for one in problems])
+    message = str(problem.get("msg", "is not valid"))
+    if problem.get("type") == "extra_forbidden":
         message = "this field is not supported"
     return ServerError(400, "invalid_request", _shorten(f"{field}: {message}"), field)
 
 
-def name_field(location: object) -> str:
-    """The place of a validation error, such as messages.0.content."""
-    parts = [str(part) for part in location] if isinstance(location, Sequence) else []
-    inner = parts[1:] if parts and parts[0] in ("body", "query", "path", "header") else parts
-    return _shorten(".".join(inner) or "body")
+def _find_deepest(problems: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[str, Mapping[str, object]]:
+    """Of the problems with the field at fault first, that furthest inside: where a value may be one of several things,
+    each of them complains, and the one that was meant gets furthest.
+    """
+    first = problems[0][0]
+    inside = [problem for problem in problems if problem[0].startswith((first + ".", first + "["))]
+    return max([problems[0], *inside], key=lambda problem: problem[0].count(".") + problem[0].count("["))
+
+
+def name_field(location: object, body: object = None) -> str:
+    """The place of a validation error, such as messages[0].content; what is no place in `body` is left out.
+
+    (Between the names of fields pydantic names the alternatives of a union.)
+    """
+    parts = list(location) if isinstance(location, Sequence) else []
+    if not parts or parts[0] != "body":
+        return _shorten(".".join(str(part) for part in parts[1:]) or "body")
+    name = ""
+    for index, part in enumerate(parts[1:], 2):
+        if isinstance(body, list) and isinstance(part, int) and part < len(body):
+            body = body[part]
+            name += f"[{part}]"
+        elif isinstance(body, Mapping) and (part in body or (index == len(parts) and _is_name(part))):
+            body = body.get(part)
+            name += f".{part}"
+    return _shorten(name.removeprefix(".") or "body")
+
+
+def _is_name(part: object) -> bool:
+    """Whether the last part of a place can be a field that is missing, not an alternative such as list[str]."""
+    return isinstance(part, str) and part.isidentifier() and part.islower() and part not in {"str", "int", "float"}
 
 
 def _shorten(text: str) -> str:

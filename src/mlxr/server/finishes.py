@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 from mlxr.core.events import Event, Finish
 from mlxr.core.types import FinishReason
 from mlxr.server.errors import ServerError
+from mlxr.server.generation import Generation
 
 
-def check_finish(event: Event) -> None:
-    """Raise ServerError when `event` ends an answer that failed, ran out of time or was cancelled by the server."""
+def find_failure(event: Event) -> ServerError | None:
+    """The error that `event` is: the end of an answer that failed, ran out of time or was cancelled by the server."""
     if not isinstance(event, Finish):
-        return
+        return None
     if event.reason is FinishReason.ERROR:
-        raise ServerError(500, "internal", f"the answer failed: {event.error or 'no reason is known'}")
+        return ServerError(500, "internal", f"the answer failed: {event.error or 'no reason is known'}")
     if event.reason is FinishReason.DEADLINE:
-        raise ServerError(504, "deadline", "the answer was not finished within the time that the request may take")
+        return ServerError(504, "deadline", "the answer was not finished within the time that the request may take")
     if event.reason is FinishReason.CANCELLED:
-        raise ServerError(503, "cancelled", "the answer was cancelled by the server", retry_after_s=1.0)
+        return ServerError(503, "cancelled", "the answer was cancelled by the server", retry_after_s=1.0)
+    return None
 
 
 def check_events(events: Iterable[Event]) -> Iterator[Event]:
-    """The events as they come, until one of them is such an end."""
+    """The events as they come; raises ServerError at one that is a failure."""
     for event in events:
-        check_finish(event)
+        failure = find_failure(event)
+        if failure is not None:
+            raise failure
         yield event
 
 
-async def check_stream(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
-    """As `check_events`, for events that are still to come."""
-    async for event in events:
-        check_finish(event)
-        yield event
+async def take_batches(generation: Generation) -> AsyncGenerator[Sequence[Event], None]:
+    """All events, those together that are there at the same time."""
+    while events := await generation.take():
+        yield events
+
+
+async def write_frames(
+    batches: AsyncIterator[Sequence[Event]], render: Callable[[Event], Iterable[bytes]]
+) -> AsyncGenerator[bytes, None]:
+    """The frames of all events, those of a batch as one; raises ServerError after the frames before a failure."""
+    async for events in batches:
+        frames: list[bytes] = []
+        failure = None
+        for event in events:
+            failure = find_failure(event)
+            if failure is not None:
+                break
+            frames.extend(render(event))
+        if frames:
+            yield b"".join(frames)
+        if failure is not None:
+            raise failure

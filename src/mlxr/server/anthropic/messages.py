@@ -1,0 +1,78 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+
+from fastapi import APIRouter, Request, Response
+
+from mlxr.server.activity import in_flight
+from mlxr.server.anthropic.errors import ErrorReply, render_error
+from mlxr.server.anthropic.message_events import MessageEvents
+from mlxr.server.anthropic.reply import MessageReply, TokenCount
+from mlxr.server.anthropic.request import CountRequest, MessageRequest
+from mlxr.server.errors import ServerError
+from mlxr.server.finishes import check_events, take_batches, write_frames
+from mlxr.server.generation import Generation, borrow, start
+from mlxr.server.json_models import JsonObject, Responses, reply_json
+from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
+
+router = APIRouter(tags=["Anthropic"])
+ERRORS: Responses = {
+    "4XX": {"model": ErrorReply, "description": "The request cannot be served; the message names the field at fault."},
+    "5XX": {"model": ErrorReply, "description": "The server failed."},
+}
+STREAMED: Responses = {
+    200: {
+        "description": "The message, or, with `stream`, server-sent events that it is the sum of.",
+        "content": {"text/event-stream": {}},
+    },
+    **ERRORS,
+}
+
+
+@router.post("/v1/messages", response_model=MessageReply, responses=STREAMED)
+async def create_message(request: Request, body: MessageRequest) -> Response:
+    """Answer a conversation."""
+    wanted = body.to_request()
+    lease = await borrow(request, body.model)
+    generation = await start(request, lease, wanted)
+    events = MessageEvents(
+        "msg_" + secrets.token_hex(12),
+        body.model,
+        len(generation.prompt_ids),
+        body.max_tokens,
+        hides_thoughts=body.hides_thoughts,
+    )
+    if body.stream:
+        request_id = in_flight(request).id
+
+        def fail(error: ServerError) -> bytes:
+            return sse(render_error(error, request_id), event="error")
+
+        return EventStream(request, _write_frames(generation, events), media_type=SSE, on_error=fail)
+    for event in check_events(await until_disconnected(request, generation.read_all())):
+        for _ in events.push(event):
+            pass
+    return reply_json(events.message)
+
+
+@router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ERRORS)
+async def count_tokens(request: Request, body: CountRequest) -> Response:
+    """How many tokens a conversation has, as `/v1/messages` would read it."""
+    wanted = body.to_request()
+    lease = await borrow(request, body.model)
+    ids = await asyncio.to_thread(lease.session.encode_chat, wanted)
+    return reply_json(TokenCount(input_tokens=len(ids)))
+
+
+async def _write_frames(generation: Generation, events: MessageEvents) -> AsyncGenerator[bytes, None]:
+    yield b"".join(map(_frame, events.start()))
+    async for frames in write_frames(take_batches(generation), lambda event: map(_frame, events.push(event))):
+        yield frames
+
+
+def _frame(event: JsonObject) -> bytes:
+    return sse(event, event=str(event["type"]))

@@ -1,0 +1,63 @@
+"""What the routes of the OpenAI dialect share: the head of a reply, and what the document says of errors."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+
+from mlxr.server.errors import ServerError
+from mlxr.server.json_models import JsonObject, Responses
+from mlxr.server.openai.errors import ErrorReply, render_error
+from mlxr.server.openai.replies import TokenBytes
+from mlxr.server.streaming import sse
+from mlxr.service.model_pool import ModelLease
+
+ERRORS: Responses = {
+    "4XX": {"model": ErrorReply, "description": "The request cannot be served; `param` names the field at fault."},
+    "5XX": {"model": ErrorReply, "description": "The server failed."},
+}
+STREAMED: Responses = {
+    200: {
+        "description": "The whole answer, or, with `stream`, server-sent events that it is the sum of.",
+        "content": {"text/event-stream": {}},
+    },
+    **ERRORS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What identifies a reply. `model` is the name that the model was asked for by, as clients expect to see it."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    @classmethod
+    def make(cls, prefix: str, lease: ModelLease, model: str | None) -> Head:
+        """The head of a new reply."""
+        created = int(time.time())
+        name = model or lease.record.short_name
+        return cls(prefix + secrets.token_hex(16), created, name, f"fp_{lease.record.digest[:12]}")
+
+    def to_chunk(self, kind: str) -> JsonObject:
+        """What the chunks of a stream begin with."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def token_bytes_if(wanted: bool, lease: ModelLease) -> TokenBytes | None:
+    """How tokens are spelt, where log-probabilities were asked for."""
+    return lease.session.tokenizer.token_bytes if wanted else None
+
+
+def error_frame(error: ServerError) -> bytes:
+    """The last event of a stream that fails."""
+    return sse(render_error(error))
