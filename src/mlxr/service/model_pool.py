@@ -68,6 +68,7 @@ class RunningModel:
     size_bytes: int
     expires_at: datetime | None
     context_tokens: int
+    session: AsyncSession
 
 
 @dataclass(eq=False, slots=True)
@@ -162,7 +163,9 @@ class ModelPool:
     def running(self) -> list[RunningModel]:
         """The models that are loaded, the last used one first."""
         return [
-            RunningModel(entry.name, entry.record, entry.size_bytes, self._tell_end(entry), session.context_tokens)
+            RunningModel(
+                entry.name, entry.record, entry.size_bytes, self._tell_end(entry), session.context_tokens, session
+            )
             for entry in sorted(self._entries.values(), key=lambda entry: entry.used_at_s, reverse=True)
             if (session := entry.session) is not None and not entry.is_leaving
         ]
