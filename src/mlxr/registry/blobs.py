@@ -84,23 +84,16 @@ class Blobs:
 
     def digests(self) -> Iterator[tuple[str, float]]:
         """Every blob's digest, and for how many seconds it has been there."""
-        for path, age_s in self._entries():
+        for path, age_s in list_ages(self.folder):
             match = _DIGEST.fullmatch(path.name)
             if match is not None:
                 yield match[1], age_s
 
     def sweep_incoming(self, min_age_s: float) -> None:
         """Remove what interrupted writers left behind that long ago."""
-        for path, age_s in self._entries():
+        for path, age_s in list_ages(self.folder):
             if path.name.startswith(_INCOMING) and age_s >= min_age_s:
                 path.unlink(missing_ok=True)
-
-    def _entries(self) -> Iterator[tuple[Path, float]]:
-        now_s = time.time()
-        if self.folder.is_dir():
-            for path in self.folder.iterdir():
-                with contextlib.suppress(FileNotFoundError):  # others remove them too
-                    yield path, now_s - path.lstat().st_mtime
 
 
 class Incoming:
@@ -135,6 +128,15 @@ class Incoming:
     ) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
+
+
+def list_ages(folder: Path) -> Iterator[tuple[Path, float]]:
+    """What is in a folder, which need not exist, and for how many seconds it has been as it is."""
+    now_s = time.time()
+    if folder.is_dir():
+        for path in list(folder.iterdir()):
+            with contextlib.suppress(FileNotFoundError):  # others remove them too
+                yield path, now_s - path.lstat().st_mtime
 
 
 def sync_folder(folder: Path) -> None:

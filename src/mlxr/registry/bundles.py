@@ -12,11 +12,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from mlxr.core.errors import InvalidRequest, RegistryError
 from mlxr.registry.blobs import Blobs, parse_digest, sync_folder
+from mlxr.registry.record import ModelFile
 
 MAX_FILES = 4096
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
@@ -40,16 +41,21 @@ class Bundles:
             self._write(target, blobs)
         return _find_entry(target, files)
 
-    def find_problem(self, path: Path, files: Mapping[str, str]) -> str | None:
-        """Why `path` is not what `make` gave for these files, None if it is."""
-        for digest in files.values():
-            self._blobs.find(digest)
+    def find_problem(self, path: Path, files: Sequence[ModelFile]) -> str | None:
+        """Why `path` is not what `make` gave for these files, None if it is; raises NotFound for a lost blob."""
+        digests = {file.name: file.sha256 for file in files}
+        for file in files:
+            blob = self._blobs.find(file.sha256)
+            if blob.stat().st_size != file.size_bytes:
+                return (
+                    f"{blob} has {blob.stat().st_size} bytes, it had {file.size_bytes}; pull or create the model again"
+                )
         if path.parent == self._blobs.folder:
-            return None if [path] == [self._blobs.path(digest) for digest in files.values()] else f"{path} is foreign"
-        folder = self.folder / _name_bundle(files)
-        if path != _find_entry(folder, files) or folder.is_symlink():
+            return None if [path] == [self._blobs.path(file.sha256) for file in files] else f"{path} is not its file"
+        folder = self.folder / _name_bundle(digests)
+        if path != _find_entry(folder, digests) or folder.is_symlink():
             return f"{path} is not in the store"
-        for name, digest in files.items():
+        for name, digest in digests.items():
             if os.readlink(folder / name) != _link_to(self._blobs.path(digest)):
                 return f"{folder / name} leads out of the store, so it is not used"
         return None

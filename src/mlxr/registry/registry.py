@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
-from mlxr.registry.blobs import CHUNK_BYTES, Blobs
+from mlxr.registry.blobs import CHUNK_BYTES, Blobs, list_ages
 from mlxr.registry.bundles import Bundles
 from mlxr.registry.catalogue import Catalogue
 from mlxr.registry.names import ModelName
@@ -26,6 +26,7 @@ from mlxr.registry.record import Changes, Inspect, ModelFacts, ModelFile, ModelR
 NO_CHANGES = Changes()
 CATALOGUE_NAME = "catalogue.db"
 LEFTOVER_AGE_S = 24 * 3600.0  # a blob may wait this long for the model that it was uploaded for
+DOWNLOAD_AGE_S = 14 * LEFTOVER_AGE_S  # and the beginning of a file for the pull to go on
 
 
 class Registry:
@@ -37,6 +38,7 @@ class Registry:
     def __init__(self, folder: Path, *, inspect: Inspect, builtin: Mapping[str, Path] = MappingProxyType({})) -> None:
         self.folder = folder.expanduser().absolute()
         self.blobs = Blobs(self.folder / "blobs")
+        self.downloads = self.folder / "downloads"
         self._bundles = Bundles(self.folder / "bundles", self.blobs)
         self._catalogue = Catalogue(self.folder / CATALOGUE_NAME)
         self._inspect = inspect
@@ -148,9 +150,16 @@ class Registry:
     def sweep(self, min_age_s: float = LEFTOVER_AGE_S) -> None:
         """Remove what belongs to no model and was left that long ago by uploads, pulls or processes that died."""
         self.blobs.sweep_incoming(min_age_s)
+        for path, age_s in list_ages(self.downloads):
+            if age_s >= max(min_age_s, DOWNLOAD_AGE_S):
+                path.unlink(missing_ok=True)
         old = [digest for digest, age_s in self.blobs.digests() if age_s >= min_age_s]
         if old:
             self._drop_unused(old)
+
+    def discard(self, digests: Sequence[str]) -> None:
+        """Remove those of the blobs that no model has."""
+        self._drop_unused(digests)
 
     def store_bytes(self) -> int:
         """What the blobs take on disk."""
@@ -201,7 +210,7 @@ class Registry:
         """Why the files of a record cannot be used, None if they are what they were."""
         try:
             if record.is_owned:
-                return self._bundles.find_problem(record.path, {file.name: file.sha256 for file in record.files})
+                return self._bundles.find_problem(record.path, record.files)
             folder = record.path if record.path.is_dir() else record.path.parent
             for file in record.files:
                 status = (folder / file.name).stat()
