@@ -182,8 +182,8 @@ class Engine:
         """Queue a text to embed; returns its id. Its one event has the embedding, or an error as that of an answer.
 
         The embedding, (hidden size,), is the mean of the tokens' states after the final norm, or the last token's; it
-        is not normalised. The text goes through the same batches as all prompts, and never through the cache. Raises as
-        `submit` does.
+        is not normalised. The text goes through the same batches as all prompts, and never through the cache. Raises
+        InvalidRequest for a text that the context or the empty arena cannot hold, and QueueFull.
         """
         self._limits.check_tokens("input", token_ids)
         self._limits.check_urgency(priority, deadline_s)

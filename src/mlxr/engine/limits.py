@@ -70,7 +70,11 @@ class Limits:
         if tokens > self.context_tokens:
             raise InvalidRequest("input", f"has {tokens} tokens, the context {self.context_tokens}")
         if self._pages_for(tokens) > self.pages:
-            raise OutOfPages(self._pages_for(tokens), self.pages, self.page_size)
+            raise InvalidRequest(
+                "input",
+                f"needs {self._pages_for(tokens)} cache pages of {self.page_size} tokens, the arena has {self.pages}; "
+                "shorten it or raise the setting arena_bytes",
+            )
 
     def check_score(self, tokens: int, available_pages: int) -> None:
         """A text of `tokens` tokens can be scored with `available_pages`."""

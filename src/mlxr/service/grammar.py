@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -122,6 +122,11 @@ class GrammarCompiler:
             wrapper = TokenizerWrapper(GrammarVocabulary(tokenizer, eos_ids, vocab_size))
             self._library = LLTokenizer(wrapper, eos_token=sorted(eos_ids))
         return self._library
+
+
+def embed_schema(schema: Mapping[str, object]) -> str:
+    """The schema as an expression of Lark, with the same white space as a grammar that is all JSON schema."""
+    return "%json " + json.dumps(dict(schema) | _JSON_OPTIONS)
 
 
 def _write_source(grammar: Grammar | str, field: str) -> str:
