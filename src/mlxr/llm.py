@@ -13,9 +13,10 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
 from mlxr.loading import LoadedModel, Progress
-from mlxr.service.completion import Completion
+from mlxr.service.completion import Completion, fold_events
 from mlxr.service.opening import build_engine, build_session, open_model
 from mlxr.service.prompt import Message, Prompt
+from mlxr.service.requests import ChatRequest
 from mlxr.service.session import Session, Stream
 from mlxr.service.stats import SessionStats, collect_stats
 
@@ -100,8 +101,8 @@ class LLM:
 
         Raises TemplateError when the model has no chat template.
         """
-        token_ids = self._session.encode_chat(messages)
-        return self._session.generate([token_ids], [params or SamplingParams()])[0]
+        with self.stream_chat(messages, params) as stream:
+            return fold_events(stream)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Continue one prompt; iterate over the result for TextDelta events and one Finish. Closing it cancels."""
@@ -109,7 +110,7 @@ class LLM:
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """`chat` as a stream of events."""
-        return self._session.stream(self._session.encode_chat(messages), params or SamplingParams())
+        return self._session.start(ChatRequest(messages, params or SamplingParams()))
 
     @property
     def can_chat(self) -> bool:

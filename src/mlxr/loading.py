@@ -25,7 +25,8 @@ from mlxr.core.errors import NotFound
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, hash_tensors, open_gguf, open_safetensors
 from mlxr.formats.recipes import RECIPES
 from mlxr.kernels.context import Context, Device
-from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
+from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models import ModelConfig as ModelConfig
 from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors, gguf_row_order, rename_hf_tensors
 from mlxr.models.weights import check_tensors
 from mlxr.tokenizers import (

@@ -10,16 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from mlxr.core.events import Event, Finish
 from mlxr.core.settings import Settings
-from mlxr.core.types import FinishReason
 from mlxr.engine.async_engine import AsyncEngine, Ticket
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
-from mlxr.loading import LoadedModel
-from mlxr.models import ModelConfig
+from mlxr.loading import LoadedModel, ModelConfig
 from mlxr.service.opening import build_engine
 from mlxr.service.preparation import Preparation, Prepared
 from mlxr.service.prompt import Prompt
@@ -28,7 +26,9 @@ from mlxr.service.stats import SessionStats, collect_stats
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
-INLINE_CHARACTERS = 4096  # preparing longer requests takes long enough to be felt by others on the loop
+# Preparing longer requests takes long enough to be felt by others on the loop.
+INLINE_CHARACTERS = 4096
+INLINE_MESSAGES = 32
 
 
 class AsyncSession:
@@ -75,7 +75,7 @@ class AsyncSession:
     @property
     def capabilities(self) -> frozenset[str]:
         """What the model can do, of "completion", "tools", "thinking" and "embedding"."""
-        return frozenset({"completion", "embedding"})
+        return self._preparation.capabilities
 
     def encode_prompt(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of plain text (special tokens in it count as such) or of ready ids; raises InvalidRequest."""
@@ -84,6 +84,10 @@ class AsyncSession:
     def encode_chat(self, request: ChatRequest) -> list[int]:
         """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
         return self._preparation.encode_chat(request)
+
+    def render_chat(self, request: ChatRequest) -> str:
+        """The text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
+        return self._preparation.render_chat(request)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without control tokens."""
@@ -94,7 +98,7 @@ class AsyncSession:
 
         Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
         """
-        if _count_characters(request) > INLINE_CHARACTERS:
+        if _is_slow(request):
             prepared = await asyncio.to_thread(self._preparation.prepare, request)
         else:
             prepared = self._preparation.prepare(request)
@@ -106,6 +110,7 @@ class AsyncSession:
             priority=prepared.priority,
             deadline_s=prepared.deadline_s,
             uses_cache=prepared.uses_cache,
+            constraint=prepared.constraint,
         )
         stream.attach(ticket)
         return stream
@@ -156,13 +161,14 @@ class AsyncStream:
         answer = self._answers[event.index]
         if answer.finished:
             return
+        was_over = answer.is_over
         try:
             self._events.extend(answer.push(event))
         except Exception as error:  # one answer's failure must not take along the others of this step
             logger.exception("an answer failed")
-            self._events.extend(answer.abort(FinishReason.ERROR, f"{type(error).__name__}: {error}"))
-        if answer.finished and event.finish_reason is None:  # a stop string: the engine does not know yet
-            self._cancel(event.index)
+            self._events.extend(answer.fail(f"{type(error).__name__}: {error}"))
+        if event.finish_reason is None and (answer.finished or (answer.is_over and not was_over)):
+            self._cancel(event.index)  # the engine does not know yet
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -216,9 +222,14 @@ class AsyncStream:
             self._ticket.cancel(index)
 
 
-def _count_characters(request: TextRequest | ChatRequest) -> int:
-    """Roughly how much text there is to read."""
+def _is_slow(request: TextRequest | ChatRequest) -> bool:
+    """Whether preparing takes long enough for others to notice: much text to read, or a grammar to compile."""
+    if request.grammar is not None:
+        return True
     if isinstance(request, TextRequest):
-        return len(request.prompt)
-    contents = [message.get("content") for message in request.messages]
-    return sum(len(content) if isinstance(content, str) else INLINE_CHARACTERS for content in contents)
+        return len(request.prompt) > INLINE_CHARACTERS
+    if request.tools or len(request.messages) > INLINE_MESSAGES:
+        return True
+    contents = [message.get("content") if isinstance(message, Mapping) else "" for message in request.messages]
+    sizes = (len(content) if isinstance(content, str) else INLINE_CHARACTERS for content in contents)
+    return sum(sizes) > INLINE_CHARACTERS

@@ -102,6 +102,7 @@ class Session:
                 priority=prepared.priority,
                 deadline_s=prepared.deadline_s,
                 uses_cache=prepared.uses_cache,
+                constraint=prepared.constraint,
             )
             self._open[sequence_id] = _Open(prepared.answers, len(prepared.answers))
         return Stream(self, sequence_id, len(prepared.answers))
@@ -190,8 +191,9 @@ class Session:
     def _deliver(self, entry: _Open, event: TokenEvent) -> None:
         answer = entry.answers[event.index]
         entry.events.extend(answer.push(event))
-        if answer.finished and event.finish_reason is None:  # a stop string: the engine does not know yet
-            self._engine.cancel(event.sequence_id, event.index)
+        if answer.is_over and not answer.finished:  # the engine does not know yet
+            for last in self._engine.cancel(event.sequence_id, event.index):
+                entry.events.extend(answer.push(last))
 
     def _end_unwanted(self) -> None:
         while self._unwanted:

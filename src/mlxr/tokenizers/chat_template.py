@@ -6,14 +6,17 @@ and tools as plain mappings, gives one string, special tokens spelt out. Knows n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 import jinja2
+import jinja2.meta
 
 from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, TOOL_TEMPLATE, FolderConfig
@@ -98,6 +101,16 @@ class ChatTemplate:
             raise
         except Exception as error:  # a stranger's program can fail in any way
             raise _explain(error, label) from error
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The variables that the template reads and does not set itself; none where it does not compile."""
+        names: set[str] = set()
+        for source in (self.source, self.tool_source):
+            if source is not None and len(source) <= MAX_SOURCE_CHARACTERS:
+                with contextlib.suppress(jinja2.TemplateError, RecursionError):
+                    names |= jinja2.meta.find_undeclared_variables(self._environment.parse(source))
+        return frozenset(names)
 
     def _compile(self, source: str, label: str) -> jinja2.Template:
         with self._lock:
