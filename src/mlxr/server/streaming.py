@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mlxr.server.errors import ClientGone, ServerError, to_error
 
@@ -112,22 +112,28 @@ class EventStream(Response):
             await self._frames.aclose()
 
     async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for frame in self._frames:
-                await self._send(send, frame)
-        except OSError as error:
-            raise ClientGone from error
+                await self._send_body(send, frame)
+        except ClientGone:
+            raise
         except Exception as error:
             failure = to_error(error)
-            if failure.status >= 500:
+            if failure.status == 500:
                 logger.exception("a stream failed: %s", failure)
-            await self._send(send, self._on_error(failure))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send_body(send, self._on_error(failure))
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send(self, send: Send, frame: bytes) -> None:
+    async def _send_body(self, send: Send, frame: bytes) -> None:
         self._sent_s = monotonic()
-        await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await self._send(send, {"type": "http.response.body", "body": frame, "more_body": True})
+
+    async def _send(self, send: Send, message: Message) -> None:
+        try:
+            await send(message)
+        except OSError as error:
+            raise ClientGone from error
 
     async def _watch(self, receive: Receive, send: Send) -> None:
         """Return when the client has gone; until then fill silence with comments."""
@@ -136,7 +142,7 @@ class EventStream(Response):
             while True:
                 silent_s = monotonic() - self._sent_s
                 if self._comment is not None and silent_s >= self._keep_alive_s:
-                    await self._send(send, self._comment)
+                    await self._send_body(send, self._comment)
                     silent_s = 0.0
                 timeout_s = None if self._comment is None else self._keep_alive_s - silent_s
                 done, _ = await asyncio.wait({gone}, timeout=timeout_s)
