@@ -17,9 +17,16 @@ from mlxr.server.errors import ServerError
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import JsonObject, Responses, reply_json
+from mlxr.server.naming import spell_fields
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
 
 router = APIRouter(tags=["Anthropic"])
+FIELDS = {
+    "grammar": "output_config.format",
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "think": "thinking",
+}  # the service's words for what may be wrong
 ERRORS: Responses = {
     "4XX": {"model": ErrorReply, "description": "The request cannot be served; the message names the field at fault."},
     "5XX": {"model": ErrorReply, "description": "The server failed."},
@@ -38,7 +45,8 @@ async def create_message(request: Request, body: MessageRequest) -> Response:
     """Answer a conversation."""
     wanted = body.to_request()
     lease = await borrow(request, body.model)
-    generation = await start(request, lease, wanted)
+    with spell_fields(FIELDS):
+        generation = await start(request, lease, wanted)
     events = MessageEvents(
         "msg_" + secrets.token_hex(12),
         body.model,
@@ -64,7 +72,8 @@ async def count_tokens(request: Request, body: CountRequest) -> Response:
     """How many tokens a conversation has, as `/v1/messages` would read it."""
     wanted = body.to_request()
     lease = await borrow(request, body.model)
-    ids = await asyncio.to_thread(lease.session.encode_chat, wanted)
+    with spell_fields(FIELDS):
+        ids = await asyncio.to_thread(lease.session.encode_chat, wanted)
     return reply_json(TokenCount(input_tokens=len(ids)))
 
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import reply_json
+from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold
 from mlxr.server.openai.chat_request import ChatCompletionRequest
 from mlxr.server.openai.chat_stream import ChatChunks
@@ -16,6 +17,11 @@ from mlxr.server.openai.route import STREAMED, Head, error_frame, token_bytes_if
 from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnected
 
 router = APIRouter()
+FIELDS = {
+    "grammar": "response_format",
+    "prompt": "messages",
+    "think": "reasoning_effort",
+}  # the service's words for what may be wrong
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
@@ -25,7 +31,8 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
     lease = await borrow(request, body.model)
     head = Head.make("chatcmpl-", lease, body.model)
     token_bytes = token_bytes_if(bool(body.logprobs), lease)
-    generation = await start(request, lease, wanted)
+    with spell_fields(FIELDS):
+        generation = await start(request, lease, wanted)
     prompt_tokens, answers = len(generation.prompt_ids), wanted.params.n
     if body.stream:
         chunks = ChatChunks(

@@ -10,6 +10,7 @@ from mlxr.server.errors import ServerError
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import JsonObject, reply_json
+from mlxr.server.naming import spell_fields
 from mlxr.server.openai.errors import name_code
 from mlxr.server.openai.response_events import ResponseEvents
 from mlxr.server.openai.response_reply import ResponseReply
@@ -18,6 +19,13 @@ from mlxr.server.openai.route import STREAMED, Head, token_bytes_if
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
 
 router = APIRouter()
+FIELDS = {
+    "grammar": "text.format",
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "think": "reasoning",
+}  # the service's words for what may be wrong
 
 
 @router.post("/v1/responses", response_model=ResponseReply, responses=STREAMED)
@@ -27,7 +35,8 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
     lease = await borrow(request, body.model)
     head = Head.make("resp_", lease, body.model)
     token_bytes = token_bytes_if(body.wants_logprobs, lease)
-    generation = await start(request, lease, wanted)
+    with spell_fields(FIELDS):
+        generation = await start(request, lease, wanted)
     events = ResponseEvents(begin_response(body, head), len(generation.prompt_ids), token_bytes)
     if body.stream:
 
