@@ -39,13 +39,13 @@ class BareJsonParser(CallParser):
         if not bare:
             return False
         if not self.calls and not self._had_lead:
-            lead = next((lead for lead in self._leads if bare.startswith(lead)), None)
-            if lead is not None:
+            if any(lead.startswith(bare) and lead != bare for lead in self._leads):
+                return False
+            lead = max((lead for lead in self._leads if bare.startswith(lead)), key=len, default="")
+            if lead:
                 self._had_lead = True
                 self._keep_lead(bare[len(lead) :])
                 return True
-            if any(lead.startswith(bare) for lead in self._leads):
-                return False
         if bare.startswith("{"):
             self._keep_lead(bare)
             self._reader = CallReader(self.calls, self._names, self._keys, is_enforced=self._is_enforced)
