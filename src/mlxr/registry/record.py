@@ -57,6 +57,7 @@ class Changes:
     parameters: Mapping[str, object] | None = None
     messages: Sequence[Mapping[str, str]] | None = None
     license: str | None = None
+    capabilities: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,6 +266,7 @@ def _apply(record: ModelRecord, changes: Changes) -> ModelRecord:
         parameters=parameters,
         messages=record.messages if changes.messages is None else tuple(changes.messages),
         license=record.license if changes.license is None else changes.license,
+        capabilities=record.capabilities if changes.capabilities is None else changes.capabilities,
     )
     parts = [[file.name, file.sha256] for file in changed.files]
     settings = [changed.template, changed.system, parameters, [dict(message) for message in changed.messages]]

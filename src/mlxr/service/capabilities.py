@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
-_TOOLS = re.compile(r"\btools\b")
-_THINKING = re.compile(r"<think>|\benable_thinking\b|\breasoning_content\b|\breasoning_effort\b")
+from mlxr.service.reasoning import find_tags
 
 
 def find_capabilities(template_source: str) -> frozenset[str]:
-    """Of "completion", "embedding", "tools" (the template takes them) and "thinking" (it knows such a part)."""
+    """Of "completion", "embedding", "tools" and "thinking".
+
+    Every model that can chat can be told of tools; one thinks if its template speaks of where that begins and ends.
+    """
     found = {"completion", "embedding"}
-    if _TOOLS.search(template_source):
+    if template_source:
         found.add("tools")
-    if _THINKING.search(template_source):
-        found.add("thinking")
+        if find_tags(template_source) is not None:
+            found.add("thinking")
     return frozenset(found)

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -22,8 +22,7 @@ from mlxr.core.settings import Settings
 from mlxr.engine.memory_plan import read_available_bytes
 from mlxr.registry.record import ModelRecord
 from mlxr.service.async_session import AsyncSession
-from mlxr.service.opening import open_model
-from mlxr.tokenizers import chat_template_from_source
+from mlxr.service.opening import open_record
 
 logger = logging.getLogger(__name__)
 MEMORY_PERCENT = 80  # of the memory that is free at the start, where the settings do not say what models may take
@@ -45,12 +44,9 @@ class Catalogue(Protocol):
 
 def open_session(record: ModelRecord, settings: Settings, memory_bytes: int) -> AsyncSession:
     """Load a model and start its engine, whose cache may take `memory_bytes`. Raises as `loading.load` does."""
-    loaded = replace(open_model(record.path, settings), name=record.short_name)
-    template = loaded.chat_template
-    if record.template is not None:
-        template = chat_template_from_source(record.template, loaded.tokenizer, template)
+    loaded = open_record(record, settings)
     try:
-        return AsyncSession(loaded, settings, template=template, system=record.system, memory_bytes=memory_bytes)
+        return AsyncSession(loaded, settings, system=record.system, memory_bytes=memory_bytes)
     except BaseException:
         loaded.close()
         raise
@@ -169,6 +165,10 @@ class ModelPool:
             for entry in sorted(self._entries.values(), key=lambda entry: entry.used_at_s, reverse=True)
             if (session := entry.session) is not None and not entry.is_leaving
         ]
+
+    def refresh(self) -> None:
+        """Ask the catalogue again for every name; called after it was changed."""
+        self._found.clear()
 
     async def unload(self, name: str) -> None:
         """Let a model go as soon as nobody uses it, and wait until it is gone; nothing happens if it is not loaded."""

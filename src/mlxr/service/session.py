@@ -62,9 +62,12 @@ class Session:
         *,
         vocab_size: int,
         model_name: str,
+        system: str | None = None,
     ) -> None:
         self._engine = engine
-        self._preparation = Preparation(tokenizer, template, vocab_size=vocab_size, model_name=model_name)
+        self._preparation = Preparation(
+            tokenizer, template, vocab_size=vocab_size, model_name=model_name, system=system
+        )
         self._open: dict[int, _Open] = {}
         self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them
         self._lock = Lock()
