@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from mlxr.core.events import Event, Finish
 from mlxr.core.settings import Settings
@@ -77,6 +78,12 @@ class AsyncSession:
         """What the model can do, of "completion", "tools", "thinking" and "embedding"."""
         return self._preparation.capabilities
 
+    def fit_think(self, think: bool | str | None) -> bool | str | None:
+        """What comes nearest to `think` with this model: a level becomes "on" where it knows none, and "off" becomes
+        None where its reasoning cannot be switched off.
+        """
+        return self._preparation.fit_think(think)
+
     def encode_prompt(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of plain text (special tokens in it count as such) or of ready ids; raises InvalidRequest."""
         return self._preparation.encode_prompt(prompt, add_special=add_special, parse_special=parse_special)
@@ -106,7 +113,7 @@ class AsyncSession:
         ticket = await self._engine.submit(
             prepared.token_ids,
             prepared.params,
-            stream.receive,
+            _forward_to(stream),
             priority=prepared.priority,
             deadline_s=prepared.deadline_s,
             uses_cache=prepared.uses_cache,
@@ -220,6 +227,18 @@ class AsyncStream:
             self._unwanted.append(index)
         else:
             self._ticket.cancel(index)
+
+
+def _forward_to(stream: AsyncStream) -> Callable[[TokenEvent], None]:
+    """A receiver for the engine that does not keep the stream alive: one that is forgotten cancels itself."""
+    reference = weakref.ref(stream)
+
+    def receive(event: TokenEvent) -> None:
+        target = reference()
+        if target is not None:
+            target.receive(event)
+
+    return receive
 
 
 def _is_slow(request: TextRequest | ChatRequest) -> bool:

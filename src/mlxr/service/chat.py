@@ -124,6 +124,18 @@ class Chat:
             tool_format.make_id,
         )
 
+    def fit_think(self, think: bool | str | None) -> bool | str | None:
+        """What comes nearest to `think` with this model, for callers who cannot know what it has.
+
+        A level becomes "on" where there are none, and "off" becomes None where reasoning cannot be switched off.
+        """
+        if EFFORT in self._variables:
+            return think
+        if isinstance(think, str):
+            return True
+        can_switch = self.tags is None or any(name in self._variables for name in SWITCHES)
+        return think if think is not False or can_switch else None
+
     @cached_property
     def _format(self) -> ToolFormat:
         source = self._template.tool_source or self._template.source

@@ -62,6 +62,10 @@ class Preparation:
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
 
+    def fit_think(self, think: bool | str | None) -> bool | str | None:
+        """What comes nearest to `think` with this model; see `Chat.fit_think`."""
+        return think if self._chat is None else self._chat.fit_think(think)
+
     @property
     def capabilities(self) -> frozenset[str]:
         """What the model can do, of "completion", "tools", "thinking" and "embedding".

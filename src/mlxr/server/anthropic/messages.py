@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,13 +13,15 @@ from mlxr.server.activity import in_flight
 from mlxr.server.anthropic.errors import ErrorReply, render_error
 from mlxr.server.anthropic.message_events import MessageEvents
 from mlxr.server.anthropic.reply import MessageReply, TokenCount
-from mlxr.server.anthropic.request import CountRequest, MessageRequest
+from mlxr.server.anthropic.request import ConversationFields, CountRequest, MessageRequest
 from mlxr.server.errors import ServerError
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import JsonObject, Responses, reply_json
 from mlxr.server.naming import spell_fields
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
+from mlxr.service.model_pool import ModelLease
+from mlxr.service.requests import ChatRequest
 
 router = APIRouter(tags=["Anthropic"])
 FIELDS = {
@@ -46,7 +49,7 @@ async def create_message(request: Request, body: MessageRequest) -> Response:
     wanted = body.to_request()
     lease = await borrow(request, body.model)
     with spell_fields(FIELDS):
-        generation = await start(request, lease, wanted)
+        generation = await start(request, lease, _fit_thinking(lease, body, wanted))
     events = MessageEvents(
         "msg_" + secrets.token_hex(12),
         body.model,
@@ -73,8 +76,15 @@ async def count_tokens(request: Request, body: CountRequest) -> Response:
     wanted = body.to_request()
     lease = await borrow(request, body.model)
     with spell_fields(FIELDS):
-        ids = await asyncio.to_thread(lease.session.encode_chat, wanted)
+        ids = await asyncio.to_thread(lease.session.encode_chat, _fit_thinking(lease, body, wanted))
     return reply_json(TokenCount(input_tokens=len(ids)))
+
+
+def _fit_thinking(lease: ModelLease, body: ConversationFields, wanted: ChatRequest) -> ChatRequest:
+    """The request with thinking as the model knows it: off by default where it can be, on where it has no levels."""
+    if body.thinking is not None and not isinstance(wanted.think, str):
+        return wanted
+    return replace(wanted, think=lease.session.fit_think(wanted.think))
 
 
 async def _write_frames(generation: Generation, events: MessageEvents) -> AsyncGenerator[bytes, None]:

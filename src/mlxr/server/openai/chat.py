@@ -13,7 +13,7 @@ from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold
 from mlxr.server.openai.chat_request import ChatCompletionRequest
 from mlxr.server.openai.chat_stream import ChatChunks
-from mlxr.server.openai.route import STREAMED, Head, error_frame, token_bytes_if
+from mlxr.server.openai.route import STREAMED, Head, error_frame, fit_effort, token_bytes_if
 from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnected
 
 router = APIRouter()
@@ -32,7 +32,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
     head = Head.make("chatcmpl-", lease, body.model)
     token_bytes = token_bytes_if(bool(body.logprobs), lease)
     with spell_fields(FIELDS):
-        generation = await start(request, lease, wanted)
+        generation = await start(request, lease, fit_effort(lease, wanted))
     prompt_tokens, answers = len(generation.prompt_ids), wanted.params.n
     if body.stream:
         chunks = ChatChunks(

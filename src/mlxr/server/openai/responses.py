@@ -15,7 +15,7 @@ from mlxr.server.openai.errors import name_code
 from mlxr.server.openai.response_events import ResponseEvents
 from mlxr.server.openai.response_reply import ResponseReply
 from mlxr.server.openai.response_request import ResponseRequest
-from mlxr.server.openai.route import STREAMED, Head, token_bytes_if
+from mlxr.server.openai.route import STREAMED, Head, fit_effort, token_bytes_if
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
 
 router = APIRouter()
@@ -36,7 +36,7 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
     head = Head.make("resp_", lease, body.model)
     token_bytes = token_bytes_if(body.wants_logprobs, lease)
     with spell_fields(FIELDS):
-        generation = await start(request, lease, wanted)
+        generation = await start(request, lease, fit_effort(lease, wanted))
     events = ResponseEvents(begin_response(body, head), len(generation.prompt_ids), token_bytes)
     if body.stream:
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.server.errors import ServerError
 from mlxr.server.json_models import JsonObject, Responses
@@ -12,6 +12,7 @@ from mlxr.server.openai.errors import ErrorReply, render_error
 from mlxr.server.openai.replies import TokenBytes
 from mlxr.server.streaming import sse
 from mlxr.service.model_pool import ModelLease
+from mlxr.service.requests import ChatRequest
 
 ERRORS: Responses = {
     "4XX": {"model": ErrorReply, "description": "The request cannot be served; `param` names the field at fault."},
@@ -56,6 +57,11 @@ class Head:
 def token_bytes_if(wanted: bool, lease: ModelLease) -> TokenBytes | None:
     """How tokens are spelt, where log-probabilities were asked for."""
     return lease.session.tokenizer.token_bytes if wanted else None
+
+
+def fit_effort(lease: ModelLease, wanted: ChatRequest) -> ChatRequest:
+    """The request with an effort that the model knows: to one that has no levels, every level means to think."""
+    return replace(wanted, think=lease.session.fit_think(wanted.think)) if isinstance(wanted.think, str) else wanted
 
 
 def error_frame(error: ServerError) -> bytes:
