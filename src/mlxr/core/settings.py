@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mlxr.core.errors import SettingError
 from mlxr.core.setting import ENVIRONMENT_PREFIX, Scope, Setting, Value
@@ -203,7 +203,7 @@ class Settings:
     log_prompts: bool = False
     tracing: bool = False
 
-    def select(self, *scopes: Scope) -> dict[str, Value]:
+    def select(self, *scopes: Scope) -> dict[str, Any]:
         """The values of the rows with one of `scopes`, by name."""
         values = asdict(self)
         return {setting.name: values[setting.name] for setting in SETTINGS if setting.scope in scopes}

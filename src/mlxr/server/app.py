@@ -50,7 +50,7 @@ def create_app(pool: ModelPool, registry: Registry, settings: Settings) -> FastA
 
     app = FastAPI(
         title="mlxr",
-        version=mlxr.__version__,
+        version=str(mlxr.__version__),
         summary="Local language models for OpenAI, Anthropic and Ollama clients",
         docs_url=None,
         redoc_url=None,

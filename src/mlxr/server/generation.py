@@ -7,10 +7,9 @@ dialect and no rendering.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fastapi import Request
 
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
     from mlxr.service.async_session import AsyncStream
     from mlxr.service.model_pool import ModelLease
     from mlxr.service.prompt import Prompt
+
+
+Pooling = Literal["mean", "last"]
 
 
 async def borrow(request: Request, model: str | None, *, keep_alive_s: float | None = None) -> ModelLease:
@@ -62,18 +64,13 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
 
 async def collect(request: Request, generation: Generation) -> list[Completion]:
     """The whole answers by index; raises ClientGone, and so cancels them, when the client goes before."""
-    return fold_answers(await until_disconnected(request, generation.read_all()))
+    completion = fold_events(await until_disconnected(request, generation.read_all()))
+    return list(completion.choices)
 
 
-async def embed(request: Request, lease: ModelLease, prompt: Prompt, pooling: str) -> NDArray[np.float32]:
+async def embed(request: Request, lease: ModelLease, prompt: Prompt, pooling: Pooling) -> NDArray[np.float32]:
     """The embedding of one prompt, shape (hidden,), not normalised."""
     return await until_disconnected(request, lease.session.embed(prompt, pooling))
-
-
-def fold_answers(events: Sequence[Event]) -> list[Completion]:
-    """The answers that `events` make, by index."""
-    indices = sorted({event.index for event in events})
-    return [fold_events([event for event in events if event.index == index]) for index in indices]
 
 
 def limit_deadline(wanted: TextRequest | ChatRequest, settings: Settings) -> TextRequest | ChatRequest:
