@@ -148,13 +148,15 @@ class ModelPool:
         entry = await self._enter(record)
         if keep_alive_s is not None:
             entry.keep_alive_s = keep_alive_s
-        start_s, was_loaded = self._clock(), entry.session is not None
+        if entry.session is not None:
+            return ModelLease(self, entry, entry.session, 0.0)
+        start_s = self._clock()
         try:
-            session = entry.session or await asyncio.shield(self._require_task(entry))
+            session = await asyncio.shield(self._require_task(entry))
         except BaseException:
             self.release(entry)
             raise
-        return ModelLease(self, entry, session, 0.0 if was_loaded else self._clock() - start_s)
+        return ModelLease(self, entry, session, self._clock() - start_s)
 
     def running(self) -> list[RunningModel]:
         """The models that are loaded, the last used one first."""

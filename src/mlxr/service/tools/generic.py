@@ -23,7 +23,7 @@ _INTRODUCTION = (
 class GenericFormat:
     """See `ToolFormat`."""
 
-    markers = ()
+    markers: Sequence[str] = ()
     shows_tools = False
 
     def make_id(self) -> str:

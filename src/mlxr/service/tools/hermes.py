@@ -19,7 +19,7 @@ KEYS = ("arguments", "parameters")
 class HermesFormat:
     """See `ToolFormat`."""
 
-    markers = (START, END)
+    markers: Sequence[str] = (START, END)
     shows_tools = True
 
     def make_id(self) -> str:

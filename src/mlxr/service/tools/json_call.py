@@ -134,7 +134,7 @@ def read_call(text: str, names: Collection[str], keys: Sequence[str]) -> tuple[s
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(name, str) or name not in names:
         return None
-    arguments = next((value[key] for key in keys if key in value), {})
+    arguments: object = next((value[key] for key in keys if key in value), {})
     if isinstance(arguments, str):  # some models write the object as a string
         arguments = _parse(arguments)
     return (name, write_json(arguments)) if isinstance(arguments, dict) else None

@@ -19,7 +19,7 @@ PYTHON_TAG = "<|python_tag|>"
 class Llama3Format:
     """See `ToolFormat`."""
 
-    markers = (PYTHON_TAG,)
+    markers: Sequence[str] = (PYTHON_TAG,)
     shows_tools = True
 
     def make_id(self) -> str:

@@ -32,7 +32,7 @@ _NAMED = re.compile(r"\s*([^\s\[{]+)(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*
 class MistralFormat:
     """See `ToolFormat`; `has_args_marker` is the newer form."""
 
-    markers = (CALLS, ARGS, CALL_ID)
+    markers: Sequence[str] = (CALLS, ARGS, CALL_ID)
     shows_tools = True
 
     def __init__(self, *, has_args_marker: bool) -> None:
