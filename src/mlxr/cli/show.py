@@ -54,7 +54,7 @@ def print_record(record: ModelRecord) -> None:
     """The same for people."""
     rows = [("name", record.short_name), ("id", record.digest), ("from", record.from_name or "")]
     rows += [("system", make_printable(record.system or "")), ("template", make_printable(record.template or ""))]
-    rows += [("options", ", ".join(list_parameters(record)))]
+    rows += [("options", ", ".join(list_parameters(record.parameters)))]
     rows += [("messages", str(len(record.messages)) if record.messages else "")]
     print_fields([(name, value) for name, value in rows if value])
     print()

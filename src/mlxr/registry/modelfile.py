@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mlxr.core.errors import InvalidRequest
@@ -65,17 +65,17 @@ def write_modelfile(record: ModelRecord) -> str:
         lines.append(f"TEMPLATE {_quote(record.template)}")
     if record.system is not None:
         lines.append(f"SYSTEM {_quote(record.system)}")
-    lines += [f"PARAMETER {line}" for line in list_parameters(record)]
+    lines += [f"PARAMETER {line}" for line in list_parameters(record.parameters)]
     lines += [f"MESSAGE {message['role']} {_quote(message['content'])}" for message in record.messages]
     if record.license:
         lines.append(f"LICENSE {_quote(record.license)}")
     return "\n".join(lines) + "\n"
 
 
-def list_parameters(record: ModelRecord) -> list[str]:
-    """The record's generation options as lines of name and value."""
+def list_parameters(parameters: Mapping[str, object]) -> list[str]:
+    """Generation options as lines of name and value."""
     lines = []
-    for name, value in sorted(record.parameters.items()):
+    for name, value in sorted(parameters.items()):
         for one in value if isinstance(value, list) else [value]:
             lines.append(f"{name} {json.dumps(one, ensure_ascii=False)}")
     return lines

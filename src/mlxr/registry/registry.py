@@ -62,7 +62,7 @@ class Registry:
         if record is None:
             path = self._builtin.get(checked.lower())
             if path is None:
-                raise NotFound(f"there is no model {name!r} here; `mlxr pull` fetches one, `mlxr list` shows all")
+                raise NotFound(f"model {name!r} not found; `mlxr pull` fetches one, `mlxr list` shows all")
             return self._describe(path, checked.lower())
         record = self._with_problem(record)
         if record.problem is not None:

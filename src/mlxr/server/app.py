@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 import mlxr
 from mlxr.core.settings import Settings
-from mlxr.server import anthropic, openai, own
+from mlxr.server import anthropic, ollama, openai, own
 from mlxr.server.activity import Activity
 from mlxr.server.dialect import Dialect
 from mlxr.server.errors import to_error
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mlxr.registry import Registry
     from mlxr.service.model_pool import ModelPool
 
-DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT)
+DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT, ollama.DIALECT)
 
 
 def create_app(pool: ModelPool, registry: Registry, settings: Settings) -> FastAPI:

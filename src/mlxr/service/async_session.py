@@ -78,6 +78,11 @@ class AsyncSession:
         """What the model can do, of "completion", "tools", "thinking" and "embedding"."""
         return self._preparation.capabilities
 
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._preparation.can_chat
+
     def fit_think(self, think: bool | str | None) -> bool | str | None:
         """What comes nearest to `think` with this model: a level becomes "on" where it knows none, and "off" becomes
         None where its reasoning cannot be switched off.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import platformdirs
 
 from mlxr.core.settings import Settings
@@ -47,3 +48,29 @@ def inspect_model(path: Path) -> ModelFacts:
             files=list_files(source),
             license=license_text[:MAX_LICENSE_CHARACTERS] if isinstance(license_text, str) else "",
         )
+
+
+def read_metadata(
+    path: Path, *, with_arrays: bool = False
+) -> tuple[dict[str, object], list[tuple[str, str, tuple[int, ...]]]]:
+    """What the files of a model say of themselves, under GGUF's keys, and name, type and shape of all tensors.
+
+    Lists such as the vocabulary are None unless they are asked for, as they are long.
+    """
+    source = open_source(find_model(path))
+    with source.file:
+        metadata = {key: _to_json(value, with_arrays) for key, value in source.metadata.items()}
+        tensors = [(tensor.name, tensor.type_name, tensor.shape) for tensor in source.tensors.values()]
+    return metadata, tensors
+
+
+def _to_json(value: object, with_arrays: bool) -> object:
+    if isinstance(value, np.ndarray | list):
+        return (
+            [_to_json(item, True) for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
+            if with_arrays
+            else None
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
