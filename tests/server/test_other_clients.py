@@ -45,7 +45,8 @@ def test_litellm_as_openai(litellm, server: str) -> None:  # type: ignore[no-unt
     assert reply.usage.completion_tokens > 5
     chunks = litellm.completion(**common, temperature=0, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
-    called = litellm.completion(**common, tools=[WEATHER], tool_choice="required", temperature=0, max_tokens=200)
+    tools = {"tools": [WEATHER], "tool_choice": "required"}  # as a parameter, `tools` needs a package more
+    called = litellm.completion(**common, extra_body=tools, temperature=0, max_tokens=200)
     call = called.choices[0].message.tool_calls[0]
     assert call.function.name == "get_weather"
     assert set(json.loads(call.function.arguments)) == {"city"}

@@ -18,6 +18,7 @@ from mlxr.server.errors import ServerError
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import JsonObject, Responses, reply_json
+from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
 from mlxr.service.model_pool import ModelLease
@@ -49,7 +50,7 @@ async def create_message(request: Request, body: MessageRequest) -> Response:
     wanted = body.to_request()
     lease = await borrow(request, body.model)
     with spell_fields(FIELDS):
-        generation = await start(request, lease, _fit_thinking(lease, body, wanted))
+        generation = await start(request, lease, _fit_model(lease, body, wanted))
     events = MessageEvents(
         "msg_" + secrets.token_hex(12),
         body.model,
@@ -76,12 +77,13 @@ async def count_tokens(request: Request, body: CountRequest) -> Response:
     wanted = body.to_request()
     lease = await borrow(request, body.model)
     with spell_fields(FIELDS):
-        ids = await asyncio.to_thread(lease.session.encode_chat, _fit_thinking(lease, body, wanted))
+        ids = await asyncio.to_thread(lease.session.encode_chat, _fit_model(lease, body, wanted))
     return reply_json(TokenCount(input_tokens=len(ids)))
 
 
-def _fit_thinking(lease: ModelLease, body: ConversationFields, wanted: ChatRequest) -> ChatRequest:
-    """The request with thinking as the model knows it: off by default where it can be, on where it has no levels."""
+def _fit_model(lease: ModelLease, body: ConversationFields, wanted: ChatRequest) -> ChatRequest:
+    """The request with what the model brings along, and thinking as it knows it: off by default where it can be."""
+    wanted = fill_chat(wanted, lease.record, body)
     if body.thinking is not None and not isinstance(wanted.think, str):
         return wanted
     return replace(wanted, think=lease.session.fit_think(wanted.think))

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import reply_json
+from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold
 from mlxr.server.openai.chat_request import ChatCompletionRequest
@@ -32,7 +33,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
     head = Head.make("chatcmpl-", lease, body.model)
     token_bytes = token_bytes_if(bool(body.logprobs), lease)
     with spell_fields(FIELDS):
-        generation = await start(request, lease, fit_effort(lease, wanted))
+        generation = await start(request, lease, fill_chat(fit_effort(lease, wanted), lease.record, body))
     prompt_tokens, answers = len(generation.prompt_ids), wanted.params.n
     if body.stream:
         chunks = ChatChunks(

@@ -10,6 +10,7 @@ from mlxr.server.errors import ServerError
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import JsonObject, reply_json
+from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.errors import name_code
 from mlxr.server.openai.response_events import ResponseEvents
@@ -36,7 +37,7 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
     head = Head.make("resp_", lease, body.model)
     token_bytes = token_bytes_if(body.wants_logprobs, lease)
     with spell_fields(FIELDS):
-        generation = await start(request, lease, fit_effort(lease, wanted))
+        generation = await start(request, lease, fill_chat(fit_effort(lease, wanted), lease.record, body))
     events = ResponseEvents(begin_response(body, head), len(generation.prompt_ids), token_bytes)
     if body.stream:
 
