@@ -6,8 +6,9 @@
 `overhead`: /v1/completions with max_tokens 1 on the demo model from 16 clients, each as soon as its last answer is
 there; requests per second, and the time until the answer begins. `chats`: 16 streamed chats at once on TinyLlama's
 shape in Q4_K_M (random weights, made when missing); tokens per second of all together. A round is ours, then theirs;
-the ratios are taken round by round, their median counts. No prompt comes twice. The peer runs with all threads and does not give up one request
-for the next, which its defaults do. Without --peer-python ours is measured alone.
+the ratios are taken round by round, their median counts. No prompt comes twice. The peer runs with
+all threads and does not give up one request for the next, which its defaults do. Without --peer-python ours is
+measured alone.
 """
 
 from __future__ import annotations
