@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import anthropic
+import httpx
 import openai
 import pytest
 from running_server import RunningServer
@@ -98,14 +99,30 @@ def test_a_message_thinks_when_asked_to(claude: anthropic.Anthropic, thinker: st
         assert events.get_final_message().content == loud.content
 
 
-def test_a_model_that_does_not_think_is_not_asked_to(ai: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+def test_a_model_that_does_not_think_is_not_asked_to(ai: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         ask(ai, "demo", reasoning_effort="high")
     assert refused.value.param == "reasoning_effort"
-    with pytest.raises(anthropic.BadRequestError, match="thinking"):
-        claude.messages.create(
-            model="demo",
-            messages=QUESTION,  # type: ignore[arg-type]
-            max_tokens=12,
-            thinking={"type": "enabled", "budget_tokens": 5},
-        )
+
+
+def test_a_message_has_no_thought_where_the_model_has_none(claude: anthropic.Anthropic) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 5}
+    reply = claude.messages.create(model="demo", messages=QUESTION, max_tokens=12, thinking=thinking)  # type: ignore[arg-type]
+    assert [block.type for block in reply.content] == ["text"]
+
+
+def test_what_coding_agents_send_beside(server: str) -> None:
+    body = {
+        "model": "demo",
+        "max_tokens": 12,
+        "system": [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral", "scope": "global"}}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": None}]}],
+        "metadata": {"user_id": "u"},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "medium"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "stream": True,
+    }
+    reply = httpx.post(f"{server}/v1/messages?beta=true", json=body, headers={"anthropic-beta": "x-2025-01-01"})
+    assert reply.status_code == 200, reply.text
+    assert "message_stop" in reply.text

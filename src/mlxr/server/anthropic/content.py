@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call, dump_json
@@ -16,10 +16,11 @@ from mlxr.service.prompt import Message
 
 
 class CacheControl(RequestModel):
-    """A hint that is always followed: all that can be cached is, for as long as there is room."""
+    """A hint that needs no following: all that can be cached is, as long as there is room, whatever else it says."""
+
+    model_config = ConfigDict(extra="ignore")
 
     type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
 
 
 class TextBlock(RequestModel):

@@ -82,8 +82,13 @@ async def count_tokens(request: Request, body: CountRequest) -> Response:
 
 
 def _fit_model(lease: ModelLease, body: ConversationFields, wanted: ChatRequest) -> ChatRequest:
-    """The request with what the model brings along, and thinking as it knows it: off by default where it can be."""
+    """The request with what the model brings along, and thinking as it knows it: off by default where it can be.
+
+    A model that does not think answers without, since clients ask for thoughts whatever the model.
+    """
     wanted = fill_chat(wanted, lease.record, body)
+    if "thinking" not in lease.session.capabilities:
+        return replace(wanted, think=None)
     if body.thinking is not None and not isinstance(wanted.think, str):
         return wanted
     return replace(wanted, think=lease.session.fit_think(wanted.think))

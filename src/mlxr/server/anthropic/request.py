@@ -50,7 +50,9 @@ class NoChoice(RequestModel):
 
 
 class ThinkingOn(RequestModel):
-    """Think before answering. Thoughts count towards `max_tokens`, which is the bound that holds for them too."""
+    """Think before answering, if the model is one that does. Thoughts count towards `max_tokens`, the only bound that
+    holds for them: `budget_tokens` is checked against it.
+    """
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
@@ -84,6 +86,19 @@ class OutputConfig(RequestModel):
     format: JsonFormat | None = None
 
 
+class KeepThoughts(RequestModel):
+    """Leave earlier thoughts in the conversation, which is what happens anyway."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(RequestModel):
+    """What to take out of the conversation: nothing."""
+
+    edits: list[KeepThoughts] | None = None
+
+
 class Metadata(RequestModel):
     """A label of the caller; no answer depends on it."""
 
@@ -101,6 +116,7 @@ class ConversationFields(RequestModel):
     thinking: Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, Field(discriminator="type")] | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
 
     def make_request(self, params: SamplingParams) -> ChatRequest:
         """What the service is asked; raises InvalidRequest naming the field."""
