@@ -185,6 +185,7 @@ def test_the_parse_method_of_the_client_works(ai: openai.OpenAI) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
+        ({"store": 0}, "store"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),

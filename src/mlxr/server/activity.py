@@ -6,7 +6,7 @@ exit stack, which is closed when the request ends, however it ends. Knows no dia
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Activity:
 
     def open(self, scope: Scope, wanted_id: str | None, stack: AsyncExitStack) -> InFlight:
         """The row of a new request, also put into its scope; its id is `wanted_id` where that is free and plain."""
-        request_id = wanted_id if wanted_id and self._is_usable(wanted_id) else secrets.token_hex(8)
+        request_id = wanted_id if wanted_id and self._is_usable(wanted_id) else f"{random.getrandbits(64):016x}"
         client = scope.get("client")
         row = InFlight(request_id, scope["method"], scope["path"], client[0] if client else "local", stack)
         self._rows[request_id] = row

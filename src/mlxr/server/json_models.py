@@ -7,16 +7,27 @@ refused, and the error names it. Knows no dialect and no route.
 from __future__ import annotations
 
 import json
+import random
 from typing import Annotated, Any
 
 from fastapi import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from mlxr.core.errors import InvalidRequest
 
 MAX_INT = 2**31 - 1
 Text = Annotated[str, Field(min_length=1)]
 JsonObject = dict[str, object]
+
+
+def _refuse_true(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("only_false", "only false is supported")
+    return value
+
+
+Off = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
 Responses = dict[int | str, dict[str, Any]]  # what FastAPI's routes take to describe their responses
 
 
@@ -52,6 +63,11 @@ def dump_json(value: object, field: str) -> str:
     except ValueError as error:
         raise InvalidRequest(field, f"is not JSON: {error}") from None
     return text
+
+
+def make_id(prefix: str) -> str:
+    """A new name for something in a reply. It is no secret, so the system's randomness is not asked for."""
+    return f"{prefix}{random.getrandbits(128):032x}"
 
 
 def describe_call(call_id: str, name: str, arguments: str) -> JsonObject:

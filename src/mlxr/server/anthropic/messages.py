@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from mlxr.server.anthropic.request import ConversationFields, CountRequest, Mess
 from mlxr.server.errors import ServerError
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
-from mlxr.server.json_models import JsonObject, Responses, reply_json
+from mlxr.server.json_models import JsonObject, Responses, make_id, reply_json
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
@@ -52,7 +51,7 @@ async def create_message(request: Request, body: MessageRequest) -> Response:
     with spell_fields(FIELDS):
         generation = await start(request, lease, _fit_model(lease, body, wanted))
     events = MessageEvents(
-        "msg_" + secrets.token_hex(12),
+        make_id("msg_"),
         body.model,
         len(generation.prompt_ids),
         body.max_tokens,

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.core.types import MAX_ANSWERS, MAX_SEED, MAX_STOP_STRINGS, SamplingParams
-from mlxr.server.json_models import MAX_INT, RequestModel, Text
+from mlxr.server.json_models import MAX_INT, Off, RequestModel, Text
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
@@ -28,7 +28,7 @@ class StreamOptions(RequestModel):
     """What a stream carries besides the answer. Chunks are not padded, so `include_obfuscation` can only be off."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Off | None = None
 
 
 class CallerFields(RequestModel):
@@ -40,7 +40,7 @@ class CallerFields(RequestModel):
     prompt_cache_key: str | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = Field(None, description="Nothing is stored here, so only false is accepted.")
+    store: Off | None = Field(None, description="Nothing is stored here, so only false is accepted.")
 
 
 class SamplingFields(CallerFields):

@@ -6,7 +6,6 @@ a thought, then text, then calls; each is opened, grows and is closed before the
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Literal
 
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.types import FinishReason
-from mlxr.server.json_models import JsonObject
+from mlxr.server.json_models import JsonObject, make_id
 from mlxr.server.openai.replies import Tally, TokenBytes, TokenLogprobReply, describe_tokens
 from mlxr.server.openai.response_reply import (
     IncompleteDetails,
@@ -54,7 +53,7 @@ class _Growing:
     id: str = ""
 
     def __post_init__(self) -> None:
-        self.id = _ID_PREFIXES[self.kind] + secrets.token_hex(16)
+        self.id = make_id(_ID_PREFIXES[self.kind])
 
     @property
     def text(self) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.json_models import JsonObject, RequestModel
+from mlxr.server.json_models import JsonObject, Off, RequestModel
 from mlxr.server.openai.fields import Count, Effort, SamplingFields
 from mlxr.server.openai.formats import FlatFormat, make_grammar
 from mlxr.server.openai.response_input import InputItem, read_input
@@ -62,7 +62,7 @@ class TextConfig(RequestModel):
 class ResponseStreamOptions(RequestModel):
     """Events are not padded, so `include_obfuscation` can only be off."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Off | None = None
 
 
 class ResponseRequest(SamplingFields):
@@ -79,7 +79,7 @@ class ResponseRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: Off | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
 

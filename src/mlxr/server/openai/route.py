@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, replace
 
 from mlxr.server.errors import ServerError
-from mlxr.server.json_models import JsonObject, Responses
+from mlxr.server.json_models import JsonObject, Responses, make_id
 from mlxr.server.openai.errors import ErrorReply, render_error
 from mlxr.server.openai.replies import TokenBytes
 from mlxr.server.streaming import sse
@@ -41,7 +40,7 @@ class Head:
         """The head of a new reply."""
         created = int(time.time())
         name = model or lease.record.short_name
-        return cls(prefix + secrets.token_hex(16), created, name, f"fp_{lease.record.digest[:12]}")
+        return cls(make_id(prefix), created, name, f"fp_{lease.record.digest[:12]}")
 
     def to_chunk(self, kind: str) -> JsonObject:
         """What the chunks of a stream begin with."""
