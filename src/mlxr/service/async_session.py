@@ -62,6 +62,7 @@ class AsyncSession:
             model_name=loaded.name,
             system=system,
         )
+        self._preparation.warm_up()
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -58,6 +58,11 @@ class Chat:
         self._guard = SpecialGuard(tokenizer)
         self.tags: Tags | None = find_tags(template.source)
 
+    def warm_up(self) -> None:
+        """Learn about vocabulary and template now what would else be learnt with the first request."""
+        self._guard.warm_up()
+        _ = self._format, self._takes_system
+
     def render(self, request: ChatRequest) -> str:
         """The text of the prompt, special tokens spelt out; see `encode`."""
         return self._write(*self._collect(request))

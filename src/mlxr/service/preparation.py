@@ -66,6 +66,11 @@ class Preparation:
         """What comes nearest to `think` with this model; see `Chat.fit_think`."""
         return think if self._chat is None else self._chat.fit_think(think)
 
+    def warm_up(self) -> None:
+        """Do now what would else take time with the first conversation."""
+        if self._chat is not None:
+            self._chat.warm_up()
+
     @property
     def capabilities(self) -> frozenset[str]:
         """What the model can do, of "completion", "tools", "thinking" and "embedding".

@@ -11,7 +11,6 @@ Tokens that a vocabulary spells with one character cannot be told from text. Kno
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -29,7 +28,10 @@ class SpecialGuard:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+
+    def warm_up(self) -> None:
+        """Look through the vocabulary now, which takes a while for a large one, and not with the first request."""
+        _ = self._pattern
 
     def choose_marks(self, *values: object) -> Sequence[str]:
         """Marks that may stand in `values`; none when nothing in them needs one."""
