@@ -201,7 +201,7 @@ def test_builtin_models(tmp_path: Path, model_file: Path) -> None:
     assert (record.name, record.short_name, record.path) == ("demo:latest", "demo", model_file)
     assert names(registry) == ["demo:latest"]
     assert not registry.folder.exists()
-    with pytest.raises(NotFound, match="comes with mlxr"):
+    with pytest.raises(InvalidRequest, match="comes with mlxr"):
         registry.remove("demo")
     with pytest.raises(InvalidRequest, match="comes with mlxr"):
         registry.copy("demo", "DEMO")

@@ -18,7 +18,7 @@ from mlxr.registry.hub import Reference, RemoteFile, choose_files, list_files, p
 from mlxr.registry.record import ModelRecord
 from mlxr.registry.registry import Registry
 
-READ_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 20.0
 CONNECT_TIMEOUT_S = 15.0
 _LOCAL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
 

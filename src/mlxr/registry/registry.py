@@ -132,10 +132,9 @@ class Registry:
         with self._catalogue.change() as transaction:
             record = transaction.find(checked)
             if record is None:
-                built_in = "comes with mlxr and cannot be removed" if checked.lower() in self._builtin else None
-                raise NotFound(
-                    f"there is no model {name!r} here to remove" if built_in is None else f"{name} {built_in}"
-                )
+                if checked.lower() in self._builtin:
+                    raise InvalidRequest("model", f"{name!r} comes with mlxr and cannot be removed")
+                raise NotFound(f"model {name!r} not found")
             transaction.delete(record.name)
         if record.is_owned:
             self._drop_unused([file.sha256 for file in record.files])

@@ -174,7 +174,7 @@ class ModelPool:
 
     async def unload(self, name: str) -> None:
         """Let a model go as soon as nobody uses it, and wait until it is gone; nothing happens if it is not loaded."""
-        entry = self._entries.get((await self._find(name)).name)
+        entry = self._entries.get(name) or self._entries.get((await self._find(name)).name)
         if entry is not None:
             self._leave(entry)
             await entry.gone.wait()

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.events import Event
+from mlxr.server.activity import in_flight
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import JsonObject, RequestModel, Text
@@ -76,7 +77,9 @@ async def answer(
     names = {"grammar": "format", "logprobs": "top_logprobs", "max_tokens": "options.num_predict"}
     with spell_fields(names):
         generation = await start(request, lease, wanted)
-    parts = Parts(request, generation, lease.session.tokenizer.token_bytes if body.logprobs else None)
+    token_bytes = lease.session.tokenizer.token_bytes if body.logprobs else None
+    arrived_s = in_flight(request).arrived_s
+    parts = Parts(generation.prompt_ids, token_bytes, arrived_s=arrived_s, load_s=lease.load_s)
     if body.stream is not False:
         frames = _write_frames(generation, parts, body.model, render)
         return EventStream(request, frames, media_type=NDJSON, on_error=error_frame)

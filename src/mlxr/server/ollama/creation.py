@@ -15,7 +15,7 @@ from mlxr.registry.options import check_options
 from mlxr.server.json_models import ReplyModel, RequestModel, Text, reply_json
 from mlxr.server.ollama.options import Options
 from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, with_registry
-from mlxr.server.streaming import NDJSON, EventStream, ndjson
+from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
 from mlxr.service.creation import create_model
 
 MAX_FILES = 4096
@@ -119,6 +119,6 @@ async def delete(request: Request, body: NamedRequest) -> Response:
     pool, record = request.app.state.pool, await with_registry(request, lambda registry: registry.remove(body.wanted))
     for running in pool.running():
         if running.name.lower() == record.name.lower():
-            await pool.unload(running.name)
+            await until_disconnected(request, pool.unload(running.name))
     pool.refresh()
     return Response()

@@ -68,12 +68,12 @@ class Pulling:
         self._written_s = 0.0
 
     async def run(self) -> None:
-        """Pull; returns when the model is there. Cancelling stops the thread, too."""
+        """Pull; returns when the model is there. When this is cancelled, the thread ends at the next bytes it gets."""
         state = self._request.app.state
         if await self._is_here():
             return
-        work = asyncio.ensure_future(
-            asyncio.to_thread(
+        try:
+            await asyncio.to_thread(
                 pull_model,
                 state.registry,
                 self._name,
@@ -81,13 +81,9 @@ class Pulling:
                 report=self._report,
                 stop=self._stop,
             )
-        )
-        try:
-            await asyncio.shield(work)
         finally:
             self._stop.set()
-            await asyncio.wait({work})
-            state.pool.refresh()
+        state.pool.refresh()
 
     async def write_frames(self) -> AsyncGenerator[bytes, None]:
         """Lines of progress, and the last one: success."""

@@ -12,12 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from fastapi import Request
-
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.core.types import FinishReason, TokenLogprob
-from mlxr.server.activity import in_flight
-from mlxr.server.generation import Generation
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
 from mlxr.server.ollama.route import now
 
@@ -109,12 +105,14 @@ class Parts:
     `token_bytes` spells tokens, where log-probabilities were asked for. `token_ids` are all that were generated.
     """
 
-    def __init__(self, request: Request, generation: Generation, token_bytes: TokenBytes | None) -> None:
-        self._row, self._generation, self._token_bytes = in_flight(request), generation, token_bytes
+    def __init__(
+        self, prompt_ids: Sequence[int], token_bytes: TokenBytes | None, *, arrived_s: float, load_s: float
+    ) -> None:
+        """`arrived_s` is when the request came, by the monotonic clock; `load_s` how long the model was loaded."""
+        self.prompt_ids, self.token_ids = list(prompt_ids), list[int]()
+        self._token_bytes, self._arrived_s, self._load_s = token_bytes, arrived_s, load_s
         self._call: dict[str, str] = {}
         self._calls = 0
-        self.prompt_ids = generation.prompt_ids
-        self.token_ids: list[int] = []
 
     def push(self, event: Event) -> Iterator[Part]:
         """The parts that follow from one event."""
@@ -158,8 +156,8 @@ class Parts:
         timings = event.timings
         return {
             "done_reason": "length" if event.reason is FinishReason.LENGTH else "stop",
-            "total_duration": to_ns(monotonic() - self._row.arrived_s),
-            "load_duration": to_ns(self._generation.load_s),
+            "total_duration": to_ns(monotonic() - self._arrived_s),
+            "load_duration": to_ns(self._load_s),
             "prompt_eval_count": event.usage.prompt_tokens,
             "prompt_eval_duration": to_ns(timings.prompt_s if timings is not None else 0.0),
             "eval_count": event.usage.completion_tokens,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
-from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry import ModelRecord, Registry
@@ -45,7 +44,7 @@ class NamedRequest(RequestModel):
     """A request about one model. Older clients say `name` for `model`."""
 
     model: Text | None = None
-    name: Annotated[Text | None, Field(deprecated=True)] = None
+    name: Text | None = None
 
     @property
     def wanted(self) -> str:
