@@ -72,7 +72,7 @@ async def ask_one_token(server: ServerProcess, seconds: float) -> Round:
         while time.perf_counter() < start_s + seconds:
             body = {"prompt": f"import module_{turn}_{client}_{count}\n", "max_tokens": 1, "temperature": 0.0}
             reply, first = await connection.post("/v1/completions", body)
-            assert reply["usage"]["completion_tokens"] == 1, reply
+            assert reply["usage"]["completion_tokens"] <= 1, reply  # llama.cpp does not count an end token
             first_s.append(first)
             count += 1
         connection.close()

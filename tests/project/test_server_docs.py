@@ -46,7 +46,7 @@ def test_every_route_is_named() -> None:
 
 
 def test_every_metric_is_named() -> None:
-    text = Metrics().render(0, []).decode()
+    text = Metrics().render(0, 0, []).decode()
     names = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
     names = {name for name in names if not name.endswith("_created")}
     assert len(names) > 20

@@ -83,6 +83,7 @@ def test_the_store_is_counted(make_server: MakeServer, tmp_path: Path) -> None:
     assert value(samples, "evictions_total", model=MODEL, cause="grow") > 0
     assert value(samples, "store_pages_total", model=MODEL, what="written") > 0
     assert value(samples, "cache_bytes", model=MODEL, kind="store") > 0
+    assert samples["mlxr_models_stored_bytes", ()] == 0
 
 
 def test_memory_of_the_process(client: httpx.Client, tmp_path: Path) -> None:

@@ -205,6 +205,14 @@ def test_a_request_is_logged_without_what_it_asks(client: httpx.Client, caplog: 
     assert "secret" not in caplog.text + str([record.__dict__ for record in caplog.records])
 
 
+def test_who_only_watches_is_not_logged(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mlxr")
+    for path in ("/health", "/health/live", "/health/ready", "/metrics", "/v1/admin/models"):
+        client.get(path)
+    wait_until(lambda: bool(caplog.records))
+    assert [record.fields["path"] for record in caplog.records] == ["/v1/admin/models"]  # type: ignore[attr-defined]
+
+
 def test_prompts_are_logged_when_asked_for(make_server: MakeServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mlxr")
     with make_server(log_prompts=True).client() as client:

@@ -15,6 +15,13 @@ def test_tokens_and_back(client: httpx.Client) -> None:
     assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": TEXT}
 
 
+def test_long_texts_are_the_same(client: httpx.Client) -> None:
+    text = TEXT * 200
+    tokens = client.post("/tokenize", json={"content": text, "parse_special": False}).json()["tokens"]
+    assert len(tokens) > 4096 // 2
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": text}
+
+
 def test_pieces_make_the_text(client: httpx.Client) -> None:
     body = {"content": "na\u00efve \U0001f600", "with_pieces": True}
     pieces = client.post("/tokenize", json=body).json()["tokens"]

@@ -28,6 +28,7 @@ from mlxr.service.catalogue import open_registry
 from mlxr.service.model_pool import ModelPool
 
 BACKLOG = 2048
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close them and no request is lost
 LAST_EVENTS_S = 5  # for what is left to be sent once the answers have been ended
 
 
@@ -101,6 +102,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 ws="none",
                 lifespan="on",
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(settings.drain_s) + LAST_EVENTS_S,
             )
         )

@@ -13,10 +13,12 @@ from typing import TextIO
 
 from mlxr.core.settings import Settings
 from mlxr.server.activity import InFlight
+from mlxr.server.security import OPEN_PATHS
 
 access = logging.getLogger("mlxr.access")
 prompts = logging.getLogger("mlxr.prompts")
 _FIELDS = "fields"
+WATCHING = OPEN_PATHS | {"/metrics"}
 
 
 class JsonLines(logging.Formatter):
@@ -64,8 +66,9 @@ def start_logging(settings: Settings, stream: TextIO | None = None) -> logging.H
 
 
 def log_request(row: InFlight, status: int, seconds: float) -> None:
-    """One line for a request that has ended."""
-    if not access.isEnabledFor(logging.INFO):
+    """One line for a request that has ended; what only watches the server is told on the level debug."""
+    level = logging.DEBUG if row.path in WATCHING else logging.INFO
+    if not access.isEnabledFor(level):
         return
     fields: dict[str, object] = {
         "request_id": row.id,
@@ -81,7 +84,7 @@ def log_request(row: InFlight, status: int, seconds: float) -> None:
         fields |= {"model": row.model, "prompt_tokens": row.prompt_tokens, "tokens": row.generated_tokens}
     if row.first_token_s is not None:
         fields["first_token_ms"] = round(1000 * (row.first_token_s - row.arrived_s), 1)
-    access.info("request", extra={_FIELDS: fields})
+    access.log(level, "request", extra={_FIELDS: fields})
 
 
 def log_prompt(row: InFlight, prompt: object) -> None:

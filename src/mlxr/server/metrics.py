@@ -47,6 +47,7 @@ class Metrics:
             buckets=LAG_SECONDS,
             registry=self._registry,
         )
+        self._stored = Gauge("mlxr_models_stored_bytes", "Models in the store on disk", registry=self._registry)
         self._in_flight = Gauge("mlxr_requests_in_flight", "Requests being served", registry=self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -87,9 +88,12 @@ class Metrics:
         if generate_s is not None and usage.completion_tokens > 1:
             self._each.labels(model).observe(generate_s / (usage.completion_tokens - 1))
 
-    def render(self, in_flight: int, models: Iterable[tuple[str, SessionStats]]) -> bytes:
-        """The text that Prometheus reads, with the state of `models` (name, stats) now."""
+    def render(self, in_flight: int, stored_bytes: int, models: Iterable[tuple[str, SessionStats]]) -> bytes:
+        """The text that Prometheus reads: with the requests in flight, the bytes of all models that are stored, and
+        the state of `models` (name, stats), which are loaded.
+        """
         self._in_flight.set(in_flight)
+        self._stored.set(stored_bytes)
         now = CollectorRegistry(auto_describe=False)
         now.register(_Moment(list(models)))
         return generate_latest(self._registry) + generate_latest(now)

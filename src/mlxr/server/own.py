@@ -5,8 +5,10 @@ Below `/v1/admin` see `admin`. Errors have one form: `{"error": {"code", "messag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+import asyncio
+from collections.abc import Callable, Mapping, Sized
+from functools import partial
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +24,9 @@ from mlxr.server.generation import borrow
 from mlxr.service.requests import ChatRequest
 
 router = APIRouter(tags=["own"])
+INLINE_LENGTH = 4096  # characters or tokens
+S = TypeVar("S", bound=Sized)
+T = TypeVar("T")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -72,7 +77,6 @@ class ApplyTemplateBody(BaseModel):
 
     messages: list[dict[str, object]]
     model: str | None = None
-    add_special: bool = False
 
 
 class Rendered(_Body):
@@ -93,7 +97,8 @@ async def tokenize(request: Request, body: TokenizeBody) -> Tokens:
     """The token ids of a text."""
     lease = await borrow(request, body.model)
     session = lease.session
-    ids = session.encode_prompt(body.content, add_special=body.add_special, parse_special=body.parse_special)
+    encode = partial(session.encode_prompt, add_special=body.add_special, parse_special=body.parse_special)
+    ids = await beside_the_loop(encode, body.content)
     if not body.with_pieces:
         return Tokens(tokens=ids)
     return Tokens(tokens=[Piece(id=token, piece=_show(session.tokenizer.token_bytes(token))) for token in ids])
@@ -106,7 +111,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Content:
     size = lease.session.config.vocab_size
     if any(token >= size for token in body.tokens):
         raise InvalidRequest("tokens", f"the vocabulary has {size} tokens, got {max(body.tokens)}")
-    return Content(content=lease.session.decode(body.tokens))
+    return Content(content=await beside_the_loop(lease.session.decode, body.tokens))
 
 
 @router.post("/apply-template")
@@ -114,7 +119,7 @@ async def apply_template(request: Request, body: ApplyTemplateBody) -> Rendered:
     """The text that the chat template makes of a conversation."""
     lease = await borrow(request, body.model)
     wanted = ChatRequest(messages=body.messages, params=SamplingParams())
-    return Rendered(prompt=lease.session.render_chat(wanted))
+    return Rendered(prompt=await asyncio.to_thread(lease.session.render_chat, wanted))
 
 
 @router.get("/health/live")
@@ -139,7 +144,13 @@ async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
     state = request.app.state
     stats = await collect_stats(state.pool)
-    return Response(state.metrics.render(len(state.activity), stats), media_type=METRICS_TYPE)
+    stored_bytes = await asyncio.to_thread(state.registry.store_bytes)
+    return Response(state.metrics.render(len(state.activity), stored_bytes, stats), media_type=METRICS_TYPE)
+
+
+async def beside_the_loop(work: Callable[[S], T], given: S) -> T:
+    """`work(given)`, on another thread where there is so much that other requests would feel it."""
+    return work(given) if len(given) <= INLINE_LENGTH else await asyncio.to_thread(work, given)
 
 
 def _show(piece: bytes) -> str | list[int]:
