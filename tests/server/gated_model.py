@@ -56,3 +56,8 @@ class GatedModel:
     def forward(self, *arguments: Any, **options: Any) -> Any:
         self._gate.enter()
         return self._model.forward(*arguments, **options)
+
+    def forward_hidden(self, *arguments: Any, **options: Any) -> Any:
+        """What embeddings are made of."""
+        self._gate.enter()
+        return self._model.forward_hidden(*arguments, **options)

@@ -171,10 +171,8 @@ def test_a_path_that_is_not_there(client: httpx.Client) -> None:
     message_of(CHAT, reply)
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETION, MESSAGE])
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_a_deadline_ends_an_answer(client: httpx.Client, path: str) -> None:
-    if path == MESSAGE:
-        pytest.skip("the Anthropic dialect has no field for it")
     body = {**GOOD[path], "max_tokens": 2000, "ignore_eos": True, "deadline_s": 0.05}
     reply = client.post(path, json=body)
     assert reply.status_code == 504

@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, Sequence
 from fastapi import APIRouter, Request, Response
 
 from mlxr.server.finishes import check_events, write_frames
-from mlxr.server.generation import Generation, borrow, start
+from mlxr.server.generation import Generation, borrow
 from mlxr.server.json_models import reply_json
 from mlxr.server.model_defaults import fill_text
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.completion_reply import CompletionChunks, CompletionFold, TextCompletion
 from mlxr.server.openai.completion_request import CompletionRequest
 from mlxr.server.openai.route import STREAMED, Head, error_frame, token_bytes_if
-from mlxr.server.openai.several import merge, read_in_turn
+from mlxr.server.openai.several import merge, read_in_turn, start_all
 from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnected
 from mlxr.service.infill import encode_infill
 from mlxr.service.model_pool import ModelLease
@@ -37,7 +37,7 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     head = Head.make("cmpl-", lease, body.model)
     token_bytes = token_bytes_if(body.logprobs is not None, lease)
     with spell_fields(FIELDS):
-        generations = [await start(request, lease, fill_text(one, lease.record, body)) for one in wanted]
+        generations = await start_all(request, lease, [fill_text(one, lease.record, body) for one in wanted])
     prompt_tokens = sum(len(generation.prompt_ids) for generation in generations)
     answers = wanted[0].params.n
     echoes = [_echo(lease, prompt) if body.echo else "" for prompt in body.prompts for _ in range(answers)]

@@ -6,9 +6,24 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
+from fastapi import Request
+
 from mlxr.core.events import Event
 from mlxr.server.finishes import take_batches
-from mlxr.server.generation import Generation
+from mlxr.server.generation import Generation, start
+from mlxr.service.model_pool import ModelLease
+from mlxr.service.requests import TextRequest
+
+
+async def start_all(request: Request, lease: ModelLease, wanted: Sequence[TextRequest]) -> list[Generation]:
+    """Start the answers to all prompts at once; raises what `start` raises for the first that is refused."""
+    if len(wanted) == 1:
+        return [await start(request, lease, wanted[0])]
+    started = await asyncio.gather(*(start(request, lease, one) for one in wanted), return_exceptions=True)
+    for one in started:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in started if isinstance(one, Generation)]
 
 
 def shift(event: Event, offset: int) -> Event:
