@@ -159,7 +159,7 @@ def test_a_seed_gives_the_same_answer_again(ai: openai.OpenAI, seed: int) -> Non
 
 
 def test_answers_differ_without_a_seed(ai: openai.OpenAI) -> None:
-    assert len({ask(ai, temperature=1.8, max_tokens=12).choices[0].message.content for _ in range(4)}) > 1
+    assert len({ask(ai, temperature=20, max_tokens=12).choices[0].message.content for _ in range(3)}) > 1
 
 
 @pytest.mark.parametrize("stop", ["components", ["zzz", "components"]])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -66,7 +68,7 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     hidden = session.config.hidden
     if body.dimensions is not None and body.dimensions > hidden:
         raise InvalidRequest("dimensions", f"the model's vectors have {hidden} dimensions, got {body.dimensions}")
-    prompts = [_encode(session, prompt, number) for number, prompt in enumerate(split_prompts(body.input))]
+    prompts = await asyncio.to_thread(_encode_all, session, split_prompts(body.input))
     vectors = await embed_all(request, lease, prompts, body.pooling or "mean")
     scaled = [scale_vector(vector, body.dimensions) for vector in vectors]
     tokens = sum(len(ids) for ids in prompts)
@@ -82,11 +84,14 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     )
 
 
-def _encode(session: AsyncSession, prompt: Prompt, number: int) -> list[int]:
-    try:
-        return session.encode_prompt(prompt, parse_special=False)
-    except InvalidRequest as error:
-        raise InvalidRequest("input", f"text {number}: {error.reason}") from None
+def _encode_all(session: AsyncSession, prompts: Sequence[Prompt]) -> list[list[int]]:
+    encoded = []
+    for number, prompt in enumerate(prompts):
+        try:
+            encoded.append(session.encode_prompt(prompt, parse_special=False))
+        except InvalidRequest as error:
+            raise InvalidRequest("input", f"text {number}: {error.reason}") from None
+    return encoded
 
 
 def _spell(vector: Vector, encoding: str | None) -> list[float] | str:
