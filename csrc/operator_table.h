@@ -114,6 +114,8 @@ struct OperatorTable {
     // Merges the partials of one block of rows: `task` spans all its chunks.
     void (*attend_merge)(const AttendCall& call, const AttendTask& task);
 
+    // Copies the logits whose bit in `mask` is set; the others become -inf.
+    void (*mask_logits)(const float* logits, const uint32_t* mask, int64_t count, float* masked);
     // block_peaks: one per kScanBlock logits, the greatest of each.
     LogitScan (*scan_logits)(const float* logits, int64_t count, float* block_peaks);
     // Sum of the terms e**((logit - peak) * factor), which also go to `terms` unless it is null.

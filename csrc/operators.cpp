@@ -17,8 +17,8 @@
 namespace {
 
 constexpr mlxr::OperatorTable kTable{
-    rms_norm, rope,         activate,    write_pages,      attend_scratch_bytes,
-    attend,   attend_merge, scan_logits, sum_exponentials, collect_logits,
+    rms_norm,     rope,        activate,    write_pages,      attend_scratch_bytes, attend,
+    attend_merge, mask_logits, scan_logits, sum_exponentials, collect_logits,
 };
 
 }  // namespace

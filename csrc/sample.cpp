@@ -17,6 +17,8 @@ namespace {
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBins = 8192;
+constexpr int64_t kSpareBins = 8;  // for what has no weight
+constexpr int64_t kMassBytes = (kBins + kSpareBins) * 8;
 constexpr float kBinsPerNat = 64.0f;
 
 // One thread's scratch for rows of one vocabulary.
@@ -28,7 +30,7 @@ struct Workspace {
     int32_t* ids;        // (vocabulary)
     float* block_peaks;  // (blocks)
     float* peak_order;   // (blocks)
-    double* masses;      // (kBins)
+    double* masses;      // (kBins + kSpareBins)
 };
 
 int64_t round_up(int64_t value, int64_t unit) {
@@ -37,7 +39,7 @@ int64_t round_up(int64_t value, int64_t unit) {
 
 int64_t workspace_bytes(int64_t vocabulary) {
     const int64_t blocks = vocabulary / kScanBlock + 1;
-    return round_up(kBins * 8 + 3 * round_up(vocabulary * 4, 64) + 2 * round_up(blocks * 4, 64), 4096);
+    return round_up(kMassBytes + 3 * round_up(vocabulary * 4, 64) + 2 * round_up(blocks * 4, 64), 4096);
 }
 
 Workspace lay_out_workspace(std::byte* scratch, int64_t vocabulary, const OperatorTable* table) {
@@ -47,7 +49,7 @@ Workspace lay_out_workspace(std::byte* scratch, int64_t vocabulary, const Operat
     space.blocks = (vocabulary + kScanBlock - 1) / kScanBlock;
     const int64_t row_bytes = round_up(vocabulary * 4, 64);
     space.masses = reinterpret_cast<double*>(scratch);
-    space.adjusted = reinterpret_cast<float*>(scratch += kBins * 8);
+    space.adjusted = reinterpret_cast<float*>(scratch += kMassBytes);
     space.terms = reinterpret_cast<float*>(scratch += row_bytes);
     space.ids = reinterpret_cast<int32_t*>(scratch += row_bytes);
     space.block_peaks = reinterpret_cast<float*>(scratch += row_bytes);
@@ -67,32 +69,12 @@ float bound_logit(double value) {
     return static_cast<float>(std::min(value, static_cast<double>(kLargest)));
 }
 
-// Copies the logits of the tokens in the mask; the others become impossible. A mask has mostly ones (within a text) or
-// mostly zeros (between its parts), so that each word is done in one sweep and few corrections.
-void copy_masked(const float* logits, const uint32_t* mask, int64_t vocabulary, float* masked) {
-    for (int64_t start = 0; start < vocabulary; start += 32) {
-        const int64_t count = std::min<int64_t>(32, vocabulary - start);
-        const uint32_t inside = UINT32_MAX >> (32 - count);
-        const uint32_t allowed = mask[start / 32] & inside;
-        const bool many = std::popcount(allowed) > 16;
-        if (many) {
-            std::memcpy(masked + start, logits + start, static_cast<size_t>(count) * sizeof(float));
-        } else {
-            std::fill_n(masked + start, count, kNothing);
-        }
-        for (uint32_t left = many ? ~allowed & inside : allowed; left != 0; left &= left - 1) {
-            const int64_t i = start + std::countr_zero(left);
-            masked[i] = many ? kNothing : logits[i];
-        }
-    }
-}
-
 const float* adjust_logits(const float* logits, const SampleRules& rules, bool infinite, Workspace& space) {
     if (rules.mask == nullptr && rules.bias_size == 0 && rules.history_size == 0 && !infinite) return logits;
     if (rules.mask == nullptr) {
         std::memcpy(space.adjusted, logits, static_cast<size_t>(space.vocabulary) * sizeof(float));
     } else {
-        copy_masked(logits, rules.mask, space.vocabulary, space.adjusted);
+        space.table->mask_logits(logits, rules.mask, space.vocabulary, space.adjusted);
     }
     for (int64_t i = 0; infinite && i < space.vocabulary; ++i) space.adjusted[i] = bound_logit(space.adjusted[i]);
     for (int64_t i = 0; i < rules.bias_size; ++i) {
@@ -162,8 +144,12 @@ class MassBins {
 
     // Sums all weights into their bins.
     void fill() {
-        std::fill_n(space_.masses, kBins, 0.0);
-        for (int64_t i = 0; i < space_.vocabulary; ++i) space_.masses[bin_of(i)] += space_.terms[i];
+        std::fill_n(space_.masses, kBins + kSpareBins, 0.0);
+        for (int64_t i = 0; i < space_.vocabulary; ++i) {
+            // What has no weight may go anywhere, and goes to several bins so that no addition waits for another.
+            const int64_t aside = static_cast<int64_t>(space_.terms[i] == 0) * (1 + i % kSpareBins);
+            space_.masses[bin_of(i) + aside] += space_.terms[i];
+        }
         total_ = 0;
         for (int64_t bin = 0; bin < kBins; ++bin) total_ += space_.masses[bin];
     }
@@ -197,16 +183,17 @@ class MassBins {
 
   private:
     int64_t bin_of(int64_t i) const {
+        // Not below zero, so its bits compare as integers: the compiler makes no branch of that.
         const float distance = (peak_ - logits_[i]) * scale_;
-        return static_cast<int64_t>(distance < static_cast<float>(kBins - 1) ? distance
-                                                                             : static_cast<float>(kBins - 1));
+        const int32_t bound = std::bit_cast<int32_t>(static_cast<float>(kBins - 1));
+        return static_cast<int64_t>(std::bit_cast<float>(std::min(std::bit_cast<int32_t>(distance), bound)));
     }
 
     // The candidates of a bin that have weight, in order, at the start of ids.
     int64_t collect(int64_t bin) {
         int64_t members = 0;
         for (int64_t i = 0; i < space_.vocabulary; ++i) {
-            if (space_.terms[i] > 0 && bin_of(i) == bin) space_.ids[members++] = static_cast<int32_t>(i);
+            if (bin_of(i) == bin && space_.terms[i] > 0) space_.ids[members++] = static_cast<int32_t>(i);
         }
         std::sort(space_.ids, space_.ids + members, Before{logits_});
         return members;

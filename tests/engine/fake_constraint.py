@@ -59,8 +59,6 @@ def expect_constrained(
     sampler = Sampler(SamplingParams(**params), prompt, index, masks)
     history, answer = list(prompt), []
     for _ in range(tokens):
-        if masks is not None:
-            masks.fill()
         (result,) = sample(Context("reference"), fake_logits(history)[None], [sampler.row()])
         sampler.accept(result.token_id)
         history.append(result.token_id)

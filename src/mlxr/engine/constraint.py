@@ -6,8 +6,6 @@ chosen. Knows no grammar and no text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +17,7 @@ Mask = npt.NDArray[np.uint32]
 class TokenConstraint(Protocol):
     """A rule for the tokens of one answer. What it raises ends that answer alone, with its text as the error.
 
-    `fill_mask` may run on another thread than the other methods, but never at the same time.
+    One thread at a time calls its methods.
     """
 
     def fill_mask(self, mask: Mask) -> None:
@@ -45,45 +43,36 @@ class MaskSource:
     When the constraint fails the mask is empty and `error` says why.
     """
 
-    __slots__ = ("_constraint", "error", "mask")
+    __slots__ = ("_constraint", "_is_filled", "error", "mask")
 
     def __init__(self, constraint: TokenConstraint, vocab_size: int) -> None:
         self._constraint = constraint
         self.mask: Mask = np.zeros(-(-vocab_size // 32), np.uint32)
         self.error: str | None = None
+        self._is_filled = False
 
     def fill(self) -> None:
-        """Bring the mask up to date."""
-        self.mask.fill(0)
-        if self.error is not None:
+        """Bring the mask up to date, unless it is."""
+        if self._is_filled:
             return
+        self.mask.fill(0)
         try:
             self._constraint.fill_mask(self.mask)
         except Exception as error:  # whatever it was, it concerns this answer alone
-            self.mask.fill(0)
-            self.error = _describe(error)
+            self._fail(error)
+        self._is_filled = True
 
     def accept(self, token_id: int) -> None:
-        """Go on after `token_id`; a failure shows in `error`, and in the next mask."""
+        """Go on after `token_id`; the next mask is made now, while all that it needs is at hand in the caches."""
+        self._is_filled = False
         try:
             self._constraint.accept(token_id)
         except Exception as error:
-            self.error = _describe(error)
+            self._fail(error)
+        else:
+            self.fill()
 
-
-class MaskFiller:
-    """Fills the masks of a step while its batch is being computed."""
-
-    @contextmanager
-    def filling(self, masks: Sequence[MaskSource]) -> Iterator[None]:
-        """All `masks` are filled when the block ends, whichever way."""
-        for source in masks:
-            source.fill()
-        yield
-
-    def close(self) -> None:
-        """No mask will be asked for any more."""
-
-
-def _describe(error: Exception) -> str:
-    return f"the constraint failed: {type(error).__name__}: {error}"
+    def _fail(self, error: Exception) -> None:
+        self.mask.fill(0)
+        self.error = f"the constraint failed: {type(error).__name__}: {error}"
+        self._is_filled = True

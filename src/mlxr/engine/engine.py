@@ -20,7 +20,7 @@ from mlxr.cache.pager import Pager
 from mlxr.cache.sizing import FREE_MEMORY_PERCENT, choose_pages
 from mlxr.core.errors import InvalidRequest, QueueFull, SettingError
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.constraint import MaskFiller, MaskSource, TokenConstraint
+from mlxr.engine.constraint import MaskSource, TokenConstraint
 from mlxr.engine.limits import Limits, choose_context
 from mlxr.engine.memory_plan import bound_free_bytes, open_store, plan_memory
 from mlxr.engine.pace import Pace
@@ -120,7 +120,7 @@ class Engine:
         )
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count(1)
-        self._pace, self._work, self._mask_filler = Pace(), Work(), MaskFiller()
+        self._pace, self._work = Pace(), Work()
 
     @property
     def has_work(self) -> bool:
@@ -217,10 +217,8 @@ class Engine:
         if not chunks:
             return events
         try:
-            drawing = [chunk.sequence for chunk in chunks if chunk.draws_token]
-            with self._mask_filler.filling(self._list_masks(drawing)):
-                outputs = self._runner.forward([chunk.to_part() for chunk in chunks])
-            results = self._sample(outputs.logits, drawing)
+            outputs = self._runner.forward([chunk.to_part() for chunk in chunks])
+            results = self._sample(outputs.logits, [chunk.sequence for chunk in chunks if chunk.draws_token])
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))
             return events + self._fail(chunks, error)
@@ -290,7 +288,6 @@ class Engine:
 
     def close(self) -> None:
         """Bring what should outlive the engine to disk, within bounded time; no step may follow."""
-        self._mask_filler.close()
         self._cache.close()
 
     def _check_queue(self) -> None:
@@ -304,11 +301,6 @@ class Engine:
         leader, *leader.followers = sequences
         self._requests[leader.id] = request
         self._scheduler.add(leader)
-
-    def _list_masks(self, sequences: list[Sequence]) -> list[MaskSource]:
-        """The masks that the next tokens of `sequences` and their followers need."""
-        samplers = [answer.sampler for sequence in sequences for answer in (sequence, *sequence.followers)]
-        return [sampler.masks for sampler in samplers if sampler.masks is not None]
 
     def _sample(self, logits: Floats, sequences: list[Sequence]) -> list[SampleResult]:
         """The next token of each of `sequences` and of its followers, who see the same logits."""

@@ -49,8 +49,10 @@ class Sampler:
         self._bias_values = np.array(list(params.logit_bias.values()), dtype=np.float32)
 
     def row(self) -> SampleRow:
-        """What the operator needs for the next token, whose mask is filled; asking twice gives the same."""
+        """What the operator needs for the next token; asking twice gives the same."""
         params = self.params
+        if self.masks is not None:
+            self.masks.fill()
         return SampleRow(
             temperature=params.temperature,
             top_k=params.top_k,

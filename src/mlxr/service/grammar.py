@@ -53,17 +53,21 @@ class GrammarConstraint:
 
     def __init__(self, compiled: _Compiled, matcher: LLMatcher, accepted: list[int]) -> None:
         self._compiled, self._matcher, self._accepted = compiled, matcher, accepted
+        self._mask: Mask | None = None
+        self._address = 0
 
     def fill_mask(self, mask: Mask) -> None:
         """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),)."""
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if mask is not self._mask:  # nearly always the same; its address takes longer to find than some masks
+            self._mask, self._address = mask, mask.ctypes.data
+        self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
         if not self._matcher.is_error():
             return
         # The lexer may be full of the states of other answers, or of earlier parts of this one: begin with a new one.
         matcher = self._compiled.open_matcher()
         if matcher.consume_tokens(self._accepted):
             self._matcher = matcher
-            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
         if self._matcher.is_error():
             raise GrammarError(_summarize(self._matcher.get_error()))
 

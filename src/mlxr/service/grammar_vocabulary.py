@@ -13,6 +13,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.tokenizers import Tokenizer
 
 _SPECIAL_MARKER = b"\xff"  # the library writes it before the names of special tokens; it is no byte of UTF-8
+_MAX_FORCED = 4096
 _MAX_TOKEN_BYTES = 1000  # the library's trie is no deeper than 1024
 
 
@@ -29,11 +30,22 @@ class GrammarVocabulary:
         special = set(self.special_token_ids)
         self._by_bytes = {part: index for index, part in enumerate(self.tokens) if part and index not in special}
         self._longest = max(map(len, self._by_bytes), default=1)
+        self._forced: dict[bytes, list[int]] = {}
 
     def __call__(self, text: bytes) -> list[int]:
         """Tokens for a text that a grammar leaves no choice about: the tokenizer's own, if they are exactly this text.
 
-        A tokenizer that writes a space before every text, or changes it, is asked for a further line, which begins
+        Asked for in every step of the names in a schema, so that answers are kept.
+        """
+        token_ids = self._forced.get(text)
+        if token_ids is None:
+            if len(self._forced) >= _MAX_FORCED:
+                self._forced.clear()
+            token_ids = self._forced[text] = self._find_tokens(text)
+        return token_ids
+
+    def _find_tokens(self, text: bytes) -> list[int]:
+        """A tokenizer that writes a space before every text, or changes it, is asked for a further line, which begins
         where the text does; failing that the longest tokens are taken.
         """
         for start in ("", "\n"):
