@@ -54,6 +54,13 @@ def test_requests_tokens_and_times(make_server: MakeServer) -> None:
     assert value(samples, "requests_in_flight") == 1  # the one that asks
 
 
+def test_embeddings_are_counted(make_server: MakeServer) -> None:
+    with make_server().client() as client:
+        reply = client.post("/v1/embeddings", json={"model": "demo", "input": ["one text", "and another one"]}).json()
+        samples = read(client)
+    assert value(samples, "prompt_tokens_total", model=MODEL) == reply["usage"]["prompt_tokens"] > 2
+
+
 def test_pages_prefixes_and_dispatches(make_server: MakeServer) -> None:
     with make_server(page_size=16).client() as client:
         first = client.post("/v1/completions", json=BODY).json()

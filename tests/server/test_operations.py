@@ -14,8 +14,11 @@ import pytest
 from gated_model import Gate
 from running_server import MakeServer, RunningServer
 
-from mlxr.core.settings import resolve
+from mlxr.core.settings import Settings, resolve
+from mlxr.registry import ModelRecord
 from mlxr.server.logs import start_logging
+from mlxr.service.async_session import AsyncSession
+from mlxr.service.model_pool import open_session
 
 LONG = {"model": "demo", "prompt": "import os\n", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 WAIT_S = 20.0
@@ -83,6 +86,26 @@ def test_a_whole_answer_whose_client_goes_is_cancelled(gate: Gate, gated: Runnin
         gate.let(2)
         assert used_pages(client) == 0
         assert gate.steps <= 2
+
+
+def test_a_client_that_goes_while_the_model_is_loaded(make_server: MakeServer) -> None:
+    may_load = threading.Event()
+
+    def load_slowly(record: ModelRecord, settings: Settings, memory_bytes: int) -> AsyncSession:
+        assert may_load.wait(WAIT_S)
+        return open_session(record, settings, memory_bytes)
+
+    running = make_server(open_session=load_slowly, ready=False)
+    with running.client() as client:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=LONG, timeout=0.2)
+        wait_until(lambda: not any(row.path == "/v1/completions" for row in running.app.state.activity))
+        assert client.get("/health/ready").status_code == 503
+        may_load.set()
+        running.wait_ready()
+        assert used_pages(client) == 0
+        assert client.post("/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
+        assert client.delete("/v1/admin/models/demo:latest").status_code == 200  # nobody holds it any more
 
 
 def test_an_answer_can_be_ended_by_its_id(gate: Gate, gated: RunningServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,9 +17,12 @@ from mlxr.server import tracing
 trace = pytest.importorskip("opentelemetry.trace", reason="opentelemetry is not installed")
 
 
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
 class RecordedSpan:
-    def __init__(self, name: str) -> None:
-        self.name, self.ended = name, False
+    def __init__(self, name: str, context: Any) -> None:
+        self.name, self.context, self.ended = name, context, False
         self.attributes: dict[str, object] = {}
 
     def set_attributes(self, attributes: dict[str, object]) -> None:
@@ -34,8 +38,8 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[RecordedSpan]:
     found: list[RecordedSpan] = []
 
     class Tracer:
-        def start_span(self, name: str) -> RecordedSpan:
-            found.append(RecordedSpan(name))
+        def start_span(self, name: str, context: Any) -> RecordedSpan:
+            found.append(RecordedSpan(name, context))
             return found[-1]
 
     monkeypatch.setattr(trace, "get_tracer", lambda name: Tracer())
@@ -46,7 +50,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[RecordedSpan]:
 def asked(make_server: MakeServer, **settings: object) -> Iterator[dict[str, Any]]:
     body = {"model": "demo", "prompt": "import os\n", "max_tokens": 3, "ignore_eos": True}
     with make_server(**settings).client() as client:
-        yield client.post("/v1/completions", json=body).json()
+        yield client.post("/v1/completions", json=body, headers={"traceparent": PARENT}).json()
 
 
 def test_a_span_for_each_generation(make_server: MakeServer, spans: list[RecordedSpan]) -> None:
@@ -57,7 +61,12 @@ def test_a_span_for_each_generation(make_server: MakeServer, spans: list[Recorde
         assert span.attributes["gen_ai.usage.input_tokens"] == reply["usage"]["prompt_tokens"]
         assert span.attributes["gen_ai.request.model"] == "demo:latest"
         assert span.attributes["gen_ai.response.finish_reasons"] == ["length"]
-        assert span.ended
+        end_s = time.monotonic() + 20
+        while not span.ended:  # the reply may be here a moment before the request is over
+            assert time.monotonic() < end_s
+            time.sleep(0.005)
+        parent = trace.get_current_span(span.context).get_span_context()
+        assert f"00-{parent.trace_id:032x}-{parent.span_id:016x}-01" == PARENT
 
 
 def test_no_span_unless_asked_for(make_server: MakeServer, spans: list[RecordedSpan]) -> None:

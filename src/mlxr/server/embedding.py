@@ -10,6 +10,7 @@ import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
 
+from mlxr.server.generation import note_prompts
 from mlxr.server.streaming import until_disconnected
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.model_pool import ModelLease
@@ -25,6 +26,7 @@ async def embed_all(
 
     Raises what `AsyncSession.embed` raises, for the first prompt that fails; the others are given up then.
     """
+    note_prompts(request, lease, prompts)
     deadline_s: float | None = request.app.state.settings.request_deadline_s
     return await until_disconnected(request, _gather(lease.session, prompts, pooling, deadline_s))
 

@@ -1,4 +1,4 @@
-"""What every dialect does between its request and its answer: borrow a model, start answers, count, collect.
+"""What every dialect does between its request and its answer: borrow a model, start answers, count.
 
 `borrow` waits for the model, `start` hands the request to its session, and a `Generation` is the stream of events with
 all counting done on the way. Everything is put on the request's exit stack, so it ends with the request. Knows no
@@ -7,9 +7,10 @@ dialect and no rendering.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
@@ -20,19 +21,11 @@ from mlxr.server.logs import log_prompt
 from mlxr.server.metrics import Metrics
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.tracing import Span, start_span
-from mlxr.service.completion import Completion, fold_events
 from mlxr.service.requests import ChatRequest, TextRequest
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from mlxr.service.async_session import AsyncStream
     from mlxr.service.model_pool import ModelLease
-    from mlxr.service.prompt import Prompt
-
-
-Pooling = Literal["mean", "last"]
 
 
 async def borrow(request: Request, model: str | None, *, keep_alive_s: float | None = None) -> ModelLease:
@@ -58,19 +51,18 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
     stream = await lease.session.start(limit_deadline(wanted, settings))
     await row.stack.enter_async_context(stream)
     row.cancels.append(stream.cancel)
-    span = row.stack.enter_context(start_span("mlxr.generate", settings.tracing))
+    span = row.stack.enter_context(start_span("mlxr.generate", request.headers, wanted=settings.tracing))
     return Generation(stream, lease, row, request.app.state.metrics, span)
 
 
-async def collect(request: Request, generation: Generation) -> list[Completion]:
-    """The whole answers by index; raises ClientGone, and so cancels them, when the client goes before."""
-    completion = fold_events(await until_disconnected(request, generation.read_all()))
-    return list(completion.choices)
-
-
-async def embed(request: Request, lease: ModelLease, prompt: Prompt, pooling: Pooling) -> NDArray[np.float32]:
-    """The embedding of one prompt, shape (hidden,), not normalised."""
-    return await until_disconnected(request, lease.session.embed(prompt, pooling))
+def note_prompts(request: Request, lease: ModelLease, prompts: Sequence[Sequence[int]]) -> None:
+    """Count prompts that get no answer in tokens, but vectors."""
+    row, state = in_flight(request), request.app.state
+    if state.settings.log_prompts:
+        log_prompt(row, [lease.session.decode(prompt) for prompt in prompts])
+    tokens = sum(map(len, prompts))
+    row.prompt_tokens += tokens
+    state.metrics.count_prompt(lease.name, tokens)
 
 
 def limit_deadline(wanted: TextRequest | ChatRequest, settings: Settings) -> TextRequest | ChatRequest:
@@ -91,14 +83,6 @@ class Generation:
         row.prompt_tokens += len(self.prompt_ids)
         metrics.count_prompt(self.name, len(self.prompt_ids))
 
-    def __aiter__(self) -> Generation:
-        return self
-
-    async def __anext__(self) -> Event:
-        event = await self._stream.__anext__()
-        self._count(event)
-        return event
-
     async def take(self) -> list[Event]:
         """All events that are there, at least one; none when all answers have ended."""
         events = await self._stream.take()
@@ -112,10 +96,6 @@ class Generation:
         while more := await self.take():
             events += more
         return events
-
-    def cancel(self) -> None:
-        """End the answers at the next step; their last events still come."""
-        self._stream.cancel()
 
     def _count(self, event: Event) -> None:
         if isinstance(event, Finish):

@@ -6,7 +6,7 @@ the setting a span is nothing and costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -45,15 +45,15 @@ NO_SPAN = Span()
 
 
 @contextmanager
-def start_span(name: str, wanted: bool) -> Iterator[Span]:
-    """A span around what follows."""
+def start_span(name: str, headers: Mapping[str, str], *, wanted: bool) -> Iterator[Span]:
+    """A span around what follows; its parent is the one that the request's headers name, if they do."""
     if not wanted:
         yield NO_SPAN
         return
-    from opentelemetry import trace
+    from opentelemetry import propagate, trace
 
     # Not the current span of the context: it may end in another task than it began in.
-    span = trace.get_tracer("mlxr").start_span(name)
+    span = trace.get_tracer("mlxr").start_span(name, context=propagate.extract(headers))
     try:
         yield Span(span)
     finally:
