@@ -76,6 +76,8 @@ def test_blobs_become_a_model_and_go_with_the_last_one(registry: Registry) -> No
     record = registry.add("a", {"m.gguf": f"sha256:{digest}"}, Changes(system="Be brief."))
     assert record.path == registry.blobs.path(digest)
     assert (record.is_owned, record.system) == (True, "Be brief.")
+    registry.sweep(min_age_s=0)
+    assert registry.blobs.has(digest), "a blob that is in use was swept away"
     assert registry.copy("a", "b").digest == record.digest
     derived = registry.derive("c", registry.get("b"), Changes(parameters={"temperature": 0.5}))
     assert derived.digest != record.digest

@@ -290,10 +290,28 @@ def test_others_are_answered_while_a_pull_goes_on(api: ollama.Client, repository
     assert list(lines)[-1].status == "success"
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ messages.append.__self__.__class__.__base__ }}",
+        "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+        "{{ 'x' * 10**10 }}",
+    ],
+)
+def test_templates_of_strangers_get_nowhere(api: ollama.Client, template: str) -> None:
+    api.create("evil", from_="demo", template=template)
+    with pytest.raises(ollama.ResponseError, match="chat template") as caught:
+        api.chat("evil", HELLO)
+    assert caught.value.status_code == 400
+    assert api.generate("evil", "Hello", raw=True, options={"num_predict": 1}).done
+
+
 def test_push_is_refused(api: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match="push is not supported") as caught:
         api.push("demo")
-    assert caught.value.status_code == 501
+    assert caught.value.status_code == 400
 
 
 def test_a_server_with_keys(make_server: MakeServer) -> None:

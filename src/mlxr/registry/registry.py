@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
-from mlxr.registry.blobs import CHUNK_BYTES, Blobs, list_ages
+from mlxr.registry.blobs import CHUNK_BYTES, Blobs, list_ages, parse_digest
 from mlxr.registry.bundles import Bundles
 from mlxr.registry.catalogue import Catalogue
 from mlxr.registry.names import ModelName
@@ -97,8 +97,9 @@ class Registry:
     def add(
         self, name: str, files: Mapping[str, str], changes: Changes = NO_CHANGES, *, from_name: str | None = None
     ) -> ModelRecord:
-        """Make a model of blobs in the store: file name to SHA-256. Raises NotFound for blobs that are not there."""
+        """Make a model of blobs in the store: file name to digest. Raises NotFound for blobs that are not there."""
         model_name = ModelName.parse(name, "NAME")
+        files = {file_name: parse_digest(digest, f"files.{file_name}") for file_name, digest in files.items()}
         path = self._bundles.make(files)
         facts = self._inspect(path)
         stored = tuple(

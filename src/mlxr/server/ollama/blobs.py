@@ -17,7 +17,7 @@ WRITE_BYTES = 1 << 20
 router = APIRouter()
 
 
-@router.head("/api/blobs/{digest}", responses=ERRORS)
+@router.head("/api/blobs/{digest}", include_in_schema=False)
 async def has_blob(request: Request, digest: str) -> Response:
     """200 if the blob is here, 404 if it is not."""
     is_here = await with_registry(request, lambda registry: registry.blobs.has(digest))

@@ -53,7 +53,7 @@ async def pull(request: Request, body: PullBody) -> Response:
 @router.post("/api/push", responses=ERRORS)
 async def push() -> Response:
     """Not supported."""
-    raise ServerError(501, "unsupported", "push is not supported: models are not sent anywhere")
+    raise ServerError(400, "unsupported", "push is not supported: models are not sent anywhere")
 
 
 class Pulling:
