@@ -146,6 +146,20 @@ def test_links_out_of_the_store_are_not_followed(registry: Registry, model_file:
     assert model_file.exists()
 
 
+def test_a_folder_that_is_being_made_is_left_alone(registry: Registry) -> None:
+    parts = {f"m-0000{n}-of-00002.gguf": store(registry, make_model(n)) for n in (1, 2)}
+    made = registry._bundles.make(parts)  # as far as another process may have got
+    registry.add("other", {"m.gguf": store(registry, make_model(3))})
+    registry.remove("other")
+    assert made.exists()
+    registry.add("split", parts)
+    registry.copy("split", "again")
+    registry.remove("split")
+    assert registry.get("again").path == made
+    registry.remove("again")
+    assert not made.parent.exists()
+
+
 def test_links_of_a_folder_must_be_ours(registry: Registry, model_file: Path) -> None:
     parts = {f"m-0000{n}-of-00002.gguf": store(registry, make_model(n)) for n in (1, 2)}
     second = registry.add("a", parts).path.with_name("m-00002-of-00002.gguf")

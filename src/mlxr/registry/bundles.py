@@ -16,10 +16,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from mlxr.core.errors import InvalidRequest, RegistryError
-from mlxr.registry.blobs import Blobs, sync_folder
+from mlxr.registry.blobs import Blobs, list_ages, sync_folder
 from mlxr.registry.record import ModelFile
 
 MAX_FILES = 4096
+LEFTOVER_AGE_S = 3600.0
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
 _FIRST_PART = re.compile(r".*-00001-of-\d{5}\.gguf", re.ASCII)
 
@@ -60,13 +61,19 @@ class Bundles:
                 return f"{folder / name} leads out of the store, so it is not used"
         return None
 
-    def sweep(self, used: Collection[Path]) -> None:
-        """Remove all folders that are not `used`, neither they nor a file in them."""
-        keep = {path if path.parent == self.folder else path.parent for path in used}
-        if self.folder.is_dir():
-            for folder in self.folder.iterdir():
-                if folder not in keep and not folder.is_symlink():
-                    shutil.rmtree(folder, ignore_errors=True)
+    def sweep(self, used: Collection[Path], gone: Collection[Path] = ()) -> None:
+        """Remove the folders of the models that loaded `gone`, and old ones of nobody, unless one of `used` needs them.
+
+        A young one may be that of a model whose row is yet to be written.
+        """
+        keep = {self._find_folder(path) for path in used}
+        drop = {self._find_folder(path) for path in gone}
+        for folder, age_s in list_ages(self.folder):
+            if folder not in keep and (folder in drop or age_s >= LEFTOVER_AGE_S) and not folder.is_symlink():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _find_folder(self, path: Path) -> Path:
+        return path if path.parent == self.folder else path.parent
 
     def _write(self, target: Path, blobs: Mapping[str, Path]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ class Registry:
                 raise NotFound(f"model {name!r} not found")
             transaction.delete(record.name)
         if record.is_owned:
-            self._drop_unused([file.sha256 for file in record.files])
+            self._drop_unused([file.sha256 for file in record.files], [record.path])
         return record
 
     def touch(self, name: str) -> None:
@@ -177,15 +177,15 @@ class Registry:
             transaction.put(record)
         if old is not None and old.is_owned:
             kept = {file.sha256 for file in record.files}
-            self._drop_unused([file.sha256 for file in old.files if file.sha256 not in kept])
+            self._drop_unused([file.sha256 for file in old.files if file.sha256 not in kept], [old.path])
         return record
 
-    def _drop_unused(self, digests: Sequence[str]) -> None:
+    def _drop_unused(self, digests: Sequence[str], gone: Sequence[Path] = ()) -> None:
         """Delete blobs that no model has, and bundles of none. Writers wait, so that nobody takes one up meanwhile."""
         with self._catalogue.change() as transaction:
             for digest in transaction.unused(digests):
                 self.blobs.path(digest).unlink(missing_ok=True)
-            self._bundles.sweep(transaction.owned_paths())
+            self._bundles.sweep(transaction.owned_paths(), gone)
 
     def _describe(self, path: Path, name: str) -> ModelRecord:
         """A record of files that are in no catalogue."""
