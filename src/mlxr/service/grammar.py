@@ -61,12 +61,8 @@ class GrammarConstraint:
         if mask is not self._mask:  # nearly always the same; its address takes longer to find than some masks
             self._mask, self._address = mask, mask.ctypes.data
         self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
-        if not self._matcher.is_error():
-            return
-        # The lexer may be full of the states of other answers, or of earlier parts of this one: begin with a new one.
-        matcher = self._compiled.open_matcher()
-        if matcher.consume_tokens(self._accepted):
-            self._matcher = matcher
+        if self._matcher.is_error():
+            self._renew()
             self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
         if self._matcher.is_error():
             raise GrammarError(_summarize(self._matcher.get_error()))
@@ -74,9 +70,16 @@ class GrammarConstraint:
     def accept(self, token_id: int) -> None:
         """The token that was chosen; raises GrammarError when the grammar does not allow it."""
         if not self._matcher.consume_token(token_id):
-            raise GrammarError(_summarize(self._matcher.get_error()))
+            self._renew()
+            if not self._matcher.consume_token(token_id):
+                raise GrammarError(_summarize(self._matcher.get_error()))
         self._accepted.append(token_id)
         self._compiled.shared_tokens += 1
+
+    def _renew(self) -> None:
+        """After an error: the lexer may be full of the states of other answers, so go on with one of its own."""
+        self._matcher = self._compiled.open_matcher()
+        self._matcher.consume_tokens(self._accepted)
 
     def fork(self) -> GrammarConstraint:
         """One more of the same state."""
