@@ -48,6 +48,15 @@ static inline int64_t item_index(const Activations& a, int64_t token, int64_t gr
 inline constexpr int64_t kTileTokens = 12;
 inline constexpr int64_t kManyTokens = 64;
 
+// Tokens [first_token, last_token) of columns [32*first_group, 32*last_group) to int8. `x` is the first of
+// them, in rows of `x_stride` floats. `zeros` that are null are left out.
+struct QuantizeJob {
+    const float* x;
+    int64_t x_stride;
+    int64_t first_token, last_token, first_group, last_group;
+    const Activations* activations;
+};
+
 // Some tokens times some rows of one weight.
 struct RowsJob {
     const uint8_t* weights;  // first block of the weight
@@ -111,8 +120,7 @@ struct KernelTable {
     const char* name;
     QuantKernels quant[kTypeCount];         // empty for f32, f16, bf16
     void (*dense[3])(const DenseJob& job);  // f32, f16, bf16
-    // Tokens [first, last) of x [tokens][columns]. `zeros` that are null are left out.
-    void (*quantize)(const float* x, int64_t first, int64_t last, const Activations& out);
+    void (*quantize)(const QuantizeJob& job);
 };
 
 // The table of an available tier.

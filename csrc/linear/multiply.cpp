@@ -76,10 +76,22 @@ void quantize_input(Call& call) {
         const int64_t size = kZeroPoints[z].halves ? per_half : per_group;
         a.zeros[z] = needed[z] ? reinterpret_cast<int32_t*>(take(size)) : nullptr;
     }
-    // A few tokens take less time than waking the other threads.
-    const int tasks = call.tokens * columns < 16384 ? 1 : static_cast<int>(std::min<int64_t>(call.tokens, 1024));
-    call.runtime.pool.parallel_for_static(tasks, [&](int task, int) {
-        call.runtime.kernels->quantize(call.x, call.tokens * task / tasks, call.tokens * (task + 1) / tasks, a);
+    // A few tokens take less time than waking the other threads. Shares are whole tiles.
+    const int64_t tiles = (call.tokens + a.tile - 1) / a.tile;
+    const bool alone = call.tokens * columns < 16384;
+    const int64_t cuts = alone ? 1 : tiles > 1 ? tiles : std::min<int64_t>(call.tokens, 64);
+    const auto token_at = [&](int64_t cut) {
+        return tiles > 1 ? std::min(call.tokens, tiles * cut / cuts * a.tile) : call.tokens * cut / cuts;
+    };
+    call.runtime.pool.parallel_for_static(static_cast<int>(cuts), [&](int task, int) {
+        const int64_t first = token_at(task);
+        call.runtime.kernels->quantize({.x = call.x + first * columns,
+                                        .x_stride = columns,
+                                        .first_token = first,
+                                        .last_token = token_at(task + 1),
+                                        .first_group = 0,
+                                        .last_group = a.groups,
+                                        .activations = &a});
     });
 }
 

@@ -312,6 +312,28 @@ def test_tiny_activations_count_as_zero(isa: str) -> None:
     assert (multiply(runtime, weight, x) == 0).all()
 
 
+def test_odd_rows_have_the_same_bits_in_any_company() -> None:
+    """Tokens are quantised several at a time: infinities, not-a-number and tiny values stay with their own."""
+    tokens, columns = 70, 96
+    x = make_input(tokens, columns)
+    x[3, 5] = x[16, 40] = x[66, 95] = np.nan
+    x[4, 64] = x[20, 31] = np.inf
+    x[17, 0] = -np.inf
+    x[5] = 1e-31
+    x[18, 32:64] = -1e-38
+    x[19] = -0.0
+    x[40] *= 1e30
+    parts = [(name, 32, make_raw(name, 32, columns), None) for name in ("q8_0", "q4_1", "q5_0")]
+    runtime = native.Runtime(1, "portable")
+    weight = make_weight(runtime, parts, columns)
+    alone = np.concatenate([multiply(runtime, weight, x[i : i + 1]) for i in range(tokens)])
+    for isa in ISAS:
+        runtime = native.Runtime(2, isa)
+        for count in (4, 11, 12, 13, 29, 64, 70):
+            result = multiply(runtime, make_weight(runtime, parts, columns), x[tokens - count :])
+            np.testing.assert_array_equal(result.view(np.uint32), alone[tokens - count :].view(np.uint32))
+
+
 def test_memory_is_that_of_the_file() -> None:
     runtime = native.Runtime(2, ISAS[-1])
     for type_name, (_, _, _) in BLOCKS.items():
