@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include "bindings_weight.h"
 #include "buffers.h"
 #include "cpu_features.h"
 #include "embed.h"
-#include "linear/linear.h"
 #include "quants.h"
 #include "runtime.h"
 
@@ -27,6 +27,7 @@ namespace nb = nanobind;
 void bind_probe(nb::module_& m);
 #if defined(MLXR_HAVE_OPERATORS)
 void bind_operators(nb::module_& m);
+void bind_blocks(nb::module_& m);
 #endif
 
 namespace {
@@ -74,16 +75,8 @@ void check_size(const char* what, size_t has, size_t wants) {
         (std::string(what) + " is " + std::to_string(has) + ", expected " + std::to_string(wants)).c_str());
 }
 
-// A group of weights while it is built, then while it is used: the first use ends the building, so that no
-// thread appends while another multiplies.
-struct PythonWeight {
-    explicit PythonWeight(int64_t in_features) : weight(in_features) {}
-    mlxr::LinearWeight weight;
-    bool used = false;
-};
-
-void append(PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_name, int64_t rows, ConstBytes data,
-            std::optional<ConstVector> bias) {
+void append(mlxr::PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_name, int64_t rows,
+            ConstBytes data, std::optional<ConstVector> bias) {
     const mlxr::Type type = find_type(type_name);
     self.weight.check(type, rows, data.size());
     if (bias) check_size("linear weight: length of bias", bias->size(), static_cast<size_t>(rows));
@@ -97,7 +90,7 @@ void append(PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_
     self.weight.append(std::move(part));
 }
 
-void linear(mlxr::Runtime& runtime, ConstMatrix x, PythonWeight& weight, Matrix out) {
+void linear(mlxr::Runtime& runtime, ConstMatrix x, mlxr::PythonWeight& weight, Matrix out) {
     check_size("linear: columns of x", x.shape(1), static_cast<size_t>(weight.weight.in_features()));
     check_size("linear: rows of out", out.shape(0), x.shape(0));
     check_size("linear: columns of out", out.shape(1), static_cast<size_t>(weight.weight.out_features()));
@@ -165,13 +158,13 @@ NB_MODULE(_native, m) {
         .def("__init__", &make_runtime, nb::arg("threads"), nb::arg("isa"))
         .def_prop_ro("threads", [](const mlxr::Runtime& self) { return self.pool.threads(); })
         .def_prop_ro("isa", [](const mlxr::Runtime& self) { return mlxr::isa_name(self.isa); });
-    nb::class_<PythonWeight>(m, "LinearWeight", "One or several weights that share their input, repacked.")
+    nb::class_<mlxr::PythonWeight>(m, "LinearWeight", "One or several weights that share their input, repacked.")
         .def(nb::init<int64_t>(), nb::arg("in_features"))
         .def("append", &append, nb::arg("runtime"), nb::arg("type_name"), nb::arg("rows"), nb::arg("data").noconvert(),
              nb::arg("bias").noconvert().none(), "Adds a weight given as raw blocks; its outputs follow those so far.")
-        .def_prop_ro("in_features", [](const PythonWeight& self) { return self.weight.in_features(); })
-        .def_prop_ro("out_features", [](const PythonWeight& self) { return self.weight.out_features(); })
-        .def_prop_ro("nbytes", [](const PythonWeight& self) { return self.weight.bytes(); });
+        .def_prop_ro("in_features", [](const mlxr::PythonWeight& self) { return self.weight.in_features(); })
+        .def_prop_ro("out_features", [](const mlxr::PythonWeight& self) { return self.weight.out_features(); })
+        .def_prop_ro("nbytes", [](const mlxr::PythonWeight& self) { return self.weight.bytes(); });
     m.def("linear", &linear, nb::arg("runtime"), nb::arg("x").noconvert(), nb::arg("weight"),
           nb::arg("out").noconvert(), "out = x W^T + b.");
     m.def("embed", &embed, nb::arg("runtime"), nb::arg("token_ids").noconvert(), nb::arg("type_name"),
@@ -181,5 +174,6 @@ NB_MODULE(_native, m) {
     bind_probe(m);
 #if defined(MLXR_HAVE_OPERATORS)
     bind_operators(m);
+    bind_blocks(m);
 #endif
 }

@@ -177,6 +177,12 @@ void ThreadPool::start(int tasks, Task fn, void* arg, bool fixed_shares) {
     state.await_workers();
 }
 
+void wait_a_little(int round) {
+    constexpr int kRounds = 2000;  // some 30 us
+    if (round < kRounds) return pause_cpu();
+    std::this_thread::yield();
+}
+
 void ThreadPool::run(int tasks, Task fn, void* arg) {
     start(tasks, fn, arg, false);
 }

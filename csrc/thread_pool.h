@@ -53,4 +53,12 @@ class ThreadPool {
     State* state_;  // null for one thread; left to the process in a forked child
 };
 
+// Spins until ready() holds, and lets others have the processor when that takes long: for a wait within a section for
+// another of its tasks, which is running.
+void wait_a_little(int round);
+template <typename Ready>
+void wait_until(const Ready& ready) {
+    for (int round = 0; !ready(); ++round) wait_a_little(round);
+}
+
 }  // namespace mlxr

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "linear/pages.h"
@@ -47,8 +48,13 @@ class LinearWeight {
     std::vector<Part> parts_;
 };
 
+// What makes x, called once before x is read. With few tokens it is called on one thread while the others wait
+// (alone = true: it must not start a section of the pool); else it may use the pool. Must not throw.
+using MakeInput = std::function<void(bool alone)>;
+
 // out[t][:] = weight * x[t] + bias for `tokens` rows; x has in_features columns, out out_features, both
 // contiguous. The caller holds the runtime's mutex. Throws std::bad_alloc.
-void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out);
+void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
+              const MakeInput& make_input = nullptr);
 
 }  // namespace mlxr

@@ -1,5 +1,6 @@
 // The product: quantise the activations once, then share out the rows. See linear.h.
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 
 #include "linear/linear.h"
@@ -20,6 +21,10 @@ constexpr int kSpareTasks = 8;
 constexpr int64_t kSpareFraction = 10;  // one tenth of the bytes
 // Less than this takes one thread no longer than starting the others.
 constexpr int64_t kSmallBytes = 32768;
+// Up to so many values one thread makes and quantises the input, while the others ask for weights.
+constexpr int64_t kAloneValues = 16384;
+// What a waiting thread asks for: it must fit into its second-level cache.
+constexpr int64_t kFetchBytes = 256 << 10;
 
 struct Call {
     Runtime& runtime;
@@ -42,8 +47,8 @@ const float* bias_of(const Part& part) {
     return part.bias.empty() ? nullptr : part.bias.data();
 }
 
-// Lays the activations out in scratch memory and fills them.
-void quantize_input(Call& call) {
+// Lays the activations out in scratch memory.
+void lay_out_activations(Call& call) {
     bool needed[kZeroPointCount] = {}, any = false;
     for (const Part& part : call.weight.parts()) {
         if (is_dense(part.type)) continue;
@@ -76,22 +81,39 @@ void quantize_input(Call& call) {
         const int64_t size = kZeroPoints[z].halves ? per_half : per_group;
         a.zeros[z] = needed[z] ? reinterpret_cast<int32_t*>(take(size)) : nullptr;
     }
-    // A few tokens take less time than waking the other threads. Shares are whole tiles.
-    const int64_t tiles = (call.tokens + a.tile - 1) / a.tile;
-    const bool alone = call.tokens * columns < 16384;
-    const int64_t cuts = alone ? 1 : tiles > 1 ? tiles : std::min<int64_t>(call.tokens, 64);
-    const auto token_at = [&](int64_t cut) {
-        return tiles > 1 ? std::min(call.tokens, tiles * cut / cuts * a.tile) : call.tokens * cut / cuts;
-    };
-    call.runtime.pool.parallel_for_static(static_cast<int>(cuts), [&](int task, int) {
-        const int64_t first = token_at(task);
-        call.runtime.kernels->quantize({.x = call.x + first * columns,
-                                        .x_stride = columns,
-                                        .first_token = first,
-                                        .last_token = token_at(task + 1),
-                                        .first_group = 0,
-                                        .last_group = a.groups,
-                                        .activations = &a});
+}
+
+bool is_quantized(const Call& call) {
+    return call.activations.values != nullptr;
+}
+
+// Tokens [first, last) of the input.
+void quantize_tokens(const Call& call, int64_t first, int64_t last) {
+    const int64_t columns = call.weight.in_features();
+    call.runtime.kernels->quantize({.x = call.x + first * columns,
+                                    .x_stride = columns,
+                                    .first_token = first,
+                                    .last_token = last,
+                                    .first_group = 0,
+                                    .last_group = call.activations.groups,
+                                    .activations = &call.activations});
+}
+
+// The input, made and quantised by this thread alone.
+void prepare_alone(const Call& call, const MakeInput& make_input) {
+    if (make_input) make_input(true);
+    if (is_quantized(call)) quantize_tokens(call, 0, call.tokens);
+}
+
+void prepare_together(const Call& call, const MakeInput& make_input) {
+    if (make_input) make_input(false);
+    if (!is_quantized(call)) return;
+    const int threads = call.runtime.pool.threads();
+    const int64_t tile = std::min(kTileTokens, (call.tokens + threads - 1) / threads);
+    const int64_t tiles = (call.tokens + tile - 1) / tile;
+    const int tasks = static_cast<int>(std::min<int64_t>(tiles, 1024));
+    call.runtime.pool.parallel_for_static(tasks, [&](int task, int) {
+        quantize_tokens(call, tiles * task / tasks * tile, std::min(call.tokens, tiles * (task + 1) / tasks * tile));
     });
 }
 
@@ -139,22 +161,52 @@ void multiply_bytes(const Call& call, int64_t first, int64_t last) {
     }
 }
 
+// Asks for the first bytes of [first, last) of all parts, until the input is ready, and waits for it.
+void fetch_until_ready(const Call& call, int64_t first, int64_t last, const std::atomic<bool>& ready) {
+    constexpr int64_t kLine = 64, kStep = 2048;
+    last = std::min(last, first + kFetchBytes);
+    int64_t begin = 0;
+    for (const Part& part : call.weight.parts()) {
+        const int64_t bytes = part.blocks * part.block_bytes;
+        int64_t at = std::max<int64_t>(first - begin, 0);
+        for (const int64_t end = std::min(last - begin, bytes); at < end; at += kStep) {
+            if (ready.load(std::memory_order_acquire)) return;
+            for (int64_t line = at; line < at + kStep; line += kLine)
+                __builtin_prefetch(part.memory.data() + line, 0, 2);
+        }
+        begin += bytes;
+    }
+    wait_until([&] { return ready.load(std::memory_order_acquire); });
+}
+
 // Few tokens: bound by reading the weights. Each thread reads one contiguous run; a tenth is left in small
-// pieces for the thread that is ahead.
-void multiply_few(const Call& call) {
+// pieces for the thread that is ahead. Little input is made by the calling thread, while the others begin to read.
+void multiply_few(const Call& call, const MakeInput& make_input) {
     int64_t bytes = 0;
     for (const Part& part : call.weight.parts()) bytes += part.blocks * part.block_bytes;
     const int threads = call.runtime.pool.threads();
-    if (threads == 1 || bytes * call.tokens < kSmallBytes) return multiply_bytes(call, 0, bytes);
+    if (threads == 1 || bytes * call.tokens < kSmallBytes) {
+        prepare_alone(call, make_input);
+        return multiply_bytes(call, 0, bytes);
+    }
+    const bool alone = call.tokens * call.weight.in_features() < kAloneValues;
+    if (!alone) prepare_together(call, make_input);
+    std::atomic<bool> ready{!alone};
     const int64_t shared = bytes - bytes / kSpareFraction;
-    call.runtime.pool.parallel_for(threads + kSpareTasks, [&](int task, int) {
-        if (task < threads) {
-            multiply_bytes(call, shared * task / threads, shared * (task + 1) / threads);
-        } else {
-            const int64_t spare = task - threads;
-            multiply_bytes(call, shared + (bytes - shared) * spare / kSpareTasks,
-                           shared + (bytes - shared) * (spare + 1) / kSpareTasks);
+    call.runtime.pool.parallel_for(threads + kSpareTasks, [&](int task, int thread) {
+        const int64_t spare = task - threads;
+        const int64_t first = spare < 0 ? shared * task / threads : shared + (bytes - shared) * spare / kSpareTasks;
+        const int64_t last =
+            spare < 0 ? shared * (task + 1) / threads : shared + (bytes - shared) * (spare + 1) / kSpareTasks;
+        if (!ready.load(std::memory_order_acquire)) {
+            if (thread == 0) {
+                prepare_alone(call, make_input);
+                ready.store(true, std::memory_order_release);
+            } else {
+                fetch_until_ready(call, first, last, ready);
+            }
         }
+        multiply_bytes(call, first, last);
     });
 }
 
@@ -235,15 +287,14 @@ void multiply_many(const Call& call) {
 
 }  // namespace
 
-void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out) {
+void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
+              const MakeInput& make_input) {
     if (tokens == 0 || weight.parts().empty()) return;
     Call call{runtime, weight, x, tokens, out, {}};
-    quantize_input(call);
-    if (tokens < kSomeTokens) {
-        multiply_few(call);
-    } else {
-        multiply_many(call);
-    }
+    lay_out_activations(call);
+    if (tokens < kSomeTokens) return multiply_few(call, make_input);
+    prepare_together(call, make_input);
+    multiply_many(call);
 }
 
 }  // namespace mlxr
