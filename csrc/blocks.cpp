@@ -52,11 +52,10 @@ void run_self_attention(Runtime& runtime, const AttentionBlock& block, Attention
     Arrays arrays(runtime, tokens * (stream.columns + columns + q_columns) + packed, 7);
     float* const normed = arrays.take(tokens * stream.columns);
     float* const qkv = arrays.take(tokens * columns);
+    const OperatorTable& table = *operator_table(runtime.isa);
     const RmsNormCall norm = norm_stream(stream, block.norm, block.eps, normed);
-    multiply(runtime, *block.qkv, normed, tokens, qkv, [&](bool alone) {
-        if (alone) return operator_table(runtime.isa)->rms_norm(norm, 0, tokens);
-        spread_rms_norm(runtime, norm, tokens);
-    });
+    multiply(runtime, *block.qkv, normed, tokens, qkv,
+             [&](int64_t first, int64_t last) { table.rms_norm(norm, first, last); });
     float *q = qkv, *k = qkv + q_columns;
     int64_t q_stride = columns, k_stride = columns;
     if (norms_heads) {
@@ -92,20 +91,22 @@ void run_self_attention(Runtime& runtime, const AttentionBlock& block, Attention
 
 void run_feed_forward(Runtime& runtime, const FeedForwardBlock& block, const StreamCall& stream) {
     const int64_t tokens = stream.tokens, columns = block.down->in_features();
-    Arrays arrays(runtime, tokens * (stream.columns + 3 * columns), 3);
+    const bool gated = can_multiply_gated(*block.gate_up, *block.down, tokens);
+    Arrays arrays(runtime, tokens * (stream.columns + (gated ? 0 : 3 * columns)), 3);
     float* const normed = arrays.take(tokens * stream.columns);
+    const OperatorTable& table = *operator_table(runtime.isa);
+    const RmsNormCall norm = norm_stream(stream, block.norm, block.eps, normed);
+    const auto make_normed = [&](int64_t first, int64_t last) { table.rms_norm(norm, first, last); };
+    if (gated) {
+        return multiply_gated(runtime, *block.gate_up, normed, tokens, block.kind, *block.down, stream.out,
+                              make_normed);
+    }
     float* const gate_up = arrays.take(tokens * 2 * columns);
     float* const activated = arrays.take(tokens * columns);
-    const RmsNormCall norm = norm_stream(stream, block.norm, block.eps, normed);
-    multiply(runtime, *block.gate_up, normed, tokens, gate_up, [&](bool alone) {
-        if (alone) return operator_table(runtime.isa)->rms_norm(norm, 0, tokens);
-        spread_rms_norm(runtime, norm, tokens);
-    });
+    multiply(runtime, *block.gate_up, normed, tokens, gate_up, make_normed);
     const ActivateCall call{gate_up, activated, columns, block.kind};
-    multiply(runtime, *block.down, activated, tokens, stream.out, [&](bool alone) {
-        if (!alone) return spread_activate(runtime, call, tokens);
-        for (int64_t row = 0; row < tokens; ++row) operator_table(runtime.isa)->activate(call, row, 0, columns);
-    });
+    multiply(runtime, *block.down, activated, tokens, stream.out,
+             [&](int64_t first, int64_t last) { table.activate(call, first, last, 0, columns); });
 }
 
 }  // namespace mlxr

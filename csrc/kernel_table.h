@@ -78,15 +78,15 @@ struct UnpackJob {
     uint8_t* panel;  // 64-byte aligned, panel_group_bytes for each group
 };
 
-// Tokens [first_token, last_token), first_token at the start of a tile, times one panel, which holds groups
-// [first_group, last_group) of 32 rows. Sums begin at 0 with group 0 and continue from `out` otherwise; the
-// bias is added after the last group.
+// Tokens [first_token, last_token), first_token at the start of a tile or all in one, times one panel, which holds
+// groups [first_group, last_group) of 32 rows. Sums begin at 0 with group 0 and continue from `out` otherwise; the bias
+// is added after the last group.
 struct PanelJob {
     const uint8_t* panel;
     int64_t first_group, last_group;
     const Activations* activations;
     int64_t first_token, last_token;
-    float* out;  // the panel's first column, token 0
+    float* out;  // the panel's first column, token first_token
     int64_t out_stride;
     int64_t rows;       // stored rows, 1..32
     const float* bias;  // [rows] or null

@@ -105,7 +105,8 @@ constexpr int64_t kScanBlock = 512;
 struct OperatorTable {
     void (*rms_norm)(const RmsNormCall& call, int64_t row_first, int64_t row_last);
     void (*rope)(const RopeCall& call, int64_t token_first, int64_t token_last);
-    void (*activate)(const ActivateCall& call, int64_t row, int64_t column_first, int64_t column_last);
+    void (*activate)(const ActivateCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
+                     int64_t column_last);
     void (*write_pages)(const WritePagesCall& call, int64_t head);
 
     // Bytes of scratch that one thread needs in attend.
