@@ -92,7 +92,7 @@ struct PanelJob {
     const float* bias;  // [rows] or null
 };
 
-// Some tokens times some blocks of 32 rows of f32, f16 or bf16.
+// Some tokens times some blocks of 32 rows of f32 or f16.
 struct DenseJob {
     const uint8_t* weights;
     int64_t columns;
@@ -119,7 +119,7 @@ struct QuantKernels {
 struct KernelTable {
     const char* name;
     QuantKernels quant[kTypeCount];         // empty for f32, f16, bf16
-    void (*dense[3])(const DenseJob& job);  // f32, f16, bf16
+    void (*dense[2])(const DenseJob& job);  // f32, f16; bf16 is in operator_table.h
     void (*quantize)(const QuantizeJob& job);
 };
 

@@ -18,7 +18,9 @@ struct LinearCall {
     const float* x;
     int64_t tokens;
     float* out;
-    Activations activations;  // empty when all parts are dense
+    Activations activations;  // empty without quantised parts
+    uint32_t* pairs;          // the activations as pairs of bf16; null without parts of bf16
+    int64_t pairs_tile;
 };
 
 inline int64_t align_line(int64_t bytes) {
@@ -37,14 +39,23 @@ inline int64_t panels_of(const LinearWeight::Part& part) {
     return (part.rows + kPanelRows - 1) / kPanelRows;
 }
 
-// Lays the activations of a call out in scratch memory, if some part needs them.
-void lay_out_activations(LinearCall& call, Scratch use);
+// A call whose activations lie in scratch memory, undefined so far, in the forms that its parts need.
+LinearCall begin_call(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
+                      Scratch use);
 
-// Makes the input (if that is left to do) and quantises it, on all threads.
+// Tokens in a tile of activations.
+inline int64_t tile_of(int64_t tokens) {
+    return tokens < kManyTokens ? tokens : kTileTokens;
+}
+
+// Makes the input (if that is left to do) and quantises or narrows it, on all threads.
 void prepare_together(const LinearCall& call, const MakeRows& make_rows);
 
-// All tokens times blocks [first, last) of a part, without panels.
+// Blocks [first, last) of a part without panels: all tokens; or, of dense parts, tokens [first_token, last_token),
+// first_token at the start of a tile.
 void multiply_blocks(const LinearCall& call, const LinearWeight::Part& part, int64_t first, int64_t last);
+void multiply_dense(const LinearCall& call, const LinearWeight::Part& part, int64_t first, int64_t last,
+                    int64_t first_token, int64_t last_token);
 
 // Many tokens, whose input is prepared.
 void multiply_many(const LinearCall& call);

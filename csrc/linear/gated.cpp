@@ -129,9 +129,8 @@ bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, i
 
 void multiply_gated(Runtime& runtime, const LinearWeight& gate_up, const float* x, int64_t tokens, Activation kind,
                     const LinearWeight& down, float* out, const MakeRows& make_rows) {
-    LinearCall first{runtime, gate_up, x, tokens, nullptr, {}}, second{runtime, down, nullptr, tokens, out, {}};
-    lay_out_activations(first, Scratch::activations);
-    lay_out_activations(second, Scratch::gated);
+    const LinearCall first = begin_call(runtime, gate_up, x, tokens, nullptr, Scratch::activations);
+    const LinearCall second = begin_call(runtime, down, nullptr, tokens, out, Scratch::gated);
     prepare_together(first, make_rows);
     multiply_pairs({first, down, kind, second.activations, panel_bytes_of(first)});
     multiply_many(second);

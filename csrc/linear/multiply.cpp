@@ -23,53 +23,60 @@ constexpr int64_t kAloneValues = 16384;
 // What a waiting thread asks for: it must fit into its second-level cache.
 constexpr int64_t kFetchBytes = 256 << 10;
 
-}  // namespace
+// Which forms of the input the parts of a weight need.
+struct Needs {
+    bool zeros[kZeroPointCount] = {};
+    bool quantized = false, pairs = false;
+};
 
-void lay_out_activations(LinearCall& call, Scratch use) {
-    bool needed[kZeroPointCount] = {}, any = false;
+Needs find_needs(const LinearCall& call) {
+    Needs needs;
     for (const Part& part : call.weight.parts()) {
+        needs.pairs |= part.type == Type::bf16;
         if (is_dense(part.type)) continue;
-        any = true;
+        needs.quantized = true;
         const int zero = kernels_of(call, part.type).zero_point;
-        if (zero >= 0) needed[zero] = true;
+        if (zero >= 0) needs.zeros[zero] = true;
     }
-    if (!any) return;
-    Activations& a = call.activations;
-    const int64_t columns = call.weight.in_features();
-    a.groups = columns / kGroupColumns;
-    a.tile = call.tokens < kManyTokens ? call.tokens : kTileTokens;
-    const int64_t items = (call.tokens + a.tile - 1) / a.tile * a.tile * a.groups;
-    const int64_t per_group = align_line(4 * items), per_half = align_line(8 * items),
-                  values = align_line(kGroupColumns * items);
-    int64_t bytes = values + 2 * per_group + per_half;
-    for (int z = 0; z < kZeroPointCount; ++z) {
-        if (needed[z]) bytes += kZeroPoints[z].halves ? per_half : per_group;
-    }
-    std::byte* at = call.runtime.scratch(use, static_cast<size_t>(bytes));
-    const auto take = [&](int64_t size) {
+    return needs;
+}
+
+// Lays the activations out from `at` on, or from null on; returns the end.
+std::byte* lay_out_activations(LinearCall& call, const Needs& needs, std::byte* at) {
+    const auto take = [&at](int64_t size) {
         std::byte* const taken = at;
-        at += size;
+        at += align_line(size);
         return taken;
     };
-    a.values = reinterpret_cast<int8_t*>(take(values));
-    a.scales = reinterpret_cast<float*>(take(per_group));
-    a.scaled_sums = reinterpret_cast<float*>(take(per_group));
-    a.half_sums = reinterpret_cast<int32_t*>(take(per_half));
-    for (int z = 0; z < kZeroPointCount; ++z) {
-        const int64_t size = kZeroPoints[z].halves ? per_half : per_group;
-        a.zeros[z] = needed[z] ? reinterpret_cast<int32_t*>(take(size)) : nullptr;
-    }
-}
-
-namespace {
-
-bool is_quantized(const LinearCall& call) {
-    return call.activations.values != nullptr;
-}
-
-// Tokens [first, last) of the input.
-void quantize_tokens(const LinearCall& call, int64_t first, int64_t last) {
+    const int64_t tile = tile_of(call.tokens), tokens = (call.tokens + tile - 1) / tile * tile;
     const int64_t columns = call.weight.in_features();
+    if (needs.pairs) {
+        call.pairs = reinterpret_cast<uint32_t*>(take(4 * tokens * ((columns + 1) / 2)));
+        call.pairs_tile = tile;
+    }
+    if (!needs.quantized) return at;
+    Activations& a = call.activations;
+    a.groups = columns / kGroupColumns;
+    a.tile = tile;
+    const int64_t items = tokens * a.groups;
+    a.values = reinterpret_cast<int8_t*>(take(kGroupColumns * items));
+    a.scales = reinterpret_cast<float*>(take(4 * items));
+    a.scaled_sums = reinterpret_cast<float*>(take(4 * items));
+    a.half_sums = reinterpret_cast<int32_t*>(take(8 * items));
+    for (int z = 0; z < kZeroPointCount; ++z) {
+        const int64_t size = kZeroPoints[z].halves ? 8 * items : 4 * items;
+        a.zeros[z] = needs.zeros[z] ? reinterpret_cast<int32_t*>(take(size)) : nullptr;
+    }
+    return at;
+}
+
+// Tokens [first, last) of the input into the forms that are needed.
+void convert_tokens(const LinearCall& call, const Needs& needs, int64_t first, int64_t last) {
+    const int64_t columns = call.weight.in_features();
+    if (needs.pairs) {
+        operator_table(call.runtime.isa)->narrow_rows({call.x, columns, call.pairs_tile, call.pairs}, first, last);
+    }
+    if (!needs.quantized) return;
     call.runtime.kernels->quantize({.x = call.x + first * columns,
                                     .x_stride = columns,
                                     .first_token = first,
@@ -82,13 +89,25 @@ void quantize_tokens(const LinearCall& call, int64_t first, int64_t last) {
 // The input, made and quantised by this thread alone.
 void prepare_alone(const LinearCall& call, const MakeRows& make_rows) {
     if (make_rows) make_rows(0, call.tokens);
-    if (is_quantized(call)) quantize_tokens(call, 0, call.tokens);
+    convert_tokens(call, find_needs(call), 0, call.tokens);
 }
 
 }  // namespace
 
+LinearCall begin_call(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
+                      Scratch use) {
+    LinearCall call{runtime, weight, x, tokens, out, {}, nullptr, 0};
+    const Needs needs = find_needs(call);
+    if (!needs.quantized && !needs.pairs) return call;
+    const std::byte* const nothing = nullptr;
+    const auto bytes = static_cast<size_t>(lay_out_activations(call, needs, nullptr) - nothing);
+    lay_out_activations(call, needs, runtime.scratch(use, bytes));
+    return call;
+}
+
 void prepare_together(const LinearCall& call, const MakeRows& make_rows) {
-    if (!make_rows && !is_quantized(call)) return;
+    const Needs needs = find_needs(call);
+    if (!make_rows && !needs.quantized && !needs.pairs) return;
     const int threads = call.runtime.pool.threads();
     const int64_t tile = std::min(kTileTokens, (call.tokens + threads - 1) / threads);
     const int64_t tiles = (call.tokens + tile - 1) / tile;
@@ -98,37 +117,46 @@ void prepare_together(const LinearCall& call, const MakeRows& make_rows) {
         for (int64_t first = tiles * task / tasks * tile; first < end; first += tile) {
             const int64_t last = std::min(first + tile, end);
             if (make_rows) make_rows(first, last);
-            if (is_quantized(call)) quantize_tokens(call, first, last);  // while they are in the cache
+            convert_tokens(call, needs, first, last);  // while they are in the cache
         }
     });
 }
 
-void multiply_blocks(const LinearCall& call, const Part& part, int64_t first, int64_t last) {
-    float* const out = call.out + part.first_column;
+void multiply_dense(const LinearCall& call, const Part& part, int64_t first, int64_t last, int64_t first_token,
+                    int64_t last_token) {
     const int64_t stride = call.weight.out_features(), columns = call.weight.in_features();
-    if (is_dense(part.type)) {
-        call.runtime.kernels->dense[static_cast<int>(part.type)]({.weights = part.memory.data(),
-                                                                  .columns = columns,
-                                                                  .first_block = first,
-                                                                  .last_block = last,
-                                                                  .rows = part.rows,
-                                                                  .x = call.x,
-                                                                  .tokens = call.tokens,
-                                                                  .out = out,
-                                                                  .out_stride = stride,
-                                                                  .bias = bias_of(part)});
-        return;
+    float* const out = call.out + part.first_column;
+    if (part.type == Type::bf16) {
+        const auto* const weights = reinterpret_cast<const uint32_t*>(part.memory.data());
+        return operator_table(call.runtime.isa)
+            ->multiply_dense_pairs(
+                {weights, columns, part.rows, call.pairs, call.pairs_tile, out, stride, bias_of(part)}, first, last,
+                first_token, last_token);
     }
+    call.runtime.kernels->dense[static_cast<int>(part.type)]({.weights = part.memory.data(),
+                                                              .columns = columns,
+                                                              .first_block = first,
+                                                              .last_block = last,
+                                                              .rows = part.rows,
+                                                              .x = call.x + first_token * columns,
+                                                              .tokens = last_token - first_token,
+                                                              .out = out + first_token * stride,
+                                                              .out_stride = stride,
+                                                              .bias = bias_of(part)});
+}
+
+void multiply_blocks(const LinearCall& call, const Part& part, int64_t first, int64_t last) {
+    if (is_dense(part.type)) return multiply_dense(call, part, first, last, 0, call.tokens);
     const QuantKernels& kernels = kernels_of(call, part.type);
     kernels.rows({.weights = part.memory.data(),
-                  .units = columns / kernels.unit_columns,
+                  .units = call.weight.in_features() / kernels.unit_columns,
                   .first_block = first,
                   .last_block = last,
                   .rows = part.rows,
                   .activations = &call.activations,
                   .tokens = call.tokens,
-                  .out = out,
-                  .out_stride = stride,
+                  .out = call.out + part.first_column,
+                  .out_stride = call.weight.out_features(),
                   .bias = bias_of(part)});
 }
 
@@ -202,8 +230,7 @@ void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
 void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
               const MakeRows& make_rows) {
     if (tokens == 0 || weight.parts().empty()) return;
-    LinearCall call{runtime, weight, x, tokens, out, {}};
-    lay_out_activations(call, Scratch::activations);
+    const LinearCall call = begin_call(runtime, weight, x, tokens, out, Scratch::activations);
     if (tokens < kSomeTokens) return multiply_few(call, make_rows);
     prepare_together(call, make_rows);
     multiply_many(call);

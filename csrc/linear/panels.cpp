@@ -77,17 +77,12 @@ void multiply_piece(const LinearCall& call, const Piece& piece, uint8_t* panels,
 
 // A piece of dense weights, or of few enough tokens that panels do not pay.
 void multiply_rows(const LinearCall& call, const Piece& piece) {
-    LinearCall slice = call;
-    int64_t step = 1;
+    const int64_t first = piece.first_panel, last = first + piece.panels;
     if (is_dense(piece.part->type)) {
-        slice.x += piece.first_token * call.weight.in_features();
-        slice.out += piece.first_token * call.weight.out_features();
-        slice.tokens = piece.last_token - piece.first_token;
-    } else {
-        step = kPanelRows / kRepackRows;
+        return multiply_dense(call, *piece.part, first, last, piece.first_token, piece.last_token);
     }
-    const int64_t last = step * (piece.first_panel + piece.panels);
-    multiply_blocks(slice, *piece.part, step * piece.first_panel, std::min(last, piece.part->blocks));
+    const int64_t step = kPanelRows / kRepackRows;
+    multiply_blocks(call, *piece.part, step * first, std::min(step * last, piece.part->blocks));
 }
 
 }  // namespace
