@@ -172,6 +172,20 @@ mlxr::WritePagesCall check_write(const PoolOut& k_pool, const PoolOut& v_pool, c
     return call;
 }
 
+// Positions that a row sees, its own included; 0 for all.
+inline int64_t positions_seen(int64_t window) {
+    return window > 0 ? window : int64_t{1} << 40;
+}
+
+// `pool` is shaped as that of `call`, of `pages` pages.
+inline void check_alike(const char* what, const PoolOut& pool, const mlxr::WritePagesCall& call, int64_t pages) {
+    if (size_of(pool, 0) == pages && size_of(pool, 1) == call.kv_heads && size_of(pool, 2) == call.page_size &&
+        size_of(pool, 3) == call.head_dim && page_type_of("write_pages", "k_pool", pool) == call.type) {
+        return;
+    }
+    refuse(what, "of different shapes or types", "all alike");
+}
+
 // A call of attend, but for q, its stride, and out.
 template <typename Array>
 mlxr::AttendCall check_attend(const Array& k_pool, const Array& v_pool, const Ints& query_starts,
@@ -189,7 +203,7 @@ mlxr::AttendCall check_attend(const Array& k_pool, const Array& v_pool, const In
     call.head_dim = size_of(k_pool, 3);
     call.padded_dim = (call.head_dim + 15) / 16 * 16;
     call.scale = scale;
-    call.window = window > 0 ? window : int64_t{1} << 40;
+    call.window = positions_seen(window);
     call.query_starts = query_starts.data();
     call.context_lengths = context_lengths.data();
     call.page_table = page_table.data();

@@ -21,6 +21,7 @@ FLOAT16 = np.dtype(np.float16)
 INT32 = np.dtype(np.int32)
 BFLOAT16 = np.dtype(np.uint16)  # NumPy has no bf16
 POOL_DTYPES: dict[str, np.dtype[Any]] = {"bf16": BFLOAT16, "f16": FLOAT16, "f32": FLOAT32}
+_POOL_TYPES = {dtype: name for name, dtype in POOL_DTYPES.items()}
 
 
 class TensorSource(Protocol):
@@ -66,7 +67,7 @@ class TensorSource(Protocol):
 
 def pool_type(pool: PoolArray) -> str:
     """How a pool keeps its values, as ggml spells it: "bf16", "f16" or "f32"."""
-    return next(name for name, dtype in POOL_DTYPES.items() if dtype == pool.dtype)
+    return _POOL_TYPES[pool.dtype]
 
 
 def read_vector(tensor: TensorSource) -> FloatArray:
