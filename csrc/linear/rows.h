@@ -68,12 +68,29 @@ MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations
     }
 }
 
+// What to ask memory for while a block is multiplied with one tile of tokens of several: with the only tile, what comes
+// 8 KiB later; else each tile asks for its share of the next block, so that memory has work all the time.
+template <class W>
+struct Ahead {
+    static constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
+    const uint8_t* next;
+    int64_t bytes;  // with each stride
+
+    Ahead(const uint8_t* block, int64_t block_bytes, int64_t tile, int64_t tiles)
+        : next(tiles == 1 ? block + kAheadBytes : block + block_bytes + block_bytes * tile / tiles),
+          bytes(kStrideBytes / tiles) {}
+
+    MLXR_INLINE void fetch(Ahead& self) {
+        for (int64_t i = 0; i < self.bytes; i += 64) __builtin_prefetch(self.next + i);
+        self.next += self.bytes;
+    }
+};
+
 // One block times M tokens.
 template <class W, int M>
-void multiply_block(const RowsJob& job, int64_t block, int64_t token) {
+void multiply_block(const RowsJob& job, int64_t block, int64_t token, Ahead<W> ahead) {
     const uint8_t* base = job.weights + block * job.units * W::kUnitBytes;
     const Activations a = *job.activations;
-    constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
     for (int part = 0; part < kParts; ++part) {
         const int64_t row = block * kBlockRows + part * kLanes;
         const int valid = static_cast<int>(job.rows - row);
@@ -84,8 +101,8 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token) {
             const Unit unit{base + u * W::kUnitBytes, part};
             Scales s;
             W::scales(unit, s);
-            for (int n = 0; n < kStrides; ++n) {
-                if (part == 0) prefetch_ahead(unit.base + n * kStrideBytes, kStrideBytes);
+            for (int n = 0; n < Ahead<W>::kStrides; ++n) {
+                if (part == 0) Ahead<W>::fetch(ahead);
                 add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, sums);
             }
         }
@@ -96,16 +113,30 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token) {
     }
 }
 
+// `tokens` tokens, at most M.
+template <class W, int M>
+MLXR_INLINE void multiply_tokens(const RowsJob& job, int64_t block, int64_t token, int64_t tokens, Ahead<W> ahead) {
+    if constexpr (M > 1) {
+        if (tokens < M) return multiply_tokens<W, M - 1>(job, block, token, tokens, ahead);
+    }
+    multiply_block<W, M>(job, block, token, ahead);
+}
+
+#if defined(MLXR_TIER_avx512)
+constexpr int kTokens = 8;  // in a tile, at most
+#else
+constexpr int kTokens = 4;
+#endif
+
 template <class W>
 void multiply_rows(const RowsJob& job) {
+    const int64_t tiles = (job.tokens + kTokens - 1) / kTokens, block_bytes = job.units * W::kUnitBytes;
     for (int64_t block = job.first_block; block < job.last_block; ++block) {
-        int64_t token = 0;
-#if defined(MLXR_TIER_avx512)
-        for (; token + 8 <= job.tokens; token += 8) multiply_block<W, 8>(job, block, token);
-#endif
-        for (; token + 4 <= job.tokens; token += 4) multiply_block<W, 4>(job, block, token);
-        for (; token + 2 <= job.tokens; token += 2) multiply_block<W, 2>(job, block, token);
-        if (token < job.tokens) multiply_block<W, 1>(job, block, token);
+        const uint8_t* const base = job.weights + block * block_bytes;
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            const int64_t first = job.tokens * tile / tiles, last = job.tokens * (tile + 1) / tiles;
+            multiply_tokens<W, kTokens>(job, block, first, last - first, Ahead<W>(base, block_bytes, tile, tiles));
+        }
     }
 }
 
