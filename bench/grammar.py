@@ -1,8 +1,9 @@
 """What share of a step goes to grammars when every sequence of the batch follows one.
 
-    python bench/grammar.py [MODEL] [--batch 8] [--tokens 150] [--repeat 5] [--json FILE]
+    python bench/grammar.py [MODEL] [--batch 8] [--tokens 150] [--repeat 5] [--same] [--json FILE]
 
-In every round the batch generates at temperature 1, each sequence under its own JSON schema, long enough that none
+In every round the batch generates at temperature 1, each sequence under its own JSON schema, or all under the same
+one, long enough that none
 ends early; then the same without grammars. Counted are the steps in which all sequences decode. The time of grammars is
 what the masks and the accepted tokens take, measured around each call. That masking the logits costs nothing more
 shows in the steps themselves. Exit code 1 if grammars take 10 % of a step or more.
@@ -116,7 +117,7 @@ def measure(loaded: LoadedModel, engine: Engine, given: argparse.Namespace) -> d
     grammars: list[float] = []
     plain: list[float] = []
     for number in range(given.repeat + 1):
-        grammar_texts = [write_schema(index) for index in range(given.batch)]
+        grammar_texts = [write_schema(0 if given.same else index) for index in range(given.batch)]
         constraints = [TimedConstraint(compiler.compile(Grammar("json_schema", text)), watch) for text in grammar_texts]
         constrained = run_round(engine, prompt, list(constraints), given.tokens, watch, 1000 * number)
         free = run_round(engine, prompt, [None] * given.batch, given.tokens, watch, 1000 * number)
@@ -144,6 +145,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=150, help="of each answer")
     parser.add_argument("--repeat", type=int, default=5, help="rounds that count")
+    parser.add_argument("--same", action="store_true", help="one schema for all sequences")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

@@ -143,8 +143,12 @@ async def load(server: ServerProcess, clients: int, seconds: float) -> tuple[Tal
     await asyncio.gather(*(live(client, server, alone, start_s + seconds, tally) for client in range(clients)))
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    await asyncio.sleep(0.5)
-    samples.append((time.monotonic() - start_s, await asyncio.to_thread(read_numbers, server)))
+    for _ in range(100):  # the last ones to leave are noticed a moment later
+        await asyncio.sleep(0.1)
+        numbers = await asyncio.to_thread(read_numbers, server)
+        if numbers["mlxr_requests_in_flight"] == 1:
+            break
+    samples.append((time.monotonic() - start_s, numbers))
     return tally, samples
 
 

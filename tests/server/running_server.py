@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ import httpx
 from fastapi import FastAPI
 
 from mlxr.core.settings import Settings, resolve
+from mlxr.server.activity import InFlight
 from mlxr.server.app import create_app
 from mlxr.server.listen import Server, name_address, open_socket
 from mlxr.server.served import ServedModels
@@ -74,3 +76,29 @@ def start_server(
 
 
 MakeServer = Callable[..., RunningServer]
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Return when it has; what is waited for must be sure to come, however slow the machine is."""
+    end_s = time.monotonic() + READY_S
+    while not happened():
+        assert time.monotonic() < end_s, "it never happened"
+        time.sleep(0.005)
+
+
+def used_pages(client: httpx.Client) -> int:
+    """Pages that answers of the one loaded model hold; told between two steps of its engine."""
+    (cache,) = client.get("/v1/admin/cache").json()["caches"]
+    return int(cache["engine"]["used_pages"])
+
+
+def post_and_leave(running: RunningServer, path: str, body: object, when: Callable[[InFlight], bool]) -> None:
+    """Send a request, close the connection once its row is as `when` says, and return when the server has noticed."""
+    address = running.url.removeprefix("http://")
+    host, _, port = address.rpartition(":")
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(content)}\r\n\r\n"
+    with socket.create_connection((host, int(port)), READY_S) as connection:
+        connection.sendall(head.encode() + content)
+        wait_until(lambda: any(when(row) for row in running.app.state.activity if row.path == path))
+    wait_until(lambda: not any(row.path == path for row in running.app.state.activity))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import ollama
 import pytest
-from running_server import MakeServer, RunningServer, start_server
+from running_server import MakeServer, RunningServer, start_server, wait_until
 
 from mlxr.loading import ASSETS
 from mlxr.registry import Registry
@@ -324,10 +323,3 @@ def test_a_server_with_keys(make_server: MakeServer) -> None:
     with running.client() as http:
         for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete"), ("HEAD", "/api/tags"), ("GET", "/")):
             assert http.request(method, path).status_code == 401
-
-
-def wait_until(holds: object, seconds: float = 20.0) -> None:
-    end_s = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < end_s
-        time.sleep(0.01)

@@ -7,12 +7,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import httpx
 import pytest
 from gated_model import Gate
-from running_server import MakeServer, RunningServer
+from running_server import MakeServer, RunningServer, post_and_leave, used_pages, wait_until
 
 from mlxr.core.settings import Settings, resolve
 from mlxr.registry import ModelRecord
@@ -21,21 +21,7 @@ from mlxr.service.async_session import AsyncSession
 from mlxr.service.model_pool import open_session
 
 LONG = {"model": "demo", "prompt": "import os\n", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
-WAIT_S = 20.0
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not happened():
-        assert time.monotonic() < end_s, "it never happened"
-        time.sleep(0.005)
-
-
-def used_pages(client: httpx.Client) -> int:
-    (cache,) = client.get("/v1/admin/cache").json()["caches"]
-    pages = cache["engine"]["used_pages"]
-    assert isinstance(pages, int)
-    return pages
+WAIT_S = 60.0
 
 
 def ask_in_thread(running: RunningServer, body: dict[str, object]) -> tuple[threading.Thread, list[httpx.Response]]:
@@ -60,7 +46,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def gated(gate: Gate, make_server: MakeServer) -> Iterator[RunningServer]:
-    yield make_server(open_session=gate.open_session, drain_s=5)
+    yield make_server(open_session=gate.open_session, drain_s=30)
     gate.open()
 
 
@@ -80,9 +66,7 @@ def test_a_stream_whose_client_goes_gives_its_pages_back_within_one_step(gate: G
 
 def test_a_whole_answer_whose_client_goes_is_cancelled(gate: Gate, gated: RunningServer) -> None:
     with gated.client() as client:
-        with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/completions", json=LONG, timeout=0.3)
-        wait_until(lambda: not any(row.path == "/v1/completions" for row in gated.app.state.activity))
+        post_and_leave(gated, "/v1/completions", LONG, lambda row: row.prompt_tokens > 0)
         gate.let(2)
         assert used_pages(client) == 0
         assert gate.steps <= 2
@@ -97,9 +81,7 @@ def test_a_client_that_goes_while_the_model_is_loaded(make_server: MakeServer) -
 
     running = make_server(open_session=load_slowly, ready=False)
     with running.client() as client:
-        with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/completions", json=LONG, timeout=0.2)
-        wait_until(lambda: not any(row.path == "/v1/completions" for row in running.app.state.activity))
+        post_and_leave(running, "/v1/completions", LONG, lambda row: True)
         assert client.get("/health/ready").status_code == 503
         may_load.set()
         running.wait_ready()
@@ -128,9 +110,9 @@ def test_an_answer_can_be_ended_by_its_id(gate: Gate, gated: RunningServer) -> N
 
 def test_a_full_queue_is_told_with_the_time_to_come_back(gate: Gate, make_server: MakeServer) -> None:
     running = make_server(open_session=gate.open_session, max_sequences=1, max_waiting=1)
-    gate.on_step = lambda number: time.sleep(0.02)
+    gate.on_step = lambda number: time.sleep(0.05)  # so 20 seconds for what follows; then it goes on at full speed
     gate.open()
-    first, first_responses = ask_in_thread(running, {**LONG, "max_tokens": 100})
+    first, first_responses = ask_in_thread(running, LONG)
     with running.client() as client:
         wait_until(lambda: used_pages(client) > 0)
         second, second_responses = ask_in_thread(running, {**LONG, "max_tokens": 2})
@@ -195,11 +177,9 @@ def test_what_takes_longer_than_the_drain_is_ended_with_what_it_has(gate: Gate, 
         with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
-            start_s = time.monotonic()
             running.server.should_exit = True
             rest = "".join(lines)
-        assert "cancelled" in rest
-        assert time.monotonic() - start_s < 5
+        assert "cancelled" in rest  # all of it would have taken 20 seconds
     running.stop()
 
 
@@ -219,8 +199,8 @@ def test_a_request_is_logged_without_what_it_asks(client: httpx.Client, caplog: 
     body = {"model": "demo", "prompt": "a secret thing", "max_tokens": 2, "ignore_eos": True}
     request_id = client.post("/v1/completions", json=body).headers["x-request-id"]
     wait_until(lambda: any(getattr(record, "fields", {}).get("request_id") == request_id for record in caplog.records))
-    (fields,) = [record.fields for record in caplog.records if record.name == "mlxr.access"]  # type: ignore[attr-defined]
-    assert fields["request_id"] == request_id
+    lines = [record.fields for record in caplog.records if record.name == "mlxr.access"]  # type: ignore[attr-defined]
+    (fields,) = [fields for fields in lines if fields["request_id"] == request_id]
     assert (fields["method"], fields["path"], fields["status"]) == ("POST", "/v1/completions", 200)
     assert fields["model"] == "demo:latest"
     assert fields["tokens"] == 2
@@ -230,10 +210,18 @@ def test_a_request_is_logged_without_what_it_asks(client: httpx.Client, caplog: 
 
 def test_who_only_watches_is_not_logged(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "mlxr")
-    for path in ("/health", "/health/live", "/health/ready", "/metrics", "/v1/admin/models"):
-        client.get(path)
-    wait_until(lambda: bool(caplog.records))
-    assert [record.fields["path"] for record in caplog.records] == ["/v1/admin/models"]  # type: ignore[attr-defined]
+    paths = ("/health", "/health/live", "/health/ready", "/metrics", "/v1/admin/models")
+    ids = [
+        client.get(path, headers={"x-request-id": f"watch-{number}"}).headers["x-request-id"]
+        for number, path in enumerate(paths)
+    ]
+
+    def logged() -> list[str]:
+        found = [getattr(record, "fields", {}).get("request_id") for record in caplog.records]
+        return [request_id for request_id in found if request_id in ids]
+
+    wait_until(lambda: ids[-1] in logged())
+    assert logged() == ids[-1:]
 
 
 def test_prompts_are_logged_when_asked_for(make_server: MakeServer, caplog: pytest.LogCaptureFixture) -> None:

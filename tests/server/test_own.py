@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from running_server import MakeServer, RunningServer
+from running_server import MakeServer, RunningServer, wait_until
 
 TEXT = "What does os.path.join do? <|im_end|> ünï"
 
@@ -112,7 +112,7 @@ def test_health(client: httpx.Client) -> None:
 def test_a_model_that_cannot_be_loaded_is_told_by_health(make_server: MakeServer) -> None:
     running = make_server(default_model="no-such-model", ready=False)
     with running.client() as client:
-        running.app.state.lifecycle.loaded.is_set()
+        wait_until(running.app.state.lifecycle.loaded.is_set)
         response = client.get("/health/ready")
         assert response.status_code == 503
         assert client.get("/health/live").status_code == 200
@@ -122,6 +122,7 @@ def test_a_model_that_cannot_be_loaded_is_told_by_health(make_server: MakeServer
 
 
 def test_what_is_loaded(client: httpx.Client) -> None:
+    client.post("/tokenize", json={"content": "x"})
     models = client.get("/v1/admin/models").json()["models"]
     (model,) = [model for model in models if model["name"] == "demo:latest"]  # other tests may have loaded others
     assert model["context_tokens"] == 2048

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.loading import ASSETS
 from mlxr.registry.record import ModelRecord
-from mlxr.service.completion import fold_stream
+from mlxr.service.completion import fold_events, fold_stream
 from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool
 from mlxr.service.requests import ChatRequest, TextRequest
 
@@ -110,6 +111,7 @@ def run(
     **settings: Any,
 ) -> None:
     async def with_pool() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # one, so that `settle` knows the order
         sessions, shelf = Sessions(), Shelf(*records or (make_record("a"), make_record("b"), make_record("c")))
         values = {"models_memory_bytes": 350 * MIB, "default_model": "a", **settings}
         pool = ModelPool(Settings(**values), shelf, clock=clock, open_session=sessions.open)
@@ -133,9 +135,11 @@ def names(pool: ModelPool) -> list[str]:
 
 
 async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.02)
+    """Let everything go on until it waits for the test: on the loop, and on the thread where the catalogue is asked."""
+    for _ in range(5):
+        await asyncio.to_thread(int)  # comes after whatever waits for that thread
+        for _ in range(20):
+            await asyncio.sleep(0)
 
 
 def test_a_model_is_loaded_once_and_shared() -> None:
@@ -401,10 +405,9 @@ def test_stopping_with_requests_in_flight_ends_them() -> None:
         lease = await pool.acquire()
         request = TextRequest("import os", SamplingParams(max_tokens=1500, ignore_eos=True))
         stream = await lease.session.start(request)
-        reading = asyncio.create_task(fold_stream(stream))
-        await asyncio.sleep(0.05)
+        events = [await anext(stream)]
         await pool.stop(drain_s=0.01)
-        completion = await reading
+        completion = fold_events([*events, *[event async for event in stream]])
         assert completion.finish_reason is FinishReason.CANCELLED
         assert completion.usage.completion_tokens == len(completion.token_ids) > 0
         with pytest.raises(EngineStopped):

@@ -35,6 +35,7 @@ def test_the_cut_of_the_text_does_not_matter(parts: list[str], is_open: bool, da
         ("<think>\nhm, 2 + 2\n</think>\n\nFour.", False, "hm, 2 + 2", "Four."),
         ("hm</think>Four. </think> stays", True, "hm", "Four. </think> stays"),
         ("<think>hm</think>Four.", True, "hm", "Four."),
+        ("<think> <think>hm</think>Four.", False, "<think>hm", "Four."),
         ("<think></think>\n\nFour.", False, "", "Four."),
         ("\n <think>hm", False, "hm", ""),
         ("\n\nFour <think>no</think>", False, "", "\n\nFour <think>no</think>"),

@@ -56,12 +56,12 @@ class RequestScope:
 
         async with AsyncExitStack() as stack:
             row = self._activity.open(scope, _wanted_id(scope), stack)
+            stack.callback(self._activity.close, row)  # the last to go: what is not listed any more holds nothing
             try:
                 await self._app(scope, receive, send_with_id)
             except ClientGone:
                 status = GONE_STATUS
             finally:
-                self._activity.close(row)
                 row.route = _route_of(scope)
                 seconds = monotonic() - row.arrived_s
                 self._metrics.count_request(row, status, seconds)

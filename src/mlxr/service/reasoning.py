@@ -47,7 +47,8 @@ def hold_back(text: str, tag: str) -> int:
 
 class _Place(Enum):
     START = auto()  # nothing but space so far
-    INSIDE_START = auto()  # inside, nothing but space so far
+    INSIDE_START = auto()  # inside as the prompt left it, nothing but space so far
+    OPENED = auto()  # behind the opening tag, nothing but space so far
     INSIDE = auto()
     AFTER = auto()  # behind the closing tag, nothing but space so far
     ANSWER = auto()
@@ -88,13 +89,15 @@ class ReasoningSplitter:
         if self._place is _Place.INSIDE:
             return self._read_thought(pieces)
         bare = self._held.lstrip()
+        if self._place is _Place.OPENED:
+            self._held, self._place = bare, _Place.INSIDE if bare else _Place.OPENED
+            return bool(bare)
         if self._place in (_Place.START, _Place.INSIDE_START):
             if self._tags.open.startswith(bare) and bare != self._tags.open:
                 return False  # also when there is nothing but space
             if bare.startswith(self._tags.open):
-                self._held = bare.removeprefix(self._tags.open).lstrip()
-                self._place = _Place.INSIDE if self._held else _Place.INSIDE_START
-                return bool(self._held)
+                self._held, self._place = bare.removeprefix(self._tags.open), _Place.OPENED
+                return True
             if self._place is _Place.INSIDE_START:
                 self._held, self._place = bare, _Place.INSIDE
                 return True
