@@ -56,7 +56,9 @@ def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest
     for setting in SETTINGS:
         scopes = {"model"} if name in WITH_MODEL else {"registry"} if name in WITH_REGISTRY else set()
         if name == "serve":
-            scopes = {"model", "registry", "server"}
+            scopes = {"model", "registry", "hub", "server"}
+        elif name == "pull":
+            scopes = {"registry", "hub"}
         assert (f"{setting.flag} " in text) == (setting.scope in scopes and not setting.secret)
     for row in SAMPLING_FLAGS:
         assert (f"{row.flag} " in text) == (name in ("run", "chat"))

@@ -62,7 +62,7 @@ def test_a_broken_settings_file_is_refused_by_name(text: str | None, named: str,
 
 
 def test_a_scope_selects_its_settings() -> None:
-    names = [name for scope in ("model", "registry", "server") for name in Settings().select(scope)]  # type: ignore[arg-type]
+    names = [name for scope in ("model", "registry", "hub", "server") for name in Settings().select(scope)]  # type: ignore[arg-type]
     assert sorted(names) == sorted(setting.name for setting in SETTINGS)
     assert "port" in Settings().select("server")
     assert "port" not in Settings().select("model", "registry")

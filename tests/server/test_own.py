@@ -88,6 +88,7 @@ def test_broken_bodies_are_refused(content: bytes, client: httpx.Client) -> None
     response = client.post("/tokenize", content=content)
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_request"
+    assert response.json()["error"]["field"] in ("body", "content")
 
 
 def test_a_body_is_json_whatever_it_is_called(client: httpx.Client) -> None:

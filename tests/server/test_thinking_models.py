@@ -36,7 +36,7 @@ def ai(server: str) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def claude(server: str) -> Iterator[anthropic.Anthropic]:
+def anthropic_api(server: str) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server, api_key="none", max_retries=0) as client:
         yield client
 
@@ -84,18 +84,18 @@ def test_a_response_begins_with_the_thought(ai: openai.OpenAI, thinker: str) -> 
     assert "".join(deltas) == reply.output[0].content[0].text  # type: ignore[union-attr, index]
 
 
-def test_a_message_thinks_when_asked_to(claude: anthropic.Anthropic, thinker: str) -> None:
+def test_a_message_thinks_when_asked_to(anthropic_api: anthropic.Anthropic, thinker: str) -> None:
     common = {"model": thinker, "messages": QUESTION, "max_tokens": 12, "extra_body": {"temperature": 0}}
-    silent = claude.messages.create(**common)  # type: ignore[call-overload]
+    silent = anthropic_api.messages.create(**common)  # type: ignore[call-overload]
     assert [block.type for block in silent.content] == ["text"]
     thinking = {"type": "enabled", "budget_tokens": 11}
-    loud = claude.messages.create(**common, thinking=thinking)  # type: ignore[call-overload]
+    loud = anthropic_api.messages.create(**common, thinking=thinking)  # type: ignore[call-overload]
     assert [block.type for block in loud.content] == ["thinking"]
     assert loud.content[0].thinking
     assert loud.usage.output_tokens_details.thinking_tokens == 12
-    hidden = claude.messages.create(**common, thinking={**thinking, "display": "omitted"})  # type: ignore[call-overload]
+    hidden = anthropic_api.messages.create(**common, thinking={**thinking, "display": "omitted"})  # type: ignore[call-overload]
     assert (hidden.content[0].thinking, hidden.content[0].signature) == ("", loud.content[0].signature)
-    with claude.messages.stream(**common, thinking=thinking) as events:  # type: ignore[arg-type]
+    with anthropic_api.messages.stream(**common, thinking=thinking) as events:  # type: ignore[arg-type]
         assert events.get_final_message().content == loud.content
 
 
@@ -105,9 +105,9 @@ def test_a_model_that_does_not_think_is_not_asked_to(ai: openai.OpenAI) -> None:
     assert refused.value.param == "reasoning_effort"
 
 
-def test_a_message_has_no_thought_where_the_model_has_none(claude: anthropic.Anthropic) -> None:
+def test_a_message_has_no_thought_where_the_model_has_none(anthropic_api: anthropic.Anthropic) -> None:
     thinking = {"type": "enabled", "budget_tokens": 5}
-    reply = claude.messages.create(model="demo", messages=QUESTION, max_tokens=12, thinking=thinking)  # type: ignore[arg-type]
+    reply = anthropic_api.messages.create(model="demo", messages=QUESTION, max_tokens=12, thinking=thinking)  # type: ignore[arg-type]
     assert [block.type for block in reply.content] == ["text"]
 
 

@@ -1,9 +1,9 @@
 """Flags that several commands share, each defined once.
 
 A command function asks for them by type: a parameter annotated `Settings` becomes one flag per row of the settings
-table that concerns a model (`RegistrySettings` and `ServerSettings`: those that such a command heeds), one annotated
-`SamplingParams` becomes the sampling flags. `expand_flags` turns such a function into one that
-typer understands.
+table that concerns a model (`RegistrySettings`, `PullSettings` and `ServerSettings`: those that such a command heeds),
+one annotated `SamplingParams` becomes the sampling flags. `expand_flags` turns such a function into one that typer
+understands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from mlxr.core.settings import SETTINGS, Settings, resolve
 from mlxr.core.types import SamplingParams
 
 SAMPLING_PANEL = "Sampling"
-PANELS: Mapping[Scope, str] = {"model": "Model and device", "registry": "Models on disk", "server": "Server"}
+PANELS: Mapping[Scope, str] = {
+    "model": "Model and device",
+    "registry": "Models on disk",
+    "hub": "Models on disk",
+    "server": "Server",
+}
 METAVARS: Mapping[Kind, str] = {
     "int": "NUMBER",
     "bytes": "SIZE",
@@ -34,11 +39,13 @@ METAVARS: Mapping[Kind, str] = {
 }
 
 RegistrySettings = Annotated[Settings, "registry"]
+PullSettings = Annotated[Settings, "pull"]
 ServerSettings = Annotated[Settings, "server"]
 SCOPES: tuple[tuple[object, tuple[Scope, ...]], ...] = (
     (Settings, ("model",)),
     (RegistrySettings, ("registry",)),
-    (ServerSettings, ("server", "registry", "model")),
+    (PullSettings, ("registry", "hub")),
+    (ServerSettings, ("server", "registry", "hub", "model")),
 )
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, a Hugging Face folder, or 'demo'.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlxr.cli.flags import RegistrySettings
+from mlxr.cli.flags import PullSettings
 from mlxr.cli.terminal import Progress, format_bytes, print_fields, print_note, show_progress
 from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
@@ -19,7 +19,7 @@ Reference = Annotated[
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call it here; default: MODEL.")]
 
 
-def pull(model: Reference, settings: RegistrySettings, name: Name = None) -> None:
+def pull(model: Reference, settings: PullSettings, name: Name = None) -> None:
     """Fetch a model from Hugging Face. Interrupted, it goes on where it stopped when called again."""
     registry = open_registry(settings)
     with show_progress(f"pulling {model}") as bar:

@@ -15,7 +15,7 @@ from mlxr.core.errors import SettingError
 
 Value = str | int | float | bool | tuple[str, ...] | None
 Kind = Literal["int", "bytes", "seconds", "flag", "choice", "path", "text", "list"]
-Scope = Literal["model", "registry", "server"]
+Scope = Literal["model", "registry", "hub", "server"]
 ENVIRONMENT_PREFIX = "MLXR_"
 _BYTE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -35,8 +35,9 @@ class Setting:
     """One row of the table.
 
     `kind` says what values it takes: bytes also as text such as 512M or 2G, a list also as text with commas. `default`
-    None means decided at run time. `scope` says whom it concerns: every model that is run, the registry of models, or
-    the server alone. A `secret` has no flag, as flags are seen by every user of the machine, and is never shown.
+    None means decided at run time. `scope` says whom it concerns: every model that is run, the registry of models,
+    whoever pulls models into it, or the server alone. A `secret` has no flag, as flags are seen by every user of the
+    machine, and is never shown.
     """
 
     name: str

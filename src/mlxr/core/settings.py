@@ -101,7 +101,7 @@ SETTINGS: tuple[Setting, ...] = (
         "Where models and their catalogue are kept; default: in the user's data folder.",
         scope="registry",
     ),
-    Setting("hub_url", "text", "https://huggingface.co", "Where models are pulled from.", scope="registry"),
+    Setting("hub_url", "text", "https://huggingface.co", "Where models are pulled from.", scope="hub"),
     Setting("host", "text", "127.0.0.1", "Address to listen on; 0.0.0.0 is every address.", scope="server"),
     Setting("port", "int", 11434, "Port to listen on; 0 takes a free one.", maximum=65535, scope="server"),
     Setting("unix_socket", "path", None, "Listen on this Unix socket instead of an address.", scope="server"),

@@ -21,12 +21,15 @@ MAX_STOPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row. `has_effect` is False for what is accepted for the clients' sake; `only` is the one value served."""
+    """A row. `has_effect` is False for what is accepted for the clients' sake; `only` is the one value served, `least`
+    the smallest that means anything.
+    """
 
     name: str
     kind: Kind
     has_effect: bool = True
     only: float | None = None
+    least: int | None = None
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -42,8 +45,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("frequency_penalty", "float"),
     Option("stop", "texts"),
     Option("typical_p", "float", only=1.0),
-    *(Option(name, "int", has_effect=False) for name in ("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu")),
-    *(Option(name, "int", has_effect=False) for name in ("num_thread", "draft_num_predict", "mirostat")),
+    *(Option(name, "int", has_effect=False, least=1) for name in ("num_ctx", "num_batch")),
+    *(Option(name, "int", has_effect=False, least=-1) for name in ("num_keep", "num_gpu", "draft_num_predict")),
+    *(Option(name, "int", has_effect=False, least=0) for name in ("main_gpu", "num_thread", "mirostat")),
     *(Option(name, "float", has_effect=False) for name in ("mirostat_tau", "mirostat_eta", "tfs_z")),
     *(Option(name, "bool", has_effect=False) for name in ("use_mmap", "use_mlock", "low_vram", "f16_kv", "numa")),
     *(Option(name, "bool", has_effect=False) for name in ("penalize_newline", "logits_all", "vocab_only")),
@@ -100,6 +104,8 @@ def _check(option: Option, value: object, field: str) -> object:
         if value != int(value) or abs(value) >= 1 << 63:
             raise InvalidRequest(field, f"must be a whole number of 64 bits, got {value!r:.80}")
         value = int(value)
+    if option.least is not None and value < option.least:
+        raise InvalidRequest(field, f"must be at least {option.least}, got {value}")
     if option.only is not None and value != option.only:
         raise InvalidRequest(field, f"is not supported; only {option.only:g}, which switches it off")
     return value

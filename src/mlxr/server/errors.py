@@ -92,10 +92,16 @@ def to_error(error: BaseException) -> ServerError:
         return error
     if isinstance(error, RequestValidationError):
         return _from_validation(error)
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, ValueError | RecursionError):
+        return ServerError(400, "invalid_request", f"the body {_explain_parsing(error.__cause__)}", "body")
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal")
         return ServerError(
-            error.status_code, code, _shorten(str(error.detail)), allow=(error.headers or {}).get("Allow")
+            error.status_code,
+            code,
+            _shorten(str(error.detail)),
+            "body" if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else None,
+            allow=(error.headers or {}).get("Allow"),
         )
     if isinstance(error, InvalidRequest) and not isinstance(error, OutOfPages | QueueFull):
         return ServerError(400, "invalid_request", _shorten(str(error)), error.field)
@@ -108,6 +114,13 @@ def to_error(error: BaseException) -> ServerError:
     if isinstance(error, MlxrError):
         return ServerError(500, "internal", _shorten(str(error)))
     return ServerError(500, "internal", "internal error; the server's log says more under the id of this request")
+
+
+def _explain_parsing(error: BaseException) -> str:
+    """Why a body could not be read; FastAPI says only that it could not."""
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    return "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"is not JSON: {_shorten(str(error))}"
 
 
 def _from_validation(error: RequestValidationError) -> ServerError:

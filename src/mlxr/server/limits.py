@@ -56,7 +56,7 @@ def bound_body(receive: Receive, limit_bytes: int) -> Receive:
         if message["type"] == "http.request":
             seen_bytes += len(message.get("body", b""))
             if seen_bytes > limit_bytes:
-                raise HTTPException(413, _explain(limit_bytes))
+                raise HTTPException(413, _explain(limit_bytes))  # FastAPI lets nothing else through while it reads
         return message
 
     return receive_bounded

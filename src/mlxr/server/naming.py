@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -10,10 +11,11 @@ from mlxr.core.errors import InvalidRequest
 
 @contextmanager
 def spell_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Let an InvalidRequest that names a field of `names` name what it stands for instead."""
+    """Let an InvalidRequest that names a field of `names`, or a part of one, name what that stands for instead."""
     try:
         yield
     except InvalidRequest as error:
-        if type(error) is not InvalidRequest or error.field not in names:
+        field = error.field if error.field in names else re.split(r"[.\[]", error.field, maxsplit=1)[0]
+        if type(error) is not InvalidRequest or field not in names:
             raise
-        raise InvalidRequest(names[error.field], error.reason) from None
+        raise InvalidRequest(names[field], error.reason) from None

@@ -21,6 +21,7 @@ from mlxr.server.admin import collect_stats
 from mlxr.server.dialect import Dialect
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import borrow
+from mlxr.server.naming import spell_fields
 from mlxr.service.requests import ChatRequest
 
 router = APIRouter(tags=["own"])
@@ -98,7 +99,8 @@ async def tokenize(request: Request, body: TokenizeBody) -> Tokens:
     lease = await borrow(request, body.model)
     session = lease.session
     encode = partial(session.encode_prompt, add_special=body.add_special, parse_special=body.parse_special)
-    ids = await beside_the_loop(encode, body.content)
+    with spell_fields({"prompt": "content"}):
+        ids = await beside_the_loop(encode, body.content)
     if not body.with_pieces:
         return Tokens(tokens=ids)
     return Tokens(tokens=[Piece(id=token, piece=_show(session.tokenizer.token_bytes(token))) for token in ids])

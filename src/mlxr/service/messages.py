@@ -61,7 +61,7 @@ def _check_message(message: Message, field: str) -> dict[str, object]:
 
 def _join_content(content: object, field: str) -> str:
     if isinstance(content, str):
-        return content
+        return _check_unicode(content, field)
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise InvalidRequest(field, f"must be text or a list of text parts, got {type(content).__name__}")
     texts = []
@@ -71,7 +71,7 @@ def _join_content(content: object, field: str) -> str:
             raise InvalidRequest(
                 f"{field}[{index}]", "must be {'type': 'text', 'text': ...}; other parts are not supported"
             )
-        texts.append(text)
+        texts.append(_check_unicode(text, f"{field}[{index}].text"))
     return "".join(texts)
 
 
@@ -119,7 +119,15 @@ def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
 def _check_text(value: object, field: str) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidRequest(field, "must be text, and not empty")
-    return value
+    return _check_unicode(value, field)
+
+
+def _check_unicode(text: str, field: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, f"character {error.start} is half of a surrogate pair") from None
+    return text
 
 
 def _name_results(messages: list[dict[str, object]]) -> list[dict[str, object]]:

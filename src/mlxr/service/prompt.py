@@ -14,9 +14,14 @@ Prompt = str | Sequence[int]
 def encode_prompt(
     tokenizer: Tokenizer, vocab_size: int, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True
 ) -> list[int]:
-    """Token ids of a prompt; raises InvalidRequest for an empty one and for ids outside the vocabulary."""
+    """Token ids of a prompt; raises InvalidRequest for an empty one, for text that is not Unicode and for ids
+    outside the vocabulary.
+    """
     if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt, add_special=add_special, parse_special=parse_special)
+        try:
+            ids = tokenizer.encode(prompt, add_special=add_special, parse_special=parse_special)
+        except InvalidRequest as error:
+            raise InvalidRequest("prompt", error.reason) from None
     else:
         ids = [_check_token_id(value, vocab_size) for value in prompt]
     if not ids:

@@ -8,6 +8,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import JsonObject
+from mlxr.server.naming import spell_fields
 from mlxr.server.ollama.answering import AnswerRequest, answer, check_think, load_only
 from mlxr.server.ollama.options import make_params, read_grammar, read_keep_alive
 from mlxr.server.ollama.reply import GenerateReply, Part, Parts
@@ -63,7 +64,8 @@ async def generate(request: Request, body: GenerateBody) -> Response:
             piece["context"] = [*parts.prompt_ids, *parts.token_ids]
         return piece
 
-    return await answer(request, body, lease, wanted, render)
+    with spell_fields({"messages": "prompt"}):
+        return await answer(request, body, lease, wanted, render)
 
 
 def make_request(
