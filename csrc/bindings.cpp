@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "bindings_weight.h"
+#include "buffers.h"
 #include "cpu_features.h"
 #include "embed.h"
 #include "quants.h"
@@ -98,6 +100,25 @@ void linear(mlxr::Runtime& runtime, ConstMatrix x, mlxr::PythonWeight& weight, M
     mlxr::multiply(runtime, weight.weight, x.data(), static_cast<int64_t>(x.shape(0)), out.data());
 }
 
+// An array out of the runtime's buffers, which get its memory back when the array is gone.
+nb::ndarray<nb::numpy, float, nb::ndim<2>> make_empty(mlxr::Runtime& runtime, size_t rows, size_t columns) {
+    struct Held {
+        std::shared_ptr<mlxr::Buffers> buffers;
+        mlxr::Pages block;
+    };
+    if (columns != 0 && rows > (size_t{1} << 48) / columns) throw std::bad_alloc();
+    auto held = std::make_unique<Held>(Held{runtime.buffers, runtime.buffers->take(rows * columns * sizeof(float))});
+    float* const data = reinterpret_cast<float*>(held->block.data());
+    const nb::capsule owner(held.release(), [](void* p) noexcept {
+        const std::unique_ptr<Held> back(static_cast<Held*>(p));
+        try {
+            back->buffers->give_back(std::move(back->block));
+        } catch (const std::bad_alloc&) {  // no room for the note that it is free: then it is not kept
+        }
+    });
+    return {data, {rows, columns}, owner};
+}
+
 void embed(mlxr::Runtime& runtime, ConstIds ids, const std::string& type_name, ConstBytes data, Matrix out) {
     const mlxr::Type type = find_type(type_name);
     const mlxr::TypeInfo& info = mlxr::type_info(type);
@@ -148,6 +169,8 @@ NB_MODULE(_native, m) {
           nb::arg("out").noconvert(), "out = x W^T + b.");
     m.def("embed", &embed, nb::arg("runtime"), nb::arg("token_ids").noconvert(), nb::arg("type_name"),
           nb::arg("data").noconvert(), nb::arg("out").noconvert(), "out[t] = decoded row token_ids[t] of raw blocks.");
+    m.def("empty", &make_empty, nb::arg("runtime"), nb::arg("rows"), nb::arg("columns"),
+          "A float32 array whose memory is used again afterwards; contents undefined. For large results.");
     bind_probe(m);
 #if defined(MLXR_HAVE_OPERATORS)
     bind_operators(m);

@@ -105,6 +105,24 @@ struct AttendTask {
     float* partials;  // (chunks, (rows, padded_dim) o, (rows) m, (rows) s)
 };
 
+// Rows of activations to pairs of bf16. Tokens lie in tiles as in kernel_table.h, with pairs of columns for groups.
+struct NarrowCall {
+    const float* x;  // (tokens, columns)
+    int64_t columns, tile;
+    uint32_t* words;  // an odd last column is the low half of its word
+};
+
+// Tokens times bf16 weights in blocks of 32 rows, which hold for each pair of columns a word of each row.
+struct DensePairsCall {
+    const uint32_t* weights;
+    int64_t columns, rows;
+    const uint32_t* x;  // as narrowed
+    int64_t tile;
+    float* out;  // column 0 of this weight, token 0
+    int64_t out_stride;
+    const float* bias;  // (rows) or null
+};
+
 struct LogitScan {
     float peak;          // the greatest; -inf when there is none above
     int64_t best;        // its first index
@@ -115,8 +133,14 @@ constexpr int64_t kScanBlock = 512;
 struct OperatorTable {
     void (*rms_norm)(const RmsNormCall& call, int64_t row_first, int64_t row_last);
     void (*rope)(const RopeCall& call, int64_t token_first, int64_t token_last);
-    void (*activate)(const ActivateCall& call, int64_t row, int64_t column_first, int64_t column_last);
+    void (*activate)(const ActivateCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
+                     int64_t column_last);
     void (*write_pages)(const WritePagesCall& call, int64_t head);
+
+    void (*narrow_rows)(const NarrowCall& call, int64_t token_first, int64_t token_last);
+    // token_first is the start of a tile, or all tokens are in one.
+    void (*multiply_dense_pairs)(const DensePairsCall& call, int64_t block_first, int64_t block_last,
+                                 int64_t token_first, int64_t token_last);
 
     // Bytes of scratch that one thread needs in attend.
     int64_t (*attend_scratch_bytes)(const AttendCall& call);

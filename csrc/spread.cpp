@@ -39,7 +39,7 @@ void spread_activate(Runtime& runtime, const ActivateCall& call, int64_t rows) {
     run_ranges(runtime, rows * strips, elements, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
             const int64_t start = i % strips * kStripColumns;
-            table.activate(call, i / strips, start, std::min(call.columns, start + kStripColumns));
+            table.activate(call, i / strips, i / strips + 1, start, std::min(call.columns, start + kStripColumns));
         }
     });
 }

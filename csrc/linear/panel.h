@@ -168,7 +168,7 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     using P = PanelGroup<F>;
     const Activations a = *job.activations;
     const int valid = static_cast<int>(job.rows) - column;
-    float* out = job.out + token * job.out_stride + column;
+    float* out = job.out + (token - job.first_token) * job.out_stride + column;
     Floats total[M][kTileVectors];
     repeat<M>([&](auto m) MLXR_BODY {
         repeat<kTileVectors>([&](auto v) MLXR_BODY {

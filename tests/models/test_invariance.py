@@ -123,7 +123,7 @@ def test_cpu_follows_the_reference_on_the_same_weights(type_name: str) -> None:
     expected = reference.run(PROMPT)
     logits = run(build(type_name, 2), PROMPT, kv_type="f32")
     error = np.sqrt(np.mean((logits - expected) ** 2)) / expected.std()
-    assert error < (2e-6 if type_name in ("f32", "f16", "bf16") else 0.03)
+    assert error < {"f32": 2e-6, "f16": 2e-6, "bf16": 0.01}.get(type_name, 0.03)  # inputs are rounded but for two
 
 
 def test_pages_in_another_order_give_equal_bits() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import POOL_DTYPES, FloatArray, PoolArray, pool_row_length
@@ -36,7 +37,7 @@ def attend(
 ) -> FloatArray:
     """Every query token against the pages of its sequence. Pages that no query sees need not be in the table."""
     tokens, heads, head_dim = q.shape
-    out = np.empty((tokens, heads * head_dim), np.float32)
+    out = empty(ctx, tokens, heads * head_dim)
     window = sliding_window or _NO_WINDOW
     ctx.module.attend(
         ctx.native,

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers.block import Layer, Layers
 from mlxr.kernels.ledger import Part
@@ -98,7 +97,7 @@ def run_layers(
     """One call, in place; the ledger counts the operators in it."""
     if not layers.layers:
         return stream, None
-    delta = np.empty_like(stream)
+    delta = empty(ctx, *stream.shape)
     ctx.module.run_layers(
         ctx.native,
         layers.payload.native,
