@@ -1,11 +1,12 @@
-// The Python face of the blocks of a layer (blocks.h). What belongs to the weights is checked when a block is made,
-// what belongs to a batch with each call.
+// The Python face of layers (blocks.h). What belongs to the weights is checked when a layer is added, what belongs to a
+// batch with each call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings_checks.h"
 #include "bindings_weight.h"
@@ -17,119 +18,118 @@ namespace {
 
 using mlxr::PythonWeight;
 using OptionalVector = std::optional<Vector>;
-using OptionalMatrix = std::optional<Matrix>;
 
-// A block with the arrays it points into; the weights are kept alive by nanobind.
-struct PythonAttention {
-    mlxr::AttentionBlock block;
-    Vector norm;
-    OptionalVector q_norm, k_norm;
-    int64_t window;
-    float scale;
-};
+// Layers, and the arrays they point into; nanobind keeps the weights alive.
+struct PythonLayers {
+    std::vector<mlxr::Layer> layers;
+    std::vector<Vector> norms;
+    bool half = false;  // the last layer has no feed-forward block yet
 
-struct PythonFeedForward {
-    mlxr::FeedForwardBlock block;
-    Vector norm;
-};
-
-void check_norm(const char* what, const Vector& norm, int64_t length) {
-    check_size(what, size_of(norm, 0), length);
-}
-
-void make_attention(PythonAttention* self, Vector norm, float eps, PythonWeight& qkv, OptionalVector q_norm,
-                    OptionalVector k_norm, PythonWeight& output, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                    float scale, int64_t window) {
-    if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
-        refuse("self_attention: heads", std::to_string(heads),
-               "a multiple of the " + std::to_string(kv_heads) + " key heads");
+    const float* keep(const char* what, const Vector& norm, int64_t length) {
+        check_size(what, size_of(norm, 0), length);
+        norms.push_back(norm);
+        return norm.data();
     }
-    check_norm("self_attention: length of norm", norm, qkv.weight.in_features());
-    check_size("self_attention: columns of qkv", qkv.weight.out_features(), (heads + 2 * kv_heads) * head_dim);
-    check_size("self_attention: in_features of output", output.weight.in_features(), heads * head_dim);
-    check_size("self_attention: columns of output", output.weight.out_features(), qkv.weight.in_features());
-    if (q_norm.has_value() != k_norm.has_value()) refuse("self_attention: q_norm", "alone", "given with k_norm");
-    if (q_norm) check_norm("self_attention: length of q_norm", *q_norm, head_dim);
-    if (k_norm) check_norm("self_attention: length of k_norm", *k_norm, head_dim);
-    qkv.used = output.used = true;
-    const mlxr::AttentionBlock block{norm.data(),
-                                     eps,
-                                     &qkv.weight,
-                                     q_norm ? q_norm->data() : nullptr,
-                                     k_norm ? k_norm->data() : nullptr,
-                                     &output.weight,
-                                     heads,
-                                     kv_heads,
-                                     head_dim};
-    new (self) PythonAttention{block, norm, q_norm, k_norm, window, scale};
+};
+
+void append_attention(PythonLayers& self, Vector norm, float eps, PythonWeight& qkv, OptionalVector q_norm,
+                      OptionalVector k_norm, PythonWeight& output, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                      float scale, int64_t window) {
+    if (self.half) refuse("layers: append_attention", "called twice", "followed by append_feed_forward");
+    if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
+        refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
+    }
+    check_size("layers: columns of qkv", qkv.weight.out_features(), (heads + 2 * kv_heads) * head_dim);
+    check_size("layers: in_features of output", output.weight.in_features(), heads * head_dim);
+    check_size("layers: columns of output", output.weight.out_features(), qkv.weight.in_features());
+    if (q_norm.has_value() != k_norm.has_value()) refuse("layers: q_norm", "alone", "given with k_norm");
+    if (!self.layers.empty()) {
+        const mlxr::AttentionBlock& first = self.layers[0].attention;
+        check_size("layers: columns of the stream", qkv.weight.in_features(), first.qkv->in_features());
+        check_size("layers: heads", heads, first.heads);
+        check_size("layers: key heads", kv_heads, first.kv_heads);
+        check_size("layers: head_dim", head_dim, first.head_dim);
+    }
+    mlxr::Layer layer{};
+    layer.attention = {self.keep("layers: length of a norm", norm, qkv.weight.in_features()),
+                       eps,
+                       &qkv.weight,
+                       q_norm ? self.keep("layers: length of q_norm", *q_norm, head_dim) : nullptr,
+                       k_norm ? self.keep("layers: length of k_norm", *k_norm, head_dim) : nullptr,
+                       &output.weight,
+                       heads,
+                       kv_heads,
+                       head_dim};
+    layer.window = positions_seen(window);
+    layer.scale = scale;
+    qkv.used = output.used = self.half = true;
+    self.layers.push_back(layer);
 }
 
-void make_feed_forward(PythonFeedForward* self, Vector norm, float eps, PythonWeight& gate_up, PythonWeight& down,
-                       const char* kind) {
-    check_norm("feed_forward: length of norm", norm, gate_up.weight.in_features());
-    check_size("feed_forward: columns of gate_up", gate_up.weight.out_features(), 2 * down.weight.in_features());
-    check_size("feed_forward: columns of down", down.weight.out_features(), gate_up.weight.in_features());
+void append_feed_forward(PythonLayers& self, Vector norm, float eps, PythonWeight& gate_up, PythonWeight& down,
+                         const char* kind) {
+    if (!self.half) refuse("layers: append_feed_forward", "called first", "after append_attention");
+    const int64_t columns = self.layers.back().attention.qkv->in_features();
+    check_size("layers: in_features of gate_up", gate_up.weight.in_features(), columns);
+    check_size("layers: columns of gate_up", gate_up.weight.out_features(), 2 * down.weight.in_features());
+    check_size("layers: columns of down", down.weight.out_features(), columns);
+    self.layers.back().feed_forward = {self.keep("layers: length of a norm", norm, columns), eps, &gate_up.weight,
+                                       &down.weight, parse_activation("layers: activation", kind)};
     gate_up.used = down.used = true;
-    new (self) PythonFeedForward{
-        {norm.data(), eps, &gate_up.weight, &down.weight, parse_activation("feed_forward: kind", kind)}, norm};
+    self.half = false;
 }
 
-mlxr::StreamCall check_stream(const char* name, int64_t columns, const Matrix& stream, const OptionalMatrix& delta,
-                              MatrixOut& sum, MatrixOut& out) {
-    const int64_t tokens = size_of(stream, 0);
-    const auto check = [&](const char* what, const auto& array) {
-        if (size_of(array, 0) == tokens && size_of(array, 1) == columns) return;
-        refuse(std::string(name) + ": " + what,
-               "of shape (" + std::to_string(size_of(array, 0)) + ", " + std::to_string(size_of(array, 1)) + ")",
-               "(" + std::to_string(tokens) + ", " + std::to_string(columns) + ")");
-    };
-    check("stream", stream);
-    if (delta) check("delta", *delta);
-    check("sum", sum);
-    check("out", out);
-    return {stream.data(), delta ? delta->data() : nullptr, sum.data(), out.data(), tokens, columns};
-}
-
-void run_self_attention(Runtime& runtime, PythonAttention& self, Matrix stream, OptionalMatrix delta, Ints positions,
-                        Matrix cosines, Matrix sines, bool interleaved, PoolOut k_pool, PoolOut v_pool, Ints slots,
-                        Ints query_starts, Ints context_lengths, IntMatrix page_table, MatrixOut sum, MatrixOut out) {
-    const mlxr::AttentionBlock& block = self.block;
-    const mlxr::StreamCall call = check_stream("self_attention", block.qkv->in_features(), stream, delta, sum, out);
-    mlxr::AttentionCall attention{};
-    attention.sequences = size_of(context_lengths, 0);
-    attention.rope = check_rope(positions, cosines, sines, interleaved, call.tokens, block.head_dim);
-    attention.keys = attention.values = check_write(k_pool, v_pool, slots, call.tokens);
-    attention.values.pool = v_pool.data();
-    attention.values.values = true;
-    attention.attend = check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, call.tokens, block.heads,
-                                    self.scale, self.window);
-    check_size("self_attention: kv_heads of the pools", attention.keys.kv_heads, block.kv_heads);
-    check_size("self_attention: head_dim of the pools", attention.keys.head_dim, block.head_dim);
-    run_alone(runtime, [&] { mlxr::run_self_attention(runtime, block, attention, call); });
-}
-
-void run_feed_forward(Runtime& runtime, PythonFeedForward& self, Matrix stream, OptionalMatrix delta, MatrixOut sum,
-                      MatrixOut out) {
-    const mlxr::StreamCall call =
-        check_stream("feed_forward", self.block.gate_up->in_features(), stream, delta, sum, out);
-    run_alone(runtime, [&] { mlxr::run_feed_forward(runtime, self.block, call); });
+void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, nb::sequence k_pools,
+                nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved, Ints slots,
+                Ints query_starts, Ints context_lengths, IntMatrix page_table) {
+    const size_t count = self.layers.size();
+    if (count == 0 || self.half) refuse("layers", "not complete", "at least one whole layer");
+    check_size("layers: number of k_pools", static_cast<int64_t>(nb::len(k_pools)), static_cast<int64_t>(count));
+    check_size("layers: number of v_pools", static_cast<int64_t>(nb::len(v_pools)), static_cast<int64_t>(count));
+    const mlxr::AttentionBlock& first = self.layers[0].attention;
+    mlxr::LayersCall call{};
+    call.stream = stream.data();
+    call.delta = delta.data();
+    call.tokens = size_of(stream, 0);
+    call.columns = first.qkv->in_features();
+    call.sequences = size_of(context_lengths, 0);
+    check_size("layers: columns of stream", size_of(stream, 1), call.columns);
+    check_size("layers: rows of delta", size_of(delta, 0), call.tokens);
+    check_size("layers: columns of delta", size_of(delta, 1), call.columns);
+    call.rope = check_rope(positions, cosines, sines, interleaved, call.tokens, first.head_dim);
+    std::vector<mlxr::Layer> layers = self.layers;
+    const auto sees_less = [](const mlxr::Layer& a, const mlxr::Layer& b) { return a.window < b.window; };
+    const int64_t window = std::max_element(layers.begin(), layers.end(), sees_less)->window;
+    for (size_t i = 0; i < count; ++i) {
+        const PoolOut k_pool = nb::cast<PoolOut>(k_pools[i]), v_pool = nb::cast<PoolOut>(v_pools[i]);
+        if (i == 0) {
+            call.write = check_write(k_pool, v_pool, slots, call.tokens);
+            call.attend = check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, call.tokens,
+                                       first.heads, layers[0].scale, window);
+            check_size("layers: kv_heads of the pools", call.write.kv_heads, first.kv_heads);
+            check_size("layers: head_dim of the pools", call.write.head_dim, first.head_dim);
+        } else {
+            check_pools("layers", k_pool, v_pool);
+            check_alike("layers: pools", k_pool, call.write, size_of(nb::cast<PoolOut>(k_pools[0]), 0));
+        }
+        layers[i].k_pool = k_pool.data();
+        layers[i].v_pool = v_pool.data();
+    }
+    run_alone(runtime, [&] { mlxr::run_layers(runtime, layers.data(), static_cast<int64_t>(count), call); });
 }
 
 }  // namespace
 
 void bind_blocks(nb::module_& m) {
     const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
-    nb::class_<PythonAttention>(m, "AttentionBlock", "Weights of self-attention, checked.")
-        .def("__init__", &make_attention, array("norm"), nb::arg("eps"), nb::arg("qkv"), array("q_norm").none(),
-             array("k_norm").none(), nb::arg("output"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
-             nb::arg("scale"), nb::arg("window"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 7>());
-    nb::class_<PythonFeedForward>(m, "FeedForwardBlock", "Weights of the feed-forward block, checked.")
-        .def("__init__", &make_feed_forward, array("norm"), nb::arg("eps"), nb::arg("gate_up"), nb::arg("down"),
-             nb::arg("kind"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>());
-    m.def("self_attention", &run_self_attention, nb::arg("runtime"), nb::arg("block"), array("stream"),
-          array("delta").none(), array("positions"), array("cos"), array("sin"), nb::arg("interleaved"),
-          array("k_pool"), array("v_pool"), array("slots"), array("query_starts"), array("context_lengths"),
-          array("page_table"), array("sum"), array("out"));
-    m.def("feed_forward", &run_feed_forward, nb::arg("runtime"), nb::arg("block"), array("stream"),
-          array("delta").none(), array("sum"), array("out"));
+    nb::class_<PythonLayers>(m, "Layers", "Weights of layers, checked.")
+        .def(nb::init<>())
+        .def("append_attention", &append_attention, array("norm"), nb::arg("eps"), nb::arg("qkv"),
+             array("q_norm").none(), array("k_norm").none(), nb::arg("output"), nb::arg("heads"), nb::arg("kv_heads"),
+             nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 7>())
+        .def("append_feed_forward", &append_feed_forward, array("norm"), nb::arg("eps"), nb::arg("gate_up"),
+             nb::arg("down"), nb::arg("activation"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>());
+    m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
+          nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), array("cos"), array("sin"),
+          nb::arg("interleaved"), array("slots"), array("query_starts"), array("context_lengths"), array("page_table"));
 }

@@ -73,7 +73,7 @@ void run_alone(Runtime& runtime, Body&& body) {
     body();
 }
 
-// float32, float16, or bf16 as uint16 (NumPy has no bf16).
+// float32, float16, int8, or bf16 as uint16 (NumPy has no bf16).
 template <typename Array>
 mlxr::PageType page_type_of(const char* operator_name, const char* what, const Array& pool) {
     const auto code = pool.dtype().code;
@@ -84,8 +84,11 @@ mlxr::PageType page_type_of(const char* operator_name, const char* what, const A
         if (code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt) && pool.dtype().bits == 16) {
             return mlxr::PageType::bf16;
         }
+        if (code == static_cast<uint8_t>(nb::dlpack::dtype_code::Int) && pool.dtype().bits == 8) {
+            return mlxr::PageType::q8;
+        }
     }
-    refuse(std::string(operator_name) + ": " + what, "of another type", "float16, float32, or uint16 (bf16)");
+    refuse(std::string(operator_name) + ": " + what, "of another type", "float16, float32, uint16 (bf16) or int8 (q8)");
 }
 
 template <typename Array>
@@ -101,6 +104,14 @@ void check_pools(const char* operator_name, const Array& k_pool, const Array& v_
     if (page_type_of(operator_name, "k_pool", k_pool) != page_type_of(operator_name, "v_pool", v_pool)) {
         refuse(name("v_pool"), "of another type than k_pool", "the same");
     }
+}
+
+// Numbers in one head of a pool.
+template <typename Array>
+int64_t head_dim_of(mlxr::PageType type, const Array& pool) {
+    const int64_t dim = size_of(pool, 3) - mlxr::scale_bytes(type);
+    if (dim < 1) refuse("head_dim of the pools", std::to_string(dim), "at least 1");
+    return dim;
 }
 
 // The pages that some query of a sequence sees; entries before a sliding window may be anything.
@@ -163,13 +174,28 @@ mlxr::WritePagesCall check_write(const PoolOut& k_pool, const PoolOut& v_pool, c
     call.tokens = tokens;
     call.kv_heads = size_of(k_pool, 1);
     call.page_size = size_of(k_pool, 2);
-    call.head_dim = size_of(k_pool, 3);
     call.slots = slots.data();
     call.pool = k_pool.data();
     call.type = page_type_of("write_pages", "k_pool", k_pool);
+    call.head_dim = head_dim_of(call.type, k_pool);
     check_size("write_pages: tokens of k and v", tokens, size_of(slots, 0));
     check_indices("write_pages: slots", slots.data(), tokens, size_of(k_pool, 0) * call.page_size);
     return call;
+}
+
+// Positions that a row sees, its own included; 0 for all.
+inline int64_t positions_seen(int64_t window) {
+    return window > 0 ? window : int64_t{1} << 40;
+}
+
+// `pool` is shaped as that of `call`, of `pages` pages.
+inline void check_alike(const char* what, const PoolOut& pool, const mlxr::WritePagesCall& call, int64_t pages) {
+    if (size_of(pool, 0) == pages && size_of(pool, 1) == call.kv_heads && size_of(pool, 2) == call.page_size &&
+        size_of(pool, 3) == call.head_dim + mlxr::scale_bytes(call.type) &&
+        page_type_of("write_pages", "k_pool", pool) == call.type) {
+        return;
+    }
+    refuse(what, "of different shapes or types", "all alike");
 }
 
 // A call of attend, but for q, its stride, and out.
@@ -186,10 +212,10 @@ mlxr::AttendCall check_attend(const Array& k_pool, const Array& v_pool, const In
     call.heads = heads;
     call.kv_heads = size_of(k_pool, 1);
     call.page_size = size_of(k_pool, 2);
-    call.head_dim = size_of(k_pool, 3);
+    call.head_dim = head_dim_of(call.type, k_pool);
     call.padded_dim = (call.head_dim + 15) / 16 * 16;
     call.scale = scale;
-    call.window = window > 0 ? window : int64_t{1} << 40;
+    call.window = positions_seen(window);
     call.query_starts = query_starts.data();
     call.context_lengths = context_lengths.data();
     call.page_table = page_table.data();

@@ -1,8 +1,7 @@
-// The two blocks of a transformer layer, each one call: self-attention (norm, Q K V, rotation, pages, attention,
-// output) and feed-forward (norm, gate and up, activation, down). They are the operators in their order, with the same
-// bits; what one call saves are the ways to Python between them, and the waiting: with few tokens, what must be done
-// before a product starts is done by the calling thread while the others already ask memory for their weights. Knows no
-// Python.
+// Transformer layers as one call. Each is self-attention (norm, Q K V, rotation, pages, attention, output) and
+// feed-forward (norm, gate and up, activation, down). They are the operators in their order, with the same bits; what
+// one call saves are the ways to Python between them, and the waiting: with few tokens, what must be done before a
+// product starts is done by the calling thread while the others already ask memory for its weights. Knows no Python.
 #pragma once
 
 #include "linear/linear.h"
@@ -10,16 +9,6 @@
 #include "runtime.h"
 
 namespace mlxr {
-
-// The residual stream (tokens, columns): `sum` becomes stream + delta (null: stream, which is then not written), `out`
-// what the block adds to it.
-struct StreamCall {
-    const float* stream;
-    const float* delta;
-    float* sum;
-    float* out;
-    int64_t tokens, columns;
-};
 
 struct AttentionBlock {
     const float* norm;  // (columns)
@@ -38,17 +27,27 @@ struct FeedForwardBlock {
     Activation kind;
 };
 
-// What a batch and the cache give to self-attention. `attend` is complete but for q, q_stride and out; `rope` and the
-// two of write_pages but for the numbers and their token stride.
-struct AttentionCall {
-    RopeCall rope;
-    WritePagesCall keys, values;
-    AttendCall attend;
-    int64_t sequences;
+// One layer, with its pools.
+struct Layer {
+    AttentionBlock attention;
+    FeedForwardBlock feed_forward;
+    int64_t window;  // positions seen
+    float scale;
+    void *k_pool, *v_pool;
 };
 
-// All sizes must be checked; the caller holds runtime.mutex. Throw std::bad_alloc when scratch cannot grow.
-void run_self_attention(Runtime& runtime, const AttentionBlock& block, AttentionCall call, const StreamCall& stream);
-void run_feed_forward(Runtime& runtime, const FeedForwardBlock& block, const StreamCall& stream);
+// A batch for all layers. `rope` is complete but for the numbers and heads, `write` but for the numbers and the pool,
+// `attend` but for q, out, pools, scale and window.
+struct LayersCall {
+    float* stream;  // (tokens, columns), the residual stream; what all blocks but the last add is added to it
+    float* delta;   // (tokens, columns): what the last block adds
+    int64_t tokens, columns, sequences;
+    RopeCall rope;
+    WritePagesCall write;
+    AttendCall attend;
+};
+
+// All sizes must be checked; the caller holds runtime.mutex. Throws std::bad_alloc when scratch cannot grow.
+void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const LayersCall& call);
 
 }  // namespace mlxr

@@ -45,15 +45,25 @@ struct ActivateCall {
     Activation kind;
 };
 
-// How pages keep their numbers: rows of head_dim numbers, or bf16 packed in pairs (packed_pages.h).
-enum class PageType : int { f32, f16, bf16 };
+// How pages keep their numbers: rows of head_dim numbers, or bf16 or int8 packed in pairs (packed_pages.h).
+enum class PageType : int { f32, f16, bf16, q8 };
+
+// Whether it is read as pairs of bf16.
+static inline bool is_packed(PageType type) {
+    return type == PageType::bf16 || type == PageType::q8;
+}
+// Bytes beside the head_dim numbers of a position: the scale of int8.
+constexpr int64_t kScaleBytes = 4;
+static inline int64_t scale_bytes(PageType type) {
+    return type == PageType::q8 ? kScaleBytes : 0;
+}
 
 struct WritePagesCall {
     const float* rows;  // (tokens, kv_heads, head_dim): keys or values
     int64_t token_stride;
     int64_t tokens, kv_heads, page_size, head_dim;
     const int32_t* slots;  // (tokens): page * page_size + offset
-    void* pool;            // (pages, kv_heads, page_size, head_dim)
+    void* pool;            // (pages, kv_heads, page_size, head_dim), or head_dim + 4 bytes for q8
     PageType type;
     bool values;  // not keys: what is packed differs
 };
@@ -66,7 +76,7 @@ constexpr int kTilePositions = 32;
 constexpr int kChunkPositions = 256;
 // Rows (query token, query head of one KV head) that are processed together against each tile.
 constexpr int kBlockRows = 32;
-constexpr int kPackedBlockRows = 48;  // the same for bf16 pages
+constexpr int kPackedBlockRows = 48;  // the same for packed pages
 
 struct AttendCall {
     const float* q;  // (tokens, heads, head_dim)

@@ -1,5 +1,6 @@
-// A persistent pool for short parallel sections: the calling thread is worker 0, the others spin for some 30
-// us after each section and then sleep. Starting a section costs well under a microsecond while they spin.
+// A persistent pool for short parallel sections: the calling thread is worker 0, the others spin for some 30 us after
+// each section, then let others have the processor for 400 us, then sleep. Starting a section costs well under a
+// microsecond while they spin.
 //
 // Tasks must not throw, and must not start a section themselves. One section at a time: callers serialise
 // (Runtime has the mutex). After fork() the child has no workers; there all work runs on the calling thread,

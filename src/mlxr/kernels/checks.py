@@ -46,10 +46,10 @@ def check_heads(operator: str, argument: str, array: AnyArray) -> None:
 
 
 def check_pools(operator: str, k_pool: AnyArray, v_pool: AnyArray) -> None:
-    """Both pools are (pages, kv_heads, page_size, head_dim), of one shape and type (POOL_DTYPES), C-contiguous."""
+    """Both pools are (pages, kv_heads, page_size, head_dim), q8 as it is, of one shape and type, C-contiguous."""
     for argument, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
         if pool.dtype not in POOL_DTYPES.values():
-            refuse(operator, argument, pool.dtype, "float16, float32, or uint16 (bf16)")
+            refuse(operator, argument, pool.dtype, "float16, float32, uint16 (bf16) or int8 (q8)")
         if pool.ndim != 4 or not pool.flags.c_contiguous:
             refuse(operator, argument, f"of shape {pool.shape} with strides {pool.strides}", "4 dimensions, contiguous")
     if k_pool.shape != v_pool.shape or k_pool.dtype != v_pool.dtype:

@@ -12,6 +12,7 @@ from typing import Protocol
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed import embed
+from mlxr.kernels.layers import prepare_layers, run_layers
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
@@ -59,11 +60,12 @@ class Decoder:
         check_tensors(config, tensors)
         self.ctx = ctx
         self.config = config
-        self._layers = []
+        layers = []
         for index in range(config.layers):
-            self._layers.append(load_layer(ctx, config, tensors, index))
+            layers.append(load_layer(ctx, config, tensors, index))
             if progress is not None:
                 progress(index + 1, config.layers + 1)
+        self._layers = prepare_layers(ctx, layers)
         self._table = tensors["token_embd.weight"]
         self._output_norm = read_vector(tensors["output_norm.weight"])
         self._output = prepare(ctx, [self._table if config.tied_embeddings else tensors["output.weight"]])
@@ -76,7 +78,7 @@ class Decoder:
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that one forward step reads, the few rows of the embedding table aside."""
-        return sum(layer.step_bytes for layer in self._layers) + self._output_norm.nbytes + self._output.nbytes
+        return self._layers.nbytes + self._output_norm.nbytes + self._output.nbytes
 
     @property
     def weight_bytes(self) -> int:
@@ -92,9 +94,7 @@ class Decoder:
         ctx, config = self.ctx, self.config
         table = self._cover_positions(batch.longest_context)
         stream = embed(ctx, batch.token_ids, self._table)
-        delta: FloatArray | None = None
-        for layer, k_pool, v_pool in zip(self._layers, arena.k_pools, arena.v_pools, strict=True):
-            stream, delta = layer.forward(ctx, stream, delta, batch, table, k_pool, v_pool)
+        stream, delta = run_layers(ctx, stream, self._layers, batch, table, arena.k_pools, arena.v_pools)
         rows = batch.output_rows
         residual = None if delta is None else delta[rows]
         normed, _ = rms_norm(ctx, stream[rows], self._output_norm, config.rms_eps, residual)

@@ -1,52 +1,17 @@
-"""One transformer layer: its weights, prepared for the operators, and its forward step.
+"""One transformer layer: its weights out of a model's tensors, prepared for the operators.
 
-Knows operators, not arrays' makers: it hands on what the operators return and nothing else.
+Knows names and shapes; how a layer runs is the matter of `mlxr.kernels.layers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.feed_forward import FeedForwardBlock, feed_forward, prepare_feed_forward
+from mlxr.kernels.layers import Layer, make_attention, make_feed_forward
 from mlxr.kernels.linear import LinearWeight, prepare
-from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rope import RopeTable
-from mlxr.kernels.self_attention import AttentionBlock, prepare_attention, self_attention
-from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
+from mlxr.kernels.tensor import TensorSource, read_vector
 from mlxr.models.config import ModelConfig
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """The two blocks of one layer."""
-
-    attention: AttentionBlock
-    feed_forward: FeedForwardBlock
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of weights that one forward step reads."""
-        return self.attention.nbytes + self.feed_forward.nbytes
-
-    def forward(
-        self,
-        ctx: Context,
-        stream: FloatArray,
-        delta: FloatArray | None,
-        batch: RaggedBatch,
-        table: RopeTable,
-        k_pool: PoolArray,
-        v_pool: PoolArray,
-    ) -> tuple[FloatArray, FloatArray]:
-        """One layer over the residual stream (T, hidden).
-
-        What a block adds to the stream is handed to the next block's norm, which adds it (`delta`, None at the first
-        layer). Returns the stream and this layer's last delta.
-        """
-        stream, delta = self_attention(ctx, stream, delta, self.attention, batch, table, k_pool, v_pool)
-        return feed_forward(ctx, stream, delta, self.feed_forward)
 
 
 def load_layer(ctx: Context, config: ModelConfig, tensors: Mapping[str, TensorSource], layer: int) -> Layer:
@@ -66,8 +31,7 @@ def load_layer(ctx: Context, config: ModelConfig, tensors: Mapping[str, TensorSo
     head_norms = None
     if config.qk_norm:
         head_norms = read_vector(tensor("attn_q_norm.weight")), read_vector(tensor("attn_k_norm.weight"))
-    attention = prepare_attention(
-        ctx,
+    attention = make_attention(
         read_vector(tensor("attn_norm.weight")),
         config.rms_eps,
         group("attn_q", "attn_k", "attn_v"),
@@ -80,4 +44,4 @@ def load_layer(ctx: Context, config: ModelConfig, tensors: Mapping[str, TensorSo
     )
     norm = read_vector(tensor("ffn_norm.weight"))
     gate_up, down = group("ffn_gate", "ffn_up"), group("ffn_down")
-    return Layer(attention, prepare_feed_forward(ctx, norm, config.rms_eps, gate_up, down, config.activation))
+    return Layer(attention, make_feed_forward(norm, config.rms_eps, gate_up, down, config.activation))
