@@ -27,10 +27,15 @@ class Arrays {
     float* next_;
 };
 
-// A block's input: the stream, to which what the block before adds is added first, and normed. `is_first`: nothing is
-// to be added.
+// A block's input: the stream, to which what the block before adds is added first, and normed.
+// `is_first`: nothing is to be added.
 RmsNormCall norm_stream(const LayersCall& call, bool is_first, const float* norm, float eps, float* normed) {
     return {call.stream, is_first ? nullptr : call.delta, norm, normed, call.stream, call.columns, eps};
+}
+
+MakeRows make_normed(Runtime& runtime, const RmsNormCall& step) {
+    const OperatorTable& table = *operator_table(runtime.isa);
+    return [&table, &step](int64_t first, int64_t last) { table.rms_norm(step, first, last); };
 }
 
 // Heads of all tokens, some columns of a fused product.
@@ -79,10 +84,8 @@ void run_self_attention(Runtime& runtime, const Layer& layer, const LayersCall& 
                   7);
     float* const normed = arrays.take(tokens * call.columns);
     float* const qkv = arrays.take(tokens * columns);
-    const OperatorTable& table = *operator_table(runtime.isa);
-    const RmsNormCall norm = norm_stream(call, is_first, block.norm, block.eps, normed);
-    multiply(runtime, *block.qkv, normed, tokens, qkv,
-             [&](int64_t first, int64_t last) { table.rms_norm(norm, first, last); });
+    const RmsNormCall step = norm_stream(call, is_first, block.norm, block.eps, normed);
+    multiply(runtime, *block.qkv, normed, tokens, qkv, make_normed(runtime, step));
     Heads q{qkv, columns, block.heads}, k{qkv + q_columns, columns, block.kv_heads};
     const Heads v{qkv + q_columns + kv_columns, columns, block.kv_heads};
     if (norms_heads) {
@@ -109,17 +112,16 @@ void run_feed_forward(Runtime& runtime, const FeedForwardBlock& block, const Lay
     const bool gated = can_multiply_gated(*block.gate_up, *block.down, tokens);
     Arrays arrays(runtime, tokens * (call.columns + (gated ? 0 : 3 * columns)), 3);
     float* const normed = arrays.take(tokens * call.columns);
-    const OperatorTable& table = *operator_table(runtime.isa);
-    const RmsNormCall norm = norm_stream(call, false, block.norm, block.eps, normed);
-    const auto make_normed = [&](int64_t first, int64_t last) { table.rms_norm(norm, first, last); };
+    const RmsNormCall step = norm_stream(call, false, block.norm, block.eps, normed);
     if (gated) {
         return multiply_gated(runtime, *block.gate_up, normed, tokens, block.kind, *block.down, call.delta,
-                              make_normed);
+                              make_normed(runtime, step));
     }
     float* const gate_up = arrays.take(tokens * 2 * columns);
     float* const activated = arrays.take(tokens * columns);
-    multiply(runtime, *block.gate_up, normed, tokens, gate_up, make_normed);
+    multiply(runtime, *block.gate_up, normed, tokens, gate_up, make_normed(runtime, step));
     const ActivateCall activate{gate_up, activated, columns, block.kind};
+    const OperatorTable& table = *operator_table(runtime.isa);
     multiply(runtime, *block.down, activated, tokens, call.delta,
              [&](int64_t first, int64_t last) { table.activate(activate, first, last, 0, columns); });
 }

@@ -115,6 +115,7 @@ void repack_block(Type type, const uint8_t* source, int64_t rows, int64_t column
     if (type == Type::f32) {
         repack_dense<uint32_t>(source, valid, columns, out);
     } else if (type == Type::bf16) {
+        if (columns % 2 == 0) return repack_dense<uint32_t>(source, valid, columns / 2, out);  // a pair is a word
         repack_pairs(source, valid, columns, out);
     } else if (is_dense(type)) {
         repack_dense<uint16_t>(source, valid, columns, out);

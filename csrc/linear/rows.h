@@ -35,23 +35,26 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
         });
         add_words<W::kWide, M, 4>(w, values, products);
         add_words<W::kWide, M, 4>(w + 4, values + 16, second);
+        const Floats step = fine_step(s, 2 * g), second_step = fine_step(s, 2 * g + 1);
         repeat<M>([&](auto m) MLXR_BODY {
-            products[m] = add(mul(products[m], s.fine[2 * g]), mul(second[m], s.fine[2 * g + 1]));
+            const Floats first = mul(step, to_floats(products[m]));
+            sums[m] = fma(splat(a.scales[at + m]), fma(second_step, to_floats(second[m]), first), sums[m]);
         });
     } else {
         repeat<M>([&](auto m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
         add_words<W::kWide, M, 8>(w, values, products);
+        repeat<M>([&](auto m) MLXR_BODY {
+            sums[m] = fma(mul(s.step[g], splat(a.scales[at + m])), to_floats(products[m]), sums[m]);
+        });
     }
     repeat<M>([&](auto m) MLXR_BODY {
-        const Floats scale = splat(a.scales[at + m]);
-        sums[m] = fma(mul(s.step[g], scale), to_floats(products[m]), sums[m]);
         if constexpr (W::kForm == Form::shifted) {
             sums[m] = fma_negated(s.shift[g], splat(a.scaled_sums[at + m]), sums[m]);
         }
         if constexpr (W::kForm == Form::fine_shifted) {
             const Ints shift = add(mul(s.fine_shift[2 * g], splat(a.half_sums[2 * (at + m)])),
                                    mul(s.fine_shift[2 * g + 1], splat(a.half_sums[2 * (at + m) + 1])));
-            sums[m] = fma_negated(mul(s.shift[g], scale), to_floats(shift), sums[m]);
+            sums[m] = fma_negated(mul(s.shift[g], splat(a.scales[at + m])), to_floats(shift), sums[m]);
         }
     });
 }
