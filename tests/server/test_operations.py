@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -181,6 +182,20 @@ def test_what_takes_longer_than_the_drain_is_ended_with_what_it_has(gate: Gate, 
             rest = "".join(lines)
         assert "cancelled" in rest  # all of it would have taken 20 seconds
     running.stop()
+
+
+def test_a_request_that_never_comes_whole_does_not_hold_up_the_end(
+    make_server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = make_server(drain_s=0)
+    running.server.config.timeout_graceful_shutdown = 1
+    host, _, port = running.url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        wait_until(lambda: len(running.app.state.activity) == 1)
+        running.stop()
+    assert len(running.app.state.activity) == 0
+    assert "Traceback" not in caplog.text
 
 
 def test_a_draining_server_takes_nothing_new(make_server: MakeServer) -> None:

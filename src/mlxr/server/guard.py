@@ -7,6 +7,7 @@ the path belongs to. Between them lies CORS, so that web pages that are allowed 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ class RequestScope:
             stack.callback(self._activity.close, row)  # the last to go: what is not listed any more holds nothing
             try:
                 await self._app(scope, receive, send_with_id)
-            except ClientGone:
+            except (ClientGone, asyncio.CancelledError):  # the latter: the server ends and waits no longer
                 status = GONE_STATUS
             finally:
                 row.route = _route_of(scope)
