@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -63,6 +64,26 @@ def test_it_answers_and_ends_in_order(number: signal.Signals, serving: tuple[sub
     (request,) = [record for record in records if record["message"] == "request"]
     assert request["tokens"] == 300
     assert "Traceback" not in errors
+
+
+def test_a_second_interrupt_ends_at_once(serving: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = serving
+    body = {"model": "demo", "prompt": "import os\n", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+        lines = response.iter_lines()  # letting go of it would close the connection
+        next(lines)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(httpx.TransportError):
+            while True:  # two that come together would be one
+                httpx.get(f"{url}/health/live", timeout=60)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(httpx.TransportError):  # whether the last event still arrives is left open
+            list(lines)
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    (request,) = [record for record in map(json.loads, errors.splitlines()) if record["message"] == "request"]
+    assert request["tokens"] < 1500
 
 
 @pytest.mark.parametrize(

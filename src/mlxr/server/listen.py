@@ -124,6 +124,8 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             ending.cancel()
+        if self.force_exit:  # the base class would leave the models to the interpreter
+            await self.lifespan.shutdown()
 
     async def _tell(self) -> None:
         await self._lifecycle.loaded.wait()
