@@ -17,6 +17,7 @@ from mlxr.core.errors import SettingError
 Value = str | int | float | None
 Source = Literal["caller", "environment", "default"]
 ENVIRONMENT_PREFIX = "MLXR_"
+DEVICES = ("auto", "cpu", "metal", "cuda", "reference", "mlx-cpu", "emulated")
 _BYTE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -83,7 +84,7 @@ def _parse_bytes(value: object) -> int | None:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("device", "choice", "auto", "Where the model runs.", choices=("auto", "cpu", "reference")),
+    Setting("device", "choice", "auto", "Where the model runs.", choices=DEVICES),
     Setting(
         "threads",
         "int",

@@ -66,6 +66,9 @@ class TensorSource(Protocol):
 
 def pool_type(pool: PoolArray) -> str:
     """How a pool keeps its values, as ggml spells it: "bf16", "f16" or "f32"."""
+    if not isinstance(pool, np.ndarray):
+        kind: str = pool.kind
+        return kind
     return next(name for name, dtype in POOL_DTYPES.items() if dtype == pool.dtype)
 
 

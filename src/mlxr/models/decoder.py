@@ -16,6 +16,7 @@ from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import RopeTable, build_table
+from mlxr.kernels.rows import take_outputs
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.config import ModelConfig
 from mlxr.models.layer import load_layer
@@ -59,6 +60,7 @@ class Decoder:
         check_tensors(config, tensors)
         self.ctx = ctx
         self.config = config
+        ctx.choose_activations(tensor.type_name for tensor in tensors.values() if len(tensor.shape) == 2)
         self._layers = []
         for index in range(config.layers):
             self._layers.append(load_layer(ctx, config, tensors, index))
@@ -95,10 +97,11 @@ class Decoder:
         delta: FloatArray | None = None
         for layer, k_pool, v_pool in zip(self._layers, arena.k_pools, arena.v_pools, strict=True):
             stream, delta = layer.forward(ctx, stream, delta, batch, table, k_pool, v_pool)
-        rows = batch.output_rows
-        residual = None if delta is None else delta[rows]
-        normed, _ = rms_norm(ctx, stream[rows], self._output_norm, config.rms_eps, residual)
-        return linear(ctx, normed, self._output)
+        residual = None if delta is None else take_outputs(ctx, delta, batch)
+        normed, _ = rms_norm(ctx, take_outputs(ctx, stream, batch), self._output_norm, config.rms_eps, residual)
+        logits = linear(ctx, normed, self._output)
+        ctx.submit(logits)
+        return logits
 
     def _cover_positions(self, longest_context: int) -> RopeTable:
         """The rotation table, grown when a context has outgrown it; rows that were there keep their values."""

@@ -1,6 +1,6 @@
 """One transformer layer: its weights, prepared for the operators, and its forward step.
 
-Knows operators, not arrays' makers: it slices and reshapes what the operators return and nothing else.
+Knows operators, not arrays' makers: it hands on what they return.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight, linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
-from mlxr.kernels.rope import RopeTable, rope
+from mlxr.kernels.rope import RopeTable
+from mlxr.kernels.split_heads import HeadNorms, split_heads
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
-from mlxr.kernels.write_pages import write_pages
 from mlxr.models.config import ModelConfig
 
 
@@ -27,8 +27,7 @@ class Layer:
     config: ModelConfig
     attn_norm: FloatArray
     qkv: LinearWeight
-    q_norm: FloatArray | None
-    k_norm: FloatArray | None
+    head_norms: HeadNorms | None
     attn_output: LinearWeight
     ffn_norm: FloatArray
     gate_up: LinearWeight
@@ -37,7 +36,9 @@ class Layer:
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that one forward step reads."""
-        norms = [norm for norm in (self.attn_norm, self.q_norm, self.k_norm, self.ffn_norm) if norm is not None]
+        norms = [self.attn_norm, self.ffn_norm]
+        if self.head_norms is not None:
+            norms += [self.head_norms.q, self.head_norms.k]
         weights = (self.qkv, self.attn_output, self.gate_up, self.down)
         return sum(weight.nbytes for weight in weights) + sum(norm.nbytes for norm in norms)
 
@@ -73,25 +74,11 @@ class Layer:
         v_pool: PoolArray,
     ) -> FloatArray:
         config = self.config
-        q_end, k_end = config.q_features, config.q_features + config.kv_features
         qkv = linear(ctx, normed, self.qkv)
-        # views: the operators take a free token stride
-        q = qkv[:, :q_end].reshape(-1, config.heads, config.head_dim)
-        k = qkv[:, q_end:k_end].reshape(-1, config.kv_heads, config.head_dim)
-        v = qkv[:, k_end:].reshape(-1, config.kv_heads, config.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q = self._norm_heads(ctx, q, self.q_norm)
-            k = self._norm_heads(ctx, k, self.k_norm)
-        rope(ctx, q, batch.positions, table)
-        rope(ctx, k, batch.positions, table)
-        write_pages(ctx, k, v, k_pool, v_pool, batch.slots)
+        q = split_heads(ctx, qkv, config.heads, batch, table, k_pool, v_pool, self.head_norms)
         scale = config.head_dim**-0.5
         attended = attend(ctx, q, k_pool, v_pool, batch, scale=scale, sliding_window=config.sliding_window)
         return linear(ctx, attended, self.attn_output)
-
-    def _norm_heads(self, ctx: Context, x: FloatArray, weight: FloatArray) -> FloatArray:
-        normed, _ = rms_norm(ctx, x.reshape(-1, self.config.head_dim), weight, self.config.rms_eps)
-        return normed.reshape(x.shape)
 
 
 def load_layer(ctx: Context, config: ModelConfig, tensors: Mapping[str, TensorSource], layer: int) -> Layer:
@@ -112,8 +99,11 @@ def load_layer(ctx: Context, config: ModelConfig, tensors: Mapping[str, TensorSo
         config=config,
         attn_norm=read_vector(tensor("attn_norm.weight")),
         qkv=group("attn_q", "attn_k", "attn_v"),
-        q_norm=read_vector(tensor("attn_q_norm.weight")) if config.qk_norm else None,
-        k_norm=read_vector(tensor("attn_k_norm.weight")) if config.qk_norm else None,
+        head_norms=HeadNorms(
+            read_vector(tensor("attn_q_norm.weight")), read_vector(tensor("attn_k_norm.weight")), config.rms_eps
+        )
+        if config.qk_norm
+        else None,
         attn_output=group("attn_output"),
         ffn_norm=read_vector(tensor("ffn_norm.weight")),
         gate_up=group("ffn_gate", "ffn_up"),

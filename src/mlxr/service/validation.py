@@ -134,7 +134,7 @@ class LogitsTap:
     def forward(self, batch: Any, arena: Any) -> Floats:
         """The model's logits, which are also kept."""
         logits = self._model.forward(batch, arena)
-        self.rows.append(logits.copy())
+        self.rows.append(np.array(logits, np.float32))
         return logits
 
 

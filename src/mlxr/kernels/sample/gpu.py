@@ -1,0 +1,39 @@
+"""`sample` on a GPU: where every row takes its largest logit, only ids and log-probabilities come back.
+
+Other rules need the candidates in order and their exact sums: those rows are computed on the host, in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlxr.kernels.checks import refuse
+from mlxr.kernels.context import Context
+from mlxr.kernels.sample import cpu, reference
+from mlxr.kernels.sample.row import SampleResult, SampleRow
+
+
+def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleResult]:
+    """Every row by itself."""
+    if not all(_is_plain(row) for row in rows):
+        host = np.ascontiguousarray(np.asarray(logits.astype(ctx.gpu.mx.float32)))
+        return (reference if ctx.native is None else cpu).sample(ctx, host, rows)
+    mx = ctx.gpu.mx
+    wide = logits.astype(mx.float32)
+    ids, logprobs = mx.argmax(wide, axis=1), mx.max(wide, axis=1) - mx.logsumexp(wide, axis=1)
+    mx.eval(ids, logprobs)
+    results = [SampleResult(i, p, []) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+    for index, result in enumerate(results):
+        if not np.isfinite(result.logprob):
+            refuse("sample", f"logits of row {index}", "not all numbers, or none of them finite", "numbers")
+    return results
+
+
+def _is_plain(row: SampleRow) -> bool:
+    """Whether the token is that of the largest logit as it stands, and nothing else is asked for."""
+    penalties = (row.repetition_penalty, row.presence_penalty, row.frequency_penalty)
+    unchanged = penalties == (1.0, 0.0, 0.0) or not row.history_ids.shape[0]
+    return row.temperature == 0 and unchanged and not row.bias_ids.shape[0] and not row.top_logprobs
