@@ -9,7 +9,7 @@ runs the reference, and the ledger says so.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from mlxr.core.errors import DeviceError
@@ -18,6 +18,7 @@ from mlxr.kernels.ledger import Ledger
 if TYPE_CHECKING:
     from mlxr.kernels.gpu.emulator import Emulator
     from mlxr.kernels.probe import Probe
+    from mlxr.kernels.ragged import RaggedBatch
 
 Device = Literal["cpu", "reference", "metal", "cuda", "mlx-cpu", "emulated"]
 DEVICES: tuple[str, ...] = get_args(Device)
@@ -31,7 +32,8 @@ class Context:
     `native` is the runtime of the native module (thread pool, scratch, kernel table) and `module` that module: a
     native operator is called as `ctx.module.rms_norm(ctx.native, ...)`. Both are None on the reference device.
     `gpu` is what GPU implementations work with, None elsewhere; a GPU context has the native runtime too where it is
-    built, for what is done on the host. `threads` defaults to the physical cores this process may use, `isa` to the best this machine and build have.
+    built, for what is done on the host. `threads` defaults to the physical cores this process may use, `isa` to the
+    best this machine and build have.
     """
 
     __slots__ = ("device", "gpu", "isa", "ledger", "module", "native", "threads")
@@ -92,14 +94,26 @@ class Context:
         if self.gpu is not None and self.gpu.narrow:
             names = set(type_names)
             kinds = {"bf16": self.gpu.mx.bfloat16, "f16": self.gpu.mx.float16}
-            self.gpu.activations = (
-                kinds.get(names.pop(), self.gpu.mx.float32) if len(names) == 1 else self.gpu.mx.float32
-            )
+            one = names.pop() if len(names) == 1 else ""
+            self.gpu.activations = kinds.get(one, self.gpu.mx.float32)
 
-    def submit(self, *results: Any) -> None:
-        """Have `results` computed, and what was written into pools on the way, without waiting for it."""
-        if self.gpu is not None:
-            self.gpu.submit(*results)
+    def run_step(
+        self, compute: Callable[[RaggedBatch], Any], batch: RaggedBatch, pools: Sequence[Any], key: object
+    ) -> Any:
+        """`compute(batch)`, which gives the logits; a GPU starts on it, and records steps of single tokens.
+
+        Recorded steps are found again by their shape and `key`, which must change with anything else that `compute`
+        depends on. `pools` are those that the batch's pages are in.
+        """
+        if self.gpu is None:
+            return compute(batch)
+        from mlxr.kernels.gpu.graph import run_step, takes_step
+
+        if self.gpu.launcher is not None and takes_step(batch):
+            return run_step(self.gpu, self.ledger, compute, batch, pools[0], key)
+        logits = compute(batch)
+        self.gpu.submit(logits)
+        return logits
 
     def start_probe(self) -> Probe:
         """What measures the machine with this context's threads. Raises DeviceError on the reference device."""

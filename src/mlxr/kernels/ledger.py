@@ -36,10 +36,10 @@ class Ledger:
         self._counts: dict[tuple[str, str, str], int] = {}
         self._copied_bytes = 0
 
-    def count(self, operator: str, implementation: str, variant: str = "") -> None:
-        """Count one call."""
+    def count(self, operator: str, implementation: str, variant: str = "", calls: int = 1) -> None:
+        """Count one call, or several that a recorded step makes at once."""
         key = (operator, implementation, variant)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._counts[key] = self._counts.get(key, 0) + calls
 
     def add_copied_bytes(self, count_bytes: int) -> None:
         """Count bytes of keys or values that were copied out of their pages instead of being read in place."""
@@ -49,6 +49,13 @@ class Ledger:
         """The counts so far, sorted by operator, implementation and variant."""
         counts = self._counts.copy()  # one step under the GIL, so the writer cannot change it half-way
         return LedgerSnapshot([Dispatch(*key, counts[key]) for key in sorted(counts)], self._copied_bytes)
+
+    def take_back(self, before: LedgerSnapshot) -> list[Dispatch]:
+        """Undo the counts made since `before`, and give them."""
+        known = {(row.operator, row.implementation, row.variant): row.count for row in before.dispatches}
+        made = [(key, count - known.get(key, 0)) for key, count in self._counts.items()]
+        self._counts = dict(known)
+        return [Dispatch(*key, count) for key, count in made if count]
 
     def reset(self) -> None:
         """Start counting anew."""

@@ -91,17 +91,20 @@ class Decoder:
         Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools, ModelError for a
         context beyond `context_length`.
         """
-        ctx, config = self.ctx, self.config
         table = self._cover_positions(batch.longest_context)
+        return self.ctx.run_step(
+            lambda step: self._compute(step, table, arena), batch, arena.k_pools, (id(self), table.positions)
+        )
+
+    def _compute(self, batch: RaggedBatch, table: RopeTable, arena: Pools) -> FloatArray:
+        ctx, config = self.ctx, self.config
         stream = embed(ctx, batch.token_ids, self._table)
         delta: FloatArray | None = None
         for layer, k_pool, v_pool in zip(self._layers, arena.k_pools, arena.v_pools, strict=True):
             stream, delta = layer.forward(ctx, stream, delta, batch, table, k_pool, v_pool)
         residual = None if delta is None else take_outputs(ctx, delta, batch)
         normed, _ = rms_norm(ctx, take_outputs(ctx, stream, batch), self._output_norm, config.rms_eps, residual)
-        logits = linear(ctx, normed, self._output)
-        ctx.submit(logits)
-        return logits
+        return linear(ctx, normed, self._output)
 
     def _cover_positions(self, longest_context: int) -> RopeTable:
         """The rotation table, grown when a context has outgrown it; rows that were there keep their values."""

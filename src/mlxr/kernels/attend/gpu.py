@@ -40,7 +40,8 @@ def allocate_pools(
 ) -> tuple[Pool, Pool]:
     """Two zeroed pools on the device."""
     shape = (pages, kv_heads, page_size, head_dim)
-    return Pool(ctx.gpu.mx, shape, kv_type), Pool(ctx.gpu.mx, shape, kv_type)
+    gpu = ctx.gpu
+    return Pool(gpu.mx, gpu.launcher, shape, kv_type), Pool(gpu.mx, gpu.launcher, shape, kv_type)
 
 
 def attend(
@@ -96,10 +97,11 @@ def _decode(
     tile = 4 if head_dim <= 128 else 2
     tile = next(size for size in (1, 2, 4) if size >= min(tile, heads // kv_heads))
     groups = kv_heads * -(-(heads // kv_heads) // tile)
-    longest = min(batch.longest_context, sliding_window or batch.longest_context)
+    longest = batch.page_table.shape[1] * page_size  # not the longest context: a recorded step serves longer ones
+    longest = min(longest, sliding_window or longest)
     shares = choose_shares(longest, groups * tokens)
     share = -(-longest // shares)
-    share = 1 << (share - 1).bit_length() if shares > 1 else 1 << 30  # few different sizes, few arrays to make
+    share = 1 << (share - 1).bit_length() if shares > 1 else 1 << 30
     shares = -(-longest // share) if shares > 1 else 1
     sizes = (heads, kv_heads, page_size, batch.page_table.shape[1], sliding_window or 0, share, shares)
     split = shares > 1
@@ -180,8 +182,8 @@ def _gather(ctx: Context, pool: Pool, pages: Any, length: int, after: Any) -> An
 
 
 def _check_pages(batch: RaggedBatch, pool: Pool, sliding_window: int | None) -> None:
-    """Every page that a query sees is one of the pool's."""
-    pages, _, page_size, _ = pool.shape
+    """Every page that a query sees is one of the pool's, or its spare one."""
+    pages, page_size = pool.shape[0] + 1, pool.shape[2]
     if batch.page_table.min() >= 0 and batch.page_table.max() < pages:
         return
     queries = np.diff(batch.query_starts)
@@ -189,4 +191,4 @@ def _check_pages(batch: RaggedBatch, pool: Pool, sliding_window: int | None) -> 
         first = 0 if sliding_window is None else max(0, int(length - count) + 1 - sliding_window) // page_size
         seen = used[first : -(-int(length) // page_size)]
         if seen.min() < 0 or seen.max() >= pages:
-            refuse("attend", "page_table", seen.tolist(), f"pages from 0 to {pages - 1}")
+            refuse("attend", "page_table", seen.tolist(), f"pages from 0 to {pages - 2}")

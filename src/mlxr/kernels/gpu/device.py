@@ -75,6 +75,7 @@ class Gpu:
         self._held: dict[int, Any] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
+        self.drawn: tuple[Any, Any, Any] | None = None  # logits, and of each row the likeliest id and its logprob
 
     def describe(self) -> str:
         """What can change the numbers that are computed: the device, MLX's version and the kernels."""
@@ -124,6 +125,23 @@ class Gpu:
             )
             self._placed = (batch, placed)
         return self._placed[1]
+
+    def place_traced(self, batch: RaggedBatch, arrays: tuple[Any, ...]) -> None:
+        """Let `arrays` (see `graph.unpack_batch`) stand for the single tokens of `batch` while a step is traced."""
+        token_ids, positions, slots, lengths, page_table = arrays
+        rows = self.mx.arange(batch.tokens, dtype=self.mx.int32)
+        placed = PlacedBatch(token_ids, positions, slots, rows, lengths, page_table, rows)
+        self._placed = (batch, placed)
+
+    def forget_placed(self) -> None:
+        """Let go of the arrays of the last step."""
+        self._placed = None
+
+    def place_ids(self, token_ids: AnyArray) -> Any:
+        """Token ids on the device, those of the step where they are its own."""
+        if self._placed is not None and self._placed[0].token_ids is token_ids:
+            return self._placed[1].token_ids
+        return self.mx.array(token_ids)
 
     def submit(self, *results: Any) -> None:
         """Start computing `results` and whatever else is pending, without waiting for it."""

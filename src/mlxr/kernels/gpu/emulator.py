@@ -53,7 +53,7 @@ int main() {
 
 
 class Emulator:
-    """Compiled kernels by their source; `folder` keeps them between processes (default: in the user's temporary one)."""
+    """Compiled kernels by their source; `folder` keeps them between processes (default: a temporary one)."""
 
     def __init__(self, *, sanitize: bool = False, folder: Path | None = None) -> None:
         self._compiler = find_compiler()

@@ -26,6 +26,11 @@ class Launcher:
         self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...]], Any] = {}
         self._numbers: dict[tuple[Any, tuple[float, ...]], Any] = {}
 
+    @property
+    def is_lazy(self) -> bool:
+        """Whether a launch is a node of MLX's graph, computed when its results are."""
+        return self._emulator is None
+
     def numbers(self, *values: float) -> Any:
         """Sizes or other numbers that a body reads at run time, as an array on the device, made once."""
         kind = self._mx.float32 if isinstance(values[0], float) else self._mx.int32

@@ -21,10 +21,13 @@ def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleR
     if not all(_is_plain(row) for row in rows):
         host = np.ascontiguousarray(np.asarray(logits.astype(ctx.gpu.mx.float32)))
         return (reference if ctx.native is None else cpu).sample(ctx, host, rows)
-    mx = ctx.gpu.mx
-    wide = logits.astype(mx.float32)
-    ids, logprobs = mx.argmax(wide, axis=1), mx.max(wide, axis=1) - mx.logsumexp(wide, axis=1)
-    mx.eval(ids, logprobs)
+    mx, drawn = ctx.gpu.mx, ctx.gpu.drawn
+    if drawn is not None and drawn[0] is logits:
+        _, ids, logprobs = drawn
+    else:
+        wide = logits.astype(mx.float32)
+        ids, logprobs = mx.argmax(wide, axis=1), mx.max(wide, axis=1) - mx.logsumexp(wide, axis=1)
+        mx.eval(ids, logprobs)
     results = [SampleResult(i, p, []) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
     for index, result in enumerate(results):
         if not np.isfinite(result.logprob):

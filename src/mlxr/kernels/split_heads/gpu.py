@@ -45,7 +45,7 @@ def split_heads(
     if head_dim % 2:
         refuse("split_heads", "head_dim", head_dim, "an even number")
     placed = gpu.place(batch)
-    _check_values(batch, table, pages * page_size)
+    _check_values(batch, table, (pages + 1) * page_size)
     if gpu.launcher is None:
         return _compose(ctx, qkv, heads, placed, table, k_pool, v_pool, norms)
     numbers = gpu.launcher.numbers
