@@ -98,7 +98,7 @@ class Gpu:
         key = (tensor.data.ctypes.data, tensor.nbytes)
         found = self._uploads.get(key)
         if found is None:
-            found = self._uploads[key] = Upload(self._read(tensor))
+            found = self._uploads[key] = Upload(self.read(tensor))
             tensor.release()
         return found
 
@@ -148,7 +148,8 @@ class Gpu:
         pending, self.pending = self.pending, []
         self.mx.async_eval(*results, *pending)
 
-    def _read(self, tensor: TensorSource) -> Any:
+    def read(self, tensor: TensorSource) -> Any:
+        """A copy of the tensor on the device."""
         mx = self.mx
         raw = np.ascontiguousarray(tensor.data)
         match tensor.type_name:

@@ -1,6 +1,6 @@
 """`sample` on a GPU: where every row takes its largest logit, only ids and log-probabilities come back.
 
-Other rules need the candidates in order and their exact sums: those rows are computed on the host, in float64.
+Other rules need the candidates in order and their exact sums: the host computes those, in float64.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import numpy as np
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
-from mlxr.kernels.sample import cpu, reference
 from mlxr.kernels.sample.row import SampleResult, SampleRow
+from mlxr.kernels.tensor import FloatArray
 
 
 def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleResult]:
-    """Every row by itself."""
-    if not all(_is_plain(row) for row in rows):
-        host = np.ascontiguousarray(np.asarray(logits.astype(ctx.gpu.mx.float32)))
-        return (reference if ctx.native is None else cpu).sample(ctx, host, rows)
+    """Every row by itself; they are rows that `takes_rows` takes."""
     mx, drawn = ctx.gpu.mx, ctx.gpu.drawn
     if drawn is not None and drawn[0] is logits:
         _, ids, logprobs = drawn
@@ -33,6 +30,16 @@ def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleR
         if not np.isfinite(result.logprob):
             refuse("sample", f"logits of row {index}", "not all numbers, or none of them finite", "numbers")
     return results
+
+
+def takes_rows(rows: Sequence[SampleRow]) -> bool:
+    """Whether all rows take their largest logit and ask for nothing else."""
+    return all(_is_plain(row) for row in rows)
+
+
+def fetch_logits(ctx: Context, logits: Any) -> FloatArray:
+    """The logits on the host."""
+    return np.ascontiguousarray(np.asarray(logits.astype(ctx.gpu.mx.float32)))
 
 
 def _is_plain(row: SampleRow) -> bool:
