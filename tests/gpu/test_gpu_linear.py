@@ -10,6 +10,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed import embed
+from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear.gpu import MAX_ROWS
 
@@ -21,7 +22,7 @@ def run(ctx: Context, tensors: list[TensorSource], tokens: int, biased: bool = F
     x = random_floats(tokens, tokens, tensors[0].shape[1])
     biases = [random_floats(9, tensor.shape[0]) for tensor in tensors] if biased else None
     expected = linear(REFERENCE, x, prepare(REFERENCE, tensors, biases))
-    return relative_error(linear(ctx, ctx.gpu.mx.array(x), prepare(ctx, tensors, biases)), expected)
+    return relative_error(settle(linear(ctx, ctx.gpu.mx.array(x), prepare(ctx, tensors, biases))), expected)
 
 
 @pytest.mark.parametrize("tokens", [1, 4])

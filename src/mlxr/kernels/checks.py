@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.kernels.gpu.deferred import Deferred
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.tensor import FLOAT32, INT32, POOL_DTYPES
 
@@ -75,8 +76,8 @@ def check_size(operator: str, argument: str, has: int, wants: int) -> None:
 
 
 def is_device_array(array: object) -> bool:
-    """Whether `array` is one of MLX's."""
-    return type(array).__module__ == "mlx.core"
+    """Whether `array` is one of MLX's, or will be."""
+    return isinstance(array, Deferred) or type(array).__module__ == "mlx.core"
 
 
 def _check_device(operator: str, argument: str, array: Any, kinds: frozenset[str], dimensions: int) -> None:

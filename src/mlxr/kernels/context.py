@@ -111,7 +111,9 @@ class Context:
 
         if self.gpu.launcher is not None and takes_step(batch):
             return run_step(self.gpu, self.ledger, compute, batch, pools[0], key)
-        logits = compute(batch)
+        from mlxr.kernels.gpu.deferred import settle
+
+        logits = settle(compute(batch))
         self.gpu.submit(logits)
         return logits
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import FloatArray
 
@@ -17,7 +18,7 @@ def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatAr
         return array[batch.output_rows]
     if len(batch.output_rows) == batch.tokens:
         return array  # rows are distinct and rising, so these are all
-    picked: FloatArray = ctx.gpu.mx.take(array, ctx.gpu.place(batch).output_rows, axis=0)
+    picked: FloatArray = ctx.gpu.mx.take(settle(array), ctx.gpu.place(batch).output_rows, axis=0)
     return picked
 
 

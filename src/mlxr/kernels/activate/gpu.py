@@ -1,4 +1,4 @@
-"""`activate` on a GPU: one launch, no intermediate."""
+"""`activate` on a GPU: in the launch of the product that makes gate and up, or else in one of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.gpu import can_gate, gate_product
 
 THREADS = 256
 GATE = Kernel("activate", Path(__file__).parent, "gate.body", ("gate_up", "sizes"), ("out",))
@@ -18,6 +20,9 @@ def activate(ctx: Context, gate_up: Any, kind: str) -> Any:
     """act(first half) * second half."""
     gpu, (rows, columns) = ctx.gpu, gate_up.shape
     half = columns // 2
+    if isinstance(gate_up, Deferred) and gate_up.is_open and can_gate(gate_up.parts):
+        return gate_product(ctx, gate_up.parts, kind)
+    gate_up = settle(gate_up)
     if gpu.launcher is None:
         return _compose(gpu.mx, gate_up[:, :half], kind) * gate_up[:, half:]
     (out,) = gpu.launcher.launch(

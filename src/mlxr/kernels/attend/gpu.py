@@ -32,7 +32,11 @@ DECODE = Kernel(
     ("out", "stats"),
 )
 MERGE = Kernel("attend_merge", _FOLDER, "merge.body", ("sums", "stats", "sizes"), ("out",))
-KERNELS = (DECODE, MERGE)
+GATHER = Kernel(
+    "attend_gather", _FOLDER, "gather.body", ("k_pool", "v_pool", "pages", "after", "sizes"), ("keys", "values")
+)
+GATHER_THREADS = 256
+KERNELS = (DECODE, MERGE, GATHER)
 
 
 def allocate_pools(
@@ -161,7 +165,7 @@ def _prefill(
     first_page = 0 if sliding_window is None else max(0, length - queries + 1 - sliding_window) // page_size
     seen = length - first_page * page_size
     pages = gpu.place(batch).page_table[sequence, first_page : -(-length // page_size)]
-    keys, values = (_gather(ctx, pool, pages, seen, q).astype(q.dtype) for pool in (k_pool, v_pool))
+    keys, values = _gather(ctx, k_pool, v_pool, pages, seen, q)
     mask: Any = "causal"
     if sliding_window is not None and seen > sliding_window:
         distance = np.arange(seen - queries, seen)[:, None] - np.arange(seen)[None]
@@ -172,13 +176,24 @@ def _prefill(
     return attended[0].transpose(1, 0, 2)
 
 
-def _gather(ctx: Context, pool: Pool, pages: Any, length: int, after: Any) -> Any:
-    """The first `length` positions of `pages`, (kv_heads, length, head_dim), read when `after` is computed."""
-    _, kv_heads, _, head_dim = pool.shape
-    # the launch that made `after` wrote the newest positions, of which MLX knows nothing
-    taken = ctx.gpu.mx.take(ctx.gpu.mx.depends(pool.array, after), pages, axis=0)
-    ctx.ledger.add_copied_bytes(taken.nbytes)
-    return taken.transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)[:, :length]
+def _gather(ctx: Context, k_pool: Pool, v_pool: Pool, pages: Any, length: int, q: Any) -> tuple[Any, Any]:
+    """The first `length` positions of `pages`, each (kv_heads, length, head_dim) in the type of q."""
+    gpu, (_, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
+    ctx.ledger.add_copied_bytes(2 * length * kv_heads * head_dim * k_pool.array.itemsize)
+    if gpu.launcher is None:
+        taken = (gpu.mx.take(pool.array, pages, axis=0).transpose(1, 0, 2, 3) for pool in (k_pool, v_pool))
+        keys, values = (part.reshape(kv_heads, -1, head_dim)[:, :length].astype(q.dtype) for part in taken)
+        return keys, values
+    shape = (kv_heads, length, head_dim)
+    keys, values = gpu.launcher.launch(
+        GATHER,
+        [k_pool.array, v_pool.array, pages, q, gpu.launcher.numbers(kv_heads, page_size, head_dim, length)],
+        groups=(-(-length * head_dim // GATHER_THREADS), kv_heads, 1),
+        threads=GATHER_THREADS,
+        outputs=[(shape, q.dtype), (shape, q.dtype)],
+        types={"Y": q.dtype},
+    )
+    return keys, values
 
 
 def _check_pages(batch: RaggedBatch, pool: Pool, sliding_window: int | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.linear.gpu import FLOATS, pick_blocks
+from mlxr.kernels.linear.gpu import FLOATS, arrange_blocks, pick_blocks
 from mlxr.kernels.tensor import IntArray, TensorSource
 
 
@@ -16,7 +16,7 @@ def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> Any:
     gpu = ctx.gpu
     if gpu.launcher is None and table.type_name not in FLOATS:
         return gpu.mx.array(np.concatenate([table.to_float32(i, i + 1) for i in token_ids.tolist()]))
-    ids, upload = gpu.place_ids(token_ids), gpu.table(table)
+    ids, upload = gpu.place_ids(token_ids), gpu.table(table, arrange_blocks)
     if table.type_name in FLOATS:
         return gpu.mx.take(upload.array, ids, axis=0).astype(gpu.mx.float32)
-    return pick_blocks(ctx, upload, table.type_name, table.shape[1], ids, gpu.mx.float32)
+    return pick_blocks(ctx, upload, table, ids, gpu.mx.float32)

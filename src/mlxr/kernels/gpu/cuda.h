@@ -4,6 +4,7 @@
 #define SHARED __shared__
 #define TABLE __device__ const
 #define FUNCTION __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
 
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
@@ -19,6 +20,10 @@ FUNCTION float max_of(float a, float b) { return fmaxf(a, b); }
 
 FUNCTION uint load_u16(const uint8_t *p) { return *reinterpret_cast<const unsigned short *>(p); }
 FUNCTION uint load_u32(const uint8_t *p) { return *reinterpret_cast<const uint *>(p); }
+FUNCTION void load_words(const uint8_t *p, uint *w) {
+  const uint4 v = *reinterpret_cast<const uint4 *>(p);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
 
 template <int BYTES> struct Words {};
 template <> struct Words<16> { typedef uint4 type; };

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,7 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import TensorSource
 
 AnyArray = npt.NDArray[Any]
+Arrange = Callable[[Any, str, Any], Any]  # mlx, type name and raw blocks to the blocks as kernels read them
 GPU_DEVICES = ("metal", "cuda", "mlx-cpu", "emulated")
 _REMEDY = {
     "metal": "pip install mlx (on a Mac with Apple silicon)",
@@ -93,20 +95,20 @@ class Gpu:
             weakref.finalize(array, self._held.pop, id(array), None)
         return held
 
-    def upload(self, tensor: TensorSource) -> Upload:
-        """The tensor on the device: blocks as bytes, floats as they are. Uploaded once while anybody holds it."""
+    def upload(self, tensor: TensorSource, arrange: Arrange) -> Upload:
+        """The tensor on the device, brought to the kernels' order. Uploaded once while anybody holds it."""
         key = (tensor.data.ctypes.data, tensor.nbytes)
         found = self._uploads.get(key)
         if found is None:
-            found = self._uploads[key] = Upload(self.read(tensor))
+            found = self._uploads[key] = Upload(arrange(self.mx, tensor.type_name, self.read(tensor)))
             tensor.release()
         return found
 
-    def table(self, tensor: TensorSource) -> Upload:
+    def table(self, tensor: TensorSource, arrange: Arrange) -> Upload:
         """The upload of an embedding table, which stays for good."""
         found = self._tables.get(id(tensor))
         if found is None:
-            found = self._tables[id(tensor)] = (tensor, self.upload(tensor))
+            found = self._tables[id(tensor)] = (tensor, self.upload(tensor, arrange))
         return found[1]
 
     def place(self, batch: RaggedBatch) -> PlacedBatch:
@@ -149,7 +151,7 @@ class Gpu:
         self.mx.async_eval(*results, *pending)
 
     def read(self, tensor: TensorSource) -> Any:
-        """A copy of the tensor on the device."""
+        """A copy of the tensor on the device: blocks as bytes, floats as they are."""
         mx = self.mx
         raw = np.ascontiguousarray(tensor.data)
         match tensor.type_name:

@@ -8,6 +8,8 @@
 //   THREADS               threads in a threadgroup
 //   load<N>, store<N>     N neighbours at once, as floats; the address is a multiple of N elements, or of 16 bytes
 //   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
+//   load_words            four words at once; the address is a multiple of 16
+//   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
 //   writable              a page pool, which MLX knows as an input, to be written in place
 #include <cmath>
@@ -29,6 +31,7 @@
 #define SHARED static
 #define TABLE static const
 #define FUNCTION inline
+#define UNROLL
 
 typedef unsigned int uint;
 
@@ -289,6 +292,10 @@ FUNCTION uint load_u16(const uint8_t *p) {
 FUNCTION uint load_u32(const uint8_t *p) {
   check_alignment(p, 4);
   return p[0] | p[1] << 8 | p[2] << 16 | uint(p[3]) << 24;
+}
+FUNCTION void load_words(const uint8_t *p, uint *w) {
+  check_alignment(p, 16);
+  memcpy(w, p, 16);
 }
 template <int N, typename T> FUNCTION void load(const T *p, float *out) {
   check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));

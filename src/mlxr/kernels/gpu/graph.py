@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlxr.kernels.checks import refuse
+from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ledger import Dispatch, Ledger
 from mlxr.kernels.ragged import RaggedBatch
@@ -65,7 +66,7 @@ def _record(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> _
 
     def step(packed: Any) -> tuple[Any, Any, Any]:
         gpu.place_traced(batch, unpack_batch(packed, *batch.page_table.shape))
-        logits = compute(batch).astype(mx.float32)
+        logits = settle(compute(batch)).astype(mx.float32)
         gpu.pending = []
         gpu.forget_placed()
         return logits, mx.argmax(logits, axis=1), mx.max(logits, axis=1) - mx.logsumexp(logits, axis=1)

@@ -8,6 +8,7 @@ using namespace metal;
 #define SHARED threadgroup
 #define TABLE constant
 #define FUNCTION inline
+#define UNROLL _Pragma("clang loop unroll(full)")
 
 typedef bfloat16_t bf16;
 typedef half f16;
@@ -22,6 +23,10 @@ FUNCTION float max_of(float a, float b) { return max(a, b); }
 
 FUNCTION uint load_u16(const DEVICE uint8_t *p) { return *reinterpret_cast<const DEVICE ushort *>(p); }
 FUNCTION uint load_u32(const DEVICE uint8_t *p) { return *reinterpret_cast<const DEVICE uint *>(p); }
+FUNCTION void load_words(const DEVICE uint8_t *p, PRIVATE uint *w) {
+  const uint4 v = *reinterpret_cast<const DEVICE uint4 *>(p);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
 
 template <int N, typename T> FUNCTION void load(const DEVICE T *p, PRIVATE float *out) {
   if (N % 4 == 0) {

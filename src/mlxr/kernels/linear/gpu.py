@@ -17,36 +17,100 @@ import numpy as np
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
 FLOATS = ("f32", "f16", "bf16")
-# ggml's number of each type, by which blocks.h names it, and columns in a block
-BLOCKS = {
-    "q4_0": (2, 32), "q4_1": (3, 32), "q5_0": (6, 32), "q5_1": (7, 32), "q8_0": (8, 32),
-    "q2_k": (10, 256), "q3_k": (11, 256), "q4_k": (12, 256), "q5_k": (13, 256), "q6_k": (14, 256), "q8_k": (15, 256),
-    "iq4_nl": (20, 32), "iq4_xs": (23, 256), "mxfp4": (39, 32),
-}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How blocks.h knows a type: ggml's number, values and bytes of a block, and where in it each plane's field lies.
+
+    `fields` are (offset, bytes), in the order of the planes; without any, blocks stay whole.
+    """
+
+    number: int
+    block_size: int
+    block_bytes: int
+    fields: tuple[tuple[int, int], ...] = ()
+
+
+LAYOUTS = {
+    "f16": Layout(1, 32, 64),
+    "bf16": Layout(30, 32, 64),
+    "q4_0": Layout(2, 32, 18, ((2, 16), (0, 2))),
+    "q4_1": Layout(3, 32, 20, ((4, 16), (0, 4))),
+    "q5_0": Layout(6, 32, 22, ((6, 16), (2, 4), (0, 2))),
+    "q5_1": Layout(7, 32, 24, ((8, 16), (4, 4), (0, 4))),
+    "q8_0": Layout(8, 32, 34, ((2, 32), (0, 2))),
+    "q2_k": Layout(10, 256, 84, ((16, 64), (0, 16), (80, 4))),
+    "q3_k": Layout(11, 256, 110, ((32, 64), (0, 32), (96, 12), (108, 2))),
+    "q4_k": Layout(12, 256, 144),
+    "q5_k": Layout(13, 256, 176),
+    "q6_k": Layout(14, 256, 210, ((0, 128), (128, 64), (192, 16), (208, 2))),
+    "q8_k": Layout(15, 256, 292, ((4, 256), (0, 4))),  # the sums at the end follow from the rest
+    "iq4_nl": Layout(20, 32, 18, ((2, 16), (0, 2))),
+    "iq4_xs": Layout(23, 256, 136, ((8, 128), (4, 4), (0, 4))),
+    "mxfp4": Layout(39, 32, 17, ((1, 16), (0, 1))),
+}
+BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
-TILE_BYTES = 32 * 2**20
+MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
+TILE_BYTES = 256 * 2**20
 SIMD_GROUPS = 4
-MANY_OUTPUTS = 16384  # from here on a SIMD-group has enough company to make two outputs
 
 _FOLDER = Path(__file__).parent
-ROWS = Kernel("linear_rows", _FOLDER, "rows.body", ("x", "a", "b", "bias", "sizes"), ("out",), ("blocks.h", "rows.h"))
+ROWS = Kernel(
+    "linear_rows",
+    _FOLDER,
+    "rows.body",
+    ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
+    ("out",),
+    ("blocks.h", "rows.h"),
+)
 EXPAND = Kernel("linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h",))
 KERNELS = (ROWS, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Neighbouring tensors of one type: `upload` holds their blocks, or the matrix (rows, columns) of floats."""
+    """Neighbouring tensors of one type: `upload` holds their planes, or the matrix (rows, columns) of floats.
+
+    `raw` are the bytes that kernels read, None for what they do not multiply.
+    """
 
     type_name: str
     rows: int
     upload: Upload
+    raw: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normed:
+    """A norm that waits: x (T, n) in f32, and the weight on the device."""
+
+    x: Any
+    weight: Any
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """A product of few rows that waits; x is an array or a norm."""
+
+    x: Any
+    parts: list[Part]
+    bias: Any
+
+    @property
+    def tokens(self) -> int:
+        """Rows of x."""
+        rows: int = (self.x.x if isinstance(self.x, Normed) else self.x).shape[0]
+        return rows
 
 
 Payload = tuple[list[Part], Any]  # and the bias of all outputs, or None
@@ -56,48 +120,41 @@ def prepare(
     ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
 ) -> tuple[Payload, int]:
     """The parts on the device and their bytes. Raises DeviceError for a type without a kernel."""
-    mx = ctx.gpu.mx
     for tensor in tensors:
         if tensor.type_name not in FLOATS and tensor.type_name not in BLOCKS:
-            known = ", ".join([*FLOATS, *BLOCKS])
+            known = ", ".join([*FLOATS, *sorted(BLOCKS)])
             raise DeviceError(
                 f"tensor {tensor.name} has type {tensor.type_name}, which has no GPU kernel; known are {known}"
             )
-        block = BLOCKS.get(tensor.type_name, (0, 1))[1]
-        if tensor.shape[1] % block:
+        if tensor.type_name in BLOCKS and tensor.shape[1] % LAYOUTS[tensor.type_name].block_size:
             raise ValueError(
                 f"tensor {tensor.name} has {tensor.shape[1]} columns, {tensor.type_name} needs whole blocks"
             )
     parts = []
     for type_name, group in groupby(tensors, key=lambda tensor: tensor.type_name):
-        members = list(group)
-        if ctx.gpu.launcher is None and type_name in BLOCKS:
-            parts.append(_decode(ctx, members))
-            continue
-        uploads = [ctx.gpu.upload(tensor) for tensor in members]
-        if len(uploads) > 1:
-            uploads = [Upload(mx.concatenate([upload.array for upload in uploads]))]
-            mx.eval(uploads[0].array)
-        parts.append(Part(type_name, sum(tensor.shape[0] for tensor in members), uploads[0]))
+        parts.append(_make_part(ctx, type_name, list(group)))
     bias = _join_biases(ctx, tensors, biases)
     return (parts, bias), sum(part.upload.array.nbytes for part in parts) + (0 if bias is None else bias.nbytes)
 
 
 def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
-    """x Wᵀ + b; x in any float type, the result in the type of the activations."""
+    """x Wᵀ + b; x in any float type, the result in the type of the activations, perhaps deferred."""
     mx, gpu = ctx.gpu.mx, ctx.gpu
     parts, bias = weight.payload
-    if not x.shape[0]:
+    tokens = x.shape[0]
+    if not tokens:
         return mx.zeros((0, weight.out_features), gpu.activations)
-    few = x.shape[0] <= MAX_ROWS
-    if few and len(parts) <= 2 and all(part.type_name in BLOCKS for part in parts):
-        return multiply_blocks(ctx, x, parts, bias)
+    if len(parts) <= 2 and all(_has_kernel(part, tokens) for part in parts):
+        inputs = x.parts if isinstance(x, Deferred) and x.is_open else settle(x)
+        product = Product(inputs, parts, bias)
+        return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
+    x = settle(x)
     outputs = []
     for part in parts:
-        if part.type_name not in BLOCKS:
+        if _has_kernel(part, tokens):
+            outputs.append(multiply(ctx, Product(x, [part], None)))
+        elif part.type_name in FLOATS:
             outputs.append(_multiply_floats(ctx, x, part.upload.array))
-        elif few:
-            outputs.append(multiply_blocks(ctx, x, [part], None))
         else:
             outputs += _multiply_tiles(ctx, x, part)
     result = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
@@ -106,45 +163,117 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
     return result.astype(gpu.activations)
 
 
-def multiply_blocks(ctx: Context, x: Any, parts: Sequence[Part], bias: Any) -> Any:
-    """One launch for one or two parts, straight from their blocks."""
-    gpu = ctx.gpu
+def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None) -> Any:
+    """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
+    gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
+    normed = product.x if isinstance(product.x, Normed) else None
+    x = product.x if normed is None else normed.x
     tokens, columns = x.shape
-    first, second = parts[0], parts[-1]
-    rows = first.rows, (second.rows if len(parts) == 2 else 0)
-    per_group = 2 if sum(rows) >= MANY_OUTPUTS else 1
-    width = next(width for width in (1, 2, 4, 8) if width >= min(tokens, MAX_ROWS))
-    places = sum(-(-count // per_group) for count in rows)
-    sizes = gpu.launcher.numbers(columns, tokens, *rows)
-    constants = {
-        "TYPE_A": BLOCKS[first.type_name][0],
-        "TYPE_B": BLOCKS[second.type_name][0],
-        "ROWS": per_group,
-        "T": width,
-        "BIAS": int(bias is not None),
-    }
+    first, second = product.parts[0], product.parts[-1]
+    rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
+    width = next(width for width in (1, 2, 4, 8) if width >= tokens)
+    per_group = choose_rows(width)
+    made = rows[0] // 2 if gate else sum(rows)
+    places = -(-2 * made // per_group) if gate else sum(-(-count // per_group) for count in rows)
+    kind = gpu.activations if residual is None else gpu.mx.float32
+    none = numbers(0.0)
     (out,) = gpu.launcher.launch(
         ROWS,
-        [x, first.upload.array, second.upload.array, gpu.launcher.numbers(0.0) if bias is None else bias, sizes],
-        groups=(-(-places // SIMD_GROUPS), -(-tokens // width), 1),
+        [
+            x,
+            first.raw,
+            second.raw,
+            none if product.bias is None else product.bias,
+            none if normed is None else normed.weight,
+            none if residual is None else residual,
+            none if normed is None else numbers(normed.eps),
+            numbers(columns, tokens, *rows),
+        ],
+        groups=(-(-places // SIMD_GROUPS), 1, 1),
         threads=32 * SIMD_GROUPS,
-        outputs=[((tokens, sum(rows)), gpu.activations)],
-        constants=constants,
-        types={"X": x.dtype, "Y": gpu.activations},
+        outputs=[((tokens, made), kind)],
+        constants={
+            "TYPE_A": LAYOUTS[first.type_name].number,
+            "TYPE_B": LAYOUTS[second.type_name].number,
+            "ROWS": per_group,
+            "T": width,
+            "BIAS": int(product.bias is not None),
+            "NORM": int(normed is not None),
+            "GATE": gate,
+            "RESIDUAL": int(residual is not None),
+        },
+        types={"X": x.dtype, "Y": kind},
     )
     return out
 
 
-def expand_blocks(ctx: Context, upload: Upload, type_name: str, columns: int, rows: range, kind: Any) -> Any:
+def choose_rows(tokens: int) -> int:  # noqa: ARG001
+    """Outputs that a SIMD-group makes at a time: even, since a gate takes two."""
+    return 2
+
+
+def add_product(ctx: Context, product: Product, x: Any) -> Any:
+    """x plus the product, in f32."""
+    return multiply(ctx, product, residual=x)
+
+
+def can_gate(product: Product) -> bool:
+    """Whether `gate_product` takes it."""
+    return len(product.parts) == 1
+
+
+def gate_product(ctx: Context, product: Product, kind: str) -> Any:
+    """act(first half of the product) * second half."""
+    return multiply(ctx, product, gate=1 if kind == "silu" else 2)
+
+
+def _has_kernel(part: Part, tokens: int) -> bool:
+    limit = MAX_FLOAT_ROWS if part.type_name in FLOATS else MAX_ROWS
+    return part.raw is not None and tokens <= limit
+
+
+def _make_part(ctx: Context, type_name: str, tensors: list[TensorSource]) -> Part:
+    mx, layout = ctx.gpu.mx, LAYOUTS.get(type_name)
+    rows, columns = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
+    if ctx.gpu.launcher is None and type_name in BLOCKS:
+        return _decode(ctx, tensors)
+    if len(tensors) == 1:
+        upload = ctx.gpu.upload(tensors[0], arrange_blocks)
+    else:
+        joined = mx.concatenate([ctx.gpu.read(tensor) for tensor in tensors])
+        for tensor in tensors:
+            tensor.release()
+        upload = Upload(arrange_blocks(mx, type_name, joined))
+    if ctx.gpu.launcher is None or layout is None or columns % layout.block_size:
+        return Part(type_name, rows, upload, None)
+    raw = upload.array
+    if type_name in FLOATS:
+        raw = raw.view(mx.uint8).reshape(-1)
+        mx.eval(raw)
+    return Part(type_name, rows, upload, raw)
+
+
+def arrange_blocks(mx: Any, type_name: str, raw: Any) -> Any:
+    """Blocks of a file as planes; floats and types whose blocks are aligned as they are."""
+    layout = LAYOUTS.get(type_name)
+    if layout is not None and layout.fields:
+        blocks = raw.reshape(-1, layout.block_bytes)
+        raw = mx.concatenate([blocks[:, at : at + size].reshape(-1) for at, size in layout.fields])
+    mx.eval(raw)
+    return raw
+
+
+def expand_blocks(ctx: Context, part: Part, columns: int, rows: range, kind: Any) -> Any:
     """Rows of quantised weights as plain numbers of type `kind`, (rows, columns)."""
-    sizes = ctx.gpu.launcher.numbers(columns, len(rows), rows.start)
-    return _launch_expand(ctx, upload, type_name, sizes, sizes, (len(rows), columns), kind, pick=0)
+    sizes = ctx.gpu.launcher.numbers(columns, len(rows), rows.start, part.rows)
+    return _launch_expand(ctx, part.upload, part.type_name, sizes, sizes, (len(rows), columns), kind, pick=0)
 
 
-def pick_blocks(ctx: Context, upload: Upload, type_name: str, columns: int, ids: Any, kind: Any) -> Any:
-    """The rows that `ids` names as plain numbers, (ids, columns)."""
-    sizes = ctx.gpu.launcher.numbers(columns, ids.shape[0])
-    return _launch_expand(ctx, upload, type_name, ids, sizes, (ids.shape[0], columns), kind, pick=1)
+def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: Any, kind: Any) -> Any:
+    """The rows of an uploaded table that `ids` names as plain numbers, (ids, columns)."""
+    rows, columns = table.shape
+    sizes = ctx.gpu.launcher.numbers(columns, ids.shape[0], 0, rows)
+    return _launch_expand(ctx, upload, table.type_name, ids, sizes, (ids.shape[0], columns), kind, pick=1)
 
 
 def _launch_expand(
@@ -156,7 +285,7 @@ def _launch_expand(
         groups=(-(-shape[0] // SIMD_GROUPS), 1, 1),
         threads=32 * SIMD_GROUPS,
         outputs=[(shape, kind)],
-        constants={"TYPE_A": BLOCKS[type_name][0], "PICK": pick},
+        constants={"TYPE_A": LAYOUTS[type_name].number, "PICK": pick},
         types={"Y": kind},
     )
     return out
@@ -170,7 +299,7 @@ def _multiply_tiles(ctx: Context, x: Any, part: Part) -> list[Any]:
     outputs = []
     for start in range(0, part.rows, step):
         rows = range(start, min(start + step, part.rows))
-        outputs.append(inputs @ expand_blocks(ctx, part.upload, part.type_name, columns, rows, kind).T)
+        outputs.append(inputs @ expand_blocks(ctx, part, columns, rows, kind).T)
     return outputs
 
 
@@ -186,7 +315,7 @@ def _decode(ctx: Context, tensors: Sequence[TensorSource]) -> Part:
         tensor.release()
     array = ctx.gpu.mx.array(matrix)
     ctx.gpu.mx.eval(array)
-    return Part("f32", len(matrix), Upload(array))
+    return Part("f32", len(matrix), Upload(array), None)
 
 
 def _join_biases(ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None) -> Any:

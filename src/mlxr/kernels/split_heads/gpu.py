@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
@@ -44,7 +45,7 @@ def split_heads(
     gpu, (pages, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
     if head_dim % 2:
         refuse("split_heads", "head_dim", head_dim, "an even number")
-    placed = gpu.place(batch)
+    placed, qkv = gpu.place(batch), settle(qkv)
     _check_values(batch, table, (pages + 1) * page_size)
     if gpu.launcher is None:
         return _compose(ctx, qkv, heads, placed, table, k_pool, v_pool, norms)
