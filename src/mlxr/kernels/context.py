@@ -113,7 +113,7 @@ class Context:
             return run_step(self.gpu, self.ledger, compute, batch, pools[0], key)
         from mlxr.kernels.gpu.deferred import settle
 
-        logits = settle(compute(batch))
+        logits = settle(compute(batch)).astype(self.gpu.mx.float32)
         self.gpu.submit(logits)
         return logits
 

@@ -1,7 +1,8 @@
 // The words of a kernel body in CUDA C++. See emulated.h for what each of them means.
 #define DEVICE
 #define PRIVATE
-#define SHARED __shared__
+#define SHARED __shared__ __align__(16)
+#define GROUP
 #define TABLE __device__ const
 #define FUNCTION __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
@@ -57,6 +58,11 @@ template <int N, typename T> FUNCTION void store(T *p, const float *values) {
     memcpy(&word, narrow, sizeof(word));
     *reinterpret_cast<Word *>(p + i) = word;
   }
+}
+
+FUNCTION void load_shared(const float *p, float *out) {
+  const float4 v = *reinterpret_cast<const float4 *>(p);
+  out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
 }
 
 FUNCTION float shuffle_xor(float v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }

@@ -78,6 +78,8 @@ class Gpu:
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
         self.drawn: tuple[Any, Any, Any] | None = None  # logits, and of each row the likeliest id and its logprob
+        self.is_greedy = False  # whether the last tokens were the likeliest ones
+        self.ahead: Any = None  # the step that was started with them (`graph.Ahead`)
 
     def describe(self) -> str:
         """What can change the numbers that are computed: the device, MLX's version and the kernels."""
@@ -129,7 +131,7 @@ class Gpu:
         return self._placed[1]
 
     def place_traced(self, batch: RaggedBatch, arrays: tuple[Any, ...]) -> None:
-        """Let `arrays` (see `graph.unpack_batch`) stand for the single tokens of `batch` while a step is traced."""
+        """Let `arrays` (token ids and what `graph.unpack_batch` gives) stand for the tokens of `batch` in a trace."""
         token_ids, positions, slots, lengths, page_table = arrays
         rows = self.mx.arange(batch.tokens, dtype=self.mx.int32)
         placed = PlacedBatch(token_ids, positions, slots, rows, lengths, page_table, rows)

@@ -1,12 +1,13 @@
 // The words of a kernel body on the host: every thread of a threadgroup is a fiber, so barriers and SIMD-group
 // operations really happen, and a kernel whose threads do not all arrive at one is caught.
 //
-//   DEVICE, PRIVATE       where a pointer points: device memory, the thread's own
+//   DEVICE, GROUP, PRIVATE    where a pointer points: device memory, the threadgroup's, the thread's own
 //   SHARED                declares memory of the threadgroup; it holds rubbish at first
 //   TABLE, FUNCTION       a constant at file scope, a helper
 //   group_x, group_y, group_z, thread_id, simd_id, lane_id    where the thread stands; 32 lanes to a SIMD-group
 //   THREADS               threads in a threadgroup
 //   load<N>, store<N>     N neighbours at once, as floats; the address is a multiple of N elements, or of 16 bytes
+//   load_shared           four neighbours of the threadgroup's memory
 //   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
@@ -28,7 +29,8 @@
 
 #define DEVICE
 #define PRIVATE
-#define SHARED static
+#define SHARED alignas(16) static
+#define GROUP
 #define TABLE static const
 #define FUNCTION inline
 #define UNROLL
@@ -306,6 +308,11 @@ template <int N, typename T> FUNCTION void store(T *p, const float *values) {
   check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
   for (int i = 0; i < N; ++i)
     p[i] = T(values[i]);
+}
+
+FUNCTION void load_shared(const float *p, float *out) {
+  check_alignment(p, 16);
+  memcpy(out, p, 16);
 }
 
 FUNCTION float shuffle_xor(float v, uint mask) {

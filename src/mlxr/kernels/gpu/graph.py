@@ -1,4 +1,4 @@
-"""A decode step as one compiled graph: traced once for each shape class, replayed with one array of integers.
+"""A decode step as one compiled graph: traced once for each shape class, replayed with two arrays of integers.
 
 A step of single tokens is the same list of launches every time. MLX keeps that list (`mx.compile`), so a replay costs
 no Python per operator. Batches are padded to classes: sequences and pages to powers of two; what is padded writes into
@@ -29,8 +29,28 @@ MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as t
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    replay: Callable[[Any], tuple[Any, Any, Any]]
+    replay: Callable[[Any, Any], tuple[Any, Any, Any]]
     dispatches: list[Dispatch]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """A step that was started before anybody asked for it; `batch` has all but its tokens, which are `token_ids`."""
+
+    graph: _Graph
+    batch: RaggedBatch
+    token_ids: Any
+    results: tuple[Any, Any, Any]
+
+    def is_for(self, graph: _Graph, batch: RaggedBatch, rows: int) -> bool:
+        """Whether it computes `batch`, of which `rows` count; waits for the tokens."""
+        return (
+            graph is self.graph
+            and np.array_equal(batch.slots, self.batch.slots)
+            and np.array_equal(batch.positions, self.batch.positions)
+            and np.array_equal(batch.page_table, self.batch.page_table)
+            and np.array_equal(np.asarray(self.token_ids)[:rows], batch.token_ids[:rows])
+        )
 
 
 def takes_step(batch: RaggedBatch) -> bool:
@@ -42,7 +62,9 @@ def run_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch, poo
     """`compute(batch)` by a graph, recorded if it is new; `key` is what it depends on besides the shape.
 
     The graph starts, and finds the likeliest token of every row as well (`Gpu.drawn`). The batch's pages are those of
-    `pool` and its like, which own the graphs. Where launches compute at once, nothing is recorded.
+    `pool` and its like, which own the graphs. While tokens are the likeliest ones, the next step is started on them
+    right away, so that the device does not wait for the host; a step that turns out otherwise is dropped, and what it
+    wrote is written again before anybody reads it. Where launches compute at once, nothing is recorded nor started.
     """
     padded = pad_batch(batch, pool)
     shape = (key, *padded.page_table.shape)
@@ -53,29 +75,66 @@ def run_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch, poo
         check_step(padded, pool)
     for row in graph.dispatches:
         ledger.count(row.operator, row.implementation, row.variant, row.count)
-    logits, ids, logprobs = graph.replay(gpu.mx.array(pack_batch(padded)))
+    ahead, gpu.ahead = gpu.ahead, None
+    if ahead is not None and ahead.is_for(graph, padded, batch.tokens):
+        results = ahead.results
+    else:
+        results = _start(gpu, graph, gpu.mx.array(padded.token_ids), padded)
+    following = advance_batch(padded, batch.tokens, pool) if gpu.is_greedy and gpu.launcher.is_lazy else None
+    if following is not None:
+        gpu.ahead = Ahead(graph, following, results[1], _start(gpu, graph, results[1], following))
+    logits, ids, logprobs = results
     if padded.tokens > batch.tokens:
-        logits, ids, logprobs = (array[: batch.tokens] for array in (logits, ids, logprobs))
+        logits, ids, logprobs = (array[: batch.tokens] for array in results)
     gpu.drawn = (logits, ids, logprobs)
-    gpu.submit(ids, logprobs)
     return logits
+
+
+def _start(gpu: Gpu, graph: _Graph, token_ids: Any, batch: RaggedBatch) -> tuple[Any, Any, Any]:
+    results = graph.replay(token_ids, gpu.mx.array(pack_batch(batch)))
+    gpu.submit(results[1], results[2])
+    return results
 
 
 def _record(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> _Graph:
     mx, before = gpu.mx, ledger.snapshot()
 
-    def step(packed: Any) -> tuple[Any, Any, Any]:
-        gpu.place_traced(batch, unpack_batch(packed, *batch.page_table.shape))
+    def step(token_ids: Any, packed: Any) -> tuple[Any, Any, Any]:
+        gpu.place_traced(batch, (token_ids, *unpack_batch(packed, *batch.page_table.shape)))
         logits = settle(compute(batch)).astype(mx.float32)
         gpu.pending = []
         gpu.forget_placed()
-        return logits, mx.argmax(logits, axis=1), mx.max(logits, axis=1) - mx.logsumexp(logits, axis=1)
+        ids = mx.argmax(logits, axis=1).astype(mx.int32)
+        return logits, ids, mx.max(logits, axis=1) - mx.logsumexp(logits, axis=1)
 
     if not gpu.launcher.is_lazy:
         return _Graph(step, [])
     replay = mx.compile(step)
-    mx.eval(replay(mx.array(pack_batch(batch))))  # traced by this; that the step is computed twice changes nothing
+    # traced by this; that the step is computed twice changes nothing
+    mx.eval(replay(mx.array(batch.token_ids), mx.array(pack_batch(batch))))
     return _Graph(replay, ledger.take_back(before))
+
+
+def advance_batch(batch: RaggedBatch, rows: int, pool: Pool) -> RaggedBatch | None:
+    """The step after this one, its tokens unknown; None where one of the `rows` sequences has no page for it yet."""
+    spare, page_size = pool.shape[0], pool.shape[2]
+    positions = batch.positions.copy()
+    positions[:rows] += 1
+    columns = positions // page_size
+    if columns.max() >= batch.page_table.shape[1]:
+        return None
+    pages = batch.page_table[np.arange(len(columns)), columns]
+    if (pages[:rows] == spare).any():
+        return None
+    return RaggedBatch(
+        token_ids=batch.token_ids,
+        positions=positions,
+        slots=pages * np.int32(page_size) + positions % np.int32(page_size),
+        query_starts=batch.query_starts,
+        context_lengths=positions + np.int32(1),
+        page_table=batch.page_table,
+        output_rows=batch.output_rows,
+    )
 
 
 def check_step(batch: RaggedBatch, pool: Pool) -> None:
@@ -105,15 +164,15 @@ def pad_batch(batch: RaggedBatch, pool: Pool) -> RaggedBatch:
 
 
 def pack_batch(batch: RaggedBatch) -> np.typing.NDArray[np.int32]:
-    """All integers of a step in one array."""
-    columns = (batch.token_ids, batch.positions, batch.slots, batch.context_lengths)
+    """All integers of a step but its tokens, in one array."""
+    columns = (batch.positions, batch.slots, batch.context_lengths)
     return np.concatenate([*columns, batch.page_table.reshape(-1)])
 
 
 def unpack_batch(packed: Any, rows: int, width: int) -> tuple[Any, ...]:
-    """Token ids, positions, slots, lengths and page table out of what `pack_batch` made."""
-    columns = [packed[index * rows : (index + 1) * rows] for index in range(4)]
-    return (*columns, packed[4 * rows :].reshape(rows, width))
+    """Positions, slots, lengths and page table out of what `pack_batch` made."""
+    columns = [packed[index * rows : (index + 1) * rows] for index in range(3)]
+    return (*columns, packed[3 * rows :].reshape(rows, width))
 
 
 def _extend(values: np.typing.NDArray[np.int32], more: int, filler: int) -> np.typing.NDArray[np.int32]:

@@ -6,6 +6,7 @@ using namespace metal;
 #define DEVICE device
 #define PRIVATE thread
 #define SHARED threadgroup
+#define GROUP threadgroup
 #define TABLE constant
 #define FUNCTION inline
 #define UNROLL _Pragma("clang loop unroll(full)")
@@ -43,6 +44,11 @@ template <int N, typename T> FUNCTION void load(const DEVICE T *p, PRIVATE float
 template <int N, typename T> FUNCTION void store(DEVICE T *p, PRIVATE const float *values) {
   for (int i = 0; i < N; ++i)
     p[i] = T(values[i]);
+}
+
+FUNCTION void load_shared(const GROUP float *p, PRIVATE float *out) {
+  for (int i = 0; i < 4; ++i)
+    out[i] = p[i];
 }
 
 FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, ushort(mask)); }

@@ -3,7 +3,7 @@
 // A weight lies on the device in planes: for every block the largest field, then for every block the next one, so that
 // each can be read in whole words (gpu.py has the table; the fields are those of ggml-common.h). A run is four units of
 // two quads each: values first(run) + 4 u ... +3 of the block, and the same DELTA further on. All near quads of a run
-// share a scale, and so do all far ones.
+// share a scale, and so do all far ones. (Plain numbers have their units STEP apart instead of 4.)
 //
 // `load` reads the words of a run, `unit` makes the eight numbers f of one unit, `scales` gives for near and far scale
 // and offset: a value is scale * f + offset. Small integers q of B bits come as f = 1 + q / 2^B: their bits are put
@@ -58,7 +58,7 @@ FUNCTION uint spread_four(uint bits) {
 }
 
 template <int B> struct Integers {
-  enum { WORDS = 8, OFFSETS = 1 };
+  enum { STEP = 4, WORDS = 8, OFFSETS = 1 };
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
     place_quad<B>(w[u], f);
     place_quad<B>(w[4 + u], f + 4);
@@ -277,7 +277,7 @@ TABLE float FP4_VALUES[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  1
                               -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f}; // doubled, as in ggml
 
 struct IQ4 {
-  enum { WORDS = 8, OFFSETS = 0 };
+  enum { STEP = 4, WORDS = 8, OFFSETS = 0 };
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
     for (int i = 0; i < 4; ++i) {
       f[i] = IQ4_VALUES[w[u] >> (8 * i) & 15u];
@@ -313,7 +313,7 @@ struct IQ4_XS : IQ4 {
 };
 
 struct MXFP4 : OneRun {
-  enum { WORDS = 8, OFFSETS = 0 };
+  enum { STEP = 4, WORDS = 8, OFFSETS = 0 };
   static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
     load_nibbles(field<0, 16>(base, total, block), w);
   }
@@ -332,12 +332,14 @@ struct MXFP4 : OneRun {
   }
 };
 
-// Plain numbers of 16 bits: a block is 32 of them.
-struct Plain : OneRun {
-  enum { WORDS = 16, OFFSETS = 0 };
-  static FUNCTION void load(Bytes base, uint64_t, uint64_t block, int, PRIVATE uint *w) {
-    for (int i = 0; i < 4; ++i)
-      load_words(base + block * 64 + 16 * i, w + 4 * i);
+// Plain numbers of 16 bits, eight neighbours to a unit, so that neighbouring runs read neighbouring words.
+struct Plain {
+  enum { BLOCK = 256, RUNS = 8, DELTA = 4, STEP = 64, WORDS = 16, OFFSETS = 0 };
+  static FUNCTION int first(int run) { return 8 * run; }
+  static FUNCTION void load(Bytes base, uint64_t, uint64_t block, int run, PRIVATE uint *w) {
+    UNROLL
+    for (int u = 0; u < 4; ++u)
+      load_words(base + block * 512 + 128 * u + 16 * run, w + 4 * u);
   }
   static FUNCTION void scales(Bytes, uint64_t, uint64_t, int, PRIVATE float *scale, PRIVATE float *offset) {
     scale[0] = scale[1] = 1.0f;
@@ -346,19 +348,17 @@ struct Plain : OneRun {
 };
 struct F16 : Plain {
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
-    for (int i = 0; i < 2; ++i) {
-      f[2 * i] = half_bits_to_float(w[2 * u + i] & 0xFFFFu), f[2 * i + 1] = half_bits_to_float(w[2 * u + i] >> 16);
-      f[4 + 2 * i] = half_bits_to_float(w[8 + 2 * u + i] & 0xFFFFu);
-      f[5 + 2 * i] = half_bits_to_float(w[8 + 2 * u + i] >> 16);
+    for (int i = 0; i < 4; ++i) {
+      f[2 * i] = half_bits_to_float(w[4 * u + i] & 0xFFFFu);
+      f[2 * i + 1] = half_bits_to_float(w[4 * u + i] >> 16);
     }
   }
 };
 struct BF16 : Plain {
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
-    for (int i = 0; i < 2; ++i) {
-      f[2 * i] = bits_to_float(w[2 * u + i] << 16), f[2 * i + 1] = bits_to_float(w[2 * u + i] & 0xFFFF0000u);
-      f[4 + 2 * i] = bits_to_float(w[8 + 2 * u + i] << 16);
-      f[5 + 2 * i] = bits_to_float(w[8 + 2 * u + i] & 0xFFFF0000u);
+    for (int i = 0; i < 4; ++i) {
+      f[2 * i] = bits_to_float(w[4 * u + i] << 16);
+      f[2 * i + 1] = bits_to_float(w[4 * u + i] & 0xFFFF0000u);
     }
   }
 };

@@ -40,8 +40,8 @@ class Layout:
 
 
 LAYOUTS = {
-    "f16": Layout(1, 32, 64),
-    "bf16": Layout(30, 32, 64),
+    "f16": Layout(1, 256, 512),
+    "bf16": Layout(30, 256, 512),
     "q4_0": Layout(2, 32, 18, ((2, 16), (0, 2))),
     "q4_1": Layout(3, 32, 20, ((4, 16), (0, 4))),
     "q5_0": Layout(6, 32, 22, ((6, 16), (2, 4), (0, 2))),
@@ -62,6 +62,8 @@ MAX_ROWS = 8
 MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
 TILE_BYTES = 256 * 2**20
 SIMD_GROUPS = 4
+PRODUCT_SIMD_GROUPS = 8  # they share x
+MANY_OUTPUTS = 16384
 
 _FOLDER = Path(__file__).parent
 ROWS = Kernel(
@@ -172,9 +174,10 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
     width = next(width for width in (1, 2, 4, 8) if width >= tokens)
-    per_group = choose_rows(width)
+    per_group = choose_rows(width, sum(rows))
     made = rows[0] // 2 if gate else sum(rows)
-    places = -(-2 * made // per_group) if gate else sum(-(-count // per_group) for count in rows)
+    step = PRODUCT_SIMD_GROUPS * (per_group // 2 if gate else per_group)
+    groups = -(-made // step) if gate else sum(-(-count // step) for count in rows)
     kind = gpu.activations if residual is None else gpu.mx.float32
     none = numbers(0.0)
     (out,) = gpu.launcher.launch(
@@ -189,8 +192,8 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
             none if normed is None else numbers(normed.eps),
             numbers(columns, tokens, *rows),
         ],
-        groups=(-(-places // SIMD_GROUPS), 1, 1),
-        threads=32 * SIMD_GROUPS,
+        groups=(groups, 1, 1),
+        threads=32 * PRODUCT_SIMD_GROUPS,
         outputs=[((tokens, made), kind)],
         constants={
             "TYPE_A": LAYOUTS[first.type_name].number,
@@ -207,9 +210,9 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     return out
 
 
-def choose_rows(tokens: int) -> int:  # noqa: ARG001
+def choose_rows(tokens: int, outputs: int) -> int:
     """Outputs that a SIMD-group makes at a time: even, since a gate takes two."""
-    return 2
+    return 4 if tokens >= 4 and outputs >= MANY_OUTPUTS else 2
 
 
 def add_product(ctx: Context, product: Product, x: Any) -> Any:
