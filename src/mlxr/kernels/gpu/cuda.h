@@ -65,6 +65,10 @@ FUNCTION void load_shared(const float *p, float *out) {
   out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
 }
 
+FUNCTION void store_shared(float *p, const float *v) {
+  *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
+}
+
 FUNCTION float shuffle_xor(float v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 FUNCTION float sum_lanes(float v) {
 #pragma unroll

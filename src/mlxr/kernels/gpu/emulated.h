@@ -7,7 +7,7 @@
 //   group_x, group_y, group_z, thread_id, simd_id, lane_id    where the thread stands; 32 lanes to a SIMD-group
 //   THREADS               threads in a threadgroup
 //   load<N>, store<N>     N neighbours at once, as floats; the address is a multiple of N elements, or of 16 bytes
-//   load_shared           four neighbours of the threadgroup's memory
+//   load_shared, store_shared    four neighbours in the threadgroup's memory
 //   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
@@ -313,6 +313,11 @@ template <int N, typename T> FUNCTION void store(T *p, const float *values) {
 FUNCTION void load_shared(const float *p, float *out) {
   check_alignment(p, 16);
   memcpy(out, p, 16);
+}
+
+FUNCTION void store_shared(float *p, const float *v) {
+  check_alignment(p, 16);
+  memcpy(p, v, 16);
 }
 
 FUNCTION float shuffle_xor(float v, uint mask) {

@@ -51,6 +51,11 @@ FUNCTION void load_shared(const GROUP float *p, PRIVATE float *out) {
     out[i] = p[i];
 }
 
+FUNCTION void store_shared(GROUP float *p, PRIVATE const float *v) {
+  for (int i = 0; i < 4; ++i)
+    p[i] = v[i];
+}
+
 FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, ushort(mask)); }
 FUNCTION float sum_lanes(float v) { return simd_sum(v); }
 FUNCTION void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }

@@ -44,6 +44,7 @@ FUNCTION float half_at(Bytes p) { return half_bits_to_float(load_u16(p)); }
 // Sixteen bytes as two nibbles each: low ones are near, high ones far.
 FUNCTION void load_nibbles(Bytes p, PRIVATE uint *w) {
   load_words(p, w);
+  UNROLL
   for (int u = 0; u < 4; ++u) {
     w[4 + u] = w[u] >> 4 & 0x0F0F0F0Fu;
     w[u] &= 0x0F0F0F0Fu;
@@ -93,6 +94,7 @@ struct Q4_1 : Integers<4>, OneRun {
 FUNCTION void load_fives(Bytes nibbles, Bytes high, PRIVATE uint *w) {
   const uint bits = load_u32(high);
   load_nibbles(nibbles, w);
+  UNROLL
   for (int u = 0; u < 8; ++u)
     w[u] |= spread_four(bits >> (4 * u));
 }
@@ -121,6 +123,7 @@ struct Q5_1 : Integers<5>, OneRun {
 FUNCTION void load_signed(Bytes p, PRIVATE uint *w) {
   load_words(p, w);
   load_words(p + 16, w + 4);
+  UNROLL
   for (int u = 0; u < 8; ++u)
     w[u] ^= 0x80808080u;
 }
@@ -153,6 +156,7 @@ struct Twos {
   static FUNCTION int first(int run) { return 128 * (run / 4) + 64 * (run / 2 % 2) + 16 * (run % 2); }
   static FUNCTION void split(Bytes values, int run, PRIVATE uint *w) {
     load_words(values + 32 * (run / 4) + 16 * (run % 2), w);
+    UNROLL
     for (int u = 0; u < 4; ++u) {
       const uint word = w[u] >> (4 * (run / 2 % 2));
       w[u] = word & 0x03030303u;
@@ -186,6 +190,7 @@ struct Q3_K : Integers<3>, Twos {
     load_words(field<64, 32>(base, total, block) + 16 * (run % 2), high);
     split(field<0, 64>(base, total, block), run, w);
     const uint bit = 4 * (run / 4) + 2 * (run / 2 % 2);
+    UNROLL
     for (int u = 0; u < 4; ++u) {
       w[u] |= spread_bit(high[u], bit, 2);
       w[4 + u] |= spread_bit(high[u], bit + 1, 2);
@@ -237,6 +242,7 @@ struct Q5_K : Integers<5>, Chunks {
     load_words(start + 16 + 16 * (run % 2), high);
     load_nibbles(start + 48 + 16 * run, w);
     const uint bit = 2 * (run / 2);
+    UNROLL
     for (int u = 0; u < 4; ++u) {
       w[u] |= spread_bit(high[u], bit, 4);
       w[4 + u] |= spread_bit(high[u], bit + 1, 4);
@@ -256,6 +262,7 @@ struct Q6_K : Integers<6> {
     uint high[4];
     load_words(field<128, 64>(base, total, block) + 32 * half + 16 * (quarter % 2), high);
     load_nibbles(field<0, 128>(base, total, block) + 64 * half + 16 * quarter, w);
+    UNROLL
     for (int u = 0; u < 4; ++u) {
       const uint word = high[u] >> (2 * (quarter / 2));
       w[u] |= (word & 0x03030303u) << 4;
@@ -279,6 +286,7 @@ TABLE float FP4_VALUES[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  1
 struct IQ4 {
   enum { STEP = 4, WORDS = 8, OFFSETS = 0 };
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
+    UNROLL
     for (int i = 0; i < 4; ++i) {
       f[i] = IQ4_VALUES[w[u] >> (8 * i) & 15u];
       f[4 + i] = IQ4_VALUES[w[4 + u] >> (8 * i) & 15u];
@@ -318,6 +326,7 @@ struct MXFP4 : OneRun {
     load_nibbles(field<0, 16>(base, total, block), w);
   }
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
+    UNROLL
     for (int i = 0; i < 4; ++i) {
       f[i] = FP4_VALUES[w[u] >> (8 * i) & 15u];
       f[4 + i] = FP4_VALUES[w[4 + u] >> (8 * i) & 15u];
@@ -348,6 +357,7 @@ struct Plain {
 };
 struct F16 : Plain {
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
+    UNROLL
     for (int i = 0; i < 4; ++i) {
       f[2 * i] = half_bits_to_float(w[4 * u + i] & 0xFFFFu);
       f[2 * i + 1] = half_bits_to_float(w[4 * u + i] >> 16);
@@ -356,6 +366,7 @@ struct F16 : Plain {
 };
 struct BF16 : Plain {
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
+    UNROLL
     for (int i = 0; i < 4; ++i) {
       f[2 * i] = bits_to_float(w[4 * u + i] << 16);
       f[2 * i + 1] = bits_to_float(w[4 * u + i] & 0xFFFF0000u);

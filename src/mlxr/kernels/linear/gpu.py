@@ -62,8 +62,8 @@ MAX_ROWS = 8
 MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
 TILE_BYTES = 256 * 2**20
 SIMD_GROUPS = 4
-PRODUCT_SIMD_GROUPS = 8  # they share x
-MANY_OUTPUTS = 16384
+PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
+MANY_OUTPUTS = 4096
 
 _FOLDER = Path(__file__).parent
 ROWS = Kernel(
