@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,6 +36,8 @@ STEPS = 48
 
 @dataclass(frozen=True)
 class Case:
+    """One thing to measure."""
+
     shape: str
     type_name: str
     batch: int
@@ -43,6 +45,7 @@ class Case:
 
     @staticmethod
     def parse(text: str) -> Case:
+        """SHAPE-TYPE:BATCH[@CONTEXT]."""
         model, _, rest = text.partition(":")
         batch, _, context = rest.partition("@")
         shape = next(name for name in NAMES if model.startswith(name + "-"))
@@ -51,6 +54,8 @@ class Case:
 
 @dataclass
 class Result:
+    """What was measured; bytes read are weights and cache."""
+
     engine: str
     case: str
     tokens_per_s: float
@@ -71,7 +76,8 @@ class RandomTensor:
         kind = by_name(type_name)
         self.nbytes = int(np.prod(shape)) // kind.block_size * kind.type_size
 
-    def to_float32(self, start: int | None = None, stop: int | None = None) -> Any:
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> Any:  # noqa: ARG002
+        """Vectors are all ones, as norms begin."""
         assert len(self.shape) == 1, "only vectors are made on the host"
         return np.ones(self.shape, np.float32)
 
@@ -87,6 +93,7 @@ class RandomGpu(Gpu):
         self._pools, self._placed_pools = Pools(0), {}
 
     def read(self, tensor: Any) -> Any:
+        """Blocks drawn at random."""
         mx, key = self.mx, (tensor.type_name, tensor.shape[-1], tensor.gain)
         if key not in self._placed_pools:
             self._placed_pools[key] = mx.array(self._pools._get_pool(*key))
@@ -102,6 +109,7 @@ class RandomGpu(Gpu):
 
 
 def make_tensors(shape: Shape, recipe: str) -> dict[str, RandomTensor]:
+    """All tensors of a model, in the types that the recipe gives them."""
     tensors = {}
     for name, dimensions in shape.list_tensors():
         layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
@@ -128,6 +136,7 @@ class Ours:
         self.shape, self.model = shape, Decoder(self.ctx, shape.to_config(), make_tensors(shape, recipe))  # type: ignore[arg-type]
 
     def measure(self, case: Case) -> Result:
+        """Prefill once to warm up, then prefill and decode."""
         mx, total = self.ctx.gpu.mx, case.context + WARM_STEPS + STEPS + 2
         engine = Engine(
             self.model,
@@ -142,13 +151,13 @@ class Ours:
         )
         mx.reset_peak_memory()
         random = np.random.default_rng(1)
-        speeds = []
+        speeds, before = [], 0
         for warm in (True, False):
             prompts = [random.integers(3, self.shape.vocab_size, case.context).tolist() for _ in range(case.batch)]
             for prompt in prompts:
                 engine.submit(prompt, SamplingParams(max_tokens=2 if warm else WARM_STEPS + STEPS + 1, ignore_eos=True))
             start = time.perf_counter()
-            while engine.stats().decode_tokens < 1 + (0 if warm else before):
+            while engine.stats().decode_tokens < 1 + before:
                 engine.step()
             speeds.append(case.batch * case.context / (time.perf_counter() - start))
             while warm and engine.has_work:
@@ -176,7 +185,7 @@ class Ours:
         )
 
 
-def measure_peer(device: str, case: Case, shape: Shape) -> Result:
+def measure_peer(case: Case, shape: Shape) -> Result:
     """mlx-lm: its llama, its cache, argmax, the next step always under way while the last ids are read."""
     import mlx.core as mx
     import mlx.nn as nn
@@ -245,7 +254,7 @@ def measure_peer(device: str, case: Case, shape: Shape) -> Result:
     )
 
 
-def measure_copy(device: str) -> float:
+def measure_copy() -> float:
     """Bytes per second that a large copy on the device reads and writes."""
     import mlx.core as mx
 
@@ -261,10 +270,12 @@ def measure_copy(device: str) -> float:
 
 
 def name_case(case: Case) -> str:
+    """As written on the command line."""
     return f"{case.shape}-{case.type_name}:{case.batch}@{case.context}"
 
 
-def run(device: str, cases: list[Case], peer: bool, report: Callable[[Result], None]) -> Iterator[Result]:
+def run(device: str, cases: list[Case], peer: bool) -> Iterator[Result]:
+    """Every case, model by model: ours, then the peer."""
     for shape_name, type_name in dict.fromkeys((case.shape, case.type_name) for case in cases):
         shape = SHAPES[NAMES[shape_name]]
         chosen = [case for case in cases if (case.shape, case.type_name) == (shape_name, type_name)]
@@ -273,20 +284,21 @@ def run(device: str, cases: list[Case], peer: bool, report: Callable[[Result], N
             yield ours.measure(case)
         del ours
         for case in chosen if peer else ():
-            yield measure_peer(device, case, shape)
+            yield measure_peer(case, shape)
 
 
 def main() -> int:
+    """Parse the command line, measure, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--case", action="append", required=True)
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--out")
     given = parser.parse_args()
-    copy = measure_copy(given.device) if given.device == "cuda" else 0.0
+    copy = measure_copy() if given.device == "cuda" else 0.0
     print(f"copy {copy / 1e9:.0f} GB/s", flush=True)
     results = []
-    for result in run(given.device, [Case.parse(text) for text in given.case], given.peer, print):
+    for result in run(given.device, [Case.parse(text) for text in given.case], given.peer):
         results.append(asdict(result))
         print(
             f"{result.engine:13s} {result.case:28s} {result.tokens_per_s:9.0f} tok/s {result.step_ms:8.3f} ms "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib
 import importlib.util
 import pkgutil
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 import numpy as np
 
@@ -23,6 +25,7 @@ import mlxr.kernels
 from mlxr.core.errors import NotFound
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, hash_tensors, open_gguf, open_safetensors
 from mlxr.kernels.context import Context, choose_device
+from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors, gguf_row_order, rename_hf_tensors
 from mlxr.models.weights import check_tensors
@@ -37,6 +40,7 @@ from mlxr.tokenizers import (
 )
 
 ASSETS = Path(__file__).parent / "assets"
+KERNEL_TARGETS = TARGETS  # what the GPU kernels can be printed for
 MAX_SHOWN_CHARACTERS = 200
 NAMED_MODELS: Mapping[str, str] = {"demo": "demo.gguf", "demo-draft": "demo-draft.gguf"}
 Progress = Callable[[int, int], None]
@@ -151,6 +155,21 @@ def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
         for module in pkgutil.iter_modules(mlxr.kernels.__path__)
         if module.ispkg and importlib.util.find_spec(f"mlxr.kernels.{module.name}.{implementation}") is not None
     )
+
+
+def list_kernel_sources(target: str) -> dict[str, str]:
+    """The text of every GPU kernel for one of KERNEL_TARGETS, by name: prelude, headers and body."""
+    packages = ["gpu.pool", *(f"{operator}.gpu" for operator in sorted(list_native_operators("gpu")))]
+    kernels = [
+        kernel
+        for package in packages
+        for kernel in getattr(importlib.import_module(f"mlxr.kernels.{package}"), "KERNELS", ())
+    ]
+    return {
+        kernel.name: f"{read_header(kernel, cast(Target, target))}\n// arrays: {', '.join(kernel.inputs)} -> "
+        f"{', '.join(kernel.outputs)}\n{{\n{read_body(kernel, cast(Target, target))}}}\n"
+        for kernel in kernels
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,9 +92,10 @@ class Decoder:
         context beyond `context_length`.
         """
         table = self._cover_positions(batch.longest_context)
-        return self.ctx.run_step(
+        logits: FloatArray = self.ctx.run_step(
             lambda step: self._compute(step, table, arena), batch, arena.k_pools, (id(self), table.positions)
         )
+        return logits
 
     def _compute(self, batch: RaggedBatch, table: RopeTable, arena: Pools) -> FloatArray:
         ctx, config = self.ctx, self.config

@@ -27,8 +27,8 @@ from mlxr.kernels.gpu.kernel import Kernel, Variant, make_host_source
 AnyArray = npt.NDArray[Any]
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O2", "-fno-strict-aliasing", "-w")
-_CHECKED_FLAGS = ("-std=c++17", "-O1", "-g", "-fno-strict-aliasing", "-w", "-fsanitize=address,undefined")
-_CHECKED_FLAGS += ("-fno-sanitize-recover=all", "-DMLXR_MAIN")
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_CHECKED_FLAGS = ("-std=c++17", "-O1", "-g", "-fno-strict-aliasing", "-w", *_SANITIZERS, "-DMLXR_MAIN")
 
 # Reads the arrays from standard input, each in memory of exactly its size; writes all of them back.
 _MAIN = """
