@@ -114,7 +114,7 @@ def test_sampling_flags_are_fields() -> None:
         (["run", "--temperature", "-1", "hi"], "temperature: must be at least 0"),
         (["run", "--temperature", "hot", "hi"], "--temperature"),
         (["run", "--max-tokens", "0", "hi"], "max_tokens: must be at least 1"),
-        (["run", "--device", "gpu", "hi"], "device: must be one of auto, cpu, metal, cuda, reference, mlx-cpu, emulated"),
+        (["run", "--device", "gpu", "hi"], "device: must be one of auto, cpu, metal, cuda, reference, mlx-cpu"),
         (["run", "--threads", "0", "hi"], "threads: must be from 1"),
         (["run", "--arena-bytes", "lots", "hi"], "arena_bytes: must be a size"),
         (["run", "--isa", "neon", "hi"], "isa: must be one of"),
