@@ -27,7 +27,7 @@ struct PlanSize {
 };
 
 int64_t block_rows_of(const AttendCall& call) {
-    return call.type == PageType::bf16 ? kPackedBlockRows : kBlockRows;
+    return is_packed(call.type) ? kPackedBlockRows : kBlockRows;
 }
 
 int64_t round_up(int64_t value, int64_t unit) {

@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -14,9 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include "bindings_weight.h"
+#include "buffers.h"
 #include "cpu_features.h"
 #include "embed.h"
-#include "linear/linear.h"
 #include "quants.h"
 #include "runtime.h"
 
@@ -25,6 +27,7 @@ namespace nb = nanobind;
 void bind_probe(nb::module_& m);
 #if defined(MLXR_HAVE_OPERATORS)
 void bind_operators(nb::module_& m);
+void bind_blocks(nb::module_& m);
 #endif
 
 namespace {
@@ -72,16 +75,8 @@ void check_size(const char* what, size_t has, size_t wants) {
         (std::string(what) + " is " + std::to_string(has) + ", expected " + std::to_string(wants)).c_str());
 }
 
-// A group of weights while it is built, then while it is used: the first use ends the building, so that no
-// thread appends while another multiplies.
-struct PythonWeight {
-    explicit PythonWeight(int64_t in_features) : weight(in_features) {}
-    mlxr::LinearWeight weight;
-    bool used = false;
-};
-
-void append(PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_name, int64_t rows, ConstBytes data,
-            std::optional<ConstVector> bias) {
+void append(mlxr::PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_name, int64_t rows,
+            ConstBytes data, std::optional<ConstVector> bias) {
     const mlxr::Type type = find_type(type_name);
     self.weight.check(type, rows, data.size());
     if (bias) check_size("linear weight: length of bias", bias->size(), static_cast<size_t>(rows));
@@ -95,7 +90,7 @@ void append(PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_
     self.weight.append(std::move(part));
 }
 
-void linear(mlxr::Runtime& runtime, ConstMatrix x, PythonWeight& weight, Matrix out) {
+void linear(mlxr::Runtime& runtime, ConstMatrix x, mlxr::PythonWeight& weight, Matrix out) {
     check_size("linear: columns of x", x.shape(1), static_cast<size_t>(weight.weight.in_features()));
     check_size("linear: rows of out", out.shape(0), x.shape(0));
     check_size("linear: columns of out", out.shape(1), static_cast<size_t>(weight.weight.out_features()));
@@ -103,6 +98,25 @@ void linear(mlxr::Runtime& runtime, ConstMatrix x, PythonWeight& weight, Matrix 
     nb::gil_scoped_release release;
     std::lock_guard lock(runtime.mutex);
     mlxr::multiply(runtime, weight.weight, x.data(), static_cast<int64_t>(x.shape(0)), out.data());
+}
+
+// An array out of the runtime's buffers, which get its memory back when the array is gone.
+nb::ndarray<nb::numpy, float, nb::ndim<2>> make_empty(mlxr::Runtime& runtime, size_t rows, size_t columns) {
+    struct Held {
+        std::shared_ptr<mlxr::Buffers> buffers;
+        mlxr::Pages block;
+    };
+    if (columns != 0 && rows > (size_t{1} << 48) / columns) throw std::bad_alloc();
+    auto held = std::make_unique<Held>(Held{runtime.buffers, runtime.buffers->take(rows * columns * sizeof(float))});
+    float* const data = reinterpret_cast<float*>(held->block.data());
+    const nb::capsule owner(held.release(), [](void* p) noexcept {
+        const std::unique_ptr<Held> back(static_cast<Held*>(p));
+        try {
+            back->buffers->give_back(std::move(back->block));
+        } catch (const std::bad_alloc&) {  // no room for the note that it is free: then it is not kept
+        }
+    });
+    return {data, {rows, columns}, owner};
 }
 
 void embed(mlxr::Runtime& runtime, ConstIds ids, const std::string& type_name, ConstBytes data, Matrix out) {
@@ -144,19 +158,22 @@ NB_MODULE(_native, m) {
         .def("__init__", &make_runtime, nb::arg("threads"), nb::arg("isa"))
         .def_prop_ro("threads", [](const mlxr::Runtime& self) { return self.pool.threads(); })
         .def_prop_ro("isa", [](const mlxr::Runtime& self) { return mlxr::isa_name(self.isa); });
-    nb::class_<PythonWeight>(m, "LinearWeight", "One or several weights that share their input, repacked.")
+    nb::class_<mlxr::PythonWeight>(m, "LinearWeight", "One or several weights that share their input, repacked.")
         .def(nb::init<int64_t>(), nb::arg("in_features"))
         .def("append", &append, nb::arg("runtime"), nb::arg("type_name"), nb::arg("rows"), nb::arg("data").noconvert(),
              nb::arg("bias").noconvert().none(), "Adds a weight given as raw blocks; its outputs follow those so far.")
-        .def_prop_ro("in_features", [](const PythonWeight& self) { return self.weight.in_features(); })
-        .def_prop_ro("out_features", [](const PythonWeight& self) { return self.weight.out_features(); })
-        .def_prop_ro("nbytes", [](const PythonWeight& self) { return self.weight.bytes(); });
+        .def_prop_ro("in_features", [](const mlxr::PythonWeight& self) { return self.weight.in_features(); })
+        .def_prop_ro("out_features", [](const mlxr::PythonWeight& self) { return self.weight.out_features(); })
+        .def_prop_ro("nbytes", [](const mlxr::PythonWeight& self) { return self.weight.bytes(); });
     m.def("linear", &linear, nb::arg("runtime"), nb::arg("x").noconvert(), nb::arg("weight"),
           nb::arg("out").noconvert(), "out = x W^T + b.");
     m.def("embed", &embed, nb::arg("runtime"), nb::arg("token_ids").noconvert(), nb::arg("type_name"),
           nb::arg("data").noconvert(), nb::arg("out").noconvert(), "out[t] = decoded row token_ids[t] of raw blocks.");
+    m.def("empty", &make_empty, nb::arg("runtime"), nb::arg("rows"), nb::arg("columns"),
+          "A float32 array whose memory is used again afterwards; contents undefined. For large results.");
     bind_probe(m);
 #if defined(MLXR_HAVE_OPERATORS)
     bind_operators(m);
+    bind_blocks(m);
 #endif
 }

@@ -48,6 +48,15 @@ static inline int64_t item_index(const Activations& a, int64_t token, int64_t gr
 inline constexpr int64_t kTileTokens = 12;
 inline constexpr int64_t kManyTokens = 64;
 
+// Tokens [first_token, last_token) of columns [32*first_group, 32*last_group) to int8. `x` is the first of
+// them, in rows of `x_stride` floats. `zeros` that are null are left out.
+struct QuantizeJob {
+    const float* x;
+    int64_t x_stride;
+    int64_t first_token, last_token, first_group, last_group;
+    const Activations* activations;
+};
+
 // Some tokens times some rows of one weight.
 struct RowsJob {
     const uint8_t* weights;  // first block of the weight
@@ -69,21 +78,21 @@ struct UnpackJob {
     uint8_t* panel;  // 64-byte aligned, panel_group_bytes for each group
 };
 
-// Tokens [first_token, last_token), first_token at the start of a tile, times one panel, which holds groups
-// [first_group, last_group) of 32 rows. Sums begin at 0 with group 0 and continue from `out` otherwise; the
-// bias is added after the last group.
+// Tokens [first_token, last_token), first_token at the start of a tile or all in one, times one panel, which holds
+// groups [first_group, last_group) of 32 rows. Sums begin at 0 with group 0 and continue from `out` otherwise; the bias
+// is added after the last group.
 struct PanelJob {
     const uint8_t* panel;
     int64_t first_group, last_group;
     const Activations* activations;
     int64_t first_token, last_token;
-    float* out;  // the panel's first column, token 0
+    float* out;  // the panel's first column, token first_token
     int64_t out_stride;
     int64_t rows;       // stored rows, 1..32
     const float* bias;  // [rows] or null
 };
 
-// Some tokens times some blocks of 32 rows of f32, f16 or bf16.
+// Some tokens times some blocks of 32 rows of f32 or f16.
 struct DenseJob {
     const uint8_t* weights;
     int64_t columns;
@@ -110,9 +119,8 @@ struct QuantKernels {
 struct KernelTable {
     const char* name;
     QuantKernels quant[kTypeCount];         // empty for f32, f16, bf16
-    void (*dense[3])(const DenseJob& job);  // f32, f16, bf16
-    // Tokens [first, last) of x [tokens][columns]. `zeros` that are null are left out.
-    void (*quantize)(const float* x, int64_t first, int64_t last, const Activations& out);
+    void (*dense[2])(const DenseJob& job);  // f32, f16; bf16 is in operator_table.h
+    void (*quantize)(const QuantizeJob& job);
 };
 
 // The table of an available tier.

@@ -45,15 +45,25 @@ struct ActivateCall {
     Activation kind;
 };
 
-// How pages keep their numbers: rows of head_dim numbers, or bf16 packed in pairs (packed_pages.h).
-enum class PageType : int { f32, f16, bf16 };
+// How pages keep their numbers: rows of head_dim numbers, or bf16 or int8 packed in pairs (packed_pages.h).
+enum class PageType : int { f32, f16, bf16, q8 };
+
+// Whether it is read as pairs of bf16.
+static inline bool is_packed(PageType type) {
+    return type == PageType::bf16 || type == PageType::q8;
+}
+// Bytes beside the head_dim numbers of a position: the scale of int8.
+constexpr int64_t kScaleBytes = 4;
+static inline int64_t scale_bytes(PageType type) {
+    return type == PageType::q8 ? kScaleBytes : 0;
+}
 
 struct WritePagesCall {
     const float* rows;  // (tokens, kv_heads, head_dim): keys or values
     int64_t token_stride;
     int64_t tokens, kv_heads, page_size, head_dim;
     const int32_t* slots;  // (tokens): page * page_size + offset
-    void* pool;            // (pages, kv_heads, page_size, head_dim)
+    void* pool;            // (pages, kv_heads, page_size, head_dim), or head_dim + 4 bytes for q8
     PageType type;
     bool values;  // not keys: what is packed differs
 };
@@ -66,7 +76,7 @@ constexpr int kTilePositions = 32;
 constexpr int kChunkPositions = 256;
 // Rows (query token, query head of one KV head) that are processed together against each tile.
 constexpr int kBlockRows = 32;
-constexpr int kPackedBlockRows = 48;  // the same for bf16 pages
+constexpr int kPackedBlockRows = 48;  // the same for packed pages
 
 struct AttendCall {
     const float* q;  // (tokens, heads, head_dim)
@@ -95,6 +105,24 @@ struct AttendTask {
     float* partials;  // (chunks, (rows, padded_dim) o, (rows) m, (rows) s)
 };
 
+// Rows of activations to pairs of bf16. Tokens lie in tiles as in kernel_table.h, with pairs of columns for groups.
+struct NarrowCall {
+    const float* x;  // (tokens, columns)
+    int64_t columns, tile;
+    uint32_t* words;  // an odd last column is the low half of its word
+};
+
+// Tokens times bf16 weights in blocks of 32 rows, which hold for each pair of columns a word of each row.
+struct DensePairsCall {
+    const uint32_t* weights;
+    int64_t columns, rows;
+    const uint32_t* x;  // as narrowed
+    int64_t tile;
+    float* out;  // column 0 of this weight, token 0
+    int64_t out_stride;
+    const float* bias;  // (rows) or null
+};
+
 struct LogitScan {
     float peak;          // the greatest; -inf when there is none above
     int64_t best;        // its first index
@@ -105,8 +133,14 @@ constexpr int64_t kScanBlock = 512;
 struct OperatorTable {
     void (*rms_norm)(const RmsNormCall& call, int64_t row_first, int64_t row_last);
     void (*rope)(const RopeCall& call, int64_t token_first, int64_t token_last);
-    void (*activate)(const ActivateCall& call, int64_t row, int64_t column_first, int64_t column_last);
+    void (*activate)(const ActivateCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
+                     int64_t column_last);
     void (*write_pages)(const WritePagesCall& call, int64_t head);
+
+    void (*narrow_rows)(const NarrowCall& call, int64_t token_first, int64_t token_last);
+    // token_first is the start of a tile, or all tokens are in one.
+    void (*multiply_dense_pairs)(const DensePairsCall& call, int64_t block_first, int64_t block_last,
+                                 int64_t token_first, int64_t token_last);
 
     // Bytes of scratch that one thread needs in attend.
     int64_t (*attend_scratch_bytes)(const AttendCall& call);
@@ -114,6 +148,8 @@ struct OperatorTable {
     // Merges the partials of one block of rows: `task` spans all its chunks.
     void (*attend_merge)(const AttendCall& call, const AttendTask& task);
 
+    // Copies the logits whose bit in `mask` is set; the others become -inf.
+    void (*mask_logits)(const float* logits, const uint32_t* mask, int64_t count, float* masked);
     // block_peaks: one per kScanBlock logits, the greatest of each.
     LogitScan (*scan_logits)(const float* logits, int64_t count, float* block_peaks);
     // Sum of the terms e**((logit - peak) * factor), which also go to `terms` unless it is null.

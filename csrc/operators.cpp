@@ -6,6 +6,7 @@
 // The bodies, written once against the lanes.
 #include "activate.inc"
 #include "attend.inc"
+#include "dense_pairs.inc"
 #include "rms_norm.inc"
 #include "rope.inc"
 #include "sample.inc"
@@ -17,8 +18,8 @@
 namespace {
 
 constexpr mlxr::OperatorTable kTable{
-    rms_norm, rope,         activate,    write_pages,      attend_scratch_bytes,
-    attend,   attend_merge, scan_logits, sum_exponentials, collect_logits,
+    rms_norm, rope,         activate,    write_pages, narrow_rows,      multiply_dense_pairs, attend_scratch_bytes,
+    attend,   attend_merge, mask_logits, scan_logits, sum_exponentials, collect_logits,
 };
 
 }  // namespace

@@ -1,10 +1,13 @@
-// Where a number lies in a page of bf16 keys or values, and where pages may be read as they are.
+// Where a number lies in a page of bf16 or int8 keys or values, and where pages may be read as they are.
 //
 // A page holds page_size * head_dim numbers of a KV head, in pairs as the dot products of pairs want them:
 //   keys    groups of 16 positions (the last may have fewer): (head_dim / 2, positions of the group, 2)
 //   values  pairs of positions: (page_size / 2, head_dim, 2)
 // Of an odd number of dimensions or positions the last stands alone, without a place beside it: every page is
 // exactly full, whatever its size.
+//
+// int8 numbers (q8) lie in the same order, one byte each, and after them an f32 scale for each position, by which its
+// head_dim numbers are multiplied; they need not be aligned.
 #pragma once
 
 #include <stdint.h>

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <mutex>
 
+#include "buffers.h"
 #include "cpu_features.h"
 #include "kernel_table.h"
 #include "thread_pool.h"
@@ -13,18 +15,17 @@
 namespace mlxr {
 
 // One region per use, so that two operators that call each other cannot share a buffer by accident.
-enum class Scratch : int { activations, panels, attend, sample, operators, count };
+enum class Scratch : int { activations, panels, attend, sample, operators, blocks, gated, count };
 
 class Runtime {
   public:
     // `isa` must be available (isa_available). Throws std::system_error when threads cannot be started.
     Runtime(int threads, Isa isa);
-    ~Runtime();
     Runtime(const Runtime&) = delete;
     Runtime& operator=(const Runtime&) = delete;
 
-    // At least `bytes` bytes, 64-byte aligned, contents undefined; valid until the next call for the same
-    // use. Throws std::bad_alloc. Allocates only when the region must grow.
+    // At least `bytes` bytes, 64-byte aligned (huge pages when there are some), contents undefined; valid until the
+    // next call for the same use. Throws std::bad_alloc. Allocates only when the region must grow.
     std::byte* scratch(Scratch use, size_t bytes);
 
     // Held for the whole of an operator: the pool and the scratch serve one call at a time.
@@ -33,12 +34,11 @@ class Runtime {
     const Isa isa;
     const KernelTable* const kernels;
 
+    // Memory of results; shared with those that are still held when the runtime goes.
+    const std::shared_ptr<Buffers> buffers = std::make_shared<Buffers>();
+
   private:
-    struct Region {
-        std::byte* data = nullptr;
-        size_t bytes = 0;
-    };
-    Region regions_[static_cast<int>(Scratch::count)];
+    Pages regions_[static_cast<int>(Scratch::count)];
 };
 
 }  // namespace mlxr

@@ -3,6 +3,7 @@
 #include "sample.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -16,6 +17,8 @@ namespace {
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr int64_t kBins = 8192;
+constexpr int64_t kSpareBins = 8;  // for what has no weight
+constexpr int64_t kMassBytes = (kBins + kSpareBins) * 8;
 constexpr float kBinsPerNat = 64.0f;
 
 // One thread's scratch for rows of one vocabulary.
@@ -27,7 +30,7 @@ struct Workspace {
     int32_t* ids;        // (vocabulary)
     float* block_peaks;  // (blocks)
     float* peak_order;   // (blocks)
-    double* masses;      // (kBins)
+    double* masses;      // (kBins + kSpareBins)
 };
 
 int64_t round_up(int64_t value, int64_t unit) {
@@ -36,7 +39,7 @@ int64_t round_up(int64_t value, int64_t unit) {
 
 int64_t workspace_bytes(int64_t vocabulary) {
     const int64_t blocks = vocabulary / kScanBlock + 1;
-    return round_up(kBins * 8 + 3 * round_up(vocabulary * 4, 64) + 2 * round_up(blocks * 4, 64), 4096);
+    return round_up(kMassBytes + 3 * round_up(vocabulary * 4, 64) + 2 * round_up(blocks * 4, 64), 4096);
 }
 
 Workspace lay_out_workspace(std::byte* scratch, int64_t vocabulary, const OperatorTable* table) {
@@ -46,7 +49,7 @@ Workspace lay_out_workspace(std::byte* scratch, int64_t vocabulary, const Operat
     space.blocks = (vocabulary + kScanBlock - 1) / kScanBlock;
     const int64_t row_bytes = round_up(vocabulary * 4, 64);
     space.masses = reinterpret_cast<double*>(scratch);
-    space.adjusted = reinterpret_cast<float*>(scratch += kBins * 8);
+    space.adjusted = reinterpret_cast<float*>(scratch += kMassBytes);
     space.terms = reinterpret_cast<float*>(scratch += row_bytes);
     space.ids = reinterpret_cast<int32_t*>(scratch += row_bytes);
     space.block_peaks = reinterpret_cast<float*>(scratch += row_bytes);
@@ -67,8 +70,12 @@ float bound_logit(double value) {
 }
 
 const float* adjust_logits(const float* logits, const SampleRules& rules, bool infinite, Workspace& space) {
-    if (rules.bias_size == 0 && rules.history_size == 0 && !infinite) return logits;
-    std::memcpy(space.adjusted, logits, static_cast<size_t>(space.vocabulary) * sizeof(float));
+    if (rules.mask == nullptr && rules.bias_size == 0 && rules.history_size == 0 && !infinite) return logits;
+    if (rules.mask == nullptr) {
+        std::memcpy(space.adjusted, logits, static_cast<size_t>(space.vocabulary) * sizeof(float));
+    } else {
+        space.table->mask_logits(logits, rules.mask, space.vocabulary, space.adjusted);
+    }
     for (int64_t i = 0; infinite && i < space.vocabulary; ++i) space.adjusted[i] = bound_logit(space.adjusted[i]);
     for (int64_t i = 0; i < rules.bias_size; ++i) {
         float& logit = space.adjusted[rules.bias_ids[i]];
@@ -90,17 +97,21 @@ const float* adjust_logits(const float* logits, const SampleRules& rules, bool i
 int64_t sort_best(const float* logits, int64_t wanted, Workspace& space) {
     wanted = std::min(wanted, space.vocabulary);
     if (wanted == 0) return 0;
-    float threshold = kNothing;
+    float threshold = -kLargest;
     if (wanted <= space.blocks) {  // that many blocks have a logit of at least the wanted-th greatest peak
         std::copy_n(space.block_peaks, space.blocks, space.peak_order);
         std::nth_element(space.peak_order, space.peak_order + wanted - 1, space.peak_order + space.blocks,
                          [](float a, float b) { return a > b; });
-        threshold = space.peak_order[wanted - 1];
+        threshold = std::max(threshold, space.peak_order[wanted - 1]);
     }
     const int64_t found = space.table->collect_logits(logits, space.vocabulary, threshold, space.ids);
     const Before before{logits};
     if (wanted < found) std::nth_element(space.ids, space.ids + wanted, space.ids + found, before);
-    std::sort(space.ids, space.ids + wanted, before);
+    std::sort(space.ids, space.ids + std::min(wanted, found), before);
+    int64_t sorted = found;  // where a mask leaves few tokens, impossible ones fill up
+    for (int64_t i = 0; sorted < wanted; ++i) {
+        if (logits[i] == kNothing) space.ids[sorted++] = static_cast<int32_t>(i);
+    }
     return wanted;
 }
 
@@ -133,8 +144,12 @@ class MassBins {
 
     // Sums all weights into their bins.
     void fill() {
-        std::fill_n(space_.masses, kBins, 0.0);
-        for (int64_t i = 0; i < space_.vocabulary; ++i) space_.masses[bin_of(i)] += space_.terms[i];
+        std::fill_n(space_.masses, kBins + kSpareBins, 0.0);
+        for (int64_t i = 0; i < space_.vocabulary; ++i) {
+            // What has no weight may go anywhere, and goes to several bins so that no addition waits for another.
+            const int64_t aside = static_cast<int64_t>(space_.terms[i] == 0) * (1 + i % kSpareBins);
+            space_.masses[bin_of(i) + aside] += space_.terms[i];
+        }
         total_ = 0;
         for (int64_t bin = 0; bin < kBins; ++bin) total_ += space_.masses[bin];
     }
@@ -168,16 +183,17 @@ class MassBins {
 
   private:
     int64_t bin_of(int64_t i) const {
+        // Not below zero, so its bits compare as integers: the compiler makes no branch of that.
         const float distance = (peak_ - logits_[i]) * scale_;
-        return static_cast<int64_t>(distance < static_cast<float>(kBins - 1) ? distance
-                                                                             : static_cast<float>(kBins - 1));
+        const int32_t bound = std::bit_cast<int32_t>(static_cast<float>(kBins - 1));
+        return static_cast<int64_t>(std::bit_cast<float>(std::min(std::bit_cast<int32_t>(distance), bound)));
     }
 
     // The candidates of a bin that have weight, in order, at the start of ids.
     int64_t collect(int64_t bin) {
         int64_t members = 0;
         for (int64_t i = 0; i < space_.vocabulary; ++i) {
-            if (space_.terms[i] > 0 && bin_of(i) == bin) space_.ids[members++] = static_cast<int32_t>(i);
+            if (bin_of(i) == bin && space_.terms[i] > 0) space_.ids[members++] = static_cast<int32_t>(i);
         }
         std::sort(space_.ids, space_.ids + members, Before{logits_});
         return members;
@@ -215,6 +231,7 @@ int32_t draw_token(const float* logits, float peak, const SampleRules& rules, Wo
 void sample_row(const SampleCall& call, int64_t row, Workspace space) {
     const SampleRules& rules = call.rules[row];
     SampleOutcome& outcome = call.outcomes[row];
+    outcome.fault = SampleFault::none;
     const float* logits = call.logits + row * call.vocabulary;
     LogitScan scan = space.table->scan_logits(logits, call.vocabulary, space.block_peaks);
     if (scan.not_number >= 0) {
@@ -225,10 +242,10 @@ void sample_row(const SampleCall& call, int64_t row, Workspace space) {
     const float* const adjusted = adjust_logits(logits, rules, scan.peak > kLargest, space);
     if (adjusted != logits) scan = space.table->scan_logits(adjusted, call.vocabulary, space.block_peaks);
     if (scan.peak == kNothing) {
-        outcome.fault = SampleFault::nothing_finite;
+        outcome.token_id = kNoToken;
+        outcome.logprob = kNothing;
         return;
     }
-    outcome.fault = SampleFault::none;
     const double log_total =
         std::log(space.table->sum_exponentials(adjusted, call.vocabulary, scan.peak, 1.0f, nullptr));
     const auto logprob_of = [&](int32_t id) {

@@ -10,6 +10,8 @@
 
 namespace mlxr {
 
+constexpr int32_t kNoToken = -1;
+
 struct SampleRules {
     double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, uniform;
     int64_t top_k, top_logprobs;
@@ -18,14 +20,15 @@ struct SampleRules {
     const int32_t* history_counts;
     const int32_t* bias_ids;  // distinct
     const float* bias_values;
+    const uint32_t* mask;  // a bit for each token that may be chosen; null: all of them
 };
 
-enum class SampleFault : int { none, not_number, nothing_finite };
+enum class SampleFault : int { none, not_number };
 
 struct SampleOutcome {
     SampleFault fault;
     int64_t fault_id;  // where the fault is not_number
-    int32_t token_id;
+    int32_t token_id;  // kNoToken where no logit is finite
     double logprob;
 };
 

@@ -17,6 +17,9 @@
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #endif
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(MLXR_X86)
 #include <immintrin.h>
 #endif
@@ -25,7 +28,10 @@ namespace mlxr {
 
 namespace {
 
+// A wait spins for so long, then also lets others have the processor, then sleeps. The second time covers what the
+// caller does between the steps of a model.
 constexpr auto kSpin = std::chrono::microseconds(30);
+constexpr auto kYield = std::chrono::microseconds(400);
 
 inline void pause_cpu() {
 #if defined(MLXR_X86)
@@ -35,17 +41,24 @@ inline void pause_cpu() {
 #endif
 }
 
-// Spins until ready() or some 30 us have passed; returns ready().
-template <typename Ready>
-bool spin_until(Ready ready) {
+// Waits until ready() or until the times above have passed; returns ready(). Calls crowded() once in between.
+template <typename Ready, typename Crowded>
+bool spin_until(const Ready& ready, const Crowded& crowded) {
     if (ready()) return true;
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    const auto start = std::chrono::steady_clock::now();
     do {
         for (int i = 0; i < 64; ++i) {
             if (ready()) return true;
             pause_cpu();
         }
-    } while (std::chrono::steady_clock::now() < deadline);
+    } while (std::chrono::steady_clock::now() - start < kSpin);
+    crowded();
+    do {
+        for (int i = 0; i < 8; ++i) {
+            if (ready()) return true;
+            std::this_thread::yield();
+        }
+    } while (std::chrono::steady_clock::now() - start < kYield);
     return ready();
 }
 
@@ -58,6 +71,59 @@ std::atomic<unsigned>& fork_count() {
 #endif
     return count;
 }
+
+#if defined(__linux__)
+// The processor each thread of a pool was last seen on. A woken thread is often put on the processor of the one that
+// woke it, where both then wait for each other until the scheduler notices: ten times as long as a short section takes.
+class Places {
+  public:
+    explicit Places(int threads) : cpus_(static_cast<size_t>(threads)) {
+        for (std::atomic<int>& cpu : cpus_) cpu.store(-1, std::memory_order_relaxed);
+    }
+
+    void note(int thread) { cpus_[static_cast<size_t>(thread)].store(sched_getcpu(), std::memory_order_relaxed); }
+
+    // Moves the calling thread, which is `thread`, if it shares its processor with another, to one that it may use and
+    // no other is on. It stays free to be moved again.
+    void leave_crowd(int thread) {
+        note(thread);
+        cpu_set_t allowed, free, one;
+        if (!shares(thread) || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+        free = allowed;
+        for (const std::atomic<int>& cpu : cpus_) {
+            const int taken = cpu.load(std::memory_order_relaxed);
+            if (taken >= 0 && taken < CPU_SETSIZE) CPU_CLR(taken, &free);
+        }
+        for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+            if (!CPU_ISSET(cpu, &free)) continue;
+            CPU_ZERO(&one);
+            CPU_SET(cpu, &one);
+            sched_setaffinity(0, sizeof one, &one);
+            sched_setaffinity(0, sizeof allowed, &allowed);
+            return note(thread);
+        }
+    }
+
+  private:
+    bool shares(int thread) const {
+        const int own = cpus_[static_cast<size_t>(thread)].load(std::memory_order_relaxed);
+        for (size_t other = 0; other < cpus_.size(); ++other) {
+            if (static_cast<int>(other) == thread) continue;
+            if (cpus_[other].load(std::memory_order_relaxed) == own) return true;
+        }
+        return false;
+    }
+
+    std::vector<std::atomic<int>> cpus_;
+};
+#else
+class Places {
+  public:
+    explicit Places(int) {}
+    void note(int) {}
+    void leave_crowd(int) {}
+};
+#endif
 
 }  // namespace
 
@@ -74,11 +140,14 @@ struct ThreadPool::State {
     bool fixed_shares = false;
     bool stop = false;
 
-    int threads = 1;
+    const int threads;
+    Places places;
     unsigned forks = 0;
     std::mutex mutex;
     std::condition_variable wake_workers, wake_caller;
     std::vector<std::thread> workers;
+
+    explicit State(int threads_) : threads(threads_), places(threads_) {}
 
     void work(int thread) {
         if (fixed_shares) {
@@ -93,18 +162,22 @@ struct ThreadPool::State {
         }
     }
 
-    void await_generation(uint32_t seen) {
-        if (spin_until([&] { return generation.load(std::memory_order_acquire) != seen; })) return;
+    void await_generation(uint32_t seen, int thread) {
+        const auto ready = [&] { return generation.load(std::memory_order_acquire) != seen; };
+        const auto leave_crowd = [&] { places.leave_crowd(thread); };
+        if (spin_until(ready, leave_crowd)) return;
         std::unique_lock lock(mutex);
         sleepers.fetch_add(1);
         wake_workers.wait(lock, [&] { return generation.load() != seen; });
         sleepers.fetch_sub(1);
+        lock.unlock();
+        leave_crowd();
     }
 
     void serve(int thread) {
         uint32_t seen = 0;
         while (true) {
-            await_generation(seen);
+            await_generation(seen, thread);
             seen = generation.load(std::memory_order_acquire);
             if (stop) return;
             work(thread);
@@ -116,6 +189,7 @@ struct ThreadPool::State {
     }
 
     void publish() {
+        places.note(0);
         generation.fetch_add(1);
         if (sleepers.load() > 0) {
             std::lock_guard lock(mutex);
@@ -124,7 +198,7 @@ struct ThreadPool::State {
     }
 
     void await_workers() {
-        if (spin_until([&] { return running.load(std::memory_order_acquire) == 0; })) return;
+        if (spin_until([&] { return running.load(std::memory_order_acquire) == 0; }, [] {})) return;
         std::unique_lock lock(mutex);
         caller_sleeps.store(true);
         wake_caller.wait(lock, [&] { return running.load() == 0; });
@@ -134,8 +208,7 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), state_(nullptr) {
     if (threads_ == 1) return;
-    state_ = new State;
-    state_->threads = threads_;
+    state_ = new State(threads_);
     state_->forks = fork_count().load();
     try {
         for (int thread = 1; thread < threads_; ++thread) {
@@ -175,6 +248,12 @@ void ThreadPool::start(int tasks, Task fn, void* arg, bool fixed_shares) {
     state.publish();
     state.work(0);
     state.await_workers();
+}
+
+void wait_a_little(int round) {
+    constexpr int kRounds = 2000;  // some 30 us
+    if (round < kRounds) return pause_cpu();
+    std::this_thread::yield();
 }
 
 void ThreadPool::run(int tasks, Task fn, void* arg) {

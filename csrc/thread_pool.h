@@ -1,5 +1,6 @@
-// A persistent pool for short parallel sections: the calling thread is worker 0, the others spin for some 30
-// us after each section and then sleep. Starting a section costs well under a microsecond while they spin.
+// A persistent pool for short parallel sections: the calling thread is worker 0, the others spin for some 30 us after
+// each section, then let others have the processor for 400 us, then sleep. Starting a section costs well under a
+// microsecond while they spin.
 //
 // Tasks must not throw, and must not start a section themselves. One section at a time: callers serialise
 // (Runtime has the mutex). After fork() the child has no workers; there all work runs on the calling thread,
@@ -52,5 +53,13 @@ class ThreadPool {
     int threads_;
     State* state_;  // null for one thread; left to the process in a forked child
 };
+
+// Spins until ready() holds, and lets others have the processor when that takes long: for a wait within a section for
+// another of its tasks, which is running.
+void wait_a_little(int round);
+template <typename Ready>
+void wait_until(const Ready& ready) {
+    for (int round = 0; !ready(); ++round) wait_a_little(round);
+}
 
 }  // namespace mlxr

@@ -1,4 +1,4 @@
-// f32, f16 and bf16 weights times f32 activations: each output element is one chain of fused multiply-adds
+// f32 and f16 weights times f32 activations: each output element is one chain of fused multiply-adds
 // over ascending columns, for any number of tokens. The 32 rows of a block give the chains that keep the
 // units busy.
 #pragma once
@@ -18,10 +18,6 @@ struct DenseF32 {
 struct DenseF16 {
     static constexpr int kBytes = 2;
     MLXR_INLINE Floats load(const uint8_t* p) { return load_f16(p); }
-};
-struct DenseBF16 {
-    static constexpr int kBytes = 2;
-    MLXR_INLINE Floats load(const uint8_t* p) { return as_floats(shift_left(load_u16(p), 16)); }
 };
 
 // Vectors of rows in a register tile, and tokens.

@@ -45,7 +45,6 @@ constexpr mlxr::KernelTable make_table() {
     put<MXFP4>(table);
     table.dense[0] = multiply_dense<DenseF32>;
     table.dense[1] = multiply_dense<DenseF16>;
-    table.dense[2] = multiply_dense<DenseBF16>;
     table.quantize = quantize_activations;
     return table;
 }

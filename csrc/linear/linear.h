@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "linear/pages.h"
+#include "operator_table.h"
 #include "quants.h"
 #include "runtime.h"
 
@@ -47,8 +49,21 @@ class LinearWeight {
     std::vector<Part> parts_;
 };
 
+// What makes rows [first, last) of x. Called for every row once before x is read, from any thread of the pool: it must
+// not start a section of the pool, nor throw.
+using MakeRows = std::function<void(int64_t first, int64_t last)>;
+
 // out[t][:] = weight * x[t] + bias for `tokens` rows; x has in_features columns, out out_features, both
 // contiguous. The caller holds the runtime's mutex. Throws std::bad_alloc.
-void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out);
+void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
+              const MakeRows& make_rows = nullptr);
+
+// Whether multiply_gated serves these weights and so many tokens: many, all weights quantised, 32 columns at a time.
+bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, int64_t tokens);
+
+// out = down * (act(gate * x) * (up * x)), with the bits of the three steps one after another; gate_up is two weights.
+// make_rows as in multiply. The caller holds the runtime's mutex. Throws std::bad_alloc.
+void multiply_gated(Runtime& runtime, const LinearWeight& gate_up, const float* x, int64_t tokens, Activation kind,
+                    const LinearWeight& down, float* out, const MakeRows& make_rows);
 
 }  // namespace mlxr

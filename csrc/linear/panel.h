@@ -2,8 +2,8 @@
 // cache, and then multiplied with all tokens, a tile of tokens and rows in registers at a time. Sums as in
 // rows.h, bit for bit.
 //
-// A panel holds for each group: 8 words of 32 rows, step, then by form shift, fine (2), fine_shift (2), each
-// 32 rows.
+// A panel holds for each group, of 32 rows each: 8 words; the step, or for fine forms the steps of both halves; then by
+// form the shift, and fine_shift (2).
 #pragma once
 
 #include "linear/unpack.h"
@@ -25,25 +25,30 @@ struct PanelGroup {
     static constexpr bool kFine = F == Form::fine || F == Form::fine_shifted;
     static constexpr int kStep = 8;  // offsets in units of kRowBytes
     static constexpr int kShift = 9;
-    static constexpr int kFineAt = kShifted ? 10 : 9;
-    static constexpr int kFineShiftAt = 12;
+    static constexpr int kFineStep = 8;
+    static constexpr int kFineShift = 10;
+    static constexpr int kFineShiftAt = 11;
     static constexpr int kBytes = kRowBytes * (F == Form::plain     ? 9
                                                : F == Form::shifted ? 10
-                                               : F == Form::fine    ? 11
-                                                                    : 14);
+                                               : F == Form::fine    ? 10
+                                                                    : 13);
 };
 
 template <Form F>
 MLXR_INLINE void store_group(uint8_t* at, const Ints* w, const Scales& s, int g) {
     using P = PanelGroup<F>;
     for (int i = 0; i < 8; ++i) store_ints(at + kRowBytes * i, w[i]);
-    store_floats(reinterpret_cast<float*>(at + kRowBytes * P::kStep), s.step[g]);
-    if constexpr (P::kShifted) store_floats(reinterpret_cast<float*>(at + kRowBytes * P::kShift), s.shift[g]);
+    const auto put = [at](int field, Floats value)
+                         MLXR_BODY { store_floats(reinterpret_cast<float*>(at + kRowBytes * field), value); };
     if constexpr (P::kFine) {
-        store_ints(at + kRowBytes * P::kFineAt, s.fine[2 * g]);
-        store_ints(at + kRowBytes * (P::kFineAt + 1), s.fine[2 * g + 1]);
+        put(P::kFineStep, fine_step(s, 2 * g));
+        put(P::kFineStep + 1, fine_step(s, 2 * g + 1));
+    } else {
+        put(P::kStep, s.step[g]);
     }
+    if constexpr (F == Form::shifted) put(P::kShift, s.shift[g]);
     if constexpr (F == Form::fine_shifted) {
+        put(P::kFineShift, s.shift[g]);
         store_ints(at + kRowBytes * P::kFineShiftAt, s.fine_shift[2 * g]);
         store_ints(at + kRowBytes * (P::kFineShiftAt + 1), s.fine_shift[2 * g + 1]);
     }
@@ -109,54 +114,51 @@ MLXR_INLINE Ints ints_at(const uint8_t* at, int field, int v) {
     return load_ints(at + kRowBytes * field + 4 * kLanes * v);
 }
 
-// The integer part of a group: sums[m][v] = its products, exact, scaled by the integers of fine forms. `item`
-// is the first of the M tokens' items.
+// One step of each sum for a group, of one scale: plus one more where the form has a shift. `item` is the first of the
+// M tokens' items.
 template <Form F, bool Wide, int Zero, int M>
-MLXR_INLINE void multiply_group(const uint8_t* at, const Activations& a, int64_t item, Ints (*sums)[kTileVectors]) {
+MLXR_INLINE void add_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors]) {
     using P = PanelGroup<F>;
-    const int8_t* values = a.values + 32 * item;
-    if constexpr (P::kFine) {
-        Ints second[M][kTileVectors];
-        repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kTileVectors>([&](auto v) MLXR_BODY {
-                sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m));
-                second[m][v] = start_group<Wide, Zero>(a, 2 * (item + m) + 1);
-            });
-        });
-        add_products<Wide, M, 4>(at, values, sums);
-        add_products<Wide, M, 4>(at + 4 * kRowBytes, values + 16, second);
-        repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kTileVectors>([&](auto v) MLXR_BODY {
-                sums[m][v] =
-                    add(mul(sums[m][v], ints_at(at, P::kFineAt, v)), mul(second[m][v], ints_at(at, P::kFineAt + 1, v)));
-            });
-        });
-    } else {
-        repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, item + m); });
-        });
-        add_products<Wide, M, 8>(at, values, sums);
-    }
-}
-
-// The float part: one step of each sum, and one more where the form has a shift.
-template <Form F, int M>
-MLXR_INLINE void add_scaled(const uint8_t* at, const Activations& a, int64_t item, const Ints (*sums)[kTileVectors],
-                            Floats (*total)[kTileVectors]) {
-    using P = PanelGroup<F>;
+    Ints sums[M][kTileVectors];
+    repeat<M>([&](auto m) MLXR_BODY {
+        repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, item + m); });
+    });
+    add_products<Wide, M, 8>(at, a.values + 32 * item, sums);
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
         const Floats step = floats_at(at, P::kStep, v);
         repeat<M>([&](auto m) MLXR_BODY {
-            const Floats scale = splat(a.scales[item + m]);
-            total[m][v] = fma(mul(step, scale), to_floats(sums[m][v]), total[m][v]);
+            total[m][v] = fma(mul(step, splat(a.scales[item + m])), to_floats(sums[m][v]), total[m][v]);
             if constexpr (F == Form::shifted) {
                 total[m][v] = fma_negated(floats_at(at, P::kShift, v), splat(a.scaled_sums[item + m]), total[m][v]);
             }
+        });
+    });
+}
+
+// The same with a scale for each half of the group.
+template <Form F, bool Wide, int Zero, int M>
+MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors]) {
+    using P = PanelGroup<F>;
+    Ints sums[M][kTileVectors], second[M][kTileVectors];
+    repeat<M>([&](auto m) MLXR_BODY {
+        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+            sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m));
+            second[m][v] = start_group<Wide, Zero>(a, 2 * (item + m) + 1);
+        });
+    });
+    add_products<Wide, M, 4>(at, a.values + 32 * item, sums);
+    add_products<Wide, M, 4>(at + 4 * kRowBytes, a.values + 32 * item + 16, second);
+    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        const Floats step = floats_at(at, P::kFineStep, v), second_step = floats_at(at, P::kFineStep + 1, v);
+        repeat<M>([&](auto m) MLXR_BODY {
+            const Floats scale = splat(a.scales[item + m]);
+            const Floats first = mul(step, to_floats(sums[m][v]));
+            total[m][v] = fma(scale, fma(second_step, to_floats(second[m][v]), first), total[m][v]);
             if constexpr (F == Form::fine_shifted) {
                 const int32_t* half_sums = a.half_sums + 2 * (item + m);
                 const Ints sum = add(mul(ints_at(at, P::kFineShiftAt, v), splat(half_sums[0])),
                                      mul(ints_at(at, P::kFineShiftAt + 1, v), splat(half_sums[1])));
-                total[m][v] = fma_negated(mul(floats_at(at, P::kShift, v), scale), to_floats(sum), total[m][v]);
+                total[m][v] = fma_negated(mul(floats_at(at, P::kFineShift, v), scale), to_floats(sum), total[m][v]);
             }
         });
     });
@@ -168,7 +170,7 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     using P = PanelGroup<F>;
     const Activations a = *job.activations;
     const int valid = static_cast<int>(job.rows) - column;
-    float* out = job.out + token * job.out_stride + column;
+    float* out = job.out + (token - job.first_token) * job.out_stride + column;
     Floats total[M][kTileVectors];
     repeat<M>([&](auto m) MLXR_BODY {
         repeat<kTileVectors>([&](auto v) MLXR_BODY {
@@ -179,9 +181,11 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     const uint8_t* at = job.panel + 4 * column;
     int64_t item = mlxr::item_index(a, token, job.first_group);
     for (int64_t group = job.first_group; group < job.last_group; ++group, at += P::kBytes, item += a.tile) {
-        Ints sums[M][kTileVectors];
-        multiply_group<F, Wide, Zero, M>(at, a, item, sums);
-        add_scaled<F, M>(at, a, item, sums, total);
+        if constexpr (P::kFine) {
+            add_fine_panel<F, Wide, Zero, M>(at, a, item, total);
+        } else {
+            add_panel<F, Wide, Zero, M>(at, a, item, total);
+        }
     }
     repeat<M>([&](auto m) MLXR_BODY {
         repeat<kTileVectors>([&](auto v) MLXR_BODY {

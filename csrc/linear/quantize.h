@@ -11,6 +11,7 @@
 namespace {
 
 using mlxr::Activations;
+using mlxr::QuantizeJob;
 
 MLXR_INLINE float float_from_bits(uint32_t bits) {
     float value;
@@ -106,26 +107,146 @@ MLXR_INLINE float quantize_group(const float* x, int8_t* values, int32_t* sums) 
     return top / 127.0f;
 }
 
-void quantize_activations(const float* x, int64_t first, int64_t last, const Activations& job) {
-    const Activations out = job;
-    for (int64_t token = first; token < last; ++token) {
-        const float* row = x + token * out.groups * 32;
-        for (int64_t group = 0; group < out.groups; ++group) {
-            const int64_t at = mlxr::item_index(out, token, group);
-            int32_t* sums = out.half_sums + 2 * at;
-            out.scales[at] = quantize_group(row + 32 * group, out.values + 32 * at, sums);
-            out.scaled_sums[at] = out.scales[at] * static_cast<float>(sums[0] + sums[1]);
-            for (int z = 0; z < mlxr::kZeroPointCount; ++z) {
-                if (out.zeros[z] == nullptr) continue;
-                const int32_t zero = mlxr::kZeroPoints[z].value;
-                if (mlxr::kZeroPoints[z].halves) {
-                    out.zeros[z][2 * at] = -zero * sums[0];
-                    out.zeros[z][2 * at + 1] = -zero * sums[1];
-                } else {
-                    out.zeros[z][at] = -zero * (sums[0] + sums[1]);
-                }
+// Tokens [token, token + count) at one group: `x` is the first token's, rows of `stride` floats.
+#if defined(MLXR_TIER_avx512)
+
+constexpr int kQuantizeTokens = 12;
+
+// Lane i becomes the greatest of rows[i], for 16 rows.
+MLXR_INLINE __m512i reduce_rows(const __m512i* rows) {
+    __m512i half[8], quarter[4], pair[2];
+    for (int i = 0; i < 8; ++i) {
+        half[i] = _mm512_max_epi32(_mm512_shuffle_i64x2(rows[i], rows[i + 8], 0x44),
+                                   _mm512_shuffle_i64x2(rows[i], rows[i + 8], 0xee));
+    }
+    for (int i = 0; i < 4; ++i) {
+        quarter[i] = _mm512_max_epi32(_mm512_shuffle_i64x2(half[i], half[i + 4], 0x88),
+                                      _mm512_shuffle_i64x2(half[i], half[i + 4], 0xdd));
+    }
+    for (int i = 0; i < 2; ++i) {
+        pair[i] = _mm512_max_epi32(_mm512_unpacklo_epi64(quarter[i], quarter[i + 2]),
+                                   _mm512_unpackhi_epi64(quarter[i], quarter[i + 2]));
+    }
+    const __m512 a = _mm512_castsi512_ps(pair[0]), b = _mm512_castsi512_ps(pair[1]);
+    const __m512i mixed = _mm512_max_epi32(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
+                                           _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xdd)));
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), mixed);
+}
+
+// Sums of the first and the last 16 of each token's 32 bytes at `values`; tokens past `count` are not read.
+MLXR_INLINE void sum_halves(const int8_t* values, int count, int32_t* low, int32_t* high) {
+    const __m256i ones = _mm256_set1_epi8(1);
+    for (int i = 0; i < count; i += 4) {
+        __m256i quads[4];
+        for (int j = 0; j < 4; ++j) {
+            const int token = i + j < count ? i + j : i;
+            const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + 32 * token));
+            quads[j] = _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, bytes);
+        }
+        const __m256i sums =
+            _mm256_hadd_epi32(_mm256_hadd_epi32(quads[0], quads[1]), _mm256_hadd_epi32(quads[2], quads[3]));
+        _mm_store_si128(reinterpret_cast<__m128i*>(low + i), _mm256_castsi256_si128(sums));
+        _mm_store_si128(reinterpret_cast<__m128i*>(high + i), _mm256_extracti128_si256(sums, 1));
+    }
+}
+
+// Lanes are tokens here: one division for all of them, and one store of each kind.
+MLXR_INLINE void quantize_tokens(const float* x, int64_t stride, int count, const Activations& out, int64_t at) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i rows[16];
+    for (int i = 0; i < 16; ++i) {
+        const float* row = x + (i < count ? i : 0) * stride;
+        const __m512i low = _mm512_and_si512(_mm512_loadu_si512(row), magnitude);
+        rows[i] = i < kQuantizeTokens ? _mm512_max_epi32(low, _mm512_and_si512(_mm512_loadu_si512(row + 16), magnitude))
+                                      : _mm512_setzero_si512();
+    }
+    const __m512i largest = reduce_rows(rows);
+    const __m512 top = _mm512_castsi512_ps(largest), most = _mm512_set1_ps(127.0f);
+    const __mmask16 finite = _mm512_cmplt_epi32_mask(largest, _mm512_set1_epi32(0x7f800000));
+    const __mmask16 some = finite & _mm512_cmp_ps_mask(top, _mm512_set1_ps(1e-30f), _CMP_GE_OQ);
+    alignas(64) float inverse[16];
+    alignas(64) int32_t low[16], high[16];
+    // Times zero, infinities and NaN become NaN, and that 0x80000000, whose last byte is 0.
+    _mm512_store_ps(inverse, _mm512_maskz_div_ps(some, most, top));
+    int8_t* const values = out.values + 32 * at;
+    for (int i = 0; i < count; ++i) {
+        const __m512 factor = _mm512_set1_ps(inverse[i]);
+        const float* row = x + i * stride;
+        for (int part = 0; part < 32; part += 16) {
+            const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + part), factor));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(values + 32 * i + part), _mm512_cvtepi32_epi8(rounded));
+        }
+    }
+    sum_halves(values, count, low, high);
+    const __mmask16 all = static_cast<__mmask16>((1u << count) - 1);
+    const __m512i first = _mm512_load_si512(low), last = _mm512_load_si512(high), sum = _mm512_add_epi32(first, last);
+    const __m512 nothing = _mm512_castsi512_ps(_mm512_maskz_set1_epi32(static_cast<__mmask16>(~finite), 0x7fc00000));
+    const __m512 scale = _mm512_mask_div_ps(nothing, some, top, most);
+    const auto put_halves = [&](int32_t* to, __m512i a, __m512i b) MLXR_BODY {
+        const __m512i from = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        const __m512i rest = _mm512_add_epi32(from, _mm512_set1_epi32(8));
+        _mm512_mask_storeu_epi32(to, static_cast<__mmask16>((1u << (2 * count < 16 ? 2 * count : 16)) - 1),
+                                 _mm512_permutex2var_epi32(a, from, b));
+        if (count > 8) {
+            _mm512_mask_storeu_epi32(to + 16, static_cast<__mmask16>((1u << (2 * count - 16)) - 1),
+                                     _mm512_permutex2var_epi32(a, rest, b));
+        }
+    };
+    _mm512_mask_storeu_ps(out.scales + at, all, scale);
+    _mm512_mask_storeu_ps(out.scaled_sums + at, all, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sum)));
+    put_halves(out.half_sums + 2 * at, first, last);
+    for (int z = 0; z < mlxr::kZeroPointCount; ++z) {
+        if (out.zeros[z] == nullptr) continue;
+        const __m512i zero = _mm512_set1_epi32(-mlxr::kZeroPoints[z].value);
+        if (mlxr::kZeroPoints[z].halves) {
+            put_halves(out.zeros[z] + 2 * at, _mm512_mullo_epi32(zero, first), _mm512_mullo_epi32(zero, last));
+        } else {
+            _mm512_mask_storeu_epi32(out.zeros[z] + at, all, _mm512_mullo_epi32(zero, sum));
+        }
+    }
+}
+
+#else
+
+constexpr int kQuantizeTokens = 1;
+
+MLXR_INLINE void quantize_tokens(const float*, int64_t, int, const Activations&, int64_t) {}
+
+#endif
+
+MLXR_INLINE void quantize_token(const float* x, const Activations& out, int64_t at) {
+    int32_t* sums = out.half_sums + 2 * at;
+    out.scales[at] = quantize_group(x, out.values + 32 * at, sums);
+    out.scaled_sums[at] = out.scales[at] * static_cast<float>(sums[0] + sums[1]);
+    for (int z = 0; z < mlxr::kZeroPointCount; ++z) {
+        if (out.zeros[z] == nullptr) continue;
+        const int32_t zero = mlxr::kZeroPoints[z].value;
+        if (mlxr::kZeroPoints[z].halves) {
+            out.zeros[z][2 * at] = -zero * sums[0];
+            out.zeros[z][2 * at + 1] = -zero * sums[1];
+        } else {
+            out.zeros[z][at] = -zero * (sums[0] + sums[1]);
+        }
+    }
+}
+
+void quantize_activations(const QuantizeJob& job) {
+    constexpr int kFewTokens = 3;  // so many are faster one by one
+    const Activations out = *job.activations;
+    for (int64_t token = job.first_token; token < job.last_token;) {
+        const int64_t in_tile = out.tile - token % out.tile, left = job.last_token - token;
+        const int64_t whole = in_tile < left ? in_tile : left;
+        const int count = static_cast<int>(whole < kQuantizeTokens ? whole : kQuantizeTokens);
+        const float* x = job.x + (token - job.first_token) * job.x_stride;
+        int64_t at = mlxr::item_index(out, token, job.first_group);
+        for (int64_t group = job.first_group; group < job.last_group; ++group, x += 32, at += out.tile) {
+            if (kQuantizeTokens > 1 && count > kFewTokens) {
+                quantize_tokens(x, job.x_stride, count, out, at);
+            } else {
+                for (int i = 0; i < count; ++i) quantize_token(x + i * job.x_stride, out, at + i);
             }
         }
+        token += count;
     }
 }
 

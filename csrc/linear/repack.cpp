@@ -80,6 +80,19 @@ void repack_dense(const uint8_t* source, int rows, int64_t columns, uint8_t* out
     }
 }
 
+// bf16: for each pair of columns a word of each row; of an odd last column the upper half stays zero.
+void repack_pairs(const uint8_t* source, int rows, int64_t columns, uint8_t* out) {
+    constexpr int64_t kColumns = 32;
+    for (int64_t first = 0; first < columns; first += kColumns) {
+        const int64_t last = std::min(columns, first + kColumns);
+        for (int r = 0; r < rows; ++r) {
+            for (int64_t k = first; k < last; ++k) {
+                std::memcpy(out + 4 * (kDenseRows * (k / 2) + r) + 2 * (k % 2), source + 2 * (r * columns + k), 2);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int64_t block_rows(Type type) {
@@ -88,6 +101,7 @@ int64_t block_rows(Type type) {
 
 int64_t block_bytes(Type type, int64_t columns) {
     const TypeInfo& info = type_info(type);
+    if (type == Type::bf16) return kDenseRows * ((columns + 1) / 2) * 4;
     if (is_dense(type)) return kDenseRows * columns * info.block_bytes;
     return columns / info.block_elements * unit_bytes(type);
 }
@@ -100,6 +114,9 @@ void repack_block(Type type, const uint8_t* source, int64_t rows, int64_t column
     source += first * stride;
     if (type == Type::f32) {
         repack_dense<uint32_t>(source, valid, columns, out);
+    } else if (type == Type::bf16) {
+        if (columns % 2 == 0) return repack_dense<uint32_t>(source, valid, columns / 2, out);  // a pair is a word
+        repack_pairs(source, valid, columns, out);
     } else if (is_dense(type)) {
         repack_dense<uint16_t>(source, valid, columns, out);
     } else {

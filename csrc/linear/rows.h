@@ -35,23 +35,26 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
         });
         add_words<W::kWide, M, 4>(w, values, products);
         add_words<W::kWide, M, 4>(w + 4, values + 16, second);
+        const Floats step = fine_step(s, 2 * g), second_step = fine_step(s, 2 * g + 1);
         repeat<M>([&](auto m) MLXR_BODY {
-            products[m] = add(mul(products[m], s.fine[2 * g]), mul(second[m], s.fine[2 * g + 1]));
+            const Floats first = mul(step, to_floats(products[m]));
+            sums[m] = fma(splat(a.scales[at + m]), fma(second_step, to_floats(second[m]), first), sums[m]);
         });
     } else {
         repeat<M>([&](auto m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
         add_words<W::kWide, M, 8>(w, values, products);
+        repeat<M>([&](auto m) MLXR_BODY {
+            sums[m] = fma(mul(s.step[g], splat(a.scales[at + m])), to_floats(products[m]), sums[m]);
+        });
     }
     repeat<M>([&](auto m) MLXR_BODY {
-        const Floats scale = splat(a.scales[at + m]);
-        sums[m] = fma(mul(s.step[g], scale), to_floats(products[m]), sums[m]);
         if constexpr (W::kForm == Form::shifted) {
             sums[m] = fma_negated(s.shift[g], splat(a.scaled_sums[at + m]), sums[m]);
         }
         if constexpr (W::kForm == Form::fine_shifted) {
             const Ints shift = add(mul(s.fine_shift[2 * g], splat(a.half_sums[2 * (at + m)])),
                                    mul(s.fine_shift[2 * g + 1], splat(a.half_sums[2 * (at + m) + 1])));
-            sums[m] = fma_negated(mul(s.shift[g], scale), to_floats(shift), sums[m]);
+            sums[m] = fma_negated(mul(s.shift[g], splat(a.scales[at + m])), to_floats(shift), sums[m]);
         }
     });
 }
@@ -68,12 +71,29 @@ MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations
     }
 }
 
+// What to ask memory for while a block is multiplied with one tile of tokens of several: with the only tile, what comes
+// 8 KiB later; else each tile asks for its share of the next block, so that memory has work all the time.
+template <class W>
+struct Ahead {
+    static constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
+    const uint8_t* next;
+    int64_t bytes;  // with each stride
+
+    Ahead(const uint8_t* block, int64_t block_bytes, int64_t tile, int64_t tiles)
+        : next(tiles == 1 ? block + kAheadBytes : block + block_bytes + block_bytes * tile / tiles),
+          bytes(kStrideBytes / tiles) {}
+
+    MLXR_INLINE void fetch(Ahead& self) {
+        for (int64_t i = 0; i < self.bytes; i += 64) __builtin_prefetch(self.next + i);
+        self.next += self.bytes;
+    }
+};
+
 // One block times M tokens.
 template <class W, int M>
-void multiply_block(const RowsJob& job, int64_t block, int64_t token) {
+void multiply_block(const RowsJob& job, int64_t block, int64_t token, Ahead<W> ahead) {
     const uint8_t* base = job.weights + block * job.units * W::kUnitBytes;
     const Activations a = *job.activations;
-    constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
     for (int part = 0; part < kParts; ++part) {
         const int64_t row = block * kBlockRows + part * kLanes;
         const int valid = static_cast<int>(job.rows - row);
@@ -84,8 +104,8 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token) {
             const Unit unit{base + u * W::kUnitBytes, part};
             Scales s;
             W::scales(unit, s);
-            for (int n = 0; n < kStrides; ++n) {
-                if (part == 0) prefetch_ahead(unit.base + n * kStrideBytes, kStrideBytes);
+            for (int n = 0; n < Ahead<W>::kStrides; ++n) {
+                if (part == 0) Ahead<W>::fetch(ahead);
                 add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, sums);
             }
         }
@@ -96,16 +116,30 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token) {
     }
 }
 
+// `tokens` tokens, at most M.
+template <class W, int M>
+MLXR_INLINE void multiply_tokens(const RowsJob& job, int64_t block, int64_t token, int64_t tokens, Ahead<W> ahead) {
+    if constexpr (M > 1) {
+        if (tokens < M) return multiply_tokens<W, M - 1>(job, block, token, tokens, ahead);
+    }
+    multiply_block<W, M>(job, block, token, ahead);
+}
+
+#if defined(MLXR_TIER_avx512)
+constexpr int kTokens = 8;  // in a tile, at most
+#else
+constexpr int kTokens = 4;
+#endif
+
 template <class W>
 void multiply_rows(const RowsJob& job) {
+    const int64_t tiles = (job.tokens + kTokens - 1) / kTokens, block_bytes = job.units * W::kUnitBytes;
     for (int64_t block = job.first_block; block < job.last_block; ++block) {
-        int64_t token = 0;
-#if defined(MLXR_TIER_avx512)
-        for (; token + 8 <= job.tokens; token += 8) multiply_block<W, 8>(job, block, token);
-#endif
-        for (; token + 4 <= job.tokens; token += 4) multiply_block<W, 4>(job, block, token);
-        for (; token + 2 <= job.tokens; token += 2) multiply_block<W, 2>(job, block, token);
-        if (token < job.tokens) multiply_block<W, 1>(job, block, token);
+        const uint8_t* const base = job.weights + block * block_bytes;
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            const int64_t first = job.tokens * tile / tiles, last = job.tokens * (tile + 1) / tiles;
+            multiply_tokens<W, kTokens>(job, block, first, last - first, Ahead<W>(base, block_bytes, tile, tiles));
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 // A weight of a row is, by the type's form, with q the unsigned byte and z the type's zero point:
 //   plain         step * (q - z)
 //   shifted       step * q - shift
-//   fine          step * fine * (q - z)                 fine: integer, one for 16 columns
+//   fine          step * fine * (q - z)                 fine: integer, one for 16 columns; step * fine is exact
 //   fine_shifted  step * fine * q - shift * fine_shift  likewise
 // A type is a row here: its constants, `scales` (once per unit) and `weights<J>` (group n*kStride+J of the
 // unit).
@@ -53,6 +53,11 @@ struct Scales {
     Floats step[8], shift[8];
     Ints fine[16], fine_shift[16];
 };
+
+// The step of 16 columns: of a half-precision and an 8-bit number, so no rounding.
+MLXR_INLINE Floats fine_step(const Scales& s, int half) {
+    return mul(s.step[half / 2], to_floats(s.fine[half]));
+}
 
 constexpr uint32_t kLow4 = 0x0f0f0f0f;
 constexpr uint32_t kLow2 = 0x03030303;

@@ -51,9 +51,12 @@ __all__ = [  # noqa: RUF022 - sorted for people, whatever the case
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("mlxr")
+        try:
+            return version("mlxr")
+        except PackageNotFoundError:
+            return "0+source"  # run from a checkout that was never installed
     if name not in _HOMES:
         raise AttributeError(f"module 'mlxr' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -13,9 +13,10 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.settings import resolve
 from mlxr.core.types import SamplingParams
 from mlxr.loading import LoadedModel, Progress
-from mlxr.service.completion import Completion
-from mlxr.service.opening import build_engine, build_session, open_model
+from mlxr.service.completion import Completion, fold_events
+from mlxr.service.opening import build_engine, build_session, find_record, open_model, open_record
 from mlxr.service.prompt import Message, Prompt
+from mlxr.service.requests import ChatRequest
 from mlxr.service.session import Session, Stream
 from mlxr.service.stats import SessionStats, collect_stats
 
@@ -29,10 +30,10 @@ class LLM:
             for completion in llm.generate(["import os", "import re"], SamplingParams(max_tokens=20)):
                 print(completion.text)
 
-    `model` is a `.gguf` file, a Hugging Face folder or a name ("demo"). The other arguments are the settings of the
-    same name (`mlxr.core.settings.SETTINGS` describes them); None leaves the choice to the environment and the
-    defaults. `progress(done, total)` is called while the weights are prepared. Raises MlxrError. Safe to use from
-    several threads: their requests share the engine's batches.
+    `model` is a `.gguf` file, a Hugging Face folder or a name ("demo", or what `mlxr list` shows). The other arguments
+    are the settings of the same name (`mlxr.core.settings.SETTINGS` describes them); None leaves the choice to the
+    environment and the defaults. `progress(done, total)` is called while the weights are prepared. Raises MlxrError.
+    Safe to use from several threads: their requests share the engine's batches.
     """
 
     def __init__(
@@ -76,10 +77,11 @@ class LLM:
             }
         )
         self._name = str(model)
-        loaded = open_model(model, settings, progress)
+        record = find_record(model, settings)
+        loaded = open_model(model, settings, progress) if record is None else open_record(record, settings, progress)
         self._opened: tuple[LoadedModel, Session] | None = (
             loaded,
-            build_session(loaded, build_engine(loaded, settings)),
+            build_session(loaded, build_engine(loaded, settings), None if record is None else record.system),
         )
 
     def generate(
@@ -100,8 +102,8 @@ class LLM:
 
         Raises TemplateError when the model has no chat template.
         """
-        token_ids = self._session.encode_chat(messages)
-        return self._session.generate([token_ids], [params or SamplingParams()])[0]
+        with self.stream_chat(messages, params) as stream:
+            return fold_events(stream)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Continue one prompt; iterate over the result for TextDelta events and one Finish. Closing it cancels."""
@@ -109,7 +111,7 @@ class LLM:
 
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """`chat` as a stream of events."""
-        return self._session.stream(self._session.encode_chat(messages), params or SamplingParams())
+        return self._session.start(ChatRequest(messages, params or SamplingParams()))
 
     @property
     def can_chat(self) -> bool:

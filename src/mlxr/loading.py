@@ -24,9 +24,11 @@ import numpy as np
 import mlxr.kernels
 from mlxr.core.errors import NotFound
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, hash_tensors, open_gguf, open_safetensors
+from mlxr.formats.recipes import RECIPES
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
-from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
+from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models import ModelConfig as ModelConfig
 from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors, gguf_row_order, rename_hf_tensors
 from mlxr.models.weights import check_tensors
 from mlxr.tokenizers import (
@@ -43,6 +45,7 @@ ASSETS = Path(__file__).parent / "assets"
 KERNEL_TARGETS = TARGETS  # what the GPU kernels can be printed for
 MAX_SHOWN_CHARACTERS = 200
 NAMED_MODELS: Mapping[str, str] = {"demo": "demo.gguf", "demo-draft": "demo-draft.gguf"}
+FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # what is read of a folder beside its weights
 Progress = Callable[[int, int], None]
 
 
@@ -214,6 +217,27 @@ def open_source(path_or_name: str | Path) -> SourceModel:
         extra={} if factors is None else {ROPE_FACTORS: factors},
         file=folder,
     )
+
+
+def list_files(model: SourceModel) -> tuple[Path, ...]:
+    """All files that make up a model: the weights, and of a folder what is read beside them."""
+    if isinstance(model.file, GGUFFile):
+        return tuple(model.file.paths)
+    weights = tuple(model.file.paths)
+    beside = [path for path in weights[0].parent.iterdir() if path.suffix in FOLDER_SUFFIXES and path.is_file()]
+    return weights + tuple(sorted(set(beside) - set(weights)))
+
+
+def name_quantization(model: SourceModel) -> str:
+    """How the weights are stored, in ggml's words: the recipe that the file states, else the type of most bytes."""
+    file_type = model.metadata.get("general.file_type")
+    recipe = next((recipe.name for recipe in RECIPES if recipe.file_type == file_type), None)
+    if recipe is not None and isinstance(model.file, GGUFFile):
+        return recipe.upper()
+    sizes: dict[str, int] = {}
+    for tensor in model.tensors.values():
+        sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.nbytes
+    return max(sizes, key=lambda name: sizes[name]).upper()
 
 
 def _open_gguf(path: Path) -> _Parts:

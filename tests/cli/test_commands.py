@@ -91,7 +91,7 @@ def test_run_refuses_a_prompt_beyond_the_context_or_the_arena(gguf: Path, refuse
 
 def test_one_word_is_a_prompt_unless_it_names_a_model(folder: Path, gguf: Path) -> None:
     for prompt in ("hi", "word " * 1000, "x" * 5000, "Who wrote model.gguf", "a\0b", ""):
-        assert split_words([prompt]) == ("demo", prompt)
+        assert split_words([prompt]) == (None, prompt)
     for model in ("demo", "missing.gguf", str(folder), str(gguf)):
         with pytest.raises(InvalidRequest, match="is missing"):
             split_words([model])

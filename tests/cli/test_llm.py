@@ -16,7 +16,7 @@ SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 
 def test_arguments_are_the_settings() -> None:
     parameters = list(inspect.signature(LLM).parameters)
-    assert parameters == ["model", *(setting.name for setting in SETTINGS), "progress"]
+    assert parameters == ["model", *(row.name for row in SETTINGS if row.scope == "model"), "progress"]
 
 
 def test_prompts_of_every_kind(gguf: Path) -> None:

@@ -21,6 +21,7 @@ from mlxr.core.types import SamplingParams
 
 Run = Callable[..., str]
 WITH_MODEL = ("run", "chat", "perplexity", "bench", "validate")
+WITH_REGISTRY = {"list", "pull", "import", "create", "cp", "rm", "show"}
 
 
 def execute(*arguments: str, stdin: bytes = b"", environment: dict[str, str] | None = None) -> Sequence[object]:
@@ -37,7 +38,7 @@ def execute(*arguments: str, stdin: bytes = b"", environment: dict[str, str] | N
 
 def test_every_row_has_its_function() -> None:
     for row in COMMANDS:
-        function = getattr(importlib.import_module(row.module), row.name)
+        function = getattr(importlib.import_module(row.module), row.function)
         assert function.__doc__, row.name
 
 
@@ -53,7 +54,12 @@ def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest
     text = mlxr(name, "--help")
     assert f"Usage: mlxr {name}" in text
     for setting in SETTINGS:
-        assert (f"--{setting.name.replace('_', '-')} " in text) == (name in WITH_MODEL)
+        scopes = {"model"} if name in WITH_MODEL else {"registry"} if name in WITH_REGISTRY else set()
+        if name == "serve":
+            scopes = {"model", "registry", "hub", "server"}
+        elif name == "pull":
+            scopes = {"registry", "hub"}
+        assert (f"{setting.flag} " in text) == (setting.scope in scopes and not setting.secret)
     for row in SAMPLING_FLAGS:
         assert (f"{row.flag} " in text) == (name in ("run", "chat"))
 
@@ -88,7 +94,9 @@ def test_flags_become_settings_and_sampling() -> None:
     def command(name: str, settings: Settings, sampling: SamplingParams) -> None:
         seen.extend([name, settings, sampling])
 
-    values = dict.fromkeys([setting.name for setting in SETTINGS]) | {row.name: row.default for row in SAMPLING_FLAGS}
+    values = dict.fromkeys([setting.name for setting in SETTINGS if setting.scope == "model"]) | {
+        row.name: row.default for row in SAMPLING_FLAGS
+    }
     expand_flags(command)(name="x", **{**values, "threads": "2", "arena_bytes": "1M", "seed": 5, "stop": ["a", "b"]})
     name, settings, sampling = seen
     assert name == "x"
@@ -108,7 +116,7 @@ def test_sampling_flags_are_fields() -> None:
         (["run", "one", "two", "three"], "put the prompt in quotes"),
         (["run"], "Missing argument"),
         (["nonsense"], "No such command 'nonsense'"),
-        (["rum"], "Did you mean 'run'"),
+        (["rum"], "Did you mean 'rm', 'run'"),
         (["--nonsense"], "No such option"),
         (["run", "--nonsense", "hi"], "No such option"),
         (["run", "--temperature", "-1", "hi"], "temperature: must be at least 0"),

@@ -56,6 +56,12 @@ class FakeModel:
     batches: list[RaggedBatch] = field(default_factory=list)
 
     def forward(self, batch: RaggedBatch, arena: Arena) -> Floats:
+        return self.project(self.forward_hidden(batch, arena))
+
+    def project(self, hidden: Floats) -> Floats:
+        return hidden
+
+    def forward_hidden(self, batch: RaggedBatch, arena: Arena) -> Floats:
         self.on_forward(batch)
         self.batches.append(batch)
         for k_pool, v_pool in zip(arena.k_pools, arena.v_pools, strict=True):

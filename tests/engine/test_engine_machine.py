@@ -14,7 +14,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from fake_constraint import FakeConstraint, expect_constrained
 from fake_model import VOCABULARY, FakeModel, fake_logits, make_engine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -23,11 +25,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
-from mlxr.engine.sampling import Sampler
+from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
-from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.sample import sample
 
 PAGE_SIZE, MAX_TOKENS, MAX_WAITING = 4, 20, 6
 EXAMPLES, MOVES = 120, 100
@@ -43,16 +43,19 @@ TEMPERATURES = st.sampled_from([0.0, 1.0])
 
 
 @functools.cache
-def expect_answer(prompt: tuple[int, ...], temperature: float, seed: int, index: int) -> tuple[tuple[int, float], ...]:
+def expect_answer(
+    prompt: tuple[int, ...], temperature: float, seed: int, index: int, divisor: int | None
+) -> tuple[tuple[int, float], ...]:
     """Tokens and logprobs of one answer, computed without an engine, a cache or a batch."""
-    ctx, tokens, answer = Context("reference"), list(prompt), []
-    sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), prompt, index)
-    for _ in range(MAX_TOKENS):
-        (result,) = sample(ctx, fake_logits(tokens)[None], [sampler.row()])
-        sampler.accept(result.token_id)
-        tokens.append(result.token_id)
-        answer.append((result.token_id, result.logprob))
-    return tuple(answer)
+    constraint = None if divisor is None else FakeConstraint(divisor)
+    answer = expect_constrained(prompt, MAX_TOKENS, constraint, index, temperature=temperature, seed=seed)
+    return tuple((result.token_id, result.logprob) for result in answer)
+
+
+@functools.cache
+def expect_embedding(text: tuple[int, ...], pooling: Pooling) -> Floats:
+    states = [fake_logits(text[: end + 1]).astype(np.float64) for end in range(len(text))]
+    return (functools.reduce(np.add, states) / len(text) if pooling == "mean" else states[-1]).astype(np.float32)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -70,7 +73,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.fails = False
         self.kv_cache, self.chunk_tokens = kv_cache, chunk_tokens
         self.pages = 4 + spare_pages if kv_cache == "simple" else 12 + spare_pages  # the longest request needs 12
-        self.requests: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self.requests: dict[int, tuple[tuple[int, ...], SamplingParams, int | None]] = {}
+        self.texts: dict[int, tuple[tuple[int, ...], Pooling]] = {}
         self.given: dict[tuple[int, int], list[tuple[int, float]]] = {}
         self.growing: set[tuple[int, int]] = set()
         self.engine = self.open_engine()
@@ -101,6 +105,8 @@ class EngineMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 2, 4]),
         priority=st.sampled_from([0, 0, 5]),
         deadline_s=st.sampled_from([None, None, 30.0]),
+        divisor=st.sampled_from([None, None, 2, 7]),
+        uses_cache=st.sampled_from([True, True, False]),
     )
     def submit(
         self,
@@ -110,17 +116,34 @@ class EngineMachine(RuleBasedStateMachine):
         n: int,
         priority: int,
         deadline_s: float | None,
+        divisor: int | None,
+        uses_cache: bool,
     ) -> None:
         params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=len(prompt), n=n, logprobs=0)
         if self.engine.stats().waiting_sequences >= MAX_WAITING:
             with pytest.raises(QueueFull):
                 self.engine.submit(prompt, params)
             return
-        request_id = self.engine.submit(prompt, params, priority=priority, deadline_s=deadline_s)
-        self.requests[request_id] = prompt, params
+        request_id = self.engine.submit(
+            prompt,
+            params,
+            priority=priority,
+            deadline_s=deadline_s,
+            uses_cache=uses_cache,
+            constraint=None if divisor is None else FakeConstraint(divisor),
+        )
+        self.requests[request_id] = prompt, params, divisor
         for index in range(n):
             self.given[request_id, index] = []
             self.growing.add((request_id, index))
+
+    @rule(text=PROMPTS, pooling=st.sampled_from(["mean", "last"]))
+    def embed(self, text: tuple[int, ...], pooling: Pooling) -> None:
+        if self.engine.stats().waiting_sequences < MAX_WAITING:
+            request_id = self.engine.submit_embedding(text, pooling)
+            self.texts[request_id] = text, pooling
+            self.given[request_id, 0] = []
+            self.growing.add((request_id, 0))
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
@@ -180,6 +203,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.close()
         self.engine = self.open_engine()
         self.requests.clear()
+        self.texts.clear()
         self.given.clear()
         return None
 
@@ -187,18 +211,28 @@ class EngineMachine(RuleBasedStateMachine):
         for event in events:
             key = event.sequence_id, event.index
             assert key in self.growing
-            prompt, params = self.requests[event.sequence_id]
+            if event.sequence_id in self.texts:
+                self.take_text(event)
+                continue
+            prompt, params, divisor = self.requests[event.sequence_id]
             given = self.given[key]
             if event.token_id is not None:
                 assert event.logprob is not None
                 given.append((event.token_id, event.logprob))
-                expected = expect_answer(prompt, params.temperature, len(prompt), event.index)
+                expected = expect_answer(prompt, params.temperature, len(prompt), event.index, divisor)
                 assert given[-1] == expected[len(given) - 1]
             assert event.usage.completion_tokens == len(given)
             assert event.usage.cached_tokens < event.usage.prompt_tokens == len(prompt)
             if event.finish_reason is not None:
                 self.growing.remove(key)
                 assert (event.finish_reason is FinishReason.LENGTH) == (len(given) == params.max_tokens)
+
+    def take_text(self, event: TokenEvent) -> None:
+        text, pooling = self.texts[event.sequence_id]
+        self.growing.remove((event.sequence_id, 0))
+        assert (event.embedding is not None) == (event.finish_reason is FinishReason.STOP)
+        if event.embedding is not None:
+            assert np.array_equal(event.embedding, expect_embedding(text, pooling))
 
     @invariant()
     def books_are_right(self) -> None:

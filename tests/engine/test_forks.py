@@ -34,7 +34,7 @@ def test_forks_continue_apart(prompt_tokens: int, copied_pages: int) -> None:
         parts = [BatchPart(table, [10 * index + step], 1) for index, table in enumerate(tables)]
         for part in parts:
             runner.reserve(part.table, 1)
-        logits = runner.forward(parts)
+        logits = runner.forward(parts).logits
         for table, history, part, row in zip(tables, histories, parts, logits, strict=True):
             history += part.token_ids
             cache.commit(table, history, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from variants import Floats, assert_equal_bits, native_contexts, random_floats, 
 from mlxr.kernels.attend import KVType, allocate_pools, attend
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import Dispatch
-from mlxr.kernels.packing import locate_keys, locate_values, round_to_bf16, widen_bf16
+from mlxr.kernels.packing import locate_keys, locate_values, round_to_bf16, round_to_q8, widen_bf16
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.tensor import SCALE_BYTES
 
 Pools = tuple[NDArray[Any], NDArray[Any]]
 REFERENCE = Context("reference")
@@ -69,8 +70,8 @@ def fill_cache(story: Story, page_size: int, kv_type: KVType, spare_pages: int =
     order = np.random.default_rng(len(counts)).permutation(pages).astype(np.int32)
     page_table = np.full((len(counts), max(counts) + 1), -1, np.int32)
     for locate, pool, rows in zip((locate_keys, locate_values), pools, (story.keys, story.values), strict=True):
-        packed = kv_type == "bf16"
-        pool[...] = 0x7FC0 if packed else np.nan
+        packed, small = kv_type == "bf16", kv_type == "q8"
+        pool[...] = 0x7FC0 if packed else -1 if small else np.nan  # as a scale of q8, four times -1 is not a number
         flat, offsets = pool.reshape(pages, kv_heads, -1), locate(page_size, head_dim)
         used = 0
         for sequence, (count, context) in enumerate(zip(counts, story.contexts, strict=True)):
@@ -81,6 +82,10 @@ def fill_cache(story: Story, page_size: int, kv_type: KVType, spare_pages: int =
                 page, part = page_table[sequence, position // page_size], part.transpose(1, 0, 2)
                 if packed:
                     flat[page][:, offsets[: part.shape[1]]] = round_to_bf16(part)
+                elif small:
+                    flat[page][:, offsets[: part.shape[1]]], scales = round_to_q8(part)
+                    end = offsets.size + SCALE_BYTES * part.shape[1]
+                    flat[page][:, offsets.size : end] = np.ascontiguousarray(scales).view(np.int8)
                 else:
                     pool[page, :, : part.shape[1]] = part
     return Cache(pools, page_table)
@@ -131,6 +136,15 @@ def compute_exactly(
     weights /= weights.sum(axis=-1, keepdims=True)
     result: NDArray[np.float64] = np.einsum("hqk,khd->qhd", weights, v.repeat(group, axis=1)).reshape(len(q), -1)
     return result
+
+
+def round_story_to_q8(story: Story) -> Story:
+    """The same with keys and values that int8 and a scale can hold."""
+
+    def round_all(parts: list[Floats]) -> list[Floats]:
+        return [numbers * scales[..., None] for numbers, scales in map(round_to_q8, parts)]
+
+    return replace(story, keys=round_all(story.keys), values=round_all(story.values))
 
 
 def compute_rounded(story: Story, sequence: int, window: int | None, scale: float) -> NDArray[np.float64]:
@@ -186,7 +200,7 @@ def assert_close_to_bf16(result: Floats, story: Story, window: int | None) -> No
     assert np.sqrt(np.mean((result - exact) ** 2)) < 0.01 * exact.std() + 1e-6
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32", "q8"])
 @pytest.mark.parametrize(("contexts", "heads", "kv_heads", "head_dim", "page_size", "window"), SHAPES)
 def test_is_right_and_has_equal_bits_everywhere(
     contexts: list[int],
@@ -198,8 +212,14 @@ def test_is_right_and_has_equal_bits_everywhere(
     kv_type: KVType,
 ) -> None:
     story = make_story(contexts, heads, kv_heads, head_dim)
+    if kv_type == "q8":
+        story = round_story_to_q8(story)
     cache = fill_cache(story, page_size, kv_type)
     result = run_everywhere(lambda ctx: compute(ctx, story, cache, whole(story), window))
+    if kv_type == "q8":
+        exact = np.concatenate([compute_exactly(story, i, window, 0.3) for i in range(len(contexts))])
+        assert np.sqrt(np.mean((result - exact) ** 2)) < 0.01 * np.sqrt(np.mean(exact**2))
+        return
     if kv_type == "bf16":
         assert_close_to_bf16(result, story, window)
         return
@@ -207,19 +227,23 @@ def test_is_right_and_has_equal_bits_everywhere(
     np.testing.assert_allclose(result, exact, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "f16"])
+@pytest.mark.parametrize("kv_type", ["bf16", "f16", "q8"])
 def test_agrees_with_the_reference(kv_type: KVType) -> None:
     story = make_story([60, 9, 130], 6, 3, 48)
     cache = fill_cache(story, 32, kv_type)
     for pool in cache.pools:  # the reference multiplies hidden values by zero
-        pool[pool == 0x7FC0 if kv_type == "bf16" else np.isnan(pool)] = 0
+        if kv_type == "q8":
+            scales = pool.reshape(*pool.shape[:2], -1)[:, :, -32 * SCALE_BYTES :]
+            scales[np.isnan(np.ascontiguousarray(scales).view(np.float32)).repeat(SCALE_BYTES, axis=2)] = 0
+        else:
+            pool[pool == 0x7FC0 if kv_type == "bf16" else np.isnan(pool)] = 0
     parts = [(0, 59, 60), (1, 0, 9), (2, 100, 130)]
     result = run_everywhere(lambda ctx: compute(ctx, story, cache, parts, 50))
-    tolerance = 2e-2 if kv_type == "bf16" else 2e-6
+    tolerance = 2e-2 if kv_type in ("bf16", "q8") else 2e-6
     np.testing.assert_allclose(result, compute(REFERENCE, story, cache, parts, 50), rtol=2e-5, atol=tolerance)
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "f16"])
+@pytest.mark.parametrize("kv_type", ["bf16", "f16", "q8"])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (3, 1, 80)])
 def test_token_has_the_same_bits_however_the_prompt_is_cut(
@@ -237,7 +261,7 @@ def test_token_has_the_same_bits_however_the_prompt_is_cut(
         assert_equal_bits(alone, together[position : position + 1], f"position {position}")
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "f16"])
+@pytest.mark.parametrize("kv_type", ["bf16", "f16", "q8"])
 def test_sequence_has_the_same_bits_alone_and_in_a_batch(cpu: Context, kv_type: KVType) -> None:
     contexts = [1, 700, 33, 256, 2, 31, 64, 65, *range(3, 43)]
     story = make_story(contexts, 4, 2, 32)
@@ -398,8 +422,10 @@ def test_any_batch_has_the_bits_of_its_tokens(data: st.DataObject) -> None:
     head_dim, page_size = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 40))
     contexts = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=4))
     window = data.draw(st.none() | st.integers(1, 60))
-    kv_type: KVType = data.draw(st.sampled_from(["bf16", "f16", "f32"]))
+    kv_type: KVType = data.draw(st.sampled_from(["bf16", "f16", "f32", "q8"]))
     story = make_story(contexts, group * kv_heads, kv_heads, head_dim, seed=data.draw(st.integers(0, 99)))
+    if kv_type == "q8":
+        story = round_story_to_q8(story)
     cache = fill_cache(story, page_size, kv_type)
     parts = []
     for sequence, context in enumerate(contexts):
@@ -409,7 +435,7 @@ def test_any_batch_has_the_bits_of_its_tokens(data: st.DataObject) -> None:
     start = 0
     for sequence, first, end in parts:
         part = results[0][start : start + end - first]
-        if kv_type == "bf16":
+        if kv_type in ("bf16", "q8"):
             rounded = compute_rounded(story, sequence, window, 0.3)[first:end]
             np.testing.assert_allclose(part, rounded, rtol=0, atol=0.02)
         else:

@@ -95,6 +95,12 @@ def quantise(x: Floats) -> npt.NDArray[np.float64]:
     return activations.reshape(x.shape)
 
 
+def round_to_bf16(x: Floats) -> Floats:
+    """To nearest even."""
+    raw = x.view(np.uint32)
+    return ((raw + 0x7FFF + (raw >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
 def make_weight(runtime: Any, parts: list[tuple[str, int, Bytes, Floats | None]], columns: int) -> Any:
     weight = native.LinearWeight(columns)
     for type_name, rows, raw, bias in parts:
@@ -120,7 +126,8 @@ def make_input(tokens: int, columns: int, seed: int = 1) -> Floats:
 def expected(type_name: str, raw: Bytes, rows: int, x: Floats) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The product in float64, and for each element the sum of magnitudes that bounds its rounding."""
     weights = decode(type_name, raw, rows, x.shape[1]).astype(np.float64)
-    inputs = x.astype(np.float64) if type_name in DENSE else quantise(x)
+    inputs = {"f32": x, "f16": x, "bf16": round_to_bf16(x)}.get(type_name)
+    inputs = (quantise(x) if inputs is None else inputs).astype(np.float64)
     return inputs @ weights.T, np.abs(inputs) @ np.abs(weights).T
 
 
@@ -310,6 +317,49 @@ def test_tiny_activations_count_as_zero(isa: str) -> None:
     weight = make_weight(runtime, [("q4_0", 16, make_raw("q4_0", 16, 32), None)], 32)
     x = np.full((1, 32), 1e-38, np.float32)
     assert (multiply(runtime, weight, x) == 0).all()
+
+
+def test_odd_rows_have_the_same_bits_in_any_company() -> None:
+    """Tokens are quantised several at a time: infinities, not-a-number and tiny values stay with their own."""
+    tokens, columns = 70, 96
+    x = make_input(tokens, columns)
+    x[3, 5] = x[16, 40] = x[66, 95] = np.nan
+    x[4, 64] = x[20, 31] = np.inf
+    x[17, 0] = -np.inf
+    x[5] = 1e-31
+    x[18, 32:64] = -1e-38
+    x[19] = -0.0
+    x[40] *= 1e30
+    parts = [(name, 32, make_raw(name, 32, columns), None) for name in ("q8_0", "q4_1", "q5_0")]
+    runtime = native.Runtime(1, "portable")
+    weight = make_weight(runtime, parts, columns)
+    alone = np.concatenate([multiply(runtime, weight, x[i : i + 1]) for i in range(tokens)])
+    for isa in ISAS:
+        runtime = native.Runtime(2, isa)
+        for count in (4, 11, 12, 13, 29, 64, 70):
+            result = multiply(runtime, make_weight(runtime, parts, columns), x[tokens - count :])
+            np.testing.assert_array_equal(result.view(np.uint32), alone[tokens - count :].view(np.uint32))
+
+
+def test_bf16_products_of_every_size_have_the_same_bits() -> None:
+    """Activations and weights of all exponents, subnormal ones and infinities too; subnormal numbers count as zero."""
+    rng = np.random.default_rng(5)
+    columns, rows, tokens = 67, 40, 66
+    x = rng.integers(0, 2**32, (tokens, columns), dtype=np.uint32).view(np.float32)
+    x[0], x[1] = 1e-40, np.float32(1.1754942e-38)
+    weights = rng.integers(0, 2**16, rows * columns, dtype=np.uint16).view(np.uint8)
+    results = []
+    for isa in ISAS:
+        runtime = native.Runtime(2, isa)
+        weight = make_weight(runtime, [("bf16", rows, weights, None)], columns)
+        results.append(multiply(runtime, weight, x))
+        results.append(np.concatenate([multiply(runtime, weight, x[i : i + 1]) for i in range(tokens)]))
+    numbers = ~np.isnan(results[0])
+    assert numbers.any()
+    assert (results[0][:2][numbers[:2]] == 0).all()
+    for result in results:
+        np.testing.assert_array_equal(np.isnan(result), ~numbers)
+        np.testing.assert_array_equal(result.view(np.uint32)[numbers], results[0].view(np.uint32)[numbers])
 
 
 def test_memory_is_that_of_the_file() -> None:

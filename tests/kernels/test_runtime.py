@@ -63,6 +63,62 @@ def test_many_short_sections() -> None:
     assert all(multiply() == first for _ in range(300))
 
 
+def test_idle_threads_use_no_processor() -> None:
+    """Nothing to do for a second after some work: they sleep."""
+    runtime = native.Runtime(4, native.best_isa())
+    make_product(runtime)()
+    time.sleep(0.05)  # what they still wait, they wait awake
+    before_s, start_s = time.process_time(), time.perf_counter()
+    time.sleep(1.0)
+    assert time.process_time() - before_s < 0.01 * (time.perf_counter() - start_s)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no processor affinity on this system")
+@pytest.mark.parametrize("processors", [1, 2])
+def test_more_threads_than_processors_make_progress(processors: int) -> None:
+    """Two runtimes of four threads each, at once, on one or two processors: threads that wait give way."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(sorted(allowed)[:processors]))  # of this thread, and so of those it starts
+    try:
+        products = [make_product(native.Runtime(4, native.best_isa())) for _ in range(2)]
+        firsts = [product() for product in products]
+        same: list[bool] = []
+
+        def work(index: int) -> None:
+            same.extend(products[index]() == firsts[index] for _ in range(100))
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert same == [True] * 200
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no processor affinity on this system")
+def test_no_thread_leaves_the_processors_allowed() -> None:
+    """Moving threads apart respects the affinity of the moment, which stays as it was set."""
+    allowed = os.sched_getaffinity(0)
+    one = {min(allowed)}
+    os.sched_setaffinity(0, one)
+    try:
+        multiply = make_product(native.Runtime(3, native.best_isa()))
+        for pause_s in (0.0, 0.002, 0.01):
+            multiply()
+            time.sleep(pause_s)
+        assert native.default_threads() == 1
+        assert all(os.sched_getaffinity(int(task)) == one for task in list_newest_tasks(2))
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def list_newest_tasks(count: int) -> list[str]:
+    return sorted(os.listdir("/proc/self/task"), key=int)[-count:]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_works_alone_with_the_same_results() -> None:

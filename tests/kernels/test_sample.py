@@ -20,7 +20,7 @@ from variants import Floats, Ints, native_contexts, random_floats
 from mlxr.core.types import TokenLogprob
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import Dispatch
-from mlxr.kernels.sample import SampleResult, SampleRow, sample
+from mlxr.kernels.sample import NO_TOKEN, SampleResult, SampleRow, sample
 
 REFERENCE = Context("reference")
 
@@ -31,6 +31,13 @@ def ints(*values: int) -> Ints:
 
 def floats(*values: float) -> Floats:
     return np.array(values, np.float32)
+
+
+def mask_of(vocabulary: int, *token_ids: int) -> NDArray[np.uint32]:
+    mask = np.zeros(-(-vocabulary // 32), np.uint32)
+    for token_id in token_ids:
+        mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return mask
 
 
 def draw(ctx: Context, logits: Floats, **fields: Any) -> SampleResult:
@@ -158,13 +165,42 @@ def test_not_a_number_is_an_error_that_names_row_and_id(cpu: Context, temperatur
         sample(cpu, logits, [SampleRow(temperature=temperature)] * 3)
 
 
-def test_nothing_finite_is_an_error_that_names_the_row(cpu: Context) -> None:
-    logits = random_floats(2, 2, 20)
+def test_where_no_token_is_possible_there_is_none_and_the_other_rows_go_on(cpu: Context) -> None:
+    logits = random_floats(2, 3, 20)
     logits[1] = -math.inf
-    with pytest.raises(ValueError, match="sample: logits of row 1 is without a finite value, expected at least one"):
-        sample(cpu, logits, [SampleRow(), SampleRow()])
-    with pytest.raises(ValueError, match="logits of row 0 is without a finite value"):
-        draw(cpu, logits[0], bias_ids=np.arange(20, dtype=np.int32), bias_values=np.full(20, -np.inf, np.float32))
+    rows = [SampleRow(top_logprobs=3, temperature=t, mask=m) for t, m in ((0.0, None), (1.0, None), (1.0, mask_of(20)))]
+    results = sample(cpu, logits, rows)
+    assert results[1:] == [SampleResult(NO_TOKEN, -math.inf, [])] * 2
+    assert results[0].token_id == int(np.argmax(logits[0]))
+    everything = {"bias_ids": np.arange(20, dtype=np.int32), "bias_values": np.full(20, -np.inf, np.float32)}
+    assert draw(cpu, logits[0], **everything).token_id == NO_TOKEN
+
+
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 64, 500, 5000])
+@pytest.mark.parametrize("share", [0.002, 0.3, 0.5, 0.97, 1.0])
+def test_masked_logits_are_as_good_as_minus_infinity(vocabulary: int, share: float) -> None:
+    rng = np.random.default_rng([vocabulary, int(1000 * share)])
+    logits = rng.standard_normal(vocabulary).astype(np.float32)
+    allowed = np.flatnonzero(rng.random(vocabulary) < share)
+    allowed = allowed if allowed.size else np.array([vocabulary - 1])
+    barred = np.full(vocabulary, -np.inf, np.float32)
+    barred[allowed] = logits[allowed]
+    for fields in ({}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 40}, {"temperature": 1.0, "top_p": 0.8}):
+        rules: dict[str, Any] = {"uniform": float(rng.random()), "top_logprobs": 20, **fields}
+        result = draw_everywhere(logits, mask=mask_of(vocabulary, *allowed), **rules)
+        assert result == draw_everywhere(barred, **rules)
+        assert result.token_id in allowed
+        expected = draw(REFERENCE, logits, mask=mask_of(vocabulary, *allowed), **rules)
+        assert [token.token_id for token in result.top] == [token.token_id for token in expected.top]
+
+
+def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
+    assert draw_everywhere(floats(3, 1, 2), mask=np.array([0xFFFFFFFE], np.uint32)).token_id == 2
+
+
+def test_masks_of_the_wrong_length_are_refused(cpu: Context) -> None:
+    with pytest.raises(ValueError, match=r"sample: rows\[1\].mask: number of words is 2, expected 1"):
+        sample(cpu, random_floats(2, 2, 32), [SampleRow(), SampleRow(mask=np.zeros(2, np.uint32))])
 
 
 def make_rows(count: int, vocabulary: int) -> list[SampleRow]:
@@ -185,6 +221,8 @@ def make_rows(count: int, vocabulary: int) -> list[SampleRow]:
         if index % 5 == 1:
             row.bias_ids = rng.permutation(vocabulary)[:4].astype(np.int32)
             row.bias_values = rng.normal(0, 3, 4).astype(np.float32)
+        if index % 4 == 2:
+            row.mask = rng.integers(0, 2**32, -(-vocabulary // 32), np.uint32)
         rows.append(row)
     return rows
 
@@ -210,6 +248,7 @@ def place_of(logits: Floats, row: SampleRow, token_id: int) -> int:
         history_counts=row.history_counts,
         bias_ids=row.bias_ids,
         bias_values=row.bias_values,
+        mask=row.mask,
         top_logprobs=len(logits),
     )
     (result,) = sample(REFERENCE, logits[None], [everything])
@@ -296,6 +335,8 @@ def native_sample(ctx: Context, **changes: NDArray[Any]) -> None:
         "bias_ids": ints(49),
         "bias_values": floats(1),
         "bias_starts": ints(0, 1, 1),
+        "masks": np.full((1, 2), 0xFFFFFFFF, np.uint32),
+        "mask_rows": ints(-1, 0),
         "token_ids": np.empty(2, np.int32),
         "logprobs": np.empty(2, np.float64),
         "top_ids": np.empty((2, 1), np.int32),
@@ -313,6 +354,10 @@ def native_sample(ctx: Context, **changes: NDArray[Any]) -> None:
         ({"history_starts": ints(0, 0, 3)}, "history_starts is 3, expected 2"),
         ({"history_starts": ints(0, 2)}, "history_starts is 2, expected 3"),
         ({"bias_starts": ints(1, 1, 1)}, "bias_starts is 1, expected 0"),
+        ({"masks": np.zeros((1, 1), np.uint32)}, "columns of masks is 1, expected 2"),
+        ({"mask_rows": ints(0)}, "length of mask_rows is 1, expected 2"),
+        ({"mask_rows": ints(1, 0)}, "mask_rows is 1, expected a row of masks, or -1"),
+        ({"mask_rows": ints(0, -2)}, "mask_rows is -2, expected a row of masks, or -1"),
         ({"bias_values": floats(1, 2)}, "length of bias_values is 2, expected 1"),
         ({"history_counts": ints(1)}, "length of history_counts is 1, expected 2"),
         ({"counts": np.array([[0, 2], [0, 0]], np.int32)}, r"rows\[0\].top_logprobs is 2.0+, expected in the range"),

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.sample import SampleResult, SampleRow, sample
+from mlxr.kernels.sample import NO_TOKEN, SampleResult, SampleRow, sample
 
 
 def ints(*values: int) -> NDArray[np.int32]:
@@ -201,5 +201,25 @@ def test_senseless_rows_are_refused(reference: Context, fields: dict[str, Any], 
 def test_wrong_shapes_are_refused(reference: Context) -> None:
     with pytest.raises(ValueError, match="number of rows is 1, expected 2"):
         sample(reference, np.zeros((2, 3), np.float32), [SampleRow()])
-    with pytest.raises(ValueError, match="logits of row 0 is without a finite value"):
-        draw(reference, floats(-math.inf, -math.inf))
+    with pytest.raises(ValueError, match=r"rows\[0\].mask: number of words is 1, expected 2"):
+        draw(reference, np.zeros(33, np.float32), mask=np.zeros(1, np.uint32))
+    with pytest.raises(ValueError, match=r"rows\[0\].mask is int64, expected uint32"):
+        draw(reference, floats(1, 2, 3), mask=np.zeros(1, np.int64))
+
+
+def test_where_no_token_is_possible_there_is_none(reference: Context) -> None:
+    assert draw(reference, floats(-math.inf, -math.inf)) == SampleResult(NO_TOKEN, -math.inf, [])
+    assert draw(reference, floats(1, 2), mask=np.array([0b100], np.uint32), top_logprobs=2).token_id == NO_TOKEN
+
+
+def test_what_the_mask_leaves_out_is_impossible(reference: Context) -> None:
+    mask = np.array([0b10101], np.uint32)
+    result = draw(reference, floats(1, 9, 2, 8, 3), mask=mask, top_logprobs=4)
+    assert result.token_id == 4
+    assert [token.token_id for token in result.top] == [4, 2, 0, 1]
+    assert result.top[3].logprob == -math.inf
+    assert sum(math.exp(token.logprob) for token in result.top) == pytest.approx(1)
+    assert set(tokens_drawn(reference, floats(1, 9, 2, 8, 3), mask=mask, temperature=1.0)) == {0, 2, 4}
+    # neither a bias nor a penalty brings a token back
+    forced = {"bias_ids": ints(1), "bias_values": floats(math.inf), "history_ids": ints(3), "history_counts": ints(1)}
+    assert draw(reference, floats(1, 9, 2, 8, 3), mask=mask, frequency_penalty=-100.0, **forced).token_id == 4

@@ -87,7 +87,7 @@ def test_not_a_number_stays_so() -> None:
         assert np.isnan((write_as_bf16(ctx, patterns).astype(np.uint32) << 16).view(np.float32)).all()
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32", "q8"])
 @pytest.mark.parametrize(
     ("tokens", "kv_heads", "page_size", "head_dim"),
     [(1, 1, 1, 1), (7, 2, 5, 20), (33, 3, 32, 80), (21, 2, 27, 17), (64, 8, 16, 64), (200, 2, 64, 128)],

@@ -96,7 +96,7 @@ def test_batch_gives_equal_bits(type_name: str) -> None:
 
 @pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0", "q4_k"])
 def test_a_prompt_longer_than_the_chunk_gives_equal_bits(type_name: str) -> None:
-    for kv_type in ("bf16", "f16"):
+    for kv_type in ("bf16", "f16", "q8"):
         check_chunks_and_threads(type_name, make_tokens(CONFIG, 600, 2), None, kv_type)
 
 
@@ -123,7 +123,7 @@ def test_cpu_follows_the_reference_on_the_same_weights(type_name: str) -> None:
     expected = reference.run(PROMPT)
     logits = run(build(type_name, 2), PROMPT, kv_type="f32")
     error = np.sqrt(np.mean((logits - expected) ** 2)) / expected.std()
-    assert error < (2e-6 if type_name in ("f32", "f16", "bf16") else 0.03)
+    assert error < {"f32": 2e-6, "f16": 2e-6, "bf16": 0.01}.get(type_name, 0.03)  # inputs are rounded but for two
 
 
 def test_pages_in_another_order_give_equal_bits() -> None:

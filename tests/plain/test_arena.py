@@ -17,19 +17,19 @@ from mlxr.kernels.write_pages import write_pages
 PAGE_BYTES = 1000
 
 
-@pytest.mark.parametrize(("kv_type", "item_bytes"), [("bf16", 2), ("f16", 2), ("f32", 4)])
-def test_bytes_add_up(kv_type: KVType, item_bytes: int) -> None:
+@pytest.mark.parametrize(("kv_type", "row_bytes"), [("bf16", 12), ("f16", 12), ("f32", 24), ("q8", 10)])
+def test_bytes_add_up(kv_type: KVType, row_bytes: int) -> None:
     ctx = Context("reference")
     arena = Arena(ctx, layers=3, pages=5, kv_heads=2, page_size=8, head_dim=6, kv_type=kv_type)
-    assert arena.page_bytes == 3 * 2 * 2 * 8 * 6 * item_bytes == measure_page_bytes(ctx, 3, 2, 8, 6, kv_type)
+    assert arena.page_bytes == 3 * 2 * 2 * 8 * row_bytes == measure_page_bytes(ctx, 3, 2, 8, 6, kv_type)
     assert arena.nbytes == 5 * arena.page_bytes
     assert len(arena.k_pools) == len(arena.v_pools) == 3
     assert len({id(pool) for pool in (*arena.k_pools, *arena.v_pools)}) == 6
 
 
 def test_names_of_kv_types() -> None:
-    assert [parse_kv_type(name) for name in (None, "bf16", "f16", "f32")] == [None, "bf16", "f16", "f32"]
-    with pytest.raises(SettingError, match="kv_type: must be one of bf16, f16, f32; got 'q8_0'"):
+    assert [parse_kv_type(name) for name in (None, "bf16", "f16", "f32", "q8")] == [None, "bf16", "f16", "f32", "q8"]
+    with pytest.raises(SettingError, match="kv_type: must be one of bf16, f16, f32, q8; got 'q8_0'"):
         parse_kv_type("q8_0")
 
 
@@ -46,7 +46,7 @@ def test_copied_pages() -> None:
     assert ctx.ledger.snapshot().copied_bytes == 2 * arena.page_bytes
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("kv_type", ["bf16", "f16", "f32", "q8"])
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("page_size", [7, 32])
 def test_exported_pages_mean_the_same_in_another_place(device: Device, kv_type: KVType, page_size: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mlxr.core import errors
 from mlxr.core.errors import InvalidRequest, MlxrError, OutOfPages, SettingError
-from mlxr.core.settings import SETTINGS, Settings, explain, resolve
+from mlxr.core.settings import SETTINGS, Explained, Settings, explain, resolve
 from mlxr.core.types import SamplingParams
 
 
@@ -19,12 +19,74 @@ def test_settings_table_and_class_agree() -> None:
     assert fields == {setting.name: setting.default for setting in SETTINGS}
 
 
-def test_caller_beats_environment_beats_default() -> None:
-    environment = {"MLXR_THREADS": "3", "MLXR_PAGE_SIZE": "16", "OTHER": "x"}
+def test_caller_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('threads = 4\npage_size = 8\nstore_bytes = "2G"\nlog_prompts = true\ncors_origins = ["http://a"]\n')
+    environment = {"MLXR_THREADS": "3", "MLXR_PAGE_SIZE": "16", "OTHER": "x", "MLXR_SETTINGS_FILE": str(file)}
     resolved = explain({"threads": 2, "device": None}, environment)
-    assert resolved["threads"] == (2, "caller")
-    assert resolved["page_size"] == (16, "environment")
-    assert resolved["device"] == ("auto", "default")
+    assert resolved["threads"] == Explained(2, "caller")
+    assert resolved["page_size"] == Explained(16, "environment", "MLXR_PAGE_SIZE")
+    assert resolved["store_bytes"] == Explained(2 << 30, "file", str(file))
+    assert resolved["log_prompts"].value is True
+    assert resolved["cors_origins"].value == ("http://a",)
+    assert resolved["device"] == Explained("auto", "default")
+
+
+@pytest.mark.parametrize("variable", ["HOME", "XDG_CONFIG_HOME"])
+def test_the_settings_file_of_the_user_is_found(variable: str, tmp_path: Path) -> None:
+    folder = tmp_path / (".config/mlxr" if variable == "HOME" else "mlxr")
+    folder.mkdir(parents=True)
+    assert resolve({}, {variable: str(tmp_path)}) == Settings()
+    (folder / "settings.toml").write_text("port = 1\n")
+    assert resolve({}, {variable: str(tmp_path)}).port == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("threads = 'many'", "threads"),
+        ("thread = 3", "thread: no such setting"),
+        ("threads: 3", "is not TOML"),
+        ("[threads]", "threads"),
+        ("port = 1.5", "port"),
+        (None, "No such file"),
+    ],
+)
+def test_a_broken_settings_file_is_refused_by_name(text: str | None, named: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(SettingError, match=named) as caught:
+        resolve({}, {"MLXR_SETTINGS_FILE": str(file)})
+    assert str(file) in str(caught.value)
+
+
+def test_a_scope_selects_its_settings() -> None:
+    names = [name for scope in ("model", "registry", "hub", "server") for name in Settings().select(scope)]  # type: ignore[arg-type]
+    assert sorted(names) == sorted(setting.name for setting in SETTINGS)
+    assert "port" in Settings().select("server")
+    assert "port" not in Settings().select("model", "registry")
+
+
+def test_a_secret_is_not_shown() -> None:
+    with pytest.raises(SettingError) as caught:
+        resolve({"api_keys": b"hunter2"}, {})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("keep_alive_s", "-1", -1.0),
+        ("drain_s", "2.5", 2.5),
+        ("log_prompts", "On", True),
+        ("log_prompts", "0", False),
+        ("allowed_hosts", " a, b,", ("a", "b")),
+        ("hub_url", "http://localhost:1", "http://localhost:1"),
+    ],
+)
+def test_kinds_of_values(name: str, text: str, value: object) -> None:
+    assert getattr(resolve({}, {f"MLXR_{name.upper()}": text}), name) == value
 
 
 @pytest.mark.parametrize(
@@ -56,6 +118,15 @@ def test_folders_are_text_or_paths() -> None:
         {"kv_cache": "contiguous"},
         {"store_folder": ""},
         {"store_folder": b"bytes"},
+        {"drain_s": "soon"},
+        {"drain_s": "nan"},
+        {"drain_s": -1},
+        {"log_prompts": "maybe"},
+        {"log_prompts": 1},
+        {"allowed_hosts": 3},
+        {"cors_origins": [1]},
+        {"host": ""},
+        {"port": 65536},
     ],
 )
 def test_unfit_settings_are_refused_by_name(overrides: dict[str, object]) -> None:

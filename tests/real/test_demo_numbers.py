@@ -52,6 +52,11 @@ def test_bf16_pages_lose_nothing_against_f16(files: dict[str, Path]) -> None:
         assert packed / half - 1 < 0.001
 
 
+def test_q8_pages_lose_little(files: dict[str, Path]) -> None:
+    half, small = (score(files["f16"], tokens=6000, kv_type=kv_type).perplexity for kv_type in ("f16", "q8"))
+    assert small / half - 1 < 0.005
+
+
 def test_types_with_fewer_bits_lose_little(files: dict[str, Path]) -> None:
     best = score(files["f16"]).perplexity
     assert score("demo").perplexity / best == pytest.approx(1, abs=0.005)

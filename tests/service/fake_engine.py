@@ -99,7 +99,16 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.running)
 
-    def submit(self, token_ids: Sequence[int], params: SamplingParams) -> int:
+    def submit(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        uses_cache: bool = True,
+        constraint: object = None,
+    ) -> int:
         if len(token_ids) > 1000:
             raise InvalidRequest("prompt", "is too long")
         if len(self.running) >= self.max_running:
@@ -159,10 +168,14 @@ class FakeEngine:
 class UserTemplate:
     """A chat template in one line; writes BOS itself when told to."""
 
+    source = "{{ messages }} system"
+    tool_source = None
+    variables = frozenset({"messages"})
+
     def __init__(self, *, writes_bos: bool = False) -> None:
         self.prefix = SPECIALS[BOS] if writes_bos else ""
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(self, messages: Sequence[dict[str, str]], *, tools: object = None, extra: object = None) -> str:
         return self.prefix + "".join(f"{SPECIALS[USER]}{message['content']}" for message in messages)
 
 

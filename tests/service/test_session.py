@@ -258,7 +258,7 @@ def test_without_a_template_chat_says_so_and_completion_works() -> None:
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": "a"}, {"role": "user", "content": "b", "name": "x"}], "messages[1].name"),
+        ([{"role": "user", "content": "a"}, {"role": "user", "content": "b", "mood": "x"}], "messages[1].mood"),
     ],
 )
 def test_messages_are_checked(messages: object, field: str) -> None:

@@ -82,7 +82,7 @@ class Arena:
 def parse_kv_type(name: str | None) -> KVType | None:
     """The kv_type setting as the kernels take it, None for the device's own; SettingError for other names."""
     match name:
-        case None | "bf16" | "f16" | "f32":
+        case None | "bf16" | "f16" | "f32" | "q8":
             return name
         case _:
             raise SettingError(f"kv_type: must be one of {', '.join(KV_TYPES)}; got {name!r}")

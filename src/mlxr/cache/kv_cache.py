@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from mlxr.cache.arena import Arena
 from mlxr.cache.eviction import EvictionQueue
@@ -53,6 +54,8 @@ class KVCache:
         self._arena, self._pager, self._sharing = arena, pager, sharing
         self._fingerprint, self._layout = fingerprint, arena.layout.encode()
         self._index = PrefixIndex()
+        # Not a method of this object: with a cycle of references the arena would outlive its engine for a while.
+        self._may_go = partial(_may_go, self._index, pager)
         self._queue = EvictionQueue(pager.pages, self._may_go)
         self._evictions: Counter[EvictionCause] = Counter()
         self._memory_hit_tokens = self._disk_hit_tokens = self._missed_tokens = 0
@@ -91,6 +94,10 @@ class KVCache:
         self._disk_hit_tokens += table.length_tokens - memory_tokens
         self._missed_tokens += max(0, min(limit_tokens, len(tokens)) - table.length_tokens)
         return table
+
+    def open_private_table(self) -> PageTable:
+        """An empty table whose pages nobody else will find: they are not indexed, and free when it is released."""
+        return PageTable(self._pager)
 
     def lookup(self, tokens: Sequence[int], limit_tokens: int, namespace: bytes = b"") -> int:
         """Tokens that `open_table` would find, in memory or on disk; takes and counts nothing."""
@@ -254,10 +261,6 @@ class KVCache:
             table.pages[place] = entry.page
             self._pager.release([page])
 
-    def _may_go(self, entry: PrefixEntry) -> bool:
-        """Whether `entry` is a cached leaf now."""
-        return not entry.children and self._index.at(entry.page) is entry and self._pager.count(entry.page) == 0
-
     def _evict(self, wanted_pages: int, cause: EvictionCause) -> None:
         """Give up cached pages until `wanted_pages` are free; there must be enough."""
         while self._pager.free_pages < wanted_pages:
@@ -271,3 +274,8 @@ class KVCache:
             self._evictions[cause] += 1
             if entry.parent is not None and self._may_go(entry.parent):
                 self._queue.push(entry.parent)
+
+
+def _may_go(index: PrefixIndex, pager: Pager, entry: PrefixEntry) -> bool:
+    """Whether `entry` is a cached leaf now."""
+    return not entry.children and index.at(entry.page) is entry and pager.count(entry.page) == 0

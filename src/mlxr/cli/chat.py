@@ -7,39 +7,49 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from types import FrameType
+from typing import Annotated
 
-from mlxr.cli.flags import OptionalModel, System
-from mlxr.cli.terminal import print_note, show_progress, write_piece
+import typer
+
+from mlxr.cli.flags import System
+from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, Url, open_model
+from mlxr.cli.terminal import print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError, TemplateError
-from mlxr.core.events import Finish, TextDelta
+from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.llm import LLM
-from mlxr.service.session import Stream
 
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help="A .gguf file, a Hugging Face folder, or a name; the server's with --url."),
+]
 HELP = "/exit ends, /reset forgets the conversation, /help shows this; Ctrl-C stops an answer"
 
 
-def chat(settings: Settings, sampling: SamplingParams, model: OptionalModel = "demo", system: System = None) -> None:
+def chat(
+    settings: Settings,
+    sampling: SamplingParams,
+    model: Model = None,
+    system: System = None,
+    url: Url = None,
+) -> None:
     """Talk with a model. Lines come from the terminal or a pipe; /help lists the commands."""
-    with show_progress("loading") as progress:
-        llm = LLM(model, **asdict(settings), progress=progress)
-    with llm:
-        if not llm.can_chat:
-            raise TemplateError(f"{model} has no chat template, so it cannot chat; `mlxr run --raw` continues text")
+    with open_model(model, settings, url) as answerer:
+        name = model or url or DEFAULT_MODEL
+        if not answerer.can_chat:
+            raise TemplateError(f"{name} has no chat template, so it cannot chat; `mlxr run --raw` continues text")
         interactive = sys.stdin.isatty()
         if interactive:
-            print_note(f"{model}: {HELP}")
-        Conversation(llm, sampling, system, interactive).run()
+            print_note(f"{name}: {HELP}")
+        Conversation(answerer, sampling, system, interactive).run()
 
 
 class Conversation:
     """The messages so far, and what happens with the next line."""
 
-    def __init__(self, llm: LLM, sampling: SamplingParams, system: str | None, interactive: bool) -> None:
-        self._llm = llm
+    def __init__(self, answerer: Answerer, sampling: SamplingParams, system: str | None, interactive: bool) -> None:
+        self._answerer = answerer
         self._sampling = sampling
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self._interactive = interactive
@@ -76,11 +86,13 @@ class Conversation:
     def _stream(self, messages: list[dict[str, str]]) -> str:
         """Print the answer as it grows; Ctrl-C ends it, and what was said so far counts."""
         pieces = []
-        with self._llm.stream_chat(messages, self._sampling) as stream, stop_on_interrupt(stream):
+        with self._answerer.stream_chat(messages, self._sampling) as stream, stop_on_interrupt(stream):
             for event in stream:
                 if isinstance(event, TextDelta):
                     pieces.append(event.text)
                     write_piece(event.text)
+                elif isinstance(event, ReasoningDelta):
+                    write_thought(event.text)
                 elif isinstance(event, Finish):
                     write_piece("\n")
                     if event.reason is FinishReason.ERROR:
@@ -109,7 +121,7 @@ def read_lines(prompt: str) -> Iterator[str]:
 
 
 @contextmanager
-def stop_on_interrupt(stream: Stream) -> Iterator[None]:
+def stop_on_interrupt(stream: AnswerStream) -> Iterator[None]:
     """Let Ctrl-C cancel the answer between two steps instead of breaking into one."""
     if threading.current_thread() is not threading.main_thread():  # only there may signals be handled
         yield

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRow:
-    """`module` holds a function called `name`; `help` is its line in `mlxr --help`."""
+    """`module` holds a function called `name`, with `_` behind it where Python has that name already.
+
+    `help` is its line in `mlxr --help`.
+    """
 
     name: str
     module: str
     help: str
 
+    @property
+    def function(self) -> str:
+        """The function's name."""
+        return f"{self.name}_" if keyword.iskeyword(self.name) or hasattr(builtins, self.name) else self.name
+
 
 COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("run", "mlxr.cli.run", "Answer one prompt."),
     CommandRow("chat", "mlxr.cli.chat", "Talk with a model."),
-    CommandRow("show", "mlxr.cli.show", "Show what a model file holds."),
+    CommandRow("serve", "mlxr.cli.serve", "Answer OpenAI, Ollama and Anthropic clients over HTTP."),
+    CommandRow("list", "mlxr.cli.list", "List the models here."),
+    CommandRow("pull", "mlxr.cli.pull", "Fetch a model from Hugging Face."),
+    CommandRow("import", "mlxr.cli.import_", "Give a model on disk a name."),
+    CommandRow("create", "mlxr.cli.create", "Make a model from another one by a Modelfile."),
+    CommandRow("cp", "mlxr.cli.cp", "Give a model a second name."),
+    CommandRow("rm", "mlxr.cli.rm", "Remove models."),
+    CommandRow("ps", "mlxr.cli.ps", "Show the models that a server has loaded."),
+    CommandRow("show", "mlxr.cli.show", "Show what a model holds."),
     CommandRow("convert", "mlxr.cli.convert", "Write a model as GGUF, quantised on request."),
     CommandRow("perplexity", "mlxr.cli.perplexity", "Measure how well a model predicts a text."),
     CommandRow("bench", "mlxr.cli.bench", "Measure prefill and decode speed."),
     CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
     CommandRow("kernels", "mlxr.cli.kernels", "Print the source of the GPU kernels."),
+    CommandRow("settings", "mlxr.cli.settings", "Show every setting and where its value came from."),
     CommandRow("version", "mlxr.cli.version", "Print the version."),
 )

@@ -1,8 +1,9 @@
 """Flags that several commands share, each defined once.
 
 A command function asks for them by type: a parameter annotated `Settings` becomes one flag per row of the settings
-table, one annotated `SamplingParams` becomes the sampling flags. `expand_flags` turns such a function into one that
-typer understands.
+table that concerns a model (`RegistrySettings`, `PullSettings` and `ServerSettings`: those that such a command heeds),
+one annotated `SamplingParams` becomes the sampling flags. `expand_flags` turns such a function into one that typer
+understands.
 """
 
 from __future__ import annotations
@@ -10,16 +11,42 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any
 
 import typer
 
-from mlxr.core.settings import SETTINGS, Setting, Settings, resolve
+from mlxr.core.setting import Kind, Scope, Setting
+from mlxr.core.settings import SETTINGS, Settings, resolve
 from mlxr.core.types import SamplingParams
 
-SETTINGS_PANEL = "Model and device"
 SAMPLING_PANEL = "Sampling"
+PANELS: Mapping[Scope, str] = {
+    "model": "Model and device",
+    "registry": "Models on disk",
+    "hub": "Models on disk",
+    "server": "Server",
+}
+METAVARS: Mapping[Kind, str] = {
+    "int": "NUMBER",
+    "bytes": "SIZE",
+    "seconds": "SECONDS",
+    "flag": "BOOL",
+    "choice": "NAME",
+    "path": "PATH",
+    "text": "TEXT",
+    "list": "NAMES",
+}
+
+RegistrySettings = Annotated[Settings, "registry"]
+PullSettings = Annotated[Settings, "pull"]
+ServerSettings = Annotated[Settings, "server"]
+SCOPES: tuple[tuple[object, tuple[Scope, ...]], ...] = (
+    (Settings, ("model",)),
+    (RegistrySettings, ("registry",)),
+    (PullSettings, ("registry", "hub")),
+    (ServerSettings, ("server", "registry", "hub", "model")),
+)
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, a Hugging Face folder, or 'demo'.")]
 OptionalModel = Annotated[
@@ -65,9 +92,13 @@ def expand_flags(function: Callable[..., None]) -> Callable[..., None]:
     flags: dict[str, Callable[[Mapping[str, object]], object]] = {}
     parameters: list[inspect.Parameter] = []
     for name, parameter in own.items():
-        if parameter.annotation is Settings:
-            flags[name] = _read_settings
-            parameters.extend(_setting_parameter(setting) for setting in SETTINGS)
+        scopes = next((scopes for annotation, scopes in SCOPES if parameter.annotation == annotation), None)
+        if scopes is not None:
+            rows = [
+                setting for scope in scopes for setting in SETTINGS if setting.scope == scope and not setting.secret
+            ]
+            flags[name] = partial(_read_settings, rows)
+            parameters.extend(_setting_parameter(setting) for setting in rows)
         elif parameter.annotation is SamplingParams:
             flags[name] = _read_sampling
             parameters.extend(_sampling_parameter(row) for row in SAMPLING_FLAGS)
@@ -89,15 +120,14 @@ def _setting_parameter(setting: Setting) -> inspect.Parameter:
     text = setting.help
     if setting.choices:
         text += f" [{'|'.join(setting.choices)}]"
-    if setting.default is not None:
+    if setting.default not in (None, ()):
         text += f" [default: {setting.default}]"
-    metavar = {"int": "NUMBER", "bytes": "SIZE", "choice": "NAME", "path": "FOLDER"}[setting.kind]
     option = typer.Option(
-        "--" + setting.name.replace("_", "-"),
+        setting.flag,
         help=text.replace("[", r"\["),
-        metavar=metavar,
+        metavar=METAVARS[setting.kind],
         show_default=False,
-        rich_help_panel=SETTINGS_PANEL,
+        rich_help_panel=PANELS[setting.scope],
     )
     return _flag_parameter(setting.name, Annotated[str | None, option], None)
 
@@ -112,8 +142,8 @@ def _flag_parameter(name: str, annotation: object, default: object) -> inspect.P
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _read_settings(values: Mapping[str, object]) -> Settings:
-    return resolve({setting.name: values[setting.name] for setting in SETTINGS})
+def _read_settings(rows: Sequence[Setting], values: Mapping[str, object]) -> Settings:
+    return resolve({setting.name: values[setting.name] for setting in rows})
 
 
 def _read_sampling(values: Mapping[str, object]) -> SamplingParams:

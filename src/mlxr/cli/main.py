@@ -71,7 +71,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 def _load(row: CommandRow, named: str | None) -> Callable[..., None]:
     if row.name != named:
         return lambda: None
-    function: Callable[..., None] = getattr(import_module(row.module), row.name)
+    function: Callable[..., None] = getattr(import_module(row.module), row.function)
     return expand_flags(function)
 
 

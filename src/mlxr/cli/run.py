@@ -11,15 +11,14 @@ from typing import Annotated
 import typer
 
 from mlxr.cli.flags import Json, System
-from mlxr.cli.terminal import print_json, print_note, show_progress, write_piece
+from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, Url, open_model
+from mlxr.cli.terminal import print_json, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError
-from mlxr.core.events import Finish, TextDelta
+from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.llm import LLM, Completion
 from mlxr.loading import NAMED_MODELS
-from mlxr.service.completion import fold_events
-from mlxr.service.session import Stream
+from mlxr.service.completion import Completion, fold_events
 
 Words = Annotated[
     list[str],
@@ -37,31 +36,36 @@ def run(
     system: System = None,
     stats: ShowStats = False,
     json: Json = False,
+    url: Url = None,
 ) -> None:
     """Answer one prompt. It is a chat turn when the model has a chat template, plain text otherwise or with --raw."""
-    model, prompt = split_words(words)
+    model, prompt = split_words(words, is_remote=url is not None)
     prompt = read_prompt(prompt)
-    with show_progress("loading") as progress:
-        llm = LLM(model, **asdict(settings), progress=progress)
-    with llm, start_answer(llm, prompt, sampling, raw=raw, system=system) as stream:
+    with (
+        open_model(model, settings, url) as answerer,
+        start_answer(answerer, prompt, sampling, raw=raw, system=system) as stream,
+    ):
         completion, timing = follow(stream, quiet=json)
         if completion.finish_reason is FinishReason.ERROR:
             raise MlxrError(completion.error or "the answer failed")
         if json:
-            print_json({"model": model, **describe(completion), **timing})
+            print_json({"model": model or url or DEFAULT_MODEL, **describe(completion), **timing})
         if stats:
             print_note(format_stats(completion, timing))
 
 
-def split_words(words: list[str]) -> tuple[str, str]:
-    """Model and prompt of the words given; raises InvalidRequest for too many, or a model alone."""
+def split_words(words: list[str], *, is_remote: bool = False) -> tuple[str | None, str]:
+    """Model, if any, and prompt of the words given; raises InvalidRequest for too many, or a model alone.
+
+    A word alone is a prompt where the models are elsewhere.
+    """
     if len(words) > 2:
         raise InvalidRequest("PROMPT", f"got {len(words)} words; put the prompt in quotes")
     if len(words) == 2:
         return words[0], words[1]
-    if names_model(words[0]):
+    if not is_remote and names_model(words[0]):
         raise InvalidRequest("PROMPT", f"is missing; `mlxr run {words[0]} PROMPT`, or `mlxr chat {words[0]}`")
-    return "demo", words[0]
+    return None, words[0]
 
 
 def names_model(word: str) -> bool:
@@ -85,7 +89,9 @@ def read_prompt(prompt: str) -> str:
     return prompt
 
 
-def start_answer(llm: LLM, prompt: str, sampling: SamplingParams, *, raw: bool, system: str | None) -> Stream:
+def start_answer(
+    llm: Answerer, prompt: str, sampling: SamplingParams, *, raw: bool, system: str | None
+) -> AnswerStream:
     """The stream of the answer, through the chat template where there is one."""
     if raw or not llm.can_chat:
         if system is not None:
@@ -96,7 +102,7 @@ def start_answer(llm: LLM, prompt: str, sampling: SamplingParams, *, raw: bool, 
     return llm.stream_chat([*turns, {"role": "user", "content": prompt}], sampling)
 
 
-def follow(stream: Stream, *, quiet: bool) -> tuple[Completion, dict[str, float]]:
+def follow(stream: AnswerStream, *, quiet: bool) -> tuple[Completion, dict[str, float]]:
     """Print the answer as it grows (unless `quiet`) and time it."""
     start_s = time.perf_counter()
     first_s: float | None = None
@@ -106,6 +112,8 @@ def follow(stream: Stream, *, quiet: bool) -> tuple[Completion, dict[str, float]
             first_s = time.perf_counter()
         if isinstance(event, TextDelta) and not quiet:
             write_piece(event.text)
+        if isinstance(event, ReasoningDelta) and not quiet:
+            write_thought(event.text)
         if isinstance(event, Finish) and not quiet:
             write_piece("\n")
         events.append(event)

@@ -1,4 +1,4 @@
-"""`mlxr show`: what a model file holds, without loading the model."""
+"""`mlxr show`: what a model holds and what was set on it, without loading it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,55 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from mlxr.cli.flags import Json
+from mlxr.cli.flags import Json, RegistrySettings
+from mlxr.cli.list import describe as describe_entry
 from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_fields, print_json, print_table
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, open_gguf, open_safetensors
 from mlxr.loading import find_model
+from mlxr.registry import ModelRecord
+from mlxr.registry.modelfile import list_parameters
+from mlxr.service.opening import find_record
 
 MAX_ITEMS = 8
 MAX_CHARACTERS = 100
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="A .gguf file, a Hugging Face folder, or 'demo'.")]
+File = Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, a Hugging Face folder, or a name.")]
 ShowTensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
 
 
-def show(file: File, tensors: ShowTensors = False, json: Json = False) -> None:
+def show(file: File, settings: RegistrySettings, tensors: ShowTensors = False, json: Json = False) -> None:
     """Show the metadata of a model and what its tensors take."""
-    path = find_model(file)
+    record = find_record(file, settings)
+    path = find_model(file) if record is None else record.path
     opened = open_safetensors(path) if path.is_dir() else open_gguf(path)
     with opened:
         if json:
-            print_json(describe(opened, with_tensors=tensors))
-        else:
-            print_description(opened, with_tensors=tensors)
+            fields = {} if record is None else {"record": describe_record(record)}
+            print_json(fields | describe(opened, with_tensors=tensors))
+            return
+        if record is not None:
+            print_record(record)
+        print_description(opened, with_tensors=tensors)
+
+
+def describe_record(record: ModelRecord) -> dict[str, object]:
+    """What the catalogue knows, and what was set on the model, as JSON fields."""
+    return describe_entry(record) | {
+        "template": record.template,
+        "system": record.system,
+        "options": dict(record.parameters),
+        "messages": [dict(message) for message in record.messages],
+    }
+
+
+def print_record(record: ModelRecord) -> None:
+    """The same for people."""
+    rows = [("name", record.short_name), ("id", record.digest), ("from", record.from_name or "")]
+    rows += [("system", make_printable(record.system or "")), ("template", make_printable(record.template or ""))]
+    rows += [("options", ", ".join(list_parameters(record.parameters)))]
+    rows += [("messages", str(len(record.messages)) if record.messages else "")]
+    print_fields([(name, value) for name, value in rows if value])
+    print()
 
 
 def describe(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> dict[str, object]:

@@ -46,6 +46,12 @@ def write_piece(text: str) -> None:
     sys.stdout.flush()
 
 
+def write_thought(text: str) -> None:
+    """Write a piece of a model's reasoning, dimmed, where a person reads along; nothing goes into files and pipes."""
+    if sys.stdout.isatty():
+        write_piece(f"\x1b[2m{text}\x1b[22m")
+
+
 @contextmanager
 def show_progress(title: str) -> Iterator[Progress | None]:
     """A progress bar on stderr that goes away when done; None where stderr is no terminal.

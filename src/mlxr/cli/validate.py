@@ -9,9 +9,12 @@ import typer
 from mlxr.cli.flags import Json, OptionalModel
 from mlxr.cli.terminal import format_bytes, format_count, print_fields, print_json, print_table, show_progress
 from mlxr.core.settings import Settings
+from mlxr.core.types import SamplingParams
 from mlxr.loading import LoadedModel
+from mlxr.service.chat import Chat
 from mlxr.service.opening import open_model
-from mlxr.service.prompt import encode_chat, encode_prompt
+from mlxr.service.prompt import encode_prompt
+from mlxr.service.requests import ChatRequest
 from mlxr.service.stats import MemoryUse
 from mlxr.service.validation import Validation, validate_model
 
@@ -43,8 +46,8 @@ def encode(loaded: LoadedModel) -> list[int]:
     """PROMPT as a chat turn, or as plain text for a model without a chat template."""
     if loaded.chat_template is None:
         return encode_prompt(loaded.tokenizer, loaded.config.vocab_size, PROMPT)
-    turns = [{"role": "user", "content": PROMPT}]
-    return encode_chat(loaded.tokenizer, loaded.chat_template, turns, loaded.name)
+    request = ChatRequest([{"role": "user", "content": PROMPT}], SamplingParams())
+    return Chat(loaded.tokenizer, loaded.chat_template).encode(request).token_ids
 
 
 def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:

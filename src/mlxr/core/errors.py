@@ -8,7 +8,11 @@ MlxrError
 ├── TemplateError     a chat template that is missing, broken or too large
 ├── DeviceError       a device or instruction set that this machine or build lacks
 ├── SettingError      a setting with an unknown name or a value it cannot take
+├── RegistryError     the catalogue of models or a file in its store cannot be used as it is
+├── HubError          a hub cannot be reached, or sends something else than it promised
+├── DoesNotFit        a model that does not fit in the memory set aside for models
 ├── EngineStopped     the engine is being stopped and takes no more requests
+├── RequestFailed     a request that was accepted and ended without its result
 └── InvalidRequest    a request that cannot be served as asked (names the field)
     ├── OutOfPages    the request needs more cache pages than the arena has
     └── QueueFull     too many requests are waiting
@@ -57,11 +61,39 @@ class SettingError(MlxrError):
     """A setting has an unknown name, or a value that it cannot take."""
 
 
+class RegistryError(MlxrError):
+    """The catalogue of models, or a file that it names, is broken, changed or not what it should be."""
+
+
+class HubError(MlxrError):
+    """A hub of models cannot be reached, refuses, or sends something else than it promised."""
+
+
+class DoesNotFit(MlxrError):
+    """A model needs more memory than is set aside for models, less what pinned models take."""
+
+    def __init__(self, name: str, needed_bytes: int, budget_bytes: int, pinned_bytes: int) -> None:
+        self.needed_bytes, self.budget_bytes, self.pinned_bytes = needed_bytes, budget_bytes, pinned_bytes
+        pinned = f", of which pinned models take {pinned_bytes / 2**20:.0f} MiB" if pinned_bytes else ""
+        super().__init__(
+            f"{name}: needs {needed_bytes / 2**20:.0f} MiB for weights and the smallest cache, models may take "
+            f"{budget_bytes / 2**20:.0f} MiB{pinned}; raise the setting models_memory_bytes or take a smaller model"
+        )
+
+
 class EngineStopped(MlxrError):
     """The engine is being stopped, or has stopped."""
 
     def __init__(self) -> None:
         super().__init__("the engine is being stopped and takes no more requests")
+
+
+class RequestFailed(MlxrError):
+    """A request was accepted and ended without its result; `reason` is a FinishReason: cancelled, deadline or error."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        self.reason = reason
+        super().__init__(text)
 
 
 class InvalidRequest(MlxrError):

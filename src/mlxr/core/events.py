@@ -1,4 +1,4 @@
-"""What one answer tells its caller while it grows: text pieces, then exactly one finish.
+"""What one answer tells its caller while it grows: pieces of text, thought and tool calls, then exactly one finish.
 
 A plain reply is the fold of these events; streaming forwards them. Where several answers to one prompt grow, `index`
 tells them apart.
@@ -6,9 +6,9 @@ tells them apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from mlxr.core.types import FinishReason, TokenLogprob, Usage
+from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,32 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before it answers; the fields are those of TextDelta."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    tokens: tuple[TokenInfo, ...] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of call number `call` of a tool: the first delta carries `id` and `name`, all carry JSON `arguments` text.
+
+    The `arguments` of one call, joined, are one JSON object. Token fields are those of TextDelta.
+    """
+
+    call: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+    token_ids: tuple[int, ...] = ()
+    tokens: tuple[TokenInfo, ...] = ()
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The last event of an answer: `error` is set when `reason` is ERROR, `stop` is the stop string that ended it."""
 
@@ -38,6 +64,7 @@ class Finish:
     error: str | None = None
     stop: str | None = None
     index: int = 0
+    timings: Timings | None = field(default=None, compare=False)
 
 
-Event = TextDelta | Finish
+Event = TextDelta | ReasoningDelta | ToolCallDelta | Finish

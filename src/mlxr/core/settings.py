@@ -1,87 +1,26 @@
 """Every setting of mlxr: one table, from which flags, environment variables and documents are made.
 
-A value comes, in this order, from the caller (a flag or a keyword), from the environment variable `MLXR_<NAME>`, or
-from the default in the table. Nothing else in the package reads the environment. Unknown names and values that do
-not fit are refused with the setting's name.
+A value comes, in this order, from the caller (a flag or a keyword), from the environment variable `MLXR_<NAME>`, from
+the settings file, or from the default in the table. The file is TOML with one line for each setting; it is the one that
+`MLXR_SETTINGS_FILE` names, or `mlxr/settings.toml` in the user's folder for configuration. Nothing else in the package
+reads the environment. Unknown names and values that do not fit are refused with the setting's name.
 """
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from mlxr.core.errors import SettingError
+from mlxr.core.setting import ENVIRONMENT_PREFIX, Scope, Setting, Value
 
-Value = str | int | float | None
-Source = Literal["caller", "environment", "default"]
-ENVIRONMENT_PREFIX = "MLXR_"
+Source = Literal["caller", "environment", "file", "default"]
+FILE_VARIABLE = ENVIRONMENT_PREFIX + "SETTINGS_FILE"
 DEVICES = ("auto", "cpu", "metal", "cuda", "reference", "mlx-cpu", "emulated")
-_BYTE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row of the table.
-
-    `kind` is int, bytes (an int, or text such as 512M or 2G), choice or path; `default` None means decided at run time.
-    """
-
-    name: str
-    kind: Literal["int", "bytes", "choice", "path"]
-    default: Value
-    help: str
-    minimum: int = 0
-    maximum: int = 2**62
-    choices: tuple[str, ...] = ()
-
-    @property
-    def environment_variable(self) -> str:
-        return ENVIRONMENT_PREFIX + self.name.upper()
-
-    def parse(self, value: object) -> Value:
-        """Check `value` and bring it to the setting's type; raises SettingError naming the setting."""
-        if value is None:
-            return None
-        if self.kind == "choice":
-            if value not in self.choices:
-                raise SettingError(f"{self.name}: must be one of {', '.join(self.choices)}; got {value}")
-            return str(value)
-        if self.kind == "path":
-            return self._parse_path(value)
-        number = _parse_bytes(value) if self.kind == "bytes" else _parse_int(value)
-        if number is None:
-            wanted = "a size in bytes such as 536870912, 512M or 2G" if self.kind == "bytes" else "a whole number"
-            raise SettingError(f"{self.name}: must be {wanted}; got {value!r}")
-        if not self.minimum <= number <= self.maximum:
-            raise SettingError(f"{self.name}: must be from {self.minimum} to {self.maximum}; got {number}")
-        return number
-
-    def _parse_path(self, value: object) -> str:
-        if not isinstance(value, str | os.PathLike) or not isinstance(text := os.fspath(value), str) or not text:
-            raise SettingError(f"{self.name}: must be the path of a folder; got {value!r}")
-        return text
-
-
-def _parse_int(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return None
-    try:
-        return int(value)
-    except ValueError:
-        return None
-
-
-def _parse_bytes(value: object) -> int | None:
-    if isinstance(value, str):
-        text = value.strip().lower().removesuffix("b").removesuffix("i")
-        unit = text[-1:] if text[-1:].isalpha() else ""
-        number = _parse_int(text.removesuffix(unit))
-        factor = _BYTE_UNITS.get(unit)
-        return None if number is None or factor is None else number * factor
-    return _parse_int(value)
-
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("device", "choice", "auto", "Where the model runs.", choices=DEVICES),
@@ -126,8 +65,8 @@ SETTINGS: tuple[Setting, ...] = (
         "kv_type",
         "choice",
         None,
-        "Number format of the KV cache; default: the device's own.",
-        choices=("bf16", "f16", "f32"),
+        "Number format of the KV cache; default: the device's own. q8 takes half the memory.",
+        choices=("bf16", "f16", "f32", "q8"),
     ),
     Setting("store_bytes", "bytes", 0, "Disk space for cache pages that outlive memory and restarts; 0: none."),
     Setting("store_folder", "path", None, "Where cache pages are kept on disk; default: in the user's cache folder."),
@@ -156,6 +95,70 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=1,
         maximum=2**20,
     ),
+    Setting(
+        "models_folder",
+        "path",
+        None,
+        "Where models and their catalogue are kept; default: in the user's data folder.",
+        scope="registry",
+    ),
+    Setting("hub_url", "text", "https://huggingface.co", "Where models are pulled from.", scope="hub"),
+    Setting("host", "text", "127.0.0.1", "Address to listen on; 0.0.0.0 is every address.", scope="server"),
+    Setting("port", "int", 11434, "Port to listen on; 0 takes a free one.", maximum=65535, scope="server"),
+    Setting("unix_socket", "path", None, "Listen on this Unix socket instead of an address.", scope="server"),
+    Setting("default_model", "text", "demo", "The model of requests that name none.", scope="server"),
+    Setting("pinned_models", "list", (), "Models that are loaded at the start and stay.", scope="server"),
+    Setting(
+        "models_memory_bytes",
+        "bytes",
+        None,
+        "Memory for all loaded models with their caches; default: most of what is free at the start.",
+        scope="server",
+    ),
+    Setting(
+        "keep_alive_s",
+        "seconds",
+        300.0,
+        "How long an idle model stays loaded; 0: not at all, negative: for ever.",
+        minimum=-(2**62),
+        scope="server",
+    ),
+    Setting("api_keys", "list", (), "Keys of which each request must bring one.", scope="server", secret=True),
+    Setting("api_keys_file", "path", None, "A file with one such key on each line.", scope="server"),
+    Setting(
+        "allowed_hosts",
+        "list",
+        (),
+        "Names by which browsers and clients may call this server, besides localhost and plain addresses.",
+        scope="server",
+    ),
+    Setting(
+        "cors_origins", "list", (), "Web pages that may use this server, such as http://localhost:3000.", scope="server"
+    ),
+    Setting("max_body_bytes", "bytes", 32 * 2**20, "Largest request body.", minimum=1024, scope="server"),
+    Setting(
+        "requests_per_minute",
+        "int",
+        0,
+        "Most requests per minute of one key, or of one address where there are no keys; 0: no limit.",
+        maximum=2**31,
+        scope="server",
+    ),
+    Setting("request_deadline_s", "seconds", None, "Longest time for one answer; default: no limit.", scope="server"),
+    Setting("drain_s", "seconds", 30.0, "How long answers may go on when the server is told to end.", scope="server"),
+    Setting(
+        "log_level",
+        "choice",
+        "info",
+        "What is logged.",
+        choices=("debug", "info", "warning", "error"),
+        scope="server",
+    ),
+    Setting(
+        "log_format", "choice", "text", "Lines for people or for programs.", choices=("text", "json"), scope="server"
+    ),
+    Setting("log_prompts", "flag", False, "Log what is asked, in full.", scope="server"),
+    Setting("tracing", "flag", False, "Send OpenTelemetry spans (needs the extra `tracing`).", scope="server"),
 )
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
@@ -179,28 +182,100 @@ class Settings:
     max_sequences: int = 64
     prefill_chunk_tokens: int = 512
     max_waiting: int = 1024
+    models_folder: str | None = None
+    hub_url: str = "https://huggingface.co"
+    host: str = "127.0.0.1"
+    port: int = 11434
+    unix_socket: str | None = None
+    default_model: str = "demo"
+    pinned_models: tuple[str, ...] = ()
+    models_memory_bytes: int | None = None
+    keep_alive_s: float = 300.0
+    api_keys: tuple[str, ...] = ()
+    api_keys_file: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 32 * 2**20
+    requests_per_minute: int = 0
+    request_deadline_s: float | None = None
+    drain_s: float = 30.0
+    log_level: str = "info"
+    log_format: str = "text"
+    log_prompts: bool = False
+    tracing: bool = False
+
+    def select(self, *scopes: Scope) -> dict[str, Any]:
+        """The values of the rows with one of `scopes`, by name."""
+        values = asdict(self)
+        return {setting.name: values[setting.name] for setting in SETTINGS if setting.scope in scopes}
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The value of one setting and where it came from; `place` names the variable or the file."""
+
+    value: Value
+    source: Source
+    place: str = ""
 
 
 def resolve(overrides: Mapping[str, object] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from `overrides` (None values count as not given), the environment, and the defaults, in this order."""
-    return Settings(**{name: value for name, (value, _) in explain(overrides, environment).items()})  # type: ignore[arg-type]
+    """Settings from `overrides` (None values count as not given), the environment, the file and the defaults."""
+    return Settings(**{name: row.value for name, row in explain(overrides, environment).items()})  # type: ignore[arg-type]
 
 
 def explain(
     overrides: Mapping[str, object] | None = None, environment: Mapping[str, str] | None = None
-) -> dict[str, tuple[Value, Source]]:
+) -> dict[str, Explained]:
     """Every setting's value and where it came from. Raises SettingError for unknown names and unfit values."""
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     unknown = [name for name in given if name not in BY_NAME]
     if unknown:
         raise SettingError(f"{unknown[0]}: no such setting; there are {', '.join(BY_NAME)}")
     environment = os.environ if environment is None else environment
-    resolved: dict[str, tuple[Value, Source]] = {}
+    path = find_settings_file(environment)
+    in_file = {} if path is None else _read_file(path)
+    resolved: dict[str, Explained] = {}
     for setting in SETTINGS:
+        variable = setting.environment_variable
         if setting.name in given:
-            resolved[setting.name] = (setting.parse(given[setting.name]), "caller")
-        elif setting.environment_variable in environment:
-            resolved[setting.name] = (setting.parse(environment[setting.environment_variable]), "environment")
+            resolved[setting.name] = Explained(setting.parse(given[setting.name]), "caller")
+        elif variable in environment:
+            resolved[setting.name] = Explained(setting.parse(environment[variable]), "environment", variable)
+        elif setting.name in in_file:
+            resolved[setting.name] = Explained(_parse_in_file(setting, in_file, path), "file", str(path))
         else:
-            resolved[setting.name] = (setting.default, "default")
+            resolved[setting.name] = Explained(setting.default, "default")
     return resolved
+
+
+def find_settings_file(environment: Mapping[str, str] | None = None) -> Path | None:
+    """The settings file of the user, or None where there is none. A file that was named must exist."""
+    environment = os.environ if environment is None else environment
+    named = environment.get(FILE_VARIABLE)
+    if named:
+        return Path(named)
+    home = environment.get("HOME")
+    folder = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
+    path = None if folder is None else Path(folder) / "mlxr" / "settings.toml"
+    return path if path is not None and path.is_file() else None
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(f"{path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path}: is not TOML: {error}") from error
+    unknown = [name for name in values if name not in BY_NAME]
+    if unknown:
+        raise SettingError(f"{path}: {unknown[0]}: no such setting; `mlxr settings` lists them")
+    return values
+
+
+def _parse_in_file(setting: Setting, values: Mapping[str, object], path: Path | None) -> Value:
+    try:
+        return setting.parse(values[setting.name])
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}") from error

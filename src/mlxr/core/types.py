@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Literal
 
 from mlxr.core.errors import InvalidRequest
 
@@ -24,6 +25,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # an end token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
+    TOOL_CALLS = "tool_calls"  # the answer is calls of tools, complete
     CANCELLED = "cancelled"
     DEADLINE = "deadline"  # the time that the request allowed was over
     ERROR = "error"
@@ -44,6 +46,26 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one answer: in the queue, from there to its first token, and from the first token to the last."""
+
+    queue_s: float
+    prompt_s: float
+    generate_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like. `text` is the JSON schema, the regular expression or the Lark grammar.
+
+    For `json_object` (any JSON object) `text` is empty.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    text: str = ""
 
 
 def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

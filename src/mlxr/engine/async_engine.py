@@ -12,11 +12,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from mlxr.core.errors import RequestFailed
 from mlxr.core.types import SamplingParams
+from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.engine import Engine
+from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
-from mlxr.engine.worker import Job, Worker
+from mlxr.engine.worker import Job, Receiver, Worker
 
 T = TypeVar("T")
 
@@ -36,13 +39,70 @@ class AsyncEngine:
         self._finalizer = weakref.finalize(self, self._worker.stop_and_join)
 
     def generate(
-        self, token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, deadline_s: float | None = None
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        uses_cache: bool = True,
+        constraint: TokenConstraint | None = None,
     ) -> TokenStream:
         """Events of one request until all its answers have ended; nothing happens before the first is asked for.
 
         Arguments and refusals are those of `Engine.submit`. After `stop`, EngineStopped is raised.
         """
-        return TokenStream(self._worker, list(token_ids), params, priority, deadline_s)
+        prompt = list(token_ids)
+        submit = _submitter(prompt, params, priority, deadline_s, uses_cache, constraint)
+        return TokenStream(self._worker, submit, prompt_tokens=len(prompt), answers=params.n)
+
+    async def embed(
+        self, token_ids: Sequence[int], pooling: Pooling, *, priority: int = 0, deadline_s: float | None = None
+    ) -> Floats:
+        """The embedding of a text, (hidden size,) and not normalised; see `Engine.submit_embedding`.
+
+        Arguments and refusals are the same. Raises RequestFailed when the text was accepted and could not be computed.
+        Cancelling the call ends the request.
+        """
+        text = list(token_ids)
+
+        def submit(engine: Engine) -> int:
+            return engine.submit_embedding(text, pooling, priority=priority, deadline_s=deadline_s)
+
+        async with TokenStream(self._worker, submit, prompt_tokens=len(text), answers=1) as events:
+            last = await anext(events)
+        if last.embedding is None:
+            raise RequestFailed(str(last.finish_reason), last.error or "the request was cancelled")
+        return last.embedding
+
+    async def submit(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        receiver: Receiver,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        uses_cache: bool = True,
+        constraint: TokenConstraint | None = None,
+    ) -> Ticket:
+        """Start a request whose events go to `receiver`, called on the running loop, whoever reads them and when.
+
+        Arguments and refusals are those of `Engine.submit`, raised here. After `stop`, EngineStopped is raised.
+        """
+        job = Job(
+            _submitter(token_ids, params, priority, deadline_s, uses_cache, constraint),
+            prompt_tokens=len(token_ids),
+            answers=params.n,
+            loop=asyncio.get_running_loop(),
+            receiver=receiver,
+        )
+        try:
+            await asyncio.wrap_future(self._worker.submit(job))
+        except BaseException:
+            self._worker.cancel(job)  # whoever gave up waiting may have been accepted a moment later
+            raise
+        return Ticket(self._worker, job)
 
     async def stats(self) -> EngineStats:
         """The engine's numbers between two steps."""
@@ -71,6 +131,17 @@ class AsyncEngine:
         return await asyncio.wrap_future(self._worker.post(function))
 
 
+class Ticket:
+    """A request under way, for whoever may want to end it."""
+
+    def __init__(self, worker: Worker, job: Job) -> None:
+        self._worker, self._job = worker, job
+
+    def cancel(self, index: int | None = None) -> None:
+        """Stop the request, or one of its answers, before the next step; its last events still come."""
+        self._worker.cancel(self._job, index)
+
+
 class TokenStream:
     """Events of one request, as an asynchronous iterator that ends with the last of its answers.
 
@@ -80,27 +151,26 @@ class TokenStream:
     def __init__(
         self,
         worker: Worker,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        priority: int,
-        deadline_s: float | None,
+        submit: Callable[[Engine], int],
+        *,
+        prompt_tokens: int,
+        answers: int,
     ) -> None:
         self._worker = worker
-        self._wanted = (token_ids, params, priority, deadline_s)
+        self._submit = submit
+        self._prompt_tokens = prompt_tokens
         self._job: Job | None = None
         self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
-        self._growing = params.n
+        self._growing = answers
 
     async def start(self) -> None:
         """Submit the request now, so that a refusal comes here and not with the first event. Once is enough."""
         if self._job is not None or not self._growing:
             return
-        token_ids, params, priority, deadline_s = self._wanted
         self._job = Job(
-            token_ids,
-            params,
-            priority=priority,
-            deadline_s=deadline_s,
+            self._submit,
+            prompt_tokens=self._prompt_tokens,
+            answers=self._growing,
             loop=asyncio.get_running_loop(),
             receiver=self._events.put_nowait,
         )
@@ -139,3 +209,17 @@ class TokenStream:
 
     def __del__(self) -> None:
         self.cancel()
+
+
+def _submitter(
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    priority: int,
+    deadline_s: float | None,
+    uses_cache: bool,
+    constraint: TokenConstraint | None,
+) -> Callable[[Engine], int]:
+    """What gives a request to the engine."""
+    return lambda engine: engine.submit(
+        token_ids, params, priority=priority, deadline_s=deadline_s, uses_cache=uses_cache, constraint=constraint
+    )

@@ -21,12 +21,14 @@ Ints = npt.NDArray[np.int32]
 class BatchPart:
     """The next tokens of one sequence: they go right after what `table` holds.
 
-    The logits of the last `output_tokens` of them are wanted. `table` must have been prepared for all of them.
+    The logits of the last `output_tokens` of them are wanted, or their hidden states where the part `embeds`. `table`
+    must have been prepared for all of them.
     """
 
     table: PageTable
     token_ids: Sequence[int]
     output_tokens: int
+    embeds: bool = False
 
     def positions(self) -> Ints:
         """Position of each token in its sequence."""

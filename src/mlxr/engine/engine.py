@@ -14,35 +14,37 @@ from pathlib import Path
 
 from mlxr.cache.arena import Arena, measure_page_bytes, parse_kv_type
 from mlxr.cache.kv_cache import KVCache
-from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.pager import Pager
 from mlxr.cache.sizing import FREE_MEMORY_PERCENT, choose_pages
-from mlxr.core.errors import QueueFull, SettingError
+from mlxr.core.errors import InvalidRequest, QueueFull, SettingError
 from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.constraint import MaskSource, TokenConstraint
 from mlxr.engine.limits import Limits, choose_context
-from mlxr.engine.memory_plan import open_store, plan_memory
+from mlxr.engine.memory_plan import bound_free_bytes, open_store, plan_memory
 from mlxr.engine.pace import Pace
+from mlxr.engine.pooling import Floats, Pool, Pooling
 from mlxr.engine.request import Request
-from mlxr.engine.runner import Floats, Model, Runner
+from mlxr.engine.runner import Model, Runner
 from mlxr.engine.scheduler import Chunk, Scheduler, compute_arrival
 from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.stats import EngineStats, Work
 from mlxr.kernels.context import Context
 from mlxr.kernels.rows import repeat_rows
-from mlxr.kernels.sample import SampleResult, sample
+from mlxr.kernels.sample import NO_TOKEN, SampleResult, sample
 
 logger = logging.getLogger(__name__)
+_NO_TOKEN_TEXT = "no token is possible: the model, the logit_bias and the grammar together rule out all of them"
 
 
 class Engine:
     """One model, its arena and its running requests.
 
     `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as fit in
-    `arena_bytes`, or what `max_sequences` full contexts need within `arena_percent` of free memory. `context_tokens`
-    shortens the model's context. `kv_cache` and the store are described in `memory_plan`; `fingerprint` names the
-    weights whose pages the store may give back. At most `max_waiting` answers wait. `clock` gives seconds that only
-    grow. The other sizes are described in `Scheduler`.
+    `arena_bytes`, or what `max_sequences` full contexts need within `arena_percent` of free memory, of which at most
+    `memory_bytes` count. `context_tokens` shortens the model's context. `kv_cache` and the store are described in
+    `memory_plan`; `fingerprint` names the weights whose pages the store may give back. At most `max_waiting` answers
+    wait. `clock` gives seconds that only grow. The other sizes are described in `Scheduler`.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Engine:
         eos_ids: Collection[int],
         arena_bytes: int | None = None,
         arena_percent: int = FREE_MEMORY_PERCENT,
+        memory_bytes: int | None = None,
         pages: int | None = None,
         page_size: int = 32,
         kv_type: str | None = None,
@@ -89,7 +92,7 @@ class Engine:
             arena_bytes=arena_bytes,
             pages=pages,
             wanted_pages=max_sequences * -(-self.context_tokens // self.plan.page_size),
-            available_bytes=read_available_bytes(),
+            available_bytes=bound_free_bytes(memory_bytes),
             available_percent=arena_percent,
         )
         self._arena = Arena(ctx, self._config.layers, pages, *shape)
@@ -130,17 +133,25 @@ class Engine:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
+        uses_cache: bool = True,
+        constraint: TokenConstraint | None = None,
     ) -> int:
         """Queue a request; returns its id, which all its events carry.
 
         A higher `priority` (-100 to 100) is served first, see `Scheduler`. After `deadline_s` seconds from now the
-        answers that still grow end with DEADLINE. Raises InvalidRequest for a prompt that is empty, foreign to the
-        vocabulary or too long for the context, OutOfPages for a request that not even the empty arena could serve, and
+        answers that still grow end with DEADLINE. With `uses_cache` off the prompt is computed without what is cached,
+        and leaves nothing in the cache. Each answer follows a fork of the `constraint`; when that fails, or leaves no
+        token possible, the answer ends with ERROR.
+
+        Raises InvalidRequest for a prompt that is empty, foreign to the vocabulary or too long for the context, and for
+        a constraint without end tokens, OutOfPages for a request that not even the empty arena could serve, and
         QueueFull when too many wait.
         """
         self._limits.check_tokens("prompt", token_ids)
         self._limits.check_params(params)
         self._limits.check_urgency(priority, deadline_s)
+        if constraint is not None and params.ignore_eos:
+            raise InvalidRequest("ignore_eos", "cannot be combined with a grammar, which ends with an end token")
         end_tokens = self._limits.choose_end(len(token_ids), params.max_tokens)
         self._check_queue()
         now, request_id = self._clock(), next(self._ids)
@@ -149,18 +160,49 @@ class Engine:
                 request_id,
                 token_ids,
                 params,
-                table=self._cache.open_table((), limit_tokens=0),
+                table=self._cache.open_private_table(),
                 stop_ids=params.stop_token_ids | (frozenset() if params.ignore_eos else self._eos_ids),
                 end_tokens=end_tokens,
                 index=index,
                 priority=priority,
                 arrival=compute_arrival(now, priority),
+                asked_s=now,
+                uses_cache=uses_cache,
+                masks=None if constraint is None else MaskSource(constraint.fork(), self._config.vocab_size),
             )
             for index in range(params.streams)
         ]
-        leader, *leader.followers = sequences
-        self._requests[request_id] = Request(params, sequences, now, deadline_s)
-        self._scheduler.add(leader)
+        self._enqueue(Request(params, sequences, now, deadline_s), sequences)
+        return request_id
+
+    def submit_embedding(
+        self, token_ids: Collection[int], pooling: Pooling, *, priority: int = 0, deadline_s: float | None = None
+    ) -> int:
+        """Queue a text to embed; returns its id. Its one event has the embedding, or an error as that of an answer.
+
+        The embedding, (hidden size,), is the mean of the tokens' states after the final norm, or the last token's; it
+        is not normalised. The text goes through the same batches as all prompts, and never through the cache. Raises
+        InvalidRequest for a text that the context or the empty arena cannot hold, and QueueFull.
+        """
+        self._limits.check_tokens("input", token_ids)
+        self._limits.check_urgency(priority, deadline_s)
+        self._limits.check_embed(len(token_ids))
+        self._check_queue()
+        now, request_id, params = self._clock(), next(self._ids), SamplingParams()
+        sequence = Sequence(
+            request_id,
+            token_ids,
+            params,
+            table=self._cache.open_private_table(),
+            stop_ids=(),
+            end_tokens=len(token_ids) + 1,  # all of them are written
+            priority=priority,
+            arrival=compute_arrival(now, priority),
+            asked_s=now,
+            uses_cache=False,
+            pool=Pool(pooling),
+        )
+        self._enqueue(Request(params, [sequence], now, deadline_s), [sequence])
         return request_id
 
     def step(self) -> list[TokenEvent]:
@@ -174,12 +216,12 @@ class Engine:
         if not chunks:
             return events
         try:
-            logits = self._runner.forward([chunk.to_part() for chunk in chunks])
-            results = self._sample(logits, [chunk.sequence for chunk in chunks if chunk.draws_token])
+            outputs = self._runner.forward([chunk.to_part() for chunk in chunks])
+            results = self._sample(outputs.logits, [chunk.sequence for chunk in chunks if chunk.draws_token])
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))
             return events + self._fail(chunks, error)
-        events += self._update(chunks, results)
+        events += self._update(chunks, results, outputs.hidden, start)
         self._pace.count_step(self._clock() - start)
         return events
 
@@ -254,6 +296,11 @@ class Engine:
             growing = [sequence.end_tokens - len(sequence.tokens) for sequence in self._scheduler.running]
             raise QueueFull(waiting, self._max_waiting, self._pace.estimate_room_s(min(growing, default=1)))
 
+    def _enqueue(self, request: Request, sequences: list[Sequence]) -> None:
+        leader, *leader.followers = sequences
+        self._requests[leader.id] = request
+        self._scheduler.add(leader)
+
     def _sample(self, logits: Floats, sequences: list[Sequence]) -> list[SampleResult]:
         """The next token of each of `sequences` and of its followers, who see the same logits."""
         answers = [answer for sequence in sequences for answer in (sequence, *sequence.followers)]
@@ -261,16 +308,24 @@ class Engine:
             logits = repeat_rows(self._ctx, logits, [sequence.width for sequence in sequences])
         return sample(self._ctx, logits, [answer.sampler.row() for answer in answers])
 
-    def _update(self, chunks: list[Chunk], results: list[SampleResult]) -> list[TokenEvent]:
-        """Count the step, give each drawn token to its sequence, and let go of those that end."""
+    def _update(
+        self, chunks: list[Chunk], results: list[SampleResult], hidden: list[Floats], start_s: float
+    ) -> list[TokenEvent]:
+        """Count the step, give each sequence its token or its states, and let go of those that end."""
         self._work.steps += 1
-        events, remaining = [], iter(results)
+        now, events, remaining, remaining_hidden = self._clock(), [], iter(results), iter(hidden)
         for chunk in chunks:
-            draws_token = chunk.draws_token
+            sequence, completes = chunk.sequence, chunk.completes
+            sequence.watch.start(start_s)
             self._work.count(chunk)
-            self._cache.commit(chunk.sequence.table, chunk.sequence.tokens, chunk.tokens)
-            for answer in self._part(chunk.sequence) if draws_token else ():
-                events += self._accept(answer, next(remaining))
+            if sequence.pool is not None:
+                sequence.pool.add(next(remaining_hidden), is_first=not sequence.table.length_tokens)
+            self._cache.commit(sequence.table, sequence.tokens, chunk.tokens)
+            if completes and sequence.pool is not None:
+                events += self._end_all([sequence], FinishReason.STOP)
+            elif completes:
+                for answer in self._part(sequence):
+                    events += self._accept(answer, next(remaining), now)
         return events
 
     def _part(self, leader: Sequence) -> list[Sequence]:
@@ -281,9 +336,11 @@ class Engine:
             self._scheduler.join(follower)
         return [leader, *followers]
 
-    def _accept(self, sequence: Sequence, result: SampleResult) -> list[TokenEvent]:
-        reason = sequence.append(result)
-        event = sequence.report(result, reason)
+    def _accept(self, sequence: Sequence, result: SampleResult, now: float) -> list[TokenEvent]:
+        if result.token_id == NO_TOKEN:
+            return self._end_all([sequence], FinishReason.ERROR, sequence.sampler.error or _NO_TOKEN_TEXT)
+        reason = sequence.append(result, now)
+        event = sequence.report(result, reason, now)
         if reason is not None:
             self._forget(sequence)
         return self._deliver(sequence, event)
@@ -306,10 +363,10 @@ class Engine:
     def _end_all(
         self, sequences: Iterable[Sequence], reason: FinishReason, error: str | None = None
     ) -> list[TokenEvent]:
-        events = []
+        events, now = [], self._clock()
         for sequence in sequences:
             self._forget(sequence)
-            events += self._deliver(sequence, sequence.report_end(reason, error))
+            events += self._deliver(sequence, sequence.report_end(reason, now, error))
         return events
 
     def _forget(self, sequence: Sequence) -> None:

@@ -65,6 +65,17 @@ class Limits:
             raise OutOfPages(self._pages_for(end_tokens - 1), self.pages, self.page_size)
         return end_tokens
 
+    def check_embed(self, tokens: int) -> None:
+        """The empty arena can hold a text of `tokens` tokens, and so can the context."""
+        if tokens > self.context_tokens:
+            raise InvalidRequest("input", f"has {tokens} tokens, the context {self.context_tokens}")
+        if self._pages_for(tokens) > self.pages:
+            raise InvalidRequest(
+                "input",
+                f"needs {self._pages_for(tokens)} cache pages of {self.page_size} tokens, the arena has {self.pages}; "
+                "shorten it or raise the setting arena_bytes",
+            )
+
     def check_score(self, tokens: int, available_pages: int) -> None:
         """A text of `tokens` tokens can be scored with `available_pages`."""
         if not 2 <= tokens <= self.context_tokens:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxr.cache.memory import read_available_bytes as read_available_bytes
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import SettingError
 
@@ -59,3 +60,11 @@ def plan_memory(
 def open_store(plan: MemoryPlan) -> PageStore | None:
     """The store on disk that the plan wants, if it wants one."""
     return None if plan.store_folder is None else PageStore(plan.store_folder, plan.store_bytes)
+
+
+def bound_free_bytes(limit_bytes: int | None) -> int | None:
+    """The system's free memory, or `limit_bytes` where that is less; None where neither is known."""
+    available_bytes = read_available_bytes()
+    if available_bytes is None or limit_bytes is None:
+        return limit_bytes if available_bytes is None else available_bytes
+    return min(available_bytes, limit_bytes)

@@ -1,12 +1,13 @@
 """Runs the model over a batch, and is the only place that touches the arena between steps.
 
-Knows no requests: parts of sequences go in, logits come out. The caller commits the written tokens to the page tables
-once it has made use of the logits.
+Knows no requests: parts of sequences go in, logits and hidden states come out. The caller commits the written tokens
+to the page tables once it has made use of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -59,6 +60,20 @@ class Model(Protocol):
     def forward(self, batch: RaggedBatch, arena: Arena) -> Floats:
         """Compute the batch, write its K and V into the arena; logits (R, vocab_size) of the batch's output rows."""
 
+    def forward_hidden(self, batch: RaggedBatch, arena: Arena) -> Floats:
+        """`forward` without its last operator: states (R, hidden size) after the final norm."""
+
+    def project(self, hidden: Floats) -> Floats:
+        """The logits of such states, as `forward` gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a batch gives: logits (R, vocab_size) of its generating parts together, states of each embedding part."""
+
+    logits: Floats
+    hidden: list[Floats]
+
 
 class Runner:
     """One model with its arena and the books of the arena's pages."""
@@ -77,11 +92,19 @@ class Runner:
             self._cache.release(table)  # a page without its contents must not be taken for written
             raise
 
-    def forward(self, parts: Sequence[BatchPart]) -> Floats:
-        """Compute one batch of all `parts`, whose pages are reserved; logits of the wanted tokens, in their order."""
+    def forward(self, parts: Sequence[BatchPart]) -> Outputs:
+        """Compute one batch of all `parts`, whose pages are reserved; what is wanted of them, in their order."""
         batch = build_batch(parts)
-        logits = self._model.forward(batch, self._arena)
-        wanted = (len(batch.output_rows), self._model.config.vocab_size)
+        embeds = np.repeat([part.embeds for part in parts], [part.output_tokens for part in parts])
+        hidden: list[Floats] = []
+        if any(part.embeds for part in parts):
+            states = self._model.forward_hidden(batch, self._arena)
+            logits = self._model.project(np.ascontiguousarray(states[~embeds]))
+            ends = np.cumsum([part.output_tokens for part in parts if part.embeds])[:-1]
+            hidden = np.split(states[embeds], ends)
+        else:
+            logits = self._model.forward(batch, self._arena)
+        wanted = (len(embeds) - int(embeds.sum()), self._model.config.vocab_size)
         if logits.shape != wanted:
             raise ValueError(f"the model gave logits of shape {logits.shape}, wanted {wanted}")
-        return logits
+        return Outputs(logits, hidden)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlxr.core.types import SamplingParams
+from mlxr.engine.constraint import MaskSource
 from mlxr.engine.history import TokenHistory
 from mlxr.kernels.sample import SampleRow
 
@@ -32,10 +33,13 @@ def draw_uniform(seed: int, index: int, answer: int = 0) -> float:
 class Sampler:
     """Sampling state of one answer to a request; `seed` is the one asked for, or else drawn from the system once."""
 
-    __slots__ = ("_answer", "_bias_ids", "_bias_values", "_drawn_tokens", "_history", "params", "seed")
+    __slots__ = ("_answer", "_bias_ids", "_bias_values", "_drawn_tokens", "_history", "masks", "params", "seed")
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int], answer: int = 0) -> None:
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], answer: int = 0, masks: MaskSource | None = None
+    ) -> None:
         self.params = params
+        self.masks = masks
         self._answer = answer
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._drawn_tokens = 0
@@ -47,6 +51,8 @@ class Sampler:
     def row(self) -> SampleRow:
         """What the operator needs for the next token; asking twice gives the same."""
         params = self.params
+        if self.masks is not None:
+            self.masks.fill()
         return SampleRow(
             temperature=params.temperature,
             top_k=params.top_k,
@@ -61,9 +67,17 @@ class Sampler:
             bias_values=self._bias_values,
             uniform=draw_uniform(self.seed, self._drawn_tokens, self._answer) if params.temperature > 0 else 0.0,
             top_logprobs=params.logprobs or 0,
+            mask=None if self.masks is None else self.masks.mask,
         )
 
-    def accept(self, token_id: int) -> None:
-        """The token that was chosen with `row`."""
+    @property
+    def error(self) -> str | None:
+        """Why nothing more can be chosen, if the constraint failed."""
+        return None if self.masks is None else self.masks.error
+
+    def accept(self, token_id: int, *, goes_on: bool = True) -> None:
+        """The token that was chosen with `row`, and whether another one is wanted."""
         self._drawn_tokens += 1
         self._history.add(token_id)
+        if self.masks is not None and goes_on:
+            self.masks.accept(token_id)

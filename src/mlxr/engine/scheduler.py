@@ -41,15 +41,23 @@ class Chunk:
     tokens: int
 
     @property
-    def draws_token(self) -> bool:
-        """Whether nothing is pending afterwards, so that the next token can be drawn."""
+    def completes(self) -> bool:
+        """Whether nothing is pending afterwards, so that the next token can be drawn, or the text is embedded."""
         return self.tokens == self.sequence.pending_tokens
+
+    @property
+    def draws_token(self) -> bool:
+        """Whether the next token can be drawn afterwards."""
+        return self.completes and self.sequence.pool is None
 
     def to_part(self) -> BatchPart:
         """The chunk as the batch wants it."""
-        start = self.sequence.table.length_tokens
-        token_ids = self.sequence.tokens[start : start + self.tokens]
-        return BatchPart(self.sequence.table, token_ids, output_tokens=int(self.draws_token))
+        table, pool = self.sequence.table, self.sequence.pool
+        token_ids = self.sequence.tokens[table.length_tokens : table.length_tokens + self.tokens]
+        if pool is None:
+            return BatchPart(table, token_ids, output_tokens=int(self.completes))
+        wanted_tokens = pool.count_wanted(self.tokens, completes=self.completes)
+        return BatchPart(table, token_ids, output_tokens=wanted_tokens, embeds=True)
 
 
 class Scheduler:
@@ -169,7 +177,7 @@ class Scheduler:
         promised_pages = sum(self._missing_pages(sequence) for sequence in self.running)
         room_pages = self._cache.available_pages - promised_pages
         wanted_pages = self._pages_for(len(candidate.tokens))
-        cached_tokens = self._cache.lookup(candidate.tokens, len(candidate.tokens) - 1)
+        cached_tokens = self._lookup(candidate)
         if wanted_pages - cached_tokens // self._page_size > room_pages:
             return False
         if self._refused == (candidate, room_pages, cached_tokens):
@@ -190,21 +198,27 @@ class Scheduler:
 
     def _look_again(self, sequence: Sequence) -> None:
         """Take over pages of the prompt that others have computed since `sequence` was admitted."""
-        limit_tokens = len(sequence.tokens) - 1
-        if self._cache.lookup(sequence.tokens, limit_tokens) > sequence.table.length_tokens:
+        if self._lookup(sequence) > sequence.table.length_tokens:
             self._cache.release(sequence.table)
             sequence.adopt(self._open_table(sequence))
 
+    def _lookup(self, sequence: Sequence) -> int:
+        """Tokens that the cache has for `sequence`; the last one is computed in any case, for its logits."""
+        return self._cache.lookup(sequence.tokens, len(sequence.tokens) - 1) if sequence.uses_cache else 0
+
     def _open_table(self, sequence: Sequence) -> PageTable:
+        if not sequence.uses_cache:
+            return self._cache.open_private_table()
         return self._cache.open_table(sequence.tokens, limit_tokens=len(sequence.tokens) - 1)
 
     def _waits_for_prefix(self, sequence: Sequence, chunks: dict[Sequence, Chunk]) -> bool:
         """Whether the next page of the prompt is just being computed for another prompt that begins alike."""
         page_end = (sequence.table.length_tokens // self._page_size + 1) * self._page_size
-        if not self._shares_prefixes or page_end >= len(sequence.tokens):
+        if not (self._shares_prefixes and sequence.uses_cache) or page_end >= len(sequence.tokens):
             return False
         prefix = sequence.tokens[:page_end]
-        return any(not other.is_decoding and other.tokens[:page_end] == prefix for other in chunks)
+        others = (other for other in chunks if other.uses_cache and not other.is_decoding)
+        return any(other.tokens[:page_end] == prefix for other in others)
 
     def _take(self, sequence: Sequence, tokens: int, chunks: dict[Sequence, Chunk]) -> None:
         """Put a chunk in the step if its pages can be had, at the cost of sequences that rank after its own."""

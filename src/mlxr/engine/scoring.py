@@ -35,7 +35,7 @@ def score_tokens(runner: Runner, table: PageTable, token_ids: Sequence[int], chu
         stop = min(start + chunk_tokens, len(scores))
         part = BatchPart(table, token_ids[start:stop], output_tokens=stop - start)
         runner.reserve(table, stop - start)
-        logits = runner.forward([part])
+        logits = runner.forward([part]).logits
         table.commit(stop - start)
         scores[start:stop] = _pick_logprobs(logits, token_ids[start + 1 : stop + 1])
     return scores

@@ -11,11 +11,14 @@ goes its own way on a fork of the pages.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlxr.cache.page_table import PageTable
-from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob, Usage
+from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
+from mlxr.engine.constraint import MaskSource
+from mlxr.engine.pooling import Floats, Pool
 from mlxr.engine.sampling import Sampler
+from mlxr.engine.stopwatch import Stopwatch
 from mlxr.kernels.sample import SampleResult
 
 Rank = tuple[float, int, int]
@@ -28,7 +31,7 @@ class TokenEvent:
     `index` tells the answers to one request apart. `token_id` is None when the answer ends without a token (cancelled,
     deadline, error). A token that ends the answer (an end token, the last one allowed) is reported with its
     `finish_reason`. `logprob` and `top` are there when the request asked for logprobs. `error` says what failed when
-    the reason is ERROR or DEADLINE.
+    the reason is ERROR or DEADLINE. The last event of an answer has its `timings`, that of an embedding the vector.
     """
 
     sequence_id: int
@@ -39,6 +42,8 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     error: str | None = None
     index: int = 0
+    timings: Timings | None = field(default=None, compare=False)
+    embedding: Floats | None = field(default=None, compare=False)
 
 
 class Sequence:
@@ -47,6 +52,8 @@ class Sequence:
     `end_tokens` is where prompt and answer together must end. Sequences are served in the order of their `rank`, and
     give up their pages in the reverse order; see `Scheduler`. `cached_tokens` of the prompt came out of the cache and
     were not computed for this answer; the first `computed_tokens` of all tokens were in its pages at some time.
+    With `uses_cache` off its pages are neither found in the cache nor left there for others. With a `pool` it is a text
+    to embed, which ends where an answer would begin.
     """
 
     __slots__ = (
@@ -58,12 +65,15 @@ class Sequence:
         "id",
         "index",
         "logprob_sum",
+        "pool",
         "priority",
         "prompt_tokens",
         "rank",
         "sampler",
         "table",
         "tokens",
+        "uses_cache",
+        "watch",
     )
 
     def __init__(
@@ -78,6 +88,10 @@ class Sequence:
         index: int = 0,
         priority: int = 0,
         arrival: float = 0.0,
+        asked_s: float = 0.0,
+        uses_cache: bool = True,
+        masks: MaskSource | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self.id = sequence_id
         self.index = index
@@ -87,7 +101,10 @@ class Sequence:
         self.table = table
         self.priority = priority
         self.rank: Rank = (arrival, sequence_id, index)
-        self.sampler = Sampler(params, self.tokens, index)
+        self.sampler = Sampler(params, self.tokens, index, masks)
+        self.watch = Stopwatch(asked_s)
+        self.uses_cache = uses_cache
+        self.pool = pool
         self.followers: list[Sequence] = []
         self.cached_tokens = 0
         self.computed_tokens = 0
@@ -131,6 +148,7 @@ class Sequence:
     def follow(self, leader: Sequence, table: PageTable) -> None:
         """Go on from where `leader` has computed the prompt, on a fork of its pages."""
         self.table = table
+        self.watch.follow(leader.watch)
         self.cached_tokens, self.computed_tokens = leader.cached_tokens, leader.computed_tokens
 
     def count_computed(self, tokens: int) -> int:
@@ -140,16 +158,18 @@ class Sequence:
         self.computed_tokens = max(self.computed_tokens, stop)
         return again
 
-    def append(self, result: SampleResult) -> FinishReason | None:
+    def append(self, result: SampleResult, now_s: float) -> FinishReason | None:
         """Add a generated token; tells whether, and why, the answer ends with it."""
         self.tokens.append(result.token_id)
         self.logprob_sum += result.logprob
-        self.sampler.accept(result.token_id)
+        self.watch.count_token(now_s)
+        reason = FinishReason.LENGTH if len(self.tokens) >= self.end_tokens else None
         if result.token_id in self._stop_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if len(self.tokens) >= self.end_tokens else None
+            reason = FinishReason.STOP
+        self.sampler.accept(result.token_id, goes_on=reason is None)
+        return reason
 
-    def report(self, result: SampleResult, reason: FinishReason | None) -> TokenEvent:
+    def report(self, result: SampleResult, reason: FinishReason | None, now_s: float) -> TokenEvent:
         """The event of a token that was just appended."""
         wants_logprobs = self.sampler.params.logprobs is not None
         return TokenEvent(
@@ -160,8 +180,18 @@ class Sequence:
             top=tuple(result.top),
             finish_reason=reason,
             index=self.index,
+            timings=None if reason is None else self.watch.read(now_s),
         )
 
-    def report_end(self, reason: FinishReason, error: str | None = None) -> TokenEvent:
-        """The event that ends the answer without a token."""
-        return TokenEvent(self.id, None, self.usage, finish_reason=reason, error=error, index=self.index)
+    def report_end(self, reason: FinishReason, now_s: float, error: str | None = None) -> TokenEvent:
+        """The event that ends the answer without a token; for a text that is all computed, with its embedding."""
+        return TokenEvent(
+            self.id,
+            None,
+            self.usage,
+            finish_reason=reason,
+            error=error,
+            index=self.index,
+            timings=self.watch.read(now_s),
+            embedding=self.pool.read() if self.pool is not None and reason is FinishReason.STOP else None,
+        )

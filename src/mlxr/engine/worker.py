@@ -1,6 +1,7 @@
 """The thread that owns an engine: it runs what others ask for between two steps, steps, and hands the events out.
 
-Requests name a loop and a function of that loop for their events. Knows nothing of streams; see `async_engine`.
+Requests say how they are submitted, and name a loop and a function of that loop for their events. Knows nothing of
+streams; see `async_engine`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TypeVar
 
 from mlxr.core.errors import EngineStopped
-from mlxr.core.types import FinishReason, SamplingParams, Usage
+from mlxr.core.types import FinishReason, Usage
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 
@@ -26,31 +27,28 @@ Receiver = Callable[[TokenEvent], None]
 
 
 class Job:
-    """What was asked for, and which of its answers still grow (their last usage by index).
+    """A request, and which of its `answers` still grow (their last usage by index).
 
-    Events go to `receiver`, which is called on `loop`. Once submitted, only the worker's thread reads or writes it.
+    `submit` gives it to the engine and returns the id that it gets there. Events go to `receiver`, which is called on
+    `loop`. Once submitted, only the worker's thread reads or writes it.
     """
 
-    __slots__ = ("deadline_s", "growing", "id", "loop", "params", "priority", "receiver", "token_ids")
+    __slots__ = ("growing", "id", "loop", "receiver", "submit")
 
     def __init__(
         self,
-        token_ids: Sequence[int],
-        params: SamplingParams,
+        submit: Callable[[Engine], int],
         *,
-        priority: int,
-        deadline_s: float | None,
+        prompt_tokens: int,
+        answers: int,
         loop: asyncio.AbstractEventLoop,
         receiver: Receiver,
     ) -> None:
-        self.token_ids = token_ids
-        self.params = params
-        self.priority = priority
-        self.deadline_s = deadline_s
+        self.submit = submit
         self.id = 0  # until the engine has given one; its own are above
         self.loop = loop
         self.receiver = receiver
-        self.growing = {index: Usage(len(token_ids), 0) for index in range(params.n)}
+        self.growing = {index: Usage(prompt_tokens, 0) for index in range(answers)}
 
     def note(self, event: TokenEvent) -> None:
         """Keep the books of what the receiver gets."""
@@ -103,14 +101,17 @@ class Worker:
         """Start a request; the future tells of a refusal."""
 
         def start(engine: Engine) -> None:
-            job.id = engine.submit(job.token_ids, job.params, priority=job.priority, deadline_s=job.deadline_s)
+            job.id = job.submit(engine)
             self._open[job.id] = job
 
         return self.post(start)
 
-    def cancel(self, job: Job) -> None:
-        """End a request before the next step, at whatever stage; fit for finalisers, as it takes no lock."""
-        self._calls.put(lambda: self._cancel(job))
+    def cancel(self, job: Job, index: int | None = None) -> None:
+        """End a request, or one of its answers, before the next step, at whatever stage.
+
+        Fit for finalisers, as it takes no lock.
+        """
+        self._calls.put(lambda: self._cancel(job, index))
 
     def stop(self, drain_s: float) -> Future[None]:
         """Refuse new calls, go on for at most `drain_s` seconds while requests grow, then end; done when ended."""
@@ -174,11 +175,11 @@ class Worker:
             self._hand_out(job.fail(error))
         self._broken = self._engine.has_work
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: Job, index: int | None = None) -> None:
         if job.id not in self._open:
             return
         try:
-            events = self._engine.cancel(job.id)
+            events = self._engine.cancel(job.id, index)
         except Exception as error:
             logger.exception("request %d cannot be cancelled", job.id)
             self._broken = True

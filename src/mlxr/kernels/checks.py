@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mlxr.kernels.gpu.deferred import Deferred
 from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.tensor import FLOAT32, INT32, POOL_DTYPES
+from mlxr.kernels.tensor import FLOAT32, INT32, POOL_DTYPES, UINT32
 
 AnyArray = npt.NDArray[Any]
 _DEVICE_FLOATS = frozenset({"mlx.core.float32", "mlx.core.float16", "mlx.core.bfloat16"})
@@ -41,6 +41,13 @@ def check_ints(operator: str, argument: str, array: AnyArray, dimensions: int = 
         refuse(operator, argument, f"an array with strides {array.strides}", "a C-contiguous one")
 
 
+def check_mask(operator: str, argument: str, array: AnyArray) -> None:
+    """`array` is uint32, C-contiguous and has one axis."""
+    _check_kind(operator, argument, array, UINT32, 1)
+    if not array.flags.c_contiguous:
+        refuse(operator, argument, f"an array with strides {array.strides}", "a C-contiguous one")
+
+
 def check_heads(operator: str, argument: str, array: AnyArray) -> None:
     """`array` is float32 (tokens, heads, head_dim) whose last two axes are contiguous; the token stride is free."""
     if is_device_array(array):
@@ -55,14 +62,14 @@ def check_heads(operator: str, argument: str, array: AnyArray) -> None:
 
 
 def check_pools(operator: str, k_pool: AnyArray, v_pool: AnyArray) -> None:
-    """Both pools are (pages, kv_heads, page_size, head_dim), of one shape and type (POOL_DTYPES), C-contiguous."""
+    """Both pools are (pages, kv_heads, page_size, head_dim), q8 as it is, of one shape and type, C-contiguous."""
     if isinstance(k_pool, Pool) and isinstance(v_pool, Pool):
         if k_pool.shape != v_pool.shape or k_pool.kind != v_pool.kind:
             refuse(operator, "v_pool", f"{v_pool.kind} {v_pool.shape}", f"as k_pool: {k_pool.kind} {k_pool.shape}")
         return
     for argument, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
         if pool.dtype not in POOL_DTYPES.values():
-            refuse(operator, argument, pool.dtype, "float16, float32, or uint16 (bf16)")
+            refuse(operator, argument, pool.dtype, "float16, float32, uint16 (bf16) or int8 (q8)")
         if pool.ndim != 4 or not pool.flags.c_contiguous:
             refuse(operator, argument, f"of shape {pool.shape} with strides {pool.strides}", "4 dimensions, contiguous")
     if k_pool.shape != v_pool.shape or k_pool.dtype != v_pool.dtype:

@@ -6,7 +6,11 @@ from any thread.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+
+Part = tuple[str, str, str]  # operator, implementation, variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,11 @@ class LedgerSnapshot:
 class Ledger:
     """Counts of one context."""
 
-    __slots__ = ("_copied_bytes", "_counts")
+    __slots__ = ("_blocks", "_copied_bytes", "_counts")
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, str, str], int] = {}
+        self._counts: dict[Part, int] = {}
+        self._blocks: dict[tuple[Callable[..., Iterable[Part]], tuple[Hashable, ...]], int] = {}
         self._copied_bytes = 0
 
     def count(self, operator: str, implementation: str, variant: str = "", calls: int = 1) -> None:
@@ -41,13 +46,24 @@ class Ledger:
         key = (operator, implementation, variant)
         self._counts[key] = self._counts.get(key, 0) + calls
 
+    def count_parts(self, list_parts: Callable[..., Iterable[Part]], *args: Hashable) -> None:
+        """Count one call of a block that runs several operators: those that `list_parts(*args)` names.
+
+        It is asked only when somebody looks, so that a call costs as much as one operator's.
+        """
+        key = (list_parts, args)
+        self._blocks[key] = self._blocks.get(key, 0) + 1
+
     def add_copied_bytes(self, count_bytes: int) -> None:
         """Count bytes of keys or values that were copied out of their pages instead of being read in place."""
         self._copied_bytes += count_bytes
 
     def snapshot(self) -> LedgerSnapshot:
         """The counts so far, sorted by operator, implementation and variant."""
-        counts = self._counts.copy()  # one step under the GIL, so the writer cannot change it half-way
+        counts = Counter(self._counts.copy())  # one step under the GIL, so the writer cannot change it half-way
+        for (list_parts, args), calls in self._blocks.copy().items():
+            for part in list_parts(*args):
+                counts[part] += calls
         return LedgerSnapshot([Dispatch(*key, counts[key]) for key in sorted(counts)], self._copied_bytes)
 
     def take_back(self, before: LedgerSnapshot) -> list[Dispatch]:
@@ -59,5 +75,5 @@ class Ledger:
 
     def reset(self) -> None:
         """Start counting anew."""
-        self._counts = {}
+        self._counts, self._blocks = {}, {}
         self._copied_bytes = 0

@@ -1,4 +1,4 @@
-"""Rows of what the operators return, picked and repeated without knowing what an array is made of."""
+"""Rows of what the operators return: picked, repeated, fetched, without knowing what an array is made of."""
 
 from __future__ import annotations
 
@@ -31,3 +31,21 @@ def repeat_rows(ctx: Context, array: FloatArray, counts: Sequence[int]) -> Float
         return array[rows]
     repeated: FloatArray = ctx.gpu.mx.take(array, ctx.gpu.mx.array(rows), axis=0)
     return repeated
+
+
+def fetch_rows(ctx: Context, array: FloatArray) -> FloatArray:
+    """`array` (R, n) in the host's memory, as f32; on a GPU this computes it and whatever is pending."""
+    if ctx.gpu is None:
+        return array
+    if not array.shape[0]:
+        ctx.gpu.submit()
+        return np.zeros(array.shape, np.float32)
+    wide = settle(array).astype(ctx.gpu.mx.float32)
+    ctx.gpu.submit(wide)
+    return np.ascontiguousarray(np.asarray(wide))
+
+
+def place_rows(ctx: Context, array: FloatArray) -> FloatArray:
+    """Rows (R, n) in the host's memory where the operators of the context want them."""
+    placed: FloatArray = array if ctx.gpu is None else ctx.gpu.mx.array(array)
+    return placed

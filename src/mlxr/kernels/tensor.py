@@ -14,13 +14,17 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 ByteArray = npt.NDArray[np.uint8]
-PoolArray = npt.NDArray[Any]  # f16, f32, or bf16 as uint16: one K or V pool of the cache
+PoolArray = npt.NDArray[Any]  # f16, f32, int8 (q8), or bf16 as uint16: one K or V pool of the cache
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT16 = np.dtype(np.float16)
 INT32 = np.dtype(np.int32)
+UINT32 = np.dtype(np.uint32)
+INT8 = np.dtype(np.int8)
 BFLOAT16 = np.dtype(np.uint16)  # NumPy has no bf16
-POOL_DTYPES: dict[str, np.dtype[Any]] = {"bf16": BFLOAT16, "f16": FLOAT16, "f32": FLOAT32}
+POOL_DTYPES: dict[str, np.dtype[Any]] = {"bf16": BFLOAT16, "f16": FLOAT16, "f32": FLOAT32, "q8": INT8}
+SCALE_BYTES = 4  # of q8: one f32 for each position and head
+_POOL_TYPES = {dtype: name for name, dtype in POOL_DTYPES.items()}
 
 
 class TensorSource(Protocol):
@@ -65,11 +69,21 @@ class TensorSource(Protocol):
 
 
 def pool_type(pool: PoolArray) -> str:
-    """How a pool keeps its values, as ggml spells it: "bf16", "f16" or "f32"."""
+    """How a pool keeps its values, as ggml spells it: "bf16", "f16" or "f32", or "q8"."""
     if not isinstance(pool, np.ndarray):
         kind: str = pool.kind
         return kind
-    return next(name for name, dtype in POOL_DTYPES.items() if dtype == pool.dtype)
+    return _POOL_TYPES[pool.dtype]
+
+
+def pool_row_length(kv_type: str, head_dim: int) -> int:
+    """Elements of a position and head in a pool: its numbers, and for q8 four bytes of their scale."""
+    return head_dim + SCALE_BYTES if kv_type == "q8" else head_dim
+
+
+def pool_head_dim(pool: PoolArray) -> int:
+    """Numbers of a position and head."""
+    return int(pool.shape[3]) - (SCALE_BYTES if pool_type(pool) == "q8" else 0)
 
 
 def read_vector(tensor: TensorSource) -> FloatArray:

@@ -12,11 +12,12 @@ from typing import Protocol
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed import embed
+from mlxr.kernels.layers import prepare_layers, run_layers
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import RopeTable, build_table
-from mlxr.kernels.rows import take_outputs
+from mlxr.kernels.rows import fetch_rows, place_rows, take_outputs
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.config import ModelConfig
 from mlxr.models.layer import load_layer
@@ -61,11 +62,12 @@ class Decoder:
         self.ctx = ctx
         self.config = config
         ctx.choose_activations(tensor.type_name for tensor in tensors.values() if len(tensor.shape) == 2)
-        self._layers = []
+        layers = []
         for index in range(config.layers):
-            self._layers.append(load_layer(ctx, config, tensors, index))
+            layers.append(load_layer(ctx, config, tensors, index))
             if progress is not None:
                 progress(index + 1, config.layers + 1)
+        self._layers = prepare_layers(ctx, layers)
         self._table = tensors["token_embd.weight"]
         self._output_norm = read_vector(tensors["output_norm.weight"])
         self._output = prepare(ctx, [self._table if config.tied_embeddings else tensors["output.weight"]])
@@ -78,7 +80,7 @@ class Decoder:
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that one forward step reads, the few rows of the embedding table aside."""
-        return sum(layer.step_bytes for layer in self._layers) + self._output_norm.nbytes + self._output.nbytes
+        return self._layers.nbytes + self._output_norm.nbytes + self._output.nbytes
 
     @property
     def weight_bytes(self) -> int:
@@ -88,24 +90,37 @@ class Decoder:
     def forward(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
         """Run the batch, write its keys and values into the pools, return the logits (R, vocab) of its output rows.
 
-        Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools, ModelError for a
-        context beyond `context_length`.
+        Raises as `forward_hidden` does.
         """
         table = self._cover_positions(batch.longest_context)
         logits: FloatArray = self.ctx.run_step(
-            lambda step: self._compute(step, table, arena), batch, arena.k_pools, (id(self), table.positions)
+            lambda step: linear(self.ctx, self._compute(step, table, arena), self._output),
+            batch,
+            arena.k_pools,
+            (id(self), table.positions),
         )
         return logits
+
+    def forward_hidden(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
+        """`forward` without the output weights: states (R, hidden) of the output rows, after the final norm.
+
+        They are on the host. Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools,
+        ModelError for a context beyond `context_length`.
+        """
+        table = self._cover_positions(batch.longest_context)
+        return fetch_rows(self.ctx, self._compute(batch, table, arena))
+
+    def project(self, hidden: FloatArray) -> FloatArray:
+        """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave."""
+        return linear(self.ctx, place_rows(self.ctx, hidden), self._output)
 
     def _compute(self, batch: RaggedBatch, table: RopeTable, arena: Pools) -> FloatArray:
         ctx, config = self.ctx, self.config
         stream = embed(ctx, batch.token_ids, self._table)
-        delta: FloatArray | None = None
-        for layer, k_pool, v_pool in zip(self._layers, arena.k_pools, arena.v_pools, strict=True):
-            stream, delta = layer.forward(ctx, stream, delta, batch, table, k_pool, v_pool)
+        stream, delta = run_layers(ctx, stream, self._layers, batch, table, arena.k_pools, arena.v_pools)
         residual = None if delta is None else take_outputs(ctx, delta, batch)
         normed, _ = rms_norm(ctx, take_outputs(ctx, stream, batch), self._output_norm, config.rms_eps, residual)
-        return linear(ctx, normed, self._output)
+        return normed
 
     def _cover_positions(self, longest_context: int) -> RopeTable:
         """The rotation table, grown when a context has outgrown it; rows that were there keep their values."""

@@ -1,22 +1,46 @@
-"""One growing answer: the engine's tokens in, text events out.
+"""One growing answer: the engine's tokens in, events out.
 
-Knows the tokenizer's detokenizer and stop strings; not the engine, nor other answers. Each token event gives zero or
-more events; the last one of an answer is a Finish.
+Knows the tokenizer's detokenizer, the parser of the conversation's format and stop strings; not the engine, nor other
+answers. Each token event gives zero or more events; the last one of an answer is a Finish.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from mlxr.core.events import Event, Finish, TextDelta, TokenInfo
-from mlxr.core.types import FinishReason, SamplingParams, TokenLogprob, Usage
+from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
+from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 from mlxr.engine.sequence import TokenEvent
+from mlxr.service.output import OutputParser, Piece
+from mlxr.service.reasoning import Thought
 from mlxr.service.stops import StopScanner
+from mlxr.service.tools.format import make_call_id
 from mlxr.tokenizers import Detokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How the answers of one request are read; the default is plain text.
+
+    `open_parser` makes the parser of one answer. `shown_tokens` are control tokens whose spelling the parser is to
+    see, `make_id` gives an id to a call.
+    """
+
+    open_parser: Callable[[], OutputParser | None] = lambda: None
+    shown_tokens: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    make_id: Callable[[], str] = make_call_id
+
+
+PLAIN = AnswerFormat()
+
+
 class Answer:
-    """State of one answer between two steps."""
+    """State of one answer between two steps.
+
+    Stop strings are looked for in the text of the answer, not in its reasoning and calls.
+    """
 
     def __init__(
         self,
@@ -25,10 +49,14 @@ class Answer:
         prompt_tokens: int,
         stop_tokens: Mapping[int, str],
         index: int = 0,
+        format: AnswerFormat = PLAIN,  # noqa: A002 - the word for it
     ) -> None:
         self._index = index
         self._decoder = decoder
+        self._parser = format.open_parser()
+        self._shown_tokens, self._make_id = format.shown_tokens, format.make_id
         self._stops = StopScanner(params.stop)
+        self._stop: str | None = None
         self._stop_tokens = stop_tokens  # stop strings that are special tokens: they never show up as text
         self._wants_logprobs = params.logprobs is not None
         self._prompt_tokens = prompt_tokens
@@ -36,6 +64,7 @@ class Answer:
         self._cached_tokens = 0
         self._pending_ids: list[int] = []
         self._pending_tokens: list[TokenInfo] = []
+        self._last: Piece = ""  # the kind of what was given out last
         self.finished = False
 
     @property
@@ -44,22 +73,34 @@ class Answer:
         return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
 
     def push(self, event: TokenEvent) -> list[Event]:
-        """Events that follow from one token event. After a Finish the caller pushes nothing more."""
-        text = self._take_token(event)
-        sure, stop = self._stops.push(text)
-        if stop is None and event.finish_reason is not None:
-            tail, stop = self._stops.push(self._decoder.flush())
-            sure += tail if stop is not None else tail + self._stops.flush()
-        if stop is not None:
-            return self._finish(sure, FinishReason.STOP, stop=stop)
-        if event.finish_reason is not None:
-            return self._finish(sure, event.finish_reason, stop=self._name_stop_token(event), error=event.error)
-        return [self._take_delta(sure)] if sure else []
+        """Events that follow from one token event. After a Finish the caller pushes nothing more.
+
+        Once the answer `is_over` its request should be cancelled: the Finish comes with the engine's last event.
+        """
+        events = [] if self.is_over else self._read(self._take_token(event))
+        if event.finish_reason is None:
+            return events
+        if self.is_over:
+            return self._finish(events, FinishReason.STOP, stop=self._stop, timings=event.timings)
+        events += self._flush()
+        stop = self._name_stop_token(event) if self._stop is None else self._stop
+        reason = event.finish_reason if self._stop is None else FinishReason.STOP
+        return self._finish(events, reason, stop=stop, error=event.error, timings=event.timings)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that the engine may add counts any more: a stop string came, or the one call allowed."""
+        return self._stop is not None or (self._parser is not None and self._parser.is_over)
 
     def abort(self, reason: FinishReason, error: str | None = None) -> list[Event]:
         """End the answer from outside (cancelled, or the engine failed); text held back is given out."""
-        tail, stop = self._stops.push(self._decoder.flush())
-        return self._finish(tail if stop is not None else tail + self._stops.flush(), reason, error=error)
+        if self.is_over:
+            return self._finish([], FinishReason.STOP, stop=self._stop)
+        return self._finish(self._flush(), reason, error=error)
+
+    def fail(self, error: str) -> list[Event]:
+        """End the answer after a failure of its own, whatever was held back."""
+        return self._finish([], FinishReason.ERROR, error=error)
 
     def _take_token(self, event: TokenEvent) -> str:
         """Count the event's token; returns its text. A token that ends the answer has none."""
@@ -70,22 +111,82 @@ class Answer:
         self._pending_ids.append(event.token_id)
         if self._wants_logprobs and event.logprob is not None:
             self._pending_tokens.append(TokenInfo(TokenLogprob(event.token_id, event.logprob), tuple(event.top)))
-        return "" if event.finish_reason is FinishReason.STOP else self._decoder.push(event.token_id)
+        if event.finish_reason is FinishReason.STOP:
+            return ""
+        if event.token_id in self._shown_tokens:
+            return self._decoder.flush() + self._shown_tokens[event.token_id]
+        return self._decoder.push(event.token_id)
+
+    def _read(self, text: str) -> list[Event]:
+        """Events of more text."""
+        if not text:
+            return []
+        events: list[Event] = []
+        for piece in (text,) if self._parser is None else self._parser.push(text):
+            self._give(piece, events)
+        return events
+
+    def _flush(self) -> list[Event]:
+        """Events of all that was held back."""
+        events = self._read(self._decoder.flush())
+        for piece in () if self._parser is None else self._parser.flush():
+            self._give(piece, events)
+        if self._stop is None:
+            self._emit(self._stops.flush(), events)
+        return events
+
+    def _give(self, piece: Piece, events: list[Event]) -> None:
+        """Append the events of one piece; nothing follows a stop string."""
+        if self._stop is not None:
+            return
+        if isinstance(piece, str):
+            piece, self._stop = self._stops.push(piece)
+        else:
+            self._emit(self._stops.flush(), events)
+        self._emit(piece, events)
+
+    def _emit(self, piece: Piece, events: list[Event]) -> None:
+        """Append the event of a piece with the tokens that ended since the last one, unless it says nothing."""
+        if piece == "" or (isinstance(piece, Thought) and not piece.text and not self._pending_ids):
+            return
+        ids, tokens = tuple(self._pending_ids), tuple(self._pending_tokens)
+        self._pending_ids.clear()
+        self._pending_tokens.clear()
+        self._last = piece
+        if isinstance(piece, str):
+            events.append(TextDelta(piece, ids, tokens, self._index))
+        elif isinstance(piece, Thought):
+            events.append(ReasoningDelta(piece.text, ids, tokens, self._index))
+        else:
+            call_id = None if piece.name is None else self._make_id()
+            events.append(ToolCallDelta(piece.call, piece.arguments, call_id, piece.name, ids, tokens, self._index))
 
     def _name_stop_token(self, event: TokenEvent) -> str | None:
         if event.finish_reason is not FinishReason.STOP or event.token_id is None:
             return None
         return self._stop_tokens.get(event.token_id)
 
-    def _take_delta(self, text: str) -> TextDelta:
-        delta = TextDelta(text, tuple(self._pending_ids), tuple(self._pending_tokens), self._index)
-        self._pending_ids.clear()
-        self._pending_tokens.clear()
-        return delta
-
     def _finish(
-        self, text: str, reason: FinishReason, *, stop: str | None = None, error: str | None = None
+        self,
+        events: list[Event],
+        reason: FinishReason,
+        *,
+        stop: str | None = None,
+        error: str | None = None,
+        timings: Timings | None = None,
     ) -> list[Event]:
         self.finished = True
-        finish = Finish(reason, self.usage, error, stop, self._index)
-        return [self._take_delta(text), finish] if text or self._pending_ids else [finish]
+        if self._pending_ids:  # tokens that said nothing count with what was said before them
+            events.append(self._make_last())
+        if reason is FinishReason.STOP and stop is None and self._parser is not None and self._parser.has_calls:
+            reason = FinishReason.TOOL_CALLS
+        events.append(Finish(reason, self.usage, error, stop, self._index, timings))
+        return events
+
+    def _make_last(self) -> Event:
+        ids, tokens = tuple(self._pending_ids), tuple(self._pending_tokens)
+        if isinstance(self._last, Thought):
+            return ReasoningDelta("", ids, tokens, self._index)
+        if isinstance(self._last, str):
+            return TextDelta("", ids, tokens, self._index)
+        return ToolCallDelta(self._last.call, "", token_ids=ids, tokens=tokens, index=self._index)

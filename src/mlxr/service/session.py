@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
 
@@ -21,8 +21,10 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
 from mlxr.service.answer import Answer
 from mlxr.service.completion import Completion, fold_events
-from mlxr.service.prompt import Message, Prompt, encode_chat, encode_prompt
-from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer
+from mlxr.service.preparation import Preparation, Prepared
+from mlxr.service.prompt import Message, Prompt
+from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.tokenizers import ChatTemplate, Tokenizer
 
 
 @dataclass(slots=True)
@@ -60,12 +62,12 @@ class Session:
         *,
         vocab_size: int,
         model_name: str,
+        system: str | None = None,
     ) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
-        self._template = template
-        self._vocab_size = vocab_size
-        self._model_name = model_name
+        self._preparation = Preparation(
+            tokenizer, template, vocab_size=vocab_size, model_name=model_name, system=system
+        )
         self._open: dict[int, _Open] = {}
         self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them
         self._lock = Lock()
@@ -73,32 +75,40 @@ class Session:
     @property
     def can_chat(self) -> bool:
         """Whether the model came with a chat template."""
-        return self._template is not None
+        return self._preparation.can_chat
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of plain text (special tokens in it count as such) or of ready ids; raises InvalidRequest."""
-        return encode_prompt(self._tokenizer, self._vocab_size, prompt)
+        return self._preparation.encode_prompt(prompt)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
-        return encode_chat(self._tokenizer, self._template, messages, self._model_name)
+        return self._preparation.encode_chat(ChatRequest(messages, SamplingParams()))
 
     def stream(self, token_ids: Sequence[int], params: SamplingParams) -> Stream:
         """Start the answers to one prompt. They are refused here and now, or their events follow.
 
         Raises InvalidRequest, OutOfPages, or QueueFull when too many prompts wait already.
         """
-        stop_tokens = self._find_stop_tokens(params)
-        answers = [
-            Answer(Detokenizer(self._tokenizer, prompt_ids=token_ids), params, len(token_ids), stop_tokens, index)
-            for index in range(params.n)
-        ]
-        engine_params = replace(params, stop_token_ids=params.stop_token_ids | stop_tokens.keys())
+        return self._submit(self._preparation.prepare_tokens(token_ids, params))
+
+    def start(self, request: TextRequest | ChatRequest) -> Stream:
+        """Start the answers to a request; as `stream`, and TemplateError."""
+        return self._submit(self._preparation.prepare(request))
+
+    def _submit(self, prepared: Prepared) -> Stream:
         with self._lock:
             self._end_unwanted()
-            sequence_id = self._engine.submit(token_ids, engine_params)
-            self._open[sequence_id] = _Open(answers, len(answers))
-        return Stream(self, sequence_id, params.n)
+            sequence_id = self._engine.submit(
+                prepared.token_ids,
+                prepared.params,
+                priority=prepared.priority,
+                deadline_s=prepared.deadline_s,
+                uses_cache=prepared.uses_cache,
+                constraint=prepared.constraint,
+            )
+            self._open[sequence_id] = _Open(prepared.answers, len(prepared.answers))
+        return Stream(self, sequence_id, len(prepared.answers))
 
     def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
         """Whole answers to several prompts, computed in one ragged batch, in the order of the prompts.
@@ -168,15 +178,6 @@ class Session:
         """`cancel` before the next step. Takes no lock, so it is fit for signal handlers and finalisers."""
         self._unwanted.append((sequence_id, forget))
 
-    def _find_stop_tokens(self, params: SamplingParams) -> dict[int, str]:
-        """Stop strings that are one special token: those are never decoded to text, so the engine must stop at them."""
-        found = {}
-        for stop in params.stop:
-            token_id = self._tokenizer.token_id(stop)
-            if token_id is not None and self._tokenizer.is_special(token_id):
-                found[token_id] = stop
-        return found
-
     def _step(self) -> None:
         """One engine step; its token events become events of their answers. A failing engine ends all answers."""
         try:
@@ -193,8 +194,9 @@ class Session:
     def _deliver(self, entry: _Open, event: TokenEvent) -> None:
         answer = entry.answers[event.index]
         entry.events.extend(answer.push(event))
-        if answer.finished and event.finish_reason is None:  # a stop string: the engine does not know yet
-            self._engine.cancel(event.sequence_id, event.index)
+        if answer.is_over and not answer.finished:  # the engine does not know yet
+            for last in self._engine.cancel(event.sequence_id, event.index):
+                entry.events.extend(answer.push(last))
 
     def _end_unwanted(self) -> None:
         while self._unwanted:

@@ -138,6 +138,16 @@ class LogitsTap:
         self.rows.append(np.array(logits, np.float32))
         return logits
 
+    def forward_hidden(self, batch: Any, arena: Any) -> Floats:
+        """The model's states, of which nothing is kept."""
+        return self._model.forward_hidden(batch, arena)
+
+    def project(self, hidden: Floats) -> Floats:
+        """The model's logits, which are also kept."""
+        logits = self._model.project(hidden)
+        self.rows.append(logits.copy())
+        return logits
+
 
 def validate_model(
     loaded: LoadedModel,

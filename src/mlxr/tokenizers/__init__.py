@@ -7,7 +7,12 @@ mapping, a folder as a path.
 from __future__ import annotations
 
 from mlxr.tokenizers.base import Tokenizer, TokenType
-from mlxr.tokenizers.chat_template import ChatTemplate, chat_template_from_folder, chat_template_from_gguf
+from mlxr.tokenizers.chat_template import (
+    ChatTemplate,
+    chat_template_from_folder,
+    chat_template_from_gguf,
+    chat_template_from_source,
+)
 from mlxr.tokenizers.conversion import to_gguf_metadata
 from mlxr.tokenizers.detokenizer import Detokenizer
 from mlxr.tokenizers.folder import from_folder
@@ -20,6 +25,7 @@ __all__ = [
     "Tokenizer",
     "chat_template_from_folder",
     "chat_template_from_gguf",
+    "chat_template_from_source",
     "from_folder",
     "from_gguf",
     "to_gguf_metadata",

@@ -6,14 +6,17 @@ and tools as plain mappings, gives one string, special tokens spelt out. Knows n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 import jinja2
+import jinja2.meta
 
 from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, TOOL_TEMPLATE, FolderConfig
@@ -57,7 +60,7 @@ class ChatTemplate:
         read_clock: Callable[[], datetime] = read_local_clock,
     ) -> None:
         self.source, self.tool_source, self.name = source, tool_source, name
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self.tokens: Mapping[str, str] = {"bos_token": bos_token, "eos_token": eos_token}
         self._environment = MeteredEnvironment(read_clock)
         self._compiled: dict[str, jinja2.Template] = {}
         self._lock = threading.Lock()
@@ -82,7 +85,7 @@ class ChatTemplate:
         if taken:
             raise InvalidRequest(f"extra.{taken[0]}", "is a variable that the template gets from the conversation")
         variables = {
-            **self._tokens,
+            **self.tokens,
             **(extra or {}),
             "messages": list(messages),
             "tools": tools,
@@ -98,6 +101,16 @@ class ChatTemplate:
             raise
         except Exception as error:  # a stranger's program can fail in any way
             raise _explain(error, label) from error
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The variables that the template reads and does not set itself; none where it does not compile."""
+        names: set[str] = set()
+        for source in (self.source, self.tool_source):
+            if source is not None and len(source) <= MAX_SOURCE_CHARACTERS:
+                with contextlib.suppress(jinja2.TemplateError, RecursionError):
+                    names |= jinja2.meta.find_undeclared_variables(self._environment.parse(source))
+        return frozenset(names)
 
     def _compile(self, source: str, label: str) -> jinja2.Template:
         with self._lock:
@@ -141,6 +154,15 @@ def chat_template_from_folder(path: str | os.PathLike[str], tokenizer: SpellingV
         config.read_role("eos_token"),
         config.folder.name,
     )
+
+
+def chat_template_from_source(source: str, tokenizer: SpellingVocabulary, own: ChatTemplate | None) -> ChatTemplate:
+    """A template to use instead of a model's `own`, with the same spellings of its tokens."""
+    template = _make_template(source, None, tokenizer, None, own.name if own is not None else "set for the model")
+    assert template is not None  # there is a source
+    if own is not None:
+        template.tokens = own.tokens
+    return template
 
 
 def _make_template(

@@ -12,11 +12,11 @@ from mlxr.kernels.checks import check_heads, check_pools, refuse
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.tensor import FloatArray, PoolArray, pool_type
+from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim, pool_type
 
 __all__ = ["KV_TYPES", "KVType", "allocate_pools", "attend"]
 
-KVType = Literal["bf16", "f16", "f32"]
+KVType = Literal["bf16", "f16", "f32", "q8"]
 KV_TYPES: tuple[str, ...] = get_args(KVType)
 MAX_PAGE_SIZE = 2**20  # one page may hold a whole context
 
@@ -33,7 +33,8 @@ def allocate_pools(
 ) -> tuple[PoolArray, PoolArray]:
     """One K and one V pool of a layer, each (pages, kv_heads, page_size, head_dim), zeroed.
 
-    Pages of bf16 are packed within (`mlxr.kernels.packing`); write_pages and attend know how, others copy whole pages.
+    Pages of bf16 and q8 are packed within (`mlxr.kernels.packing`); write_pages and attend know how, others copy whole
+    pages. The last axis of q8 is 4 bytes longer, which hold the scales.
     """
     for argument, value in (("pages", pages), ("kv_heads", kv_heads), ("head_dim", head_dim)):
         if value < 1:
@@ -66,9 +67,9 @@ def attend(
     check_heads("attend", "q", q)
     check_pools("attend", k_pool, v_pool)
     tokens, heads, head_dim = q.shape
-    _, kv_heads, page_size, pool_head_dim = k_pool.shape
-    if tokens != batch.tokens or head_dim != pool_head_dim:
-        refuse("attend", "q", f"of shape {q.shape}", f"{batch.tokens} tokens of head_dim {pool_head_dim}")
+    kv_heads, page_size, wanted_dim = k_pool.shape[1], k_pool.shape[2], pool_head_dim(k_pool)
+    if tokens != batch.tokens or head_dim != wanted_dim:
+        refuse("attend", "q", f"of shape {q.shape}", f"{batch.tokens} tokens of head_dim {wanted_dim}")
     if heads % kv_heads:
         refuse("attend", "heads of q", heads, f"a multiple of the {kv_heads} key heads")
     if sliding_window is not None and sliding_window < 1:

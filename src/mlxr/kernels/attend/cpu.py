@@ -1,7 +1,7 @@
 """Native `attend`: csrc/attend.inc reads the pages in place; nothing is gathered.
 
 The pools are plain arrays, so that the pages of a sequence can be written and read by anyone who knows their shape, and
-for bf16 how a page is packed (`mlxr.kernels.packing`).
+for bf16 and q8 how a page is packed (`mlxr.kernels.packing`).
 """
 
 # ruff: noqa: ARG001 -- every implementation takes the context
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.tensor import POOL_DTYPES, FloatArray, PoolArray
+from mlxr.kernels.tensor import POOL_DTYPES, FloatArray, PoolArray, pool_row_length
 
 _NO_WINDOW = 0
 
@@ -20,7 +21,7 @@ def allocate_pools(
     ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
 ) -> tuple[PoolArray, PoolArray]:
     """Two zeroed pools; the memory is taken from the system when a page is first written."""
-    shape = (pages, kv_heads, page_size, head_dim)
+    shape = (pages, kv_heads, page_size, pool_row_length(kv_type, head_dim))
     dtype = POOL_DTYPES[kv_type]
     return np.zeros(shape, dtype), np.zeros(shape, dtype)
 
@@ -36,7 +37,7 @@ def attend(
 ) -> FloatArray:
     """Every query token against the pages of its sequence. Pages that no query sees need not be in the table."""
     tokens, heads, head_dim = q.shape
-    out = np.empty((tokens, heads * head_dim), np.float32)
+    out = empty(ctx, tokens, heads * head_dim)
     window = sliding_window or _NO_WINDOW
     ctx.module.attend(
         ctx.native,

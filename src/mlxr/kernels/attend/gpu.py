@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
@@ -36,13 +37,18 @@ GATHER = Kernel(
     "attend_gather", _FOLDER, "gather.body", ("k_pool", "v_pool", "pages", "after", "sizes"), ("keys", "values")
 )
 GATHER_THREADS = 256
+PLAIN_TYPES = ("bf16", "f16", "f32")
 KERNELS = (DECODE, MERGE, GATHER)
 
 
 def allocate_pools(
     ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
 ) -> tuple[Pool, Pool]:
-    """Two zeroed pools on the device."""
+    """Two zeroed pools on the device. Raises DeviceError for q8, which no GPU kernel reads or writes."""
+    if kv_type not in PLAIN_TYPES:
+        raise DeviceError(
+            f"device {ctx.device!r} keeps no {kv_type} pages; kv_type must be one of {', '.join(PLAIN_TYPES)} there"
+        )
     shape = (pages, kv_heads, page_size, head_dim)
     gpu = ctx.gpu
     return Pool(gpu.mx, gpu.launcher, shape, kv_type), Pool(gpu.mx, gpu.launcher, shape, kv_type)

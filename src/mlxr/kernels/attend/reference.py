@@ -10,16 +10,25 @@ import numpy as np
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
-from mlxr.kernels.packing import Offsets, locate_keys, locate_values, widen_bf16
+from mlxr.kernels.packing import Offsets, locate_keys, locate_values, widen_bf16, widen_q8
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.tensor import BFLOAT16, POOL_DTYPES, FloatArray, IntArray, PoolArray
+from mlxr.kernels.tensor import (
+    BFLOAT16,
+    INT8,
+    POOL_DTYPES,
+    FloatArray,
+    IntArray,
+    PoolArray,
+    pool_head_dim,
+    pool_row_length,
+)
 
 
 def allocate_pools(
     ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
 ) -> tuple[PoolArray, PoolArray]:
     """Two zeroed pools."""
-    shape = (pages, kv_heads, page_size, head_dim)
+    shape = (pages, kv_heads, page_size, pool_row_length(kv_type, head_dim))
     dtype = POOL_DTYPES[kv_type]
     return np.zeros(shape, dtype), np.zeros(shape, dtype)
 
@@ -35,7 +44,8 @@ def attend(
 ) -> FloatArray:
     """Every sequence by itself."""
     tokens, heads, head_dim = q.shape
-    key_offsets, value_offsets = locate_keys(*k_pool.shape[2:]), locate_values(*k_pool.shape[2:])
+    page_size = k_pool.shape[2]
+    key_offsets, value_offsets = locate_keys(page_size, head_dim), locate_values(page_size, head_dim)
     output = np.empty((tokens, heads, head_dim), np.float32)
     for sequence in range(batch.sequences):
         start, stop = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
@@ -51,14 +61,16 @@ def attend(
 
 
 def gather_pages(ctx: Context, pool: PoolArray, page_ids: IntArray, length: int, offsets: Offsets) -> FloatArray:
-    """The first `length` positions of a sequence: (kv_heads, length, head_dim); `offsets` unpack pages of bf16."""
-    pages, kv_heads, page_size, head_dim = pool.shape
+    """The first `length` positions of a sequence: (kv_heads, length, head_dim); `offsets` unpack packed pages."""
+    (pages, kv_heads, page_size), head_dim = pool.shape[:3], pool_head_dim(pool)
     used = page_ids[: -(-length // page_size)]
     if used.min() < 0 or used.max() >= pages:
         refuse("attend", "page_table", used.tolist(), f"pages from 0 to {pages - 1}")
     taken = pool[used]
     if pool.dtype == BFLOAT16:
         taken = widen_bf16(taken.reshape(len(used), kv_heads, -1)[:, :, offsets])
+    elif pool.dtype == INT8:
+        taken = widen_q8(taken.reshape(len(used), kv_heads, -1), offsets)
     gathered = taken.transpose(1, 0, 2, 3).reshape(kv_heads, -1, head_dim)[:, :length]
     ctx.ledger.add_copied_bytes(gathered.nbytes)
     return gathered.astype(np.float32)

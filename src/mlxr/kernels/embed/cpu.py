@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray, IntArray, TensorSource
 
 
 def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> FloatArray:
     """Rows `token_ids` of `table`. Raises ValueError for an id outside the table or a type without a decoder."""
-    out = np.empty((token_ids.shape[0], table.shape[1]), np.float32)
+    out = empty(ctx, token_ids.shape[0], table.shape[1])
     ctx.module.embed(ctx.native, token_ids, table.type_name, table.data, out)
     return out

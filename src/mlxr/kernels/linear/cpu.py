@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
@@ -44,6 +43,6 @@ def prepare(
 
 def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
     """x Wᵀ + b; the same bits for a row of x whatever the other rows, the threads and the instruction set."""
-    out = np.empty((x.shape[0], weight.out_features), np.float32)
+    out = empty(ctx, x.shape[0], weight.out_features)
     ctx.module.linear(ctx.native, x, weight.payload, out)
     return out

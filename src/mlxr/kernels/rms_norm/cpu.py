@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
@@ -12,7 +11,7 @@ def rms_norm(
     ctx: Context, x: FloatArray, weight: FloatArray, eps: float, residual: FloatArray | None
 ) -> tuple[FloatArray, FloatArray]:
     """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
-    normed = np.empty_like(x)
-    summed = None if residual is None else np.empty_like(x)
+    normed = empty(ctx, *x.shape)
+    summed = None if residual is None else empty(ctx, *x.shape)
     ctx.module.rms_norm(ctx.native, x, weight, eps, residual, normed, summed)
     return normed, x if summed is None else summed

@@ -1,23 +1,23 @@
 """Choose the next token of every row of logits.
 
-Steps, in this order: add the logit bias; penalties; (log-probabilities are those of the softmax of this); with
-temperature 0 the largest logit, else divide by the temperature; keep the top_k largest; of these the fewest largest
-whose probabilities reach top_p; of these those of at least min_p times the largest probability; draw from what is
-left. Candidates are ordered by falling logit, equal ones by rising id; the draw takes the first whose cumulative
-probability exceeds `uniform`. Nothing depends on the other rows.
+Steps, in this order: what the mask leaves out becomes impossible; add the logit bias; penalties; (log-probabilities
+are those of the softmax of this); with temperature 0 the largest logit, else divide by the temperature; keep the top_k
+largest; of these the fewest largest whose probabilities reach top_p; of these those of at least min_p times the largest
+probability; draw from what is left. Candidates are ordered by falling logit, equal ones by rising id; the draw takes
+the first whose cumulative probability exceeds `uniform`. Nothing depends on the other rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxr.kernels.checks import check_floats, check_ints, check_size, refuse
+from mlxr.kernels.checks import check_floats, check_ints, check_mask, check_size, refuse
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
-from mlxr.kernels.sample.row import SampleResult, SampleRow
+from mlxr.kernels.sample.row import NO_TOKEN, SampleResult, SampleRow
 from mlxr.kernels.tensor import FloatArray
 
-__all__ = ["SampleResult", "SampleRow", "sample"]
+__all__ = ["NO_TOKEN", "SampleResult", "SampleRow", "sample"]
 
 CHOICE = Choice(__name__)
 
@@ -25,8 +25,8 @@ CHOICE = Choice(__name__)
 def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[SampleResult]:
     """One result for each row of logits (R, vocabulary), which are left as they are.
 
-    Raises ValueError for ids outside the vocabulary, for values no rule allows, and for a row without a finite logit;
-    the text names the row.
+    Raises ValueError for ids outside the vocabulary, for values no rule allows, and for logits that are not numbers;
+    the text names the row. A row that leaves no token possible gives NO_TOKEN.
     """
     check_floats("sample", "logits", logits, 2)
     check_size("sample", "number of rows", len(rows), logits.shape[0])
@@ -64,3 +64,6 @@ def _check_row(index: int, row: SampleRow, vocabulary: int) -> None:
         check_size("sample", f"{where}{name}: number of values", values.shape[0], ids.shape[0])
         if ids.min() < 0 or ids.max() >= vocabulary:
             refuse("sample", f"{where}{name}_ids", ids.tolist(), f"ids from 0 to {vocabulary - 1}")
+    if row.mask is not None:
+        check_mask("sample", f"{where}mask", row.mask)
+        check_size("sample", f"{where}mask: number of words", row.mask.shape[0], -(-vocabulary // 32))

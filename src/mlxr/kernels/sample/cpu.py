@@ -6,6 +6,7 @@ from the rest would hide it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,10 +15,11 @@ import numpy.typing as npt
 from mlxr.core.types import TokenLogprob
 from mlxr.kernels.checks import AnyArray
 from mlxr.kernels.context import Context
-from mlxr.kernels.sample.row import NO_IDS, NO_VALUES, SampleResult, SampleRow
+from mlxr.kernels.sample.row import NO_IDS, NO_TOKEN, NO_VALUES, SampleResult, SampleRow
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 _INT32_MAX = 2**31 - 1
+_NO_MASKS = np.empty((0, 0), np.uint32)
 
 
 def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[SampleResult]:
@@ -41,6 +43,7 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[
         _join(biased, NO_IDS),
         _join([row.bias_values for row in rows], NO_VALUES),
         _starts(biased),
+        *_stack_masks(rows),
         token_ids,
         logprobs,
         top_ids,
@@ -48,6 +51,8 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[
     )
     return [
         SampleResult(int(token_ids[i]), float(logprobs[i]), _pair(top_ids[i, :top], top_logprobs[i, :top]))
+        if token_ids[i] != NO_TOKEN
+        else SampleResult(NO_TOKEN, -math.inf, [])
         for i, top in enumerate(tops)
     ]
 
@@ -63,6 +68,16 @@ def _numbers(row: SampleRow) -> tuple[float, ...]:
         row.frequency_penalty,
         row.uniform,
     )
+
+
+def _stack_masks(rows: Sequence[SampleRow]) -> tuple[npt.NDArray[np.uint32], IntArray]:
+    """All masks, one in each row of an array, and which of them each row of logits has; -1 for none."""
+    places = np.full(len(rows), -1, np.int32)
+    masked = [index for index, row in enumerate(rows) if row.mask is not None]
+    if not masked:
+        return _NO_MASKS, places
+    places[masked] = np.arange(len(masked))
+    return np.stack([row.mask for row in rows if row.mask is not None]), places
 
 
 def _join(parts: list[AnyArray], empty: AnyArray) -> AnyArray:

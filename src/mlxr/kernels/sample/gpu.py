@@ -47,4 +47,5 @@ def _is_plain(row: SampleRow) -> bool:
     """Whether the token is that of the largest logit as it stands, and nothing else is asked for."""
     penalties = (row.repetition_penalty, row.presence_penalty, row.frequency_penalty)
     unchanged = penalties == (1.0, 0.0, 0.0) or not row.history_ids.shape[0]
-    return row.temperature == 0 and unchanged and not row.bias_ids.shape[0] and not row.top_logprobs
+    is_greedy = row.temperature == 0 and row.mask is None and not row.top_logprobs
+    return is_greedy and unchanged and not row.bias_ids.shape[0]

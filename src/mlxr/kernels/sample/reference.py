@@ -3,6 +3,7 @@
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from mlxr.core.types import TokenLogprob
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
-from mlxr.kernels.sample.row import SampleResult, SampleRow
+from mlxr.kernels.sample.row import NO_TOKEN, SampleResult, SampleRow
 from mlxr.kernels.tensor import FloatArray
 
 Doubles = npt.NDArray[np.float64]
@@ -31,7 +32,7 @@ def _sample_row(index: int, logits: FloatArray, row: SampleRow) -> SampleResult:
         refuse("sample", f"logits of row {index}", f"not a number at id {broken[0]}", "numbers")
     adjusted = _adjust(logits, row)
     if not np.isfinite(adjusted.max()):
-        refuse("sample", f"logits of row {index}", "without a finite value", "at least one")
+        return SampleResult(NO_TOKEN, -math.inf, [])
     order = np.lexsort((np.arange(adjusted.shape[0]), -adjusted))  # falling logit, then rising id
     logprobs = adjusted - adjusted.max()
     logprobs -= np.log(np.exp(logprobs).sum())
@@ -41,9 +42,13 @@ def _sample_row(index: int, logits: FloatArray, row: SampleRow) -> SampleResult:
 
 
 def _adjust(logits: FloatArray, row: SampleRow) -> Doubles:
-    """Logit bias, then penalties; a bias of +inf on a logit of -inf leaves the token impossible."""
+    """Mask, logit bias, then penalties; a bias of +inf on a logit of -inf leaves the token impossible."""
     adjusted = logits.astype(np.float64)
-    adjusted[row.bias_ids] += row.bias_values
+    if row.mask is not None:
+        allowed = np.unpackbits(row.mask.astype("<u4").view(np.uint8), count=adjusted.shape[0], bitorder="little")
+        adjusted[allowed == 0] = -np.inf
+    with np.errstate(invalid="ignore"):  # inf - inf
+        adjusted[row.bias_ids] += row.bias_values
     adjusted = np.minimum(np.where(np.isnan(adjusted), -np.inf, adjusted), _LARGEST)
     seen = adjusted[row.history_ids]
     seen = np.where(seen > 0, seen / row.repetition_penalty, seen * row.repetition_penalty)

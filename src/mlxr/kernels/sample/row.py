@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.core.types import TokenLogprob
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 NO_IDS: IntArray = np.empty(0, np.int32)
 NO_VALUES: FloatArray = np.empty(0, np.float32)
+NO_TOKEN = -1  # in place of a token id where no token is possible
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +21,8 @@ class SampleRow:
 
     `history_ids` are the distinct tokens of prompt and answer so far, `history_counts` how often each occurs in the
     answer (0: only in the prompt). `bias_ids` are distinct. `uniform` in [0, 1) is the next number of the request's
-    own random stream. `top_logprobs` asks for that many best tokens.
+    own random stream. `top_logprobs` asks for that many best tokens. Bit i % 32 of mask[i // 32] says whether token i
+    may be chosen, (ceil(vocabulary / 32),).
     """
 
     temperature: float = 0.0
@@ -35,11 +38,15 @@ class SampleRow:
     bias_values: FloatArray = field(default_factory=lambda: NO_VALUES)
     uniform: float = 0.0
     top_logprobs: int = 0
+    mask: npt.NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """The chosen token, its log-probability, and the best tokens (as many as were asked for), best first."""
+    """The chosen token, its log-probability, and the best tokens (as many as were asked for), best first.
+
+    Where no token has a finite logit: NO_TOKEN, minus infinity, and none.
+    """
 
     token_id: int
     logprob: float

@@ -12,7 +12,7 @@ from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
-from mlxr.kernels.tensor import FloatArray, PoolArray, pool_type
+from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim, pool_type
 
 __all__ = ["HeadNorms", "split_heads"]
 
@@ -45,7 +45,7 @@ def split_heads(
     """
     check_floats("split_heads", "qkv", qkv, 2)
     check_pools("split_heads", k_pool, v_pool)
-    _, kv_heads, _, head_dim = k_pool.shape
+    kv_heads, head_dim = k_pool.shape[1], pool_head_dim(k_pool)
     check_size("split_heads", "rows of qkv", qkv.shape[0], batch.tokens)
     check_size("split_heads", "columns of qkv", qkv.shape[1], (heads + 2 * kv_heads) * head_dim)
     if table.rot_dim > head_dim:

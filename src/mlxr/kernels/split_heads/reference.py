@@ -8,7 +8,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import RopeTable, rope
-from mlxr.kernels.tensor import FloatArray, PoolArray
+from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim
 from mlxr.kernels.write_pages import write_pages
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def split_heads(
     norms: HeadNorms | None,
 ) -> FloatArray:
     """Slices of qkv are views, which the operators take with a free token stride."""
-    _, kv_heads, _, head_dim = k_pool.shape
+    kv_heads, head_dim = k_pool.shape[1], pool_head_dim(k_pool)
     q_end, k_end = heads * head_dim, (heads + kv_heads) * head_dim
     q = qkv[:, :q_end].reshape(-1, heads, head_dim)
     k = qkv[:, q_end:k_end].reshape(-1, kv_heads, head_dim)

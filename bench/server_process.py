@@ -1,0 +1,96 @@
+"""A server as a process of its own, ours or llama.cpp's, from its start until it is no longer needed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import mlxr
+from mlxr.core.errors import MlxrError
+
+SOURCE = Path(mlxr.__file__).parents[1]
+READY_S = 120.0
+
+
+class ServerProcess:
+    """Runs `command` with a free port put in for PORT; ready when `path` answers. Its output goes to `log`."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], path: str, log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port: int = probe.getsockname()[1]
+        self.name, self._log = name, log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [word.replace("PORT", str(self.port)) for word in command],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+            )
+        self._wait(path)
+
+    def read(self, path: str) -> str:
+        """What a GET answers."""
+        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as response:
+            text: str = response.read().decode()
+        return text
+
+    def _wait(self, path: str) -> None:
+        end_s = time.monotonic() + READY_S
+        while time.monotonic() < end_s:
+            if self._process.poll() is not None:
+                break
+            try:
+                self.read(path)
+                return
+            except (URLError, OSError):
+                time.sleep(0.05)
+        self._process.kill()
+        raise MlxrError(f"{self.name}: does not get ready; its output is in {self._log}")
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def start_own(folder: Path, model: str, *flags: str) -> ServerProcess:
+    """`mlxr serve` with a registry in `folder`."""
+    command = [
+        sys.executable,
+        "-m",
+        "mlxr",
+        "serve",
+        model,
+        "--port",
+        "PORT",
+        "--models-folder",
+        str(folder / "models"),
+    ]
+    environment = {"PYTHONPATH": str(SOURCE)}
+    log = folder / "mlxr.log"
+    return ServerProcess("mlxr", [*command, "--log-level", "warning", *flags], "/health", log, environment)
+
+
+def start_peer(folder: Path, python: Path, model: Path, threads: int, *flags: str) -> ServerProcess:
+    """llama_cpp.server, told not to give up a request when the next one comes, and to use all threads."""
+    command = [str(python), "-m", "llama_cpp.server", "--model", str(model), "--host", "127.0.0.1", "--port", "PORT"]
+    best = ["--interrupt_requests", "false", "--logits_all", "false", "--verbose", "false"]
+    own = ["--n_threads", str(threads), "--n_threads_batch", str(threads)]
+    return ServerProcess("llama_cpp.server", [*command, *best, *own, *flags], "/v1/models", folder / "peer.log")

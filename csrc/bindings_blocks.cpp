@@ -1,0 +1,135 @@
+// The Python face of layers (blocks.h). What belongs to the weights is checked when a layer is added, what belongs to a
+// batch with each call.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings_checks.h"
+#include "bindings_weight.h"
+#include "blocks.h"
+
+void bind_blocks(nb::module_& m);
+
+namespace {
+
+using mlxr::PythonWeight;
+using OptionalVector = std::optional<Vector>;
+
+// Layers, and the arrays they point into; nanobind keeps the weights alive.
+struct PythonLayers {
+    std::vector<mlxr::Layer> layers;
+    std::vector<Vector> norms;
+    bool half = false;  // the last layer has no feed-forward block yet
+
+    const float* keep(const char* what, const Vector& norm, int64_t length) {
+        check_size(what, size_of(norm, 0), length);
+        norms.push_back(norm);
+        return norm.data();
+    }
+};
+
+void append_attention(PythonLayers& self, Vector norm, float eps, PythonWeight& qkv, OptionalVector q_norm,
+                      OptionalVector k_norm, PythonWeight& output, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                      float scale, int64_t window) {
+    if (self.half) refuse("layers: append_attention", "called twice", "followed by append_feed_forward");
+    if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
+        refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
+    }
+    check_size("layers: columns of qkv", qkv.weight.out_features(), (heads + 2 * kv_heads) * head_dim);
+    check_size("layers: in_features of output", output.weight.in_features(), heads * head_dim);
+    check_size("layers: columns of output", output.weight.out_features(), qkv.weight.in_features());
+    if (q_norm.has_value() != k_norm.has_value()) refuse("layers: q_norm", "alone", "given with k_norm");
+    if (!self.layers.empty()) {
+        const mlxr::AttentionBlock& first = self.layers[0].attention;
+        check_size("layers: columns of the stream", qkv.weight.in_features(), first.qkv->in_features());
+        check_size("layers: heads", heads, first.heads);
+        check_size("layers: key heads", kv_heads, first.kv_heads);
+        check_size("layers: head_dim", head_dim, first.head_dim);
+    }
+    mlxr::Layer layer{};
+    layer.attention = {self.keep("layers: length of a norm", norm, qkv.weight.in_features()),
+                       eps,
+                       &qkv.weight,
+                       q_norm ? self.keep("layers: length of q_norm", *q_norm, head_dim) : nullptr,
+                       k_norm ? self.keep("layers: length of k_norm", *k_norm, head_dim) : nullptr,
+                       &output.weight,
+                       heads,
+                       kv_heads,
+                       head_dim};
+    layer.window = positions_seen(window);
+    layer.scale = scale;
+    qkv.used = output.used = self.half = true;
+    self.layers.push_back(layer);
+}
+
+void append_feed_forward(PythonLayers& self, Vector norm, float eps, PythonWeight& gate_up, PythonWeight& down,
+                         const char* kind) {
+    if (!self.half) refuse("layers: append_feed_forward", "called first", "after append_attention");
+    const int64_t columns = self.layers.back().attention.qkv->in_features();
+    check_size("layers: in_features of gate_up", gate_up.weight.in_features(), columns);
+    check_size("layers: columns of gate_up", gate_up.weight.out_features(), 2 * down.weight.in_features());
+    check_size("layers: columns of down", down.weight.out_features(), columns);
+    self.layers.back().feed_forward = {self.keep("layers: length of a norm", norm, columns), eps, &gate_up.weight,
+                                       &down.weight, parse_activation("layers: activation", kind)};
+    gate_up.used = down.used = true;
+    self.half = false;
+}
+
+void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, nb::sequence k_pools,
+                nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved, Ints slots,
+                Ints query_starts, Ints context_lengths, IntMatrix page_table) {
+    const size_t count = self.layers.size();
+    if (count == 0 || self.half) refuse("layers", "not complete", "at least one whole layer");
+    check_size("layers: number of k_pools", static_cast<int64_t>(nb::len(k_pools)), static_cast<int64_t>(count));
+    check_size("layers: number of v_pools", static_cast<int64_t>(nb::len(v_pools)), static_cast<int64_t>(count));
+    const mlxr::AttentionBlock& first = self.layers[0].attention;
+    mlxr::LayersCall call{};
+    call.stream = stream.data();
+    call.delta = delta.data();
+    call.tokens = size_of(stream, 0);
+    call.columns = first.qkv->in_features();
+    call.sequences = size_of(context_lengths, 0);
+    check_size("layers: columns of stream", size_of(stream, 1), call.columns);
+    check_size("layers: rows of delta", size_of(delta, 0), call.tokens);
+    check_size("layers: columns of delta", size_of(delta, 1), call.columns);
+    call.rope = check_rope(positions, cosines, sines, interleaved, call.tokens, first.head_dim);
+    std::vector<mlxr::Layer> layers = self.layers;
+    const auto sees_less = [](const mlxr::Layer& a, const mlxr::Layer& b) { return a.window < b.window; };
+    const int64_t window = std::max_element(layers.begin(), layers.end(), sees_less)->window;
+    for (size_t i = 0; i < count; ++i) {
+        const PoolOut k_pool = nb::cast<PoolOut>(k_pools[i]), v_pool = nb::cast<PoolOut>(v_pools[i]);
+        if (i == 0) {
+            call.write = check_write(k_pool, v_pool, slots, call.tokens);
+            call.attend = check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, call.tokens,
+                                       first.heads, layers[0].scale, window);
+            check_size("layers: kv_heads of the pools", call.write.kv_heads, first.kv_heads);
+            check_size("layers: head_dim of the pools", call.write.head_dim, first.head_dim);
+        } else {
+            check_pools("layers", k_pool, v_pool);
+            check_alike("layers: pools", k_pool, call.write, size_of(nb::cast<PoolOut>(k_pools[0]), 0));
+        }
+        layers[i].k_pool = k_pool.data();
+        layers[i].v_pool = v_pool.data();
+    }
+    run_alone(runtime, [&] { mlxr::run_layers(runtime, layers.data(), static_cast<int64_t>(count), call); });
+}
+
+}  // namespace
+
+void bind_blocks(nb::module_& m) {
+    const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
+    nb::class_<PythonLayers>(m, "Layers", "Weights of layers, checked.")
+        .def(nb::init<>())
+        .def("append_attention", &append_attention, array("norm"), nb::arg("eps"), nb::arg("qkv"),
+             array("q_norm").none(), array("k_norm").none(), nb::arg("output"), nb::arg("heads"), nb::arg("kv_heads"),
+             nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 7>())
+        .def("append_feed_forward", &append_feed_forward, array("norm"), nb::arg("eps"), nb::arg("gate_up"),
+             nb::arg("down"), nb::arg("activation"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>());
+    m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
+          nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), array("cos"), array("sin"),
+          nb::arg("interleaved"), array("slots"), array("query_starts"), array("context_lengths"), array("page_table"));
+}

@@ -1,0 +1,81 @@
+// One product while it runs, as its drivers share it: multiply.cpp (few tokens), panels.cpp (many), gated.cpp (gate, up
+// and down in one).
+#pragma once
+
+#include <cstdint>
+
+#include "linear/linear.h"
+#include "linear/repack.h"
+
+namespace mlxr {
+
+// Groups in a panel at most: 128 of up to 1.8 KB stay in a second-level cache beside the activations.
+inline constexpr int64_t kPanelGroups = 128;
+
+struct LinearCall {
+    Runtime& runtime;
+    const LinearWeight& weight;
+    const float* x;
+    int64_t tokens;
+    float* out;
+    Activations activations;  // empty without quantised parts
+    uint32_t* pairs;          // the activations as pairs of bf16; null without parts of bf16
+    int64_t pairs_tile;
+};
+
+inline int64_t align_line(int64_t bytes) {
+    return (bytes + 63) / 64 * 64;
+}
+
+inline const QuantKernels& kernels_of(const LinearCall& call, Type type) {
+    return call.runtime.kernels->quant[static_cast<int>(type)];
+}
+
+inline const float* bias_of(const LinearWeight::Part& part) {
+    return part.bias.empty() ? nullptr : part.bias.data();
+}
+
+inline int64_t panels_of(const LinearWeight::Part& part) {
+    return (part.rows + kPanelRows - 1) / kPanelRows;
+}
+
+// A call whose activations lie in scratch memory, undefined so far, in the forms that its parts need.
+LinearCall begin_call(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
+                      Scratch use);
+
+// Tokens in a tile of activations.
+inline int64_t tile_of(int64_t tokens) {
+    return tokens < kManyTokens ? tokens : kTileTokens;
+}
+
+// Makes the input (if that is left to do) and quantises or narrows it, on all threads.
+void prepare_together(const LinearCall& call, const MakeRows& make_rows);
+
+// Blocks [first, last) of a part without panels: all tokens; or, of dense parts, tokens [first_token, last_token),
+// first_token at the start of a tile.
+void multiply_blocks(const LinearCall& call, const LinearWeight::Part& part, int64_t first, int64_t last);
+void multiply_dense(const LinearCall& call, const LinearWeight::Part& part, int64_t first, int64_t last,
+                    int64_t first_token, int64_t last_token);
+
+// Many tokens, whose input is prepared.
+void multiply_many(const LinearCall& call);
+
+// The groups of a weight in chunks of whole units, so that each fits into a panel.
+struct PanelChunks {
+    PanelChunks(const LinearCall& call, Type type);
+    int64_t first_unit(int64_t chunk) const { return units * chunk / count; }
+    int64_t units, unit_groups, count;
+};
+
+// Bytes of a panel that holds any chunk of any part.
+int64_t panel_bytes_of(const LinearCall& call);
+
+// Rows [32*index, 32*index+32) of one chunk of a part into a panel.
+void unpack_panel(const LinearCall& call, const LinearWeight::Part& part, int64_t index, int64_t chunk, uint8_t* panel);
+
+// Tokens [first, last), `first` at the start of a tile or in the only one, times that panel. `out` is the panel's first
+// column of token `first`, where sums of the chunk before are found.
+void multiply_panel(const LinearCall& call, const LinearWeight::Part& part, int64_t index, int64_t chunk,
+                    const uint8_t* panel, int64_t first, int64_t last, float* out, int64_t out_stride);
+
+}  // namespace mlxr

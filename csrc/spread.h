@@ -1,0 +1,21 @@
+// The element-wise operators over the thread pool: how a call is cut for the threads, which never shows in the
+// result. `call` must be checked; the caller holds runtime.mutex. Knows no Python.
+#pragma once
+
+#include <cstdint>
+
+#include "operator_table.h"
+#include "runtime.h"
+
+namespace mlxr {
+
+// Fewer elements than this take one thread no longer than waking the others.
+constexpr int64_t kSerialElements = 1 << 15;
+
+void spread_rms_norm(Runtime& runtime, const RmsNormCall& call, int64_t rows);
+void spread_rope(Runtime& runtime, const RopeCall& call, int64_t tokens);
+void spread_activate(Runtime& runtime, const ActivateCall& call, int64_t rows);
+// Keys and values of the same tokens.
+void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall& values);
+
+}  // namespace mlxr

@@ -1,0 +1,20 @@
+"""`mlxr cp`: a second name for a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mlxr.cli.flags import RegistrySettings
+from mlxr.cli.terminal import print_fields
+from mlxr.service.catalogue import open_registry
+
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The model.")]
+Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Its other name.")]
+
+
+def cp(source: Source, destination: Destination, settings: RegistrySettings) -> None:
+    """Give a model a second name. No file is copied."""
+    record = open_registry(settings).copy(source, destination)
+    print_fields([("copied", record.short_name)])

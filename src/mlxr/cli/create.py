@@ -1,0 +1,47 @@
+"""`mlxr create`: a model made from another one by a Modelfile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxr.cli.flags import RegistrySettings
+from mlxr.cli.terminal import print_fields
+from mlxr.core.errors import InvalidRequest, NotFound
+from mlxr.registry import ModelRecord, Registry
+from mlxr.registry.modelfile import parse_modelfile
+from mlxr.service.catalogue import open_registry
+from mlxr.service.creation import create_model
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="What to call the new model.")]
+File = Annotated[
+    Path,
+    typer.Option("--file", "-f", metavar="FILE", help="The Modelfile: FROM, PARAMETER, TEMPLATE (Jinja), SYSTEM ..."),
+]
+
+
+def create(name: Name, settings: RegistrySettings, file: File = Path("Modelfile")) -> None:
+    """Make a model of another one: a name or file after FROM, and what the Modelfile sets anew."""
+    modelfile = parse_modelfile(_read(file))
+    registry = open_registry(settings)
+    record = create_model(registry, name, _find_source(registry, modelfile.source, file.parent), modelfile.changes)
+    print_fields([("created", record.short_name), ("from", modelfile.source), ("id", record.digest[:12])])
+
+
+def _find_source(registry: Registry, source: str, folder: Path) -> ModelRecord:
+    """What FROM names: a model, or a path, which is relative to the Modelfile."""
+    try:
+        return registry.find(source)
+    except NotFound:
+        return registry.find(folder / source)
+
+
+def _read(file: Path) -> str:
+    if not file.is_file():
+        raise NotFound(f"{file}: no such Modelfile; --file names another one")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("Modelfile", f"is not UTF-8: {error.reason} at byte {error.start}") from error

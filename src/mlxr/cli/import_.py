@@ -1,0 +1,26 @@
+"""`mlxr import`: give a model that is on disk a name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxr.cli.flags import RegistrySettings
+from mlxr.cli.terminal import format_bytes, print_fields, show_progress
+from mlxr.loading import find_model
+from mlxr.service.catalogue import open_registry
+
+File = Annotated[Path, typer.Argument(metavar="PATH", help="A .gguf file or a Hugging Face folder. It stays there.")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="What to call it; default: its file name.")]
+
+
+def import_(path: File, settings: RegistrySettings, name: Name = None) -> None:
+    """Give a model a name. Its files stay where they are and are not copied."""
+    place = find_model(path)
+    with show_progress(f"reading {place.name}") as progress:
+        record = open_registry(settings).import_file(place, name, progress=progress)
+    print_fields(
+        [("imported", record.short_name), ("from", str(record.path)), ("size", format_bytes(record.size_bytes))]
+    )

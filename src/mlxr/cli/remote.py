@@ -1,0 +1,270 @@
+"""A model behind a running server, with the face of `LLM`: the same events, come over HTTP.
+
+Speaks the server's OpenAI dialect, as any other client would. `open_model` chooses between the two for commands that
+take `--url`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Protocol, Self
+
+import typer
+
+from mlxr.cli.terminal import show_progress
+from mlxr.core.errors import InvalidRequest, MlxrError, SettingError
+from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta
+from mlxr.core.settings import Settings, resolve
+from mlxr.core.types import FinishReason, SamplingParams, Timings, Usage
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_MODEL = "demo"
+ALL_TOKENS = 2**31 - 1  # as far as the context reaches
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Ask the server there (http://host:port or unix:/path) instead of loading a model. "
+        "Its key is the first of the setting api_keys.",
+    ),
+]
+
+
+class AnswerStream(Protocol):
+    """Events that end with a Finish."""
+
+    def __iter__(self) -> Iterator[Event]: ...
+
+    def cancel(self) -> None:
+        """End the answer soon; a Finish still comes."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Answerer(Protocol):
+    """What commands need of a model, wherever it runs."""
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether it answers conversations."""
+
+    def stream(self, prompt: str, params: SamplingParams, /) -> AnswerStream:
+        """Continue a text."""
+
+    def stream_chat(self, messages: Sequence[Mapping[str, object]], params: SamplingParams, /) -> AnswerStream:
+        """Answer a conversation."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_model(model: str | None, settings: Settings, url: str | None) -> Answerer:
+    """The model on this machine (default: demo), or the one of the server at `url` (default: that server's)."""
+    if url is not None:
+        refuse_model_settings(settings)
+        return RemoteModel(url, model, find_own_key(settings))
+    from mlxr.llm import LLM
+
+    with show_progress("loading") as progress:
+        return LLM(model or DEFAULT_MODEL, **settings.select("model"), progress=progress)
+
+
+def refuse_model_settings(settings: Settings) -> None:
+    """Flags for a model that is loaded here would be ignored by a server; raises SettingError for the first."""
+    usual = resolve().select("model")
+    for name, value in settings.select("model").items():
+        if value != usual[name]:
+            raise SettingError(f"--url: the server has settings of its own; leave out --{name.replace('_', '-')}")
+
+
+def find_own_key(settings: Settings) -> str | None:
+    """The key to bring: the first of the settings, or of their file."""
+    if settings.api_keys or settings.api_keys_file is None:
+        return next(iter(settings.api_keys), None)
+    from mlxr.server.security import read_keys_file
+
+    return read_keys_file(Path(settings.api_keys_file))[0]
+
+
+class RemoteModel:
+    """The model called `model` of the server at `url`; None is that server's default model."""
+
+    can_chat = True  # a server says itself when a model cannot
+
+    def __init__(self, url: str, model: str | None, key: str | None) -> None:
+        import httpx
+
+        self._url, self._model = url, model
+        path = url.removeprefix("unix:") if url.startswith("unix:") else None
+        base_url = "http://localhost" if path is not None else url.rstrip("/").removesuffix("/v1")
+        if not base_url.startswith(("http://", "https://")):
+            raise InvalidRequest("--url", f"must begin with http://, https:// or unix:, got {url}")
+        if path is not None and not Path(path).is_socket():
+            raise InvalidRequest("--url", f"{url}: there is no socket")
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        transport = None if path is None else httpx.HTTPTransport(uds=path)
+        try:
+            self._client = httpx.Client(base_url=base_url, headers=headers, timeout=None, transport=transport)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise InvalidRequest("--url", f"{url}: {error}") from error
+
+    def stream(self, prompt: str, params: SamplingParams) -> RemoteStream:
+        """Continue a text."""
+        return self._start("/v1/completions", {"prompt": prompt}, params)
+
+    def stream_chat(self, messages: Sequence[Mapping[str, object]], params: SamplingParams) -> RemoteStream:
+        """Answer a conversation."""
+        return self._start("/v1/chat/completions", {"messages": list(messages)}, params)
+
+    def _start(self, path: str, question: dict[str, object], params: SamplingParams) -> RemoteStream:
+        import httpx
+
+        body = {**question, **describe_params(params), "stream": True, "stream_options": {"include_usage": True}}
+        if self._model is not None:
+            body["model"] = self._model
+        if params.max_tokens is not None:
+            body["max_tokens"] = params.max_tokens
+        elif path == "/v1/completions":
+            body["max_tokens"] = ALL_TOKENS  # the dialect's own default is 16
+        try:
+            response = self._client.send(self._client.build_request("POST", path, json=body), stream=True)
+            if response.status_code != 200:
+                raise MlxrError(f"{self._url}: {read_refusal(response)}")
+        except httpx.HTTPError as error:
+            raise MlxrError(f"{self._url}: {error or type(error).__name__}") from error
+        return RemoteStream(response)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+
+def describe_params(params: SamplingParams) -> dict[str, object]:
+    """The fields of the dialect; all are given, since its defaults are not ours."""
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "seed": params.seed,
+        "stop": list(params.stop) or None,
+    }
+
+
+def read_refusal(response: httpx.Response) -> str:
+    """The message of an error, or the status where there is none."""
+    response.read()
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP status {response.status_code}"
+
+
+class RemoteStream:
+    """The events of one answer. Closing it early closes the connection, by which the server knows."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self._is_cancelled = False
+        self._events = self._read()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._events
+
+    def cancel(self) -> None:
+        """Stop the answer; a Finish(CANCELLED) ends the events. Fit for signal handlers: a read under way returns."""
+        self._is_cancelled = True
+        stream = self._response.extensions.get("network_stream")
+        connection = None if stream is None else stream.get_extra_info("socket")
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._events.close()
+        self._response.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self) -> Generator[Event, None, None]:
+        import httpx
+
+        fold = _Chunks()
+        try:
+            for line in self._response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    yield from fold.push(json.loads(line.removeprefix("data: ")))
+        except (httpx.HTTPError, ValueError) as error:
+            fold.error = fold.error or f"the connection broke: {error}"
+        yield fold.finish(is_cancelled=self._is_cancelled)
+
+
+class _Chunks:
+    """From chunks of either route to events; what is known of the end is gathered for the Finish."""
+
+    def __init__(self) -> None:
+        self.error: str | None = None
+        self._reason: str | None = None
+        self._usage = Usage(0, 0)
+        self._timings: Timings | None = None
+
+    def push(self, chunk: dict[str, object]) -> Iterator[Event]:
+        failure = chunk.get("error")
+        if isinstance(failure, dict):
+            self.error = str(failure.get("message"))
+        self._note_numbers(chunk.get("usage"), chunk.get("timings"))
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else []:
+            delta = choice.get("delta") or choice
+            if delta.get("reasoning_content"):
+                yield ReasoningDelta(delta["reasoning_content"])
+            text = delta.get("content") or delta.get("text")
+            if text:
+                yield TextDelta(text)
+            self._reason = choice.get("finish_reason") or self._reason
+
+    def _note_numbers(self, usage: object, timings: object) -> None:
+        if isinstance(usage, dict):
+            details = usage.get("prompt_tokens_details") or {}
+            cached_tokens = details.get("cached_tokens", 0)
+            self._usage = Usage(usage["prompt_tokens"], usage["completion_tokens"], cached_tokens)
+        if isinstance(timings, dict):
+            milliseconds = [timings.get(name, 0.0) for name in ("queue_ms", "prompt_ms", "predicted_ms")]
+            self._timings = Timings(*(value / 1000 for value in milliseconds))
+
+    def finish(self, *, is_cancelled: bool) -> Finish:
+        """The last event. A stream that ends without saying why has broken."""
+        if is_cancelled:
+            return Finish(FinishReason.CANCELLED, self._usage)
+        if self.error is not None or self._reason is None:
+            return Finish(FinishReason.ERROR, self._usage, self.error or "the connection broke")
+        return Finish(FinishReason(self._reason), self._usage, timings=self._timings)

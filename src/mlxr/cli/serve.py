@@ -1,0 +1,55 @@
+"""`mlxr serve`: the HTTP server, until a signal ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+import mlxr
+from mlxr.cli.flags import ServerSettings
+from mlxr.cli.terminal import print_note
+from mlxr.core.settings import Settings
+from mlxr.server.lifecycle import Lifecycle
+from mlxr.server.listen import build_app, name_address, open_socket
+from mlxr.server.listen import serve as serve_app
+from mlxr.server.logs import start_logging
+from mlxr.server.security import is_loopback
+from mlxr.server.tracing import start_tracing
+
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help="The model of requests that name none; see the setting default_model."),
+]
+
+
+def serve(settings: ServerSettings, model: Model = None) -> None:
+    """Answer OpenAI, Ollama and Anthropic clients over HTTP. Flags, MLXR_* variables and the settings file say how."""
+    if model is not None:
+        settings = replace(settings, default_model=model)
+    start_logging(settings)
+    if settings.tracing:
+        start_tracing()
+    app = build_app(settings)
+    app.state.registry.find(settings.default_model)  # a wrong name shall end the command, not every request
+    listener = open_socket(settings)
+    print_note(describe(settings, name_address(listener)))
+    serve_app(app, settings, [listener], lambda lifecycle: print_note(describe_ready(settings, lifecycle)))
+
+
+def describe(settings: Settings, address: str) -> str:
+    """The first line, and a warning where strangers may ask."""
+    text = f"mlxr {mlxr.__version__} listens on {address}: /v1 for OpenAI and Anthropic clients, /api for Ollama's"
+    has_keys = bool(settings.api_keys or settings.api_keys_file)
+    if has_keys or settings.unix_socket is not None or is_loopback(settings.host):
+        return text
+    return f"{text}\nwarning: everybody who reaches this address may ask, as there are no api_keys"
+
+
+def describe_ready(settings: Settings, lifecycle: Lifecycle) -> str:
+    """The second line."""
+    if lifecycle.problem is not None:
+        return f"not ready: {lifecycle.problem}"
+    names = dict.fromkeys([settings.default_model, *settings.pinned_models])
+    return f"ready: {', '.join(names)}"

@@ -1,0 +1,78 @@
+"""Which tokens may come next in an answer: what a grammar must offer to the engine, and its state in one answer.
+
+The engine asks for a mask before every token, applies it within its one sampling call, and tells which token was
+chosen. Knows no grammar and no text.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.uint32]
+
+
+class TokenConstraint(Protocol):
+    """A rule for the tokens of one answer. What it raises ends that answer alone, with its text as the error.
+
+    One thread at a time calls its methods.
+    """
+
+    def fill_mask(self, mask: Mask) -> None:
+        """Set bit i % 32 of mask[i // 32] for every token i that may come next, end tokens included.
+
+        `mask` has a bit for every token of the model's vocabulary and comes all zero. Asking twice is the same as
+        asking once.
+        """
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """`token_id` was chosen, and the answer goes on after it."""
+        ...
+
+    def fork(self) -> TokenConstraint:
+        """One more of the same state, which goes its own way."""
+        ...
+
+
+class MaskSource:
+    """The constraint of one answer with its mask of the next token, (ceil(vocab_size / 32),) uint32.
+
+    When the constraint fails the mask is empty and `error` says why.
+    """
+
+    __slots__ = ("_constraint", "_is_filled", "error", "mask")
+
+    def __init__(self, constraint: TokenConstraint, vocab_size: int) -> None:
+        self._constraint = constraint
+        self.mask: Mask = np.zeros(-(-vocab_size // 32), np.uint32)
+        self.error: str | None = None
+        self._is_filled = False
+
+    def fill(self) -> None:
+        """Bring the mask up to date, unless it is."""
+        if self._is_filled:
+            return
+        self.mask.fill(0)
+        try:
+            self._constraint.fill_mask(self.mask)
+        except Exception as error:  # whatever it was, it concerns this answer alone
+            self._fail(error)
+        self._is_filled = True
+
+    def accept(self, token_id: int) -> None:
+        """Go on after `token_id`; the next mask is made now, while all that it needs is at hand in the caches."""
+        self._is_filled = False
+        try:
+            self._constraint.accept(token_id)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self.fill()
+
+    def _fail(self, error: Exception) -> None:
+        self.mask.fill(0)
+        self.error = f"the constraint failed: {type(error).__name__}: {error}"
+        self._is_filled = True

@@ -1,0 +1,43 @@
+"""From the hidden states of a text's tokens to one vector for the text, chunk by chunk.
+
+The states are added up one after another in float64, so that neither the chunks nor the batch can change a bit.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Pooling = Literal["mean", "last"]
+
+
+class Pool:
+    """Hidden states of one text after the final norm: their mean, or the last one."""
+
+    __slots__ = ("_pooling", "_tokens", "_total")
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+        self._total: npt.NDArray[np.float64] | None = None
+        self._tokens = 0
+
+    def count_wanted(self, tokens: int, *, completes: bool) -> int:
+        """How many states at the end of a chunk of `tokens` tokens are needed; `completes` if it ends the text."""
+        return tokens if self._pooling == "mean" else int(completes)
+
+    def add(self, hidden: Floats, *, is_first: bool) -> None:
+        """The wanted states of the next chunk, (tokens, hidden size). The first comes again after a preemption."""
+        if is_first:
+            self._total, self._tokens = None, 0
+        for state in hidden.astype(np.float64):
+            self._total = state if self._total is None else self._total + state
+        self._tokens += len(hidden)
+
+    def read(self) -> Floats:
+        """The vector, (hidden size,)."""
+        if self._total is None:
+            raise ValueError("nothing was added to the pool")
+        return (self._total / self._tokens).astype(np.float32)

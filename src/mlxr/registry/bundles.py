@@ -1,0 +1,113 @@
+"""What the loader is given of an owned model: one blob, or a folder in which several blobs have their own names.
+
+A model that is one GGUF file is its blob. Split files and folders need names, so they are a folder of links to blobs,
+named by what it holds. A link is followed only when it is ours: relative, to the very blob that the catalogue names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from mlxr.core.errors import InvalidRequest, RegistryError
+from mlxr.registry.blobs import Blobs, list_ages, sync_folder
+from mlxr.registry.record import ModelFile
+
+MAX_FILES = 4096
+LEFTOVER_AGE_S = 3600.0
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
+_FIRST_PART = re.compile(r".*-00001-of-\d{5}\.gguf", re.ASCII)
+
+
+class Bundles:
+    """The folders of links in `folder`, over `blobs`."""
+
+    def __init__(self, folder: Path, blobs: Blobs) -> None:
+        self.folder, self._blobs = folder, blobs
+
+    def make(self, files: Mapping[str, str]) -> Path:
+        """What to load for `files` (name to SHA-256), made if need be. Raises InvalidRequest and NotFound."""
+        _check_names(files)
+        blobs = {name: self._blobs.find(digest) for name, digest in files.items()}
+        if len(files) == 1 and next(iter(files)).endswith(".gguf"):
+            return next(iter(blobs.values()))
+        target = self.folder / _name_bundle(files)
+        if not target.is_dir():
+            self._write(target, blobs)
+        return _find_entry(target, files)
+
+    def find_problem(self, path: Path, files: Sequence[ModelFile]) -> str | None:
+        """Why `path` is not what `make` gave for these files, None if it is; raises NotFound for a lost blob."""
+        digests = {file.name: file.sha256 for file in files}
+        for file in files:
+            blob = self._blobs.find(file.sha256)
+            if blob.stat().st_size != file.size_bytes:
+                return (
+                    f"{blob} has {blob.stat().st_size} bytes, it had {file.size_bytes}; pull or create the model again"
+                )
+        if path.parent == self._blobs.folder:
+            return None if [path] == [self._blobs.path(file.sha256) for file in files] else f"{path} is not its file"
+        folder = self.folder / _name_bundle(digests)
+        if path != _find_entry(folder, digests) or folder.is_symlink():
+            return f"{path} is not in the store"
+        for name, digest in digests.items():
+            if os.readlink(folder / name) != _link_to(self._blobs.path(digest)):
+                return f"{folder / name} leads out of the store, so it is not used"
+        return None
+
+    def sweep(self, used: Collection[Path], gone: Collection[Path] = ()) -> None:
+        """Remove the folders of the models that loaded `gone`, and old ones of nobody, unless one of `used` needs them.
+
+        A young one may be that of a model whose row is yet to be written.
+        """
+        keep = {self._find_folder(path) for path in used}
+        drop = {self._find_folder(path) for path in gone}
+        for folder, age_s in list_ages(self.folder):
+            if folder not in keep and (folder in drop or age_s >= LEFTOVER_AGE_S) and not folder.is_symlink():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _find_folder(self, path: Path) -> Path:
+        return path if path.parent == self.folder else path.parent
+
+    def _write(self, target: Path, blobs: Mapping[str, Path]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        beside = self.folder / f"incoming-{secrets.token_hex(8)}"
+        beside.mkdir()
+        for name, blob in blobs.items():
+            os.symlink(_link_to(blob), beside / name)
+        sync_folder(beside)
+        try:
+            os.rename(beside, target)
+        except OSError:
+            shutil.rmtree(beside)
+            if not target.is_dir():  # else another writer made the same one
+                raise RegistryError(f"{target}: cannot be made") from None
+        sync_folder(self.folder)
+
+
+def _check_names(files: Mapping[str, str]) -> None:
+    if not 1 <= len(files) <= MAX_FILES:
+        raise InvalidRequest("files", f"a model has from 1 to {MAX_FILES} files, got {len(files)}")
+    for name in files:
+        if _FILE_NAME.fullmatch(name) is None:
+            raise InvalidRequest("files", f"{name[:80]!r} cannot be the name of a file of a model")
+
+
+def _link_to(blob: Path) -> str:
+    return os.path.join("..", "..", blob.parent.name, blob.name)
+
+
+def _name_bundle(files: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
+
+
+def _find_entry(folder: Path, files: Mapping[str, str]) -> Path:
+    """The first part of a split GGUF file, the folder itself for everything else."""
+    first = [name for name in files if _FIRST_PART.fullmatch(name)]
+    return folder / first[0] if len(first) == 1 else folder

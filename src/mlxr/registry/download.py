@@ -1,0 +1,210 @@
+"""One file from a hub to a folder of ours: resumed where it stopped, checked before anyone sees it.
+
+What has come lies in `partial-<checksum>`, also after a crash, and the next try asks for the rest. One process writes
+at a time; others wait for it. Nothing that the other side says of itself is believed: sizes and checksums are counted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import BinaryIO
+
+import httpx
+
+from mlxr.core.errors import HubError
+from mlxr.registry.blobs import Blobs
+from mlxr.registry.hub import RemoteFile
+
+CHUNK_BYTES = 1 << 18
+MAX_FRUITLESS_TRIES = 5  # in a row, without a new byte
+LOCK_POLL_S = 0.1
+MAX_DELAY_S = 10.0
+_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)", re.ASCII)
+
+
+class PullStopped(HubError):
+    """Somebody stopped the pull; what has come so far is kept."""
+
+    def __init__(self) -> None:
+        super().__init__("the pull was stopped; pull again to go on from there")
+
+
+@dataclass(slots=True)
+class Downloader:
+    """Fetches files through `folder` into `blobs`.
+
+    `stop` ends it between two pieces; `retry_delay_s` is the first of growing pauses.
+    """
+
+    folder: Path
+    blobs: Blobs
+    client: httpx.Client
+    stop: Event = field(default_factory=Event)
+    retry_delay_s: float = 1.0
+
+    def fetch(self, file: RemoteFile, report: Callable[[int], None]) -> str:
+        """Bring a file, whole and checked, into the store; its SHA-256. `report` gets the bytes that are there.
+
+        Raises HubError when the hub refuses, keeps failing, or sends something else than it listed.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"partial-{file.identity}"
+        with _locked(path, self.stop) as output:
+            if file.sha256 is not None and self.blobs.has(file.sha256):  # from before, or while we waited
+                path.unlink()
+                report(file.size_bytes)
+                return file.sha256
+            sums = _Sums(file)
+            while chunk := output.read(CHUNK_BYTES):
+                sums.update(chunk)
+            self._fetch_rest(file, output, sums, report)
+            output.flush()
+            wrong = sums.find_mismatch()
+            if wrong is not None:
+                path.unlink()
+                raise HubError(f"{file.path}: {wrong}; what came was thrown away")
+            sha256 = sums.sha256.hexdigest()
+            self.blobs.adopt(path, sha256)
+            return sha256
+
+    def _fetch_rest(self, file: RemoteFile, output: BinaryIO, sums: _Sums, report: Callable[[int], None]) -> None:
+        """Ask until all bytes are there."""
+        if sums.size_bytes > file.size_bytes:
+            _restart(output, sums)
+        report(sums.size_bytes)
+        fruitless, reason = 0, ""
+        while sums.size_bytes < file.size_bytes:
+            before_bytes = sums.size_bytes
+            try:
+                self._ask(file, output, sums, report)
+                reason = "the connection ended early"
+            except (httpx.TransportError, httpx.DecodingError, _TryAgain) as error:
+                reason = str(error) or type(error).__name__
+            output.flush()
+            if sums.size_bytes == file.size_bytes:
+                return
+            fruitless = 0 if sums.size_bytes > before_bytes else fruitless + 1
+            if fruitless >= MAX_FRUITLESS_TRIES:
+                raise HubError(f"{file.path}: stuck at {sums.size_bytes} of {file.size_bytes} bytes: {reason}")
+            if self.stop.wait(min(self.retry_delay_s * 2**fruitless, MAX_DELAY_S)):
+                raise PullStopped
+
+    def _ask(self, file: RemoteFile, output: BinaryIO, sums: _Sums, report: Callable[[int], None]) -> None:
+        """One request for the bytes that are missing."""
+        headers = {"Accept-Encoding": "identity"}
+        if sums.size_bytes:
+            headers["Range"] = f"bytes={sums.size_bytes}-"
+        with self.client.stream("GET", file.url, headers=headers) as response:
+            _check_status(file, response)
+            if response.status_code == 206:
+                _check_range(response, sums.size_bytes)
+            else:
+                _restart(output, sums)  # the whole file comes, or we are at the start anyway
+                _check_length(file, response)
+            for chunk in response.iter_raw():
+                if self.stop.is_set():
+                    raise PullStopped
+                if sums.size_bytes + len(chunk) > file.size_bytes:
+                    raise HubError(f"{file.path}: more came than the {file.size_bytes} bytes that the hub listed")
+                output.write(chunk)
+                sums.update(chunk)
+                report(sums.size_bytes)
+
+
+class _TryAgain(Exception):
+    """An answer that may be better next time."""
+
+
+class _Sums:
+    """Size and checksums of what has come."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file = file
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.size_bytes = 0
+        self.sha256 = hashlib.sha256()
+        # Git names a file by the SHA-1 of this header and its contents.
+        self._git = hashlib.sha1(b"blob %d\0" % self._file.size_bytes, usedforsecurity=False)
+
+    def update(self, chunk: bytes) -> None:
+        """Count a piece."""
+        self.size_bytes += len(chunk)
+        self.sha256.update(chunk)
+        if self._file.sha256 is None:
+            self._git.update(chunk)
+
+    def find_mismatch(self) -> str | None:
+        """What is wrong with the whole file, None if it is what the hub listed."""
+        if self._file.sha256 is not None:
+            kind, found = "SHA-256", self.sha256.hexdigest()
+        else:
+            kind, found = "Git object id", self._git.hexdigest()
+        listed = self._file.sha256 or self._file.git_oid
+        return None if listed == found else f"the hub listed the {kind} {listed}, what came has {found}"
+
+
+def _restart(output: BinaryIO, sums: _Sums) -> None:
+    output.seek(0)
+    output.truncate()
+    sums.reset()
+
+
+def _check_status(file: RemoteFile, response: httpx.Response) -> None:
+    status = response.status_code
+    if status in (200, 206):
+        return
+    if status == 416 or status == 429 or status >= 500:
+        raise _TryAgain(f"the hub answered {status}")
+    raise HubError(f"{file.path}: the hub answered {status} {response.reason_phrase}".rstrip())
+
+
+def _check_range(response: httpx.Response, start: int) -> None:
+    match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if match is None or int(match[1]) != start:
+        raise _TryAgain(f"the hub sent another range than bytes {start}-")
+
+
+def _check_length(file: RemoteFile, response: httpx.Response) -> None:
+    length = response.headers.get("Content-Length")
+    if length is not None and length != str(file.size_bytes):
+        raise HubError(f"{file.path}: the hub listed {file.size_bytes} bytes and now sends {length}")
+
+
+@contextmanager
+def _locked(path: Path, stop: Event) -> Iterator[BinaryIO]:
+    """The file, made if need be, while nobody else writes it; the lock ends with the process that has it."""
+    while True:
+        with path.open("a+b") as file:
+            if _try_lock(file) and _is_still(file, path):
+                file.seek(0)
+                yield file
+                return
+        if stop.wait(LOCK_POLL_S):
+            raise PullStopped
+
+
+def _try_lock(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_still(file: BinaryIO, path: Path) -> bool:
+    """Whether the open file is the one under that name; another process may have finished and moved it."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

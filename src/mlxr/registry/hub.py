@@ -1,0 +1,181 @@
+"""What a hub of models has: from `hf.co/owner/repo[:file or quant]` to the files to fetch.
+
+Asks through `huggingface_hub`, which knows the hub's interface and the user's token. A repository's listing is not
+trusted: names are never used as paths, and every file must state its size and a checksum.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from mlxr.core.errors import HubError, InvalidRequest, NotFound
+from mlxr.registry.names import ModelName
+
+LISTING_TIMEOUT_S = 30.0
+MAX_FILES = 20000
+# The first of these that a repository has is taken when none is asked for.
+QUANT_ORDER = tuple(
+    "q4_k_m q4_k_s q4_0 q5_k_m q5_k_s q6_k q8_0 iq4_nl iq4_xs mxfp4 q3_k_m q3_k_l q3_k_s q2_k bf16 f16 f32".split()  # noqa: SIM905
+)
+_REFERENCE = re.compile(
+    r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/([^/:]+)/([^/:]+?)/?(?::(.+))?", re.ASCII | re.IGNORECASE
+)
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.ASCII)
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors", re.ASCII)
+_BESIDE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.(json|jinja|model|txt)", re.ASCII)
+_NO_MODEL = ("mmproj", "imatrix")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A repository, and which of its models: a file or a quantisation, "" for the usual one."""
+
+    owner: str
+    repository: str
+    selector: str
+
+    @property
+    def repo_id(self) -> str:
+        """As the hub spells it."""
+        return f"{self.owner}/{self.repository}"
+
+    @property
+    def name(self) -> ModelName:
+        """The name that the model gets here."""
+        tag = PurePosixPath(self.selector).name.removesuffix(".gguf")
+        return ModelName.parse(f"hf.co/{self.repo_id}" + (f":{tag}" if tag else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file to fetch. It is checked against `sha256` where the hub knows one, else against the `git_oid`."""
+
+    path: str
+    url: str
+    size_bytes: int
+    sha256: str | None
+    git_oid: str | None
+
+    @property
+    def name(self) -> str:
+        """Without folders."""
+        return PurePosixPath(self.path).name
+
+    @property
+    def identity(self) -> str:
+        """The checksum that names the file; raises HubError for a listing without one, or without a size."""
+        identity = self.sha256 or self.git_oid or ""
+        if re.fullmatch(r"[0-9a-f]{64}" if self.sha256 else r"[0-9a-f]{40}", identity) is None:
+            raise HubError(f"{self.path[:200]!r}: the hub lists the checksum {identity[:80]!r}, which is none")
+        if not 0 <= self.size_bytes < 1 << 50:
+            raise HubError(f"{self.path[:200]!r}: the hub lists no size that could be")
+        return identity
+
+
+def parse_reference(text: str) -> Reference:
+    """Read `hf.co/owner/repo[:file or quant]`; raises InvalidRequest for anything else."""
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        raise InvalidRequest(
+            "model",
+            f"{text[:120]!r} cannot be pulled; models come from Hugging Face, as hf.co/owner/repo[:file or quant]",
+        )
+    reference = Reference(match[1], match[2], match[3] or "")
+    _ = reference.name  # refuses parts that make no name
+    return reference
+
+
+def list_files(reference: Reference, endpoint: str) -> list[RemoteFile]:
+    """All files of the repository's main branch, as of now. Raises NotFound or HubError."""
+    import httpx
+    from huggingface_hub import HfApi, hf_hub_url
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        info = HfApi(endpoint=endpoint).model_info(reference.repo_id, timeout=LISTING_TIMEOUT_S, files_metadata=True)
+    except GatedRepoError as error:
+        raise HubError(
+            f"{reference.repo_id}: the hub wants its terms accepted, and a token (`hf auth login`)"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise NotFound(f"{reference.repo_id}: {endpoint} has no such model, or it is private") from error
+    except (httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled, ValueError, KeyError, TypeError) as error:
+        raise HubError(f"{reference.repo_id}: {endpoint} cannot be asked: {_one_line(error)}") from error
+    siblings = info.siblings or []
+    if not info.sha or len(siblings) > MAX_FILES:
+        raise HubError(f"{reference.repo_id}: the hub's listing has {len(siblings)} files and revision {info.sha!r}")
+    return [
+        RemoteFile(
+            path=str(sibling.rfilename),
+            url=hf_hub_url(reference.repo_id, sibling.rfilename, revision=info.sha, endpoint=endpoint),
+            size_bytes=sibling.size if isinstance(sibling.size, int) else -1,
+            sha256=None if sibling.lfs is None else str(sibling.lfs.sha256),
+            git_oid=sibling.blob_id,
+        )
+        for sibling in siblings
+    ]
+
+
+def choose_files(reference: Reference, files: Sequence[RemoteFile]) -> list[RemoteFile]:
+    """The files that make up the model asked for. Raises NotFound, which lists what there is."""
+    models = _group_gguf(files)
+    if models:
+        return models[_choose_model(reference, models)]
+    if reference.selector:
+        raise NotFound(f"{reference.repo_id} has no GGUF files, so there is no {reference.selector!r} to choose")
+    top = [file for file in files if "/" not in file.path]
+    weights = [file for file in top if _WEIGHTS.fullmatch(file.path)]
+    if not weights or not any(file.path == "config.json" for file in top):
+        raise NotFound(f"{reference.repo_id} has neither GGUF files nor config.json with model.safetensors")
+    return weights + [file for file in top if _BESIDE.fullmatch(file.path)]
+
+
+def _group_gguf(files: Sequence[RemoteFile]) -> dict[str, list[RemoteFile]]:
+    """GGUF models by path without ending and part number, the parts of each in order."""
+    models: dict[str, list[RemoteFile]] = {}
+    for file in sorted(files, key=lambda file: file.path):
+        name = file.name.lower()
+        if name.endswith(".gguf") and not any(word in name for word in _NO_MODEL):
+            stem = file.path[: -len(".gguf")]
+            split = _SPLIT.fullmatch(stem)
+            models.setdefault(split[1] if split else stem, []).append(file)
+    return models
+
+
+def _choose_model(reference: Reference, models: dict[str, list[RemoteFile]]) -> str:
+    selector = reference.selector
+    if selector:
+        exact = [stem for stem, files in models.items() if selector in {stem + ".gguf", *(file.path for file in files)}]
+        found = exact or [stem for stem in models if _has_quant(stem, selector)]
+    else:
+        per_quant = ([stem for stem in models if _has_quant(stem, quant)] for quant in QUANT_ORDER)
+        found = list(models) if len(models) == 1 else next((stems for stems in per_quant if stems), [])
+    plain = [stem for stem in found if not _has_quant(stem, "ud")] or found  # the mixtures of one publisher
+    if len(plain) == 1:
+        _check_parts(reference, models[plain[0]])
+        return plain[0]
+    what = f"has {len(plain)} models" if plain else "has no model"
+    asked = f" for {selector!r}" if selector else " that is the usual choice"
+    names = ", ".join(sorted(plain or models)[:20])
+    raise NotFound(f"{reference.repo_id} {what}{asked}; add :file or :quant, there are {names}")
+
+
+def _has_quant(stem: str, quant: str) -> bool:
+    return re.search(rf"(^|[-._/]){re.escape(quant)}([-._/]|$)", stem, re.IGNORECASE) is not None
+
+
+def _check_parts(reference: Reference, files: Sequence[RemoteFile]) -> None:
+    """All parts of a split model must be listed."""
+    splits = [_SPLIT.fullmatch(file.path[: -len(".gguf")]) for file in files]
+    if splits[0] is None:
+        return
+    numbers = [int(split[2]) for split in splits if split is not None]
+    if numbers != list(range(1, int(splits[0][3]) + 1)):
+        raise HubError(f"{reference.repo_id}: of {int(splits[0][3])} parts the hub lists {numbers}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

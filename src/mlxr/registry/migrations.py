@@ -1,0 +1,38 @@
+"""How the tables of the catalogue came to be what they are: one function per version, in order, never edited again."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+
+def create_models(db: sqlite3.Connection) -> None:
+    """Models by name, and their files in order.
+
+    Times are nanoseconds since 1970. `path` is relative to the store for owned models, absolute for others.
+    """
+    db.execute(
+        """CREATE TABLE models (
+            name TEXT PRIMARY KEY COLLATE NOCASE, digest TEXT NOT NULL, path TEXT NOT NULL, is_owned INTEGER NOT NULL,
+            size_bytes INTEGER NOT NULL, format TEXT NOT NULL, architecture TEXT NOT NULL,
+            parameters_count INTEGER NOT NULL, quantization TEXT NOT NULL, context_tokens INTEGER NOT NULL,
+            embedding_length INTEGER NOT NULL, modified_ns INTEGER NOT NULL, last_used_ns INTEGER,
+            own_template TEXT NOT NULL, capabilities TEXT NOT NULL, template TEXT, system TEXT,
+            parameters TEXT NOT NULL, messages TEXT NOT NULL, license TEXT NOT NULL, from_name TEXT
+        ) STRICT"""
+    )
+    db.execute(
+        """CREATE TABLE model_files (
+            model TEXT NOT NULL COLLATE NOCASE REFERENCES models(name) ON DELETE CASCADE ON UPDATE CASCADE,
+            position INTEGER NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+            changed_ns INTEGER NOT NULL, PRIMARY KEY (model, position)
+        ) STRICT, WITHOUT ROWID"""
+    )
+
+
+def index_files_by_digest(db: sqlite3.Connection) -> None:
+    """Removing a model asks who else uses its files."""
+    db.execute("CREATE INDEX model_files_by_sha256 ON model_files (sha256)")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (create_models, index_files_by_digest)

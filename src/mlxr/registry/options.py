@@ -1,0 +1,118 @@
+"""Generation options under Ollama's names: what each takes, and which of them mean something here.
+
+One table for Modelfiles, the catalogue and the Ollama routes. Options of a machine (threads, batches, memory) and those
+that Ollama itself has given up are accepted, as its clients send them, and have no effect; what would change the answer
+and is not supported is refused by name.
+Names and kinds: https://github.com/ollama/ollama/blob/main/docs/modelfile.md and api/types.go there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.core.errors import InvalidRequest
+
+Kind = Literal["int", "float", "bool", "texts"]
+MAX_STOPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A row. `has_effect` is False for what is accepted for the clients' sake; `only` is the one value served, `least`
+    the smallest that means anything.
+    """
+
+    name: str
+    kind: Kind
+    has_effect: bool = True
+    only: float | None = None
+    least: int | None = None
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("seed", "int"),
+    Option("num_predict", "int"),
+    Option("top_k", "int"),
+    Option("top_p", "float"),
+    Option("min_p", "float"),
+    Option("temperature", "float"),
+    Option("repeat_penalty", "float"),
+    Option("repeat_last_n", "int"),
+    Option("presence_penalty", "float"),
+    Option("frequency_penalty", "float"),
+    Option("stop", "texts"),
+    Option("typical_p", "float", only=1.0),
+    *(Option(name, "int", has_effect=False, least=1) for name in ("num_ctx", "num_batch")),
+    *(Option(name, "int", has_effect=False, least=-1) for name in ("num_keep", "num_gpu", "draft_num_predict")),
+    *(Option(name, "int", has_effect=False, least=0) for name in ("main_gpu", "num_thread", "mirostat")),
+    *(Option(name, "float", has_effect=False) for name in ("mirostat_tau", "mirostat_eta", "tfs_z")),
+    *(Option(name, "bool", has_effect=False) for name in ("use_mmap", "use_mlock", "low_vram", "f16_kv", "numa")),
+    *(Option(name, "bool", has_effect=False) for name in ("penalize_newline", "logits_all", "vocab_only")),
+    Option("embedding_only", "bool", has_effect=False),
+)
+BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
+
+
+def check_options(options: Mapping[str, object], field: str = "options") -> dict[str, object]:
+    """The options with values of their kinds; nulls count as not given. Raises InvalidRequest naming the option."""
+    checked: dict[str, object] = {}
+    for name, value in options.items():
+        option = BY_NAME.get(name)
+        if option is None:
+            raise InvalidRequest(f"{field}.{name[:80]}", f"is not an option; there are {', '.join(BY_NAME)}")
+        if value is not None:
+            checked[name] = _check(option, value, f"{field}.{name}")
+    return checked
+
+
+def read_parameter(name: str, text: str) -> object:
+    """The value of a PARAMETER line; `stop` gives a list of one. Raises InvalidRequest."""
+    option = BY_NAME.get(name)
+    if option is None:
+        raise InvalidRequest(f"PARAMETER {name[:80]}", f"is not an option; there are {', '.join(BY_NAME)}")
+    value: object = text
+    try:
+        if option.kind == "int":
+            value = int(text)
+        elif option.kind == "float":
+            value = float(text)
+        elif option.kind == "bool":
+            value = {"true": True, "false": False}[text.lower()]
+        else:
+            value = [text]
+    except (ValueError, KeyError):
+        pass  # the check below says what it must be
+    return _check(option, value, f"PARAMETER {name}")
+
+
+def _check(option: Option, value: object, field: str) -> object:
+    if option.kind == "texts":
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts) or len(texts) > MAX_STOPS:
+            raise InvalidRequest(field, f"must be text or a list of at most {MAX_STOPS} texts")
+        return texts
+    if option.kind == "bool":
+        if not isinstance(value, bool):
+            raise InvalidRequest(field, f"must be true or false, got {value!r:.80}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        raise InvalidRequest(field, f"must be a number, got {value!r:.80}")
+    if option.kind == "int":
+        if value != int(value) or abs(value) >= 1 << 63:
+            raise InvalidRequest(field, f"must be a whole number of 64 bits, got {value!r:.80}")
+        value = int(value)
+    if option.least is not None and value < option.least:
+        raise InvalidRequest(field, f"must be at least {option.least}, got {value}")
+    if option.only is not None and value != option.only:
+        raise InvalidRequest(field, f"is not supported; only {option.only:g}, which switches it off")
+    return value
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        return False

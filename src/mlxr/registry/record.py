@@ -1,0 +1,117 @@
+"""What the registry knows of a model, as plain values that travel to the service, the server and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+
+from mlxr.registry.names import ModelName
+
+Progress = Callable[[int, int], None]
+_COUNT_UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the files of a model say about it.
+
+    `format` is "gguf" or "safetensors", `parameters` the number of weights, `quantization` in ggml's words (`Q4_K_M`),
+    `embedding_length` the size of a hidden vector, `template` the chat template of the files, "" without one.
+    `capabilities` are of "completion", "tools", "thinking", "embedding". `files` is all that makes up the model.
+    """
+
+    format: str
+    architecture: str
+    parameters: int
+    quantization: str
+    context_tokens: int
+    embedding_length: int
+    template: str
+    capabilities: frozenset[str]
+    files: tuple[Path, ...]
+    license: str = ""
+
+
+Inspect = Callable[[Path], ModelFacts]  # raises FormatError, ModelError and the like for what is no model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file of a model: its name beside the others, its SHA-256 in hexadecimal, and how to tell that it changed."""
+
+    name: str
+    sha256: str
+    size_bytes: int
+    changed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a model made from another one sets anew; None leaves what the other has."""
+
+    template: str | None = None
+    system: str | None = None
+    parameters: Mapping[str, object] | None = None
+    messages: Sequence[Mapping[str, str]] | None = None
+    license: str | None = None
+    capabilities: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A model by name.
+
+    `path` is what to load: a file, or a folder of files. `is_owned` says that its files lie in our store; others are
+    only referenced. `digest` is the SHA-256, in hexadecimal, of what the model is: its files and what was set on it.
+    For a path that was never imported it stands for path, size and time of last change instead of the contents.
+    `template` is the chat template to use instead of the files' own (`own_template`), None to use that; `system` the
+    system message where a conversation has none; `parameters` are generation options under Ollama's names;
+    `from_name` the model that this one was made from. `problem` says why it cannot be used, None if it can.
+    """
+
+    name: str
+    digest: str
+    path: Path
+    size_bytes: int
+    format: str
+    architecture: str
+    parameters_count: int
+    quantization: str
+    context_tokens: int
+    embedding_length: int
+    modified_at: datetime
+    last_used_at: datetime | None
+    is_owned: bool
+    own_template: str
+    capabilities: frozenset[str]
+    files: tuple[ModelFile, ...]
+    template: str | None = None
+    system: str | None = None
+    parameters: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    messages: tuple[Mapping[str, str], ...] = ()
+    license: str = ""
+    from_name: str | None = None
+    problem: str | None = None
+
+    @property
+    def short_name(self) -> str:
+        """The name without the tag `latest`."""
+        return self.name.removesuffix(":latest")
+
+    @property
+    def parameter_size(self) -> str:
+        """The number of weights as people say it: 1.1B, 20.5M."""
+        for unit, letter in _COUNT_UNITS:
+            if self.parameters_count >= unit:
+                return f"{self.parameters_count / unit:.1f}{letter}"
+        return str(self.parameters_count)
+
+
+def name_for(path: Path) -> ModelName:
+    """A name made from that of a file or folder: characters that names cannot have become dashes."""
+    stem = path.name.removesuffix(".gguf")
+    text = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in stem)
+    return ModelName.parse(text.lstrip(".-")[:128] or "model", "NAME")

@@ -1,0 +1,295 @@
+"""The front door: find, list, add, copy and remove models by name.
+
+Files come first, rows last, when a model is added; rows go first, files last, when it is removed. So a process killed
+at any moment leaves files that nobody lists, which `sweep` removes, but never a listed model without its files. Files
+outside the store are referenced, never copied and never deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+
+from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
+from mlxr.registry.blobs import CHUNK_BYTES, Blobs, list_ages, parse_digest
+from mlxr.registry.bundles import Bundles
+from mlxr.registry.catalogue import Catalogue
+from mlxr.registry.names import ModelName
+from mlxr.registry.record import Changes, Inspect, ModelFacts, ModelFile, ModelRecord, Progress, name_for
+
+NO_CHANGES = Changes()
+CATALOGUE_NAME = "catalogue.db"
+LEFTOVER_AGE_S = 24 * 3600.0  # a blob may wait this long for the model that it was uploaded for
+DOWNLOAD_AGE_S = 14 * LEFTOVER_AGE_S  # and the beginning of a file for the pull to go on
+
+
+class Registry:
+    """The models in `folder`. Made of nothing but the paths until something is written; safe to share and to fork.
+
+    `inspect` tells what model files hold. `builtin` are models that are always there, by name.
+    """
+
+    def __init__(self, folder: Path, *, inspect: Inspect, builtin: Mapping[str, Path] = MappingProxyType({})) -> None:
+        self.folder = folder.expanduser().absolute()
+        self.blobs = Blobs(self.folder / "blobs")
+        self.downloads = self.folder / "downloads"
+        self._bundles = Bundles(self.folder / "bundles", self.blobs)
+        self._catalogue = Catalogue(self.folder / CATALOGUE_NAME)
+        self._inspect = inspect
+        self._builtin = {str(ModelName.parse(name)): path for name, path in builtin.items()}
+        self._inspected: dict[tuple[Path, tuple[int, int]], ModelRecord] = {}
+
+    def list(self) -> tuple[ModelRecord, ...]:
+        """All models by name, built-in ones last; `problem` is set for those whose files are gone or changed."""
+        named = [self._with_problem(record) for record in self._catalogue.list()]
+        taken = {record.name.lower() for record in named}
+        builtin = [self._describe(path, name) for name, path in self._builtin.items() if name not in taken]
+        return (*named, *builtin)
+
+    def get(self, name: str) -> ModelRecord:
+        """The model of that name, ready to be loaded.
+
+        Raises InvalidRequest for what is no name, NotFound, or RegistryError when its files are gone or changed.
+        """
+        checked = str(ModelName.parse(name))
+        record = self._catalogue.find(checked)
+        if record is None:
+            path = self._builtin.get(checked.lower())
+            if path is None:
+                raise NotFound(f"model {name!r} not found; `mlxr pull` fetches one, `mlxr list` shows all")
+            return self._describe(path, checked.lower())
+        record = self._with_problem(record)
+        if record.problem is not None:
+            raise RegistryError(f"{record.short_name}: {record.problem}")
+        return record
+
+    def find(self, name_or_path: str | Path) -> ModelRecord:
+        """`get`, and for what is no name here the file or folder of that path; for the machine's owner only."""
+        text = str(name_or_path)
+        try:
+            return self.get(text)
+        except (NotFound, InvalidRequest) as error:
+            path = _expand(text)
+            if path is None:
+                raise NotFound(f"{text[:200]}: no such model, file or folder") from error
+            return self._describe(path, text)
+
+    def import_file(
+        self, path: Path, name: str | None = None, changes: Changes = NO_CHANGES, progress: Progress | None = None
+    ) -> ModelRecord:
+        """Give a model outside the store a name; its files stay where they are.
+
+        They are read once, for their digests; `progress` gets bytes done and in all.
+        """
+        model_name = name_for(path) if name is None else ModelName.parse(name, "NAME")
+        place = path.expanduser().absolute()
+        facts = self._inspect(place)
+        files = _hash_files(facts.files, progress)
+        record = _apply(_make_record(str(model_name), place, facts, files, is_owned=False), changes)
+        return self._put(record)
+
+    def add(
+        self, name: str, files: Mapping[str, str], changes: Changes = NO_CHANGES, *, from_name: str | None = None
+    ) -> ModelRecord:
+        """Make a model of blobs in the store: file name to digest. Raises NotFound for blobs that are not there."""
+        model_name = ModelName.parse(name, "NAME")
+        files = {file_name: parse_digest(digest, f"files.{file_name}") for file_name, digest in files.items()}
+        path = self._bundles.make(files)
+        facts = self._inspect(path)
+        stored = tuple(
+            ModelFile(file_name, sha256, status.st_size, status.st_mtime_ns)
+            for file_name, sha256 in sorted(files.items())
+            for status in [self.blobs.find(sha256).stat()]
+        )
+        record = _make_record(str(model_name), path, facts, stored, is_owned=True)
+        return self._put(_apply(replace(record, from_name=from_name), changes))
+
+    def derive(self, name: str, source: ModelRecord, changes: Changes) -> ModelRecord:
+        """Make a model of another one's files, with `changes`."""
+        model_name = ModelName.parse(name, "NAME")
+        from_name, now = source.short_name, datetime.now(UTC)
+        if not source.files:  # one that was never imported: a path or a built-in model
+            source = self.import_file(source.path, name)
+        derived = replace(source, name=str(model_name), from_name=from_name, modified_at=now, last_used_at=None)
+        return self._put(_apply(derived, changes))
+
+    def copy(self, source: str, destination: str) -> ModelRecord:
+        """Give a model a second name."""
+        record = self.get(source)
+        name = ModelName.parse(destination, "destination")
+        if not record.files:
+            return self.import_file(record.path, str(name))
+        return self._put(replace(record, name=str(name), modified_at=datetime.now(UTC), last_used_at=None))
+
+    def remove(self, name: str) -> ModelRecord:
+        """Remove a model, and those of its files in the store that no other model has. Files elsewhere stay."""
+        checked = str(ModelName.parse(name))
+        with self._catalogue.change() as transaction:
+            record = transaction.find(checked)
+            if record is None:
+                if checked.lower() in self._builtin:
+                    raise InvalidRequest("model", f"{name!r} comes with mlxr and cannot be removed")
+                raise NotFound(f"model {name!r} not found")
+            transaction.delete(record.name)
+        if record.is_owned:
+            self._drop_unused([file.sha256 for file in record.files], [record.path])
+        return record
+
+    def touch(self, name: str) -> None:
+        """Note that a model was used now; nothing happens for one that is not in the catalogue."""
+        if self._catalogue.find(name) is not None:
+            with self._catalogue.change() as transaction:
+                transaction.mark_used(name, datetime.now(UTC))
+
+    def sweep(self, min_age_s: float = LEFTOVER_AGE_S) -> None:
+        """Remove what belongs to no model and was left that long ago by uploads, pulls or processes that died."""
+        self.blobs.sweep_incoming(min_age_s)
+        for path, age_s in list_ages(self.downloads):
+            if age_s >= max(min_age_s, DOWNLOAD_AGE_S):
+                path.unlink(missing_ok=True)
+        old = [digest for digest, age_s in self.blobs.digests() if age_s >= min_age_s]
+        if old:
+            self._drop_unused(old)
+
+    def discard(self, digests: Sequence[str]) -> None:
+        """Remove those of the blobs that no model has."""
+        self._drop_unused(digests)
+
+    def store_bytes(self) -> int:
+        """What the blobs take on disk."""
+        return sum(self.blobs.path(digest).stat().st_size for digest, _ in self.blobs.digests())
+
+    def _put(self, record: ModelRecord) -> ModelRecord:
+        """Write the row, once it is certain that all files are there; what was under that name goes."""
+        if str(ModelName.parse(record.name)).lower() in self._builtin:
+            raise InvalidRequest("NAME", f"{record.short_name} comes with mlxr; choose another name")
+        with self._catalogue.change() as transaction:
+            problem = self._find_problem(record)
+            if problem is not None:
+                raise RegistryError(f"{record.short_name}: {problem}")
+            old = transaction.find(record.name)
+            transaction.put(record)
+        if old is not None and old.is_owned:
+            kept = {file.sha256 for file in record.files}
+            self._drop_unused([file.sha256 for file in old.files if file.sha256 not in kept], [old.path])
+        return record
+
+    def _drop_unused(self, digests: Sequence[str], gone: Sequence[Path] = ()) -> None:
+        """Delete blobs that no model has, and bundles of none. Writers wait, so that nobody takes one up meanwhile."""
+        with self._catalogue.change() as transaction:
+            for digest in transaction.unused(digests):
+                self.blobs.path(digest).unlink(missing_ok=True)
+            self._bundles.sweep(transaction.owned_paths(), gone)
+
+    def _describe(self, path: Path, name: str) -> ModelRecord:
+        """A record of files that are in no catalogue."""
+        place = path.absolute()
+        status = place.stat()
+        key = (place, (status.st_size, status.st_mtime_ns))
+        record = self._inspected.get(key)
+        if record is None:
+            facts = self._inspect(place)
+            size_bytes = sum(file.stat().st_size for file in facts.files)
+            record = replace(_make_record(name, place, facts, (), is_owned=False), size_bytes=size_bytes)
+            identity = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in facts.files]
+            changed = datetime.fromtimestamp(max(ns for _, _, ns in identity) / 1e9, UTC)
+            record = replace(record, digest=_hash_json(identity), modified_at=changed)
+            self._inspected[key] = record
+        return replace(record, name=name)
+
+    def _with_problem(self, record: ModelRecord) -> ModelRecord:
+        return replace(record, problem=self._find_problem(record))
+
+    def _find_problem(self, record: ModelRecord) -> str | None:
+        """Why the files of a record cannot be used, None if they are what they were."""
+        try:
+            if record.is_owned:
+                return self._bundles.find_problem(record.path, record.files)
+            folder = record.path if record.path.is_dir() else record.path.parent
+            for file in record.files:
+                status = (folder / file.name).stat()
+                if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.changed_ns):
+                    return f"{folder / file.name} changed since it was imported; import it again"
+        except OSError as error:
+            return f"{error.filename}: {error.strerror or error}"
+        except MlxrError as error:
+            return str(error)
+        return None
+
+
+def _expand(text: str) -> Path | None:
+    """The path that `text` means, None where nothing is."""
+    try:
+        path = Path(text).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, no such user, a null character
+        return None
+
+
+def _make_record(
+    name: str, path: Path, facts: ModelFacts, files: tuple[ModelFile, ...], *, is_owned: bool
+) -> ModelRecord:
+    return ModelRecord(
+        name=name,
+        digest="",
+        path=path,
+        size_bytes=sum(file.size_bytes for file in files),
+        format=facts.format,
+        architecture=facts.architecture,
+        parameters_count=facts.parameters,
+        quantization=facts.quantization,
+        context_tokens=facts.context_tokens,
+        embedding_length=facts.embedding_length,
+        modified_at=datetime.now(UTC),
+        last_used_at=None,
+        is_owned=is_owned,
+        own_template=facts.template,
+        capabilities=facts.capabilities,
+        files=files,
+        license=facts.license,
+    )
+
+
+def _apply(record: ModelRecord, changes: Changes) -> ModelRecord:
+    """The record with the changes, and the digest of all that it is then."""
+    parameters = {**record.parameters, **(changes.parameters or {})}
+    changed = replace(
+        record,
+        template=record.template if changes.template is None else changes.template,
+        system=record.system if changes.system is None else changes.system,
+        parameters=parameters,
+        messages=record.messages if changes.messages is None else tuple(changes.messages),
+        license=record.license if changes.license is None else changes.license,
+        capabilities=record.capabilities if changes.capabilities is None else changes.capabilities,
+    )
+    parts = [[file.name, file.sha256] for file in changed.files]
+    settings = [changed.template, changed.system, parameters, [dict(message) for message in changed.messages]]
+    return replace(changed, digest=_hash_json([parts, settings, changed.license]))
+
+
+def _hash_json(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _hash_files(paths: Sequence[Path], progress: Progress | None) -> tuple[ModelFile, ...]:
+    """Read the files for their digests. One that changes meanwhile is found changed when it is used."""
+    total_bytes = sum(path.stat().st_size for path in paths)
+    done_bytes = 0
+    files = []
+    for path in paths:
+        digest = hashlib.sha256()
+        with path.open("rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                done_bytes += len(chunk)
+                if progress is not None:
+                    progress(done_bytes, total_bytes)
+        files.append(ModelFile(path.name, digest.hexdigest(), status.st_size, status.st_mtime_ns))
+    return tuple(files)

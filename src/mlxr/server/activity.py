@@ -1,0 +1,86 @@
+"""The requests that are in flight: one row each, for logs, metrics and the admin routes.
+
+A row is made when a request arrives and lives in its scope; what the request borrows or starts is kept on the row's
+exit stack, which is closed when the request ends, however it ends. Knows no dialect.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from time import monotonic
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+
+@dataclass(slots=True)
+class InFlight:
+    """One request. Times are of the monotonic clock; `cancel` ends its answers at the next step."""
+
+    id: str
+    method: str
+    path: str
+    client: str
+    stack: AsyncExitStack
+    arrived_s: float = field(default_factory=monotonic)
+    route: str = "unknown"
+    key_id: str | None = None
+    model: str | None = None
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    first_token_s: float | None = None
+    cancels: list[Callable[[], None]] = field(default_factory=list)
+
+    def cancel(self) -> None:
+        """End all answers that grow."""
+        for cancel in self.cancels:
+            cancel()
+
+
+class Activity:
+    """All requests in flight by id."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, InFlight] = {}
+
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(list(self._rows.values()))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def open(self, scope: Scope, wanted_id: str | None, stack: AsyncExitStack) -> InFlight:
+        """The row of a new request, also put into its scope; its id is `wanted_id` where that is free and plain."""
+        request_id = wanted_id if wanted_id and self._is_usable(wanted_id) else f"{random.getrandbits(64):016x}"
+        client = scope.get("client")
+        row = InFlight(request_id, scope["method"], scope["path"], client[0] if client else "local", stack)
+        self._rows[request_id] = row
+        scope.setdefault("state", {})["in_flight"] = row
+        return row
+
+    def close(self, row: InFlight) -> None:
+        """The request has ended."""
+        self._rows.pop(row.id, None)
+
+    def find(self, request_id: str) -> InFlight | None:
+        """The row of a request, None when there is none such."""
+        return self._rows.get(request_id)
+
+    def cancel_all(self) -> None:
+        """End all answers that grow."""
+        for row in self:
+            row.cancel()
+
+    def _is_usable(self, request_id: str) -> bool:
+        plain = request_id.isascii() and request_id.replace("-", "").replace("_", "").isalnum()
+        return plain and len(request_id) <= 64 and request_id not in self._rows
+
+
+def in_flight(connection: HTTPConnection) -> InFlight:
+    """The row of the request that is being served."""
+    row = connection.scope["state"]["in_flight"]
+    assert isinstance(row, InFlight)
+    return row

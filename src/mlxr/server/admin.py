@@ -1,0 +1,176 @@
+"""Routes for who runs the server: what is loaded, what the caches hold, which requests are in flight."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict
+
+from mlxr.core.errors import EngineStopped
+from mlxr.server.activity import Activity, InFlight
+from mlxr.server.errors import ServerError
+
+if TYPE_CHECKING:
+    from mlxr.service.model_pool import ModelPool, RunningModel
+    from mlxr.service.stats import SessionStats
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelRow(_Row):
+    """A loaded model; `expires_at` is empty for one that stays."""
+
+    name: str
+    architecture: str
+    quantization: str
+    size_bytes: int
+    context_tokens: int
+    expires_at: str | None
+
+
+class Models(_Row):
+    """All loaded models."""
+
+    models: list[ModelRow]
+
+
+class CacheRow(_Row):
+    """The cache of one loaded model, as the engine counts it."""
+
+    model: str
+    device: str
+    isa: str
+    threads: int
+    weight_bytes: int
+    copied_bytes: int
+    engine: dict[str, object]
+
+
+class Caches(_Row):
+    """The caches of all loaded models."""
+
+    caches: list[CacheRow]
+
+
+class RequestRow(_Row):
+    """A request in flight."""
+
+    id: str
+    method: str
+    path: str
+    client: str
+    key: str | None
+    model: str | None
+    seconds: float
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class Requests(_Row):
+    """All requests in flight, the oldest first."""
+
+    requests: list[RequestRow]
+
+
+class Done(_Row):
+    """What was asked for has been done."""
+
+    status: str = "ok"
+
+
+@router.get("/models")
+async def list_models(request: Request) -> Models:
+    """Models that are loaded."""
+    return Models(models=[_describe_model(model) for model in request.app.state.pool.running()])
+
+
+@router.delete("/models/{name:path}")
+async def unload_model(request: Request, name: str) -> Done:
+    """Let go of a loaded model once nobody uses it."""
+    pool: ModelPool = request.app.state.pool
+    if name not in {model.name for model in pool.running()}:
+        raise ServerError(404, "not_found", f"the model {name} is not loaded", "name")
+    await pool.unload(name)
+    return Done()
+
+
+@router.get("/cache")
+async def list_caches(request: Request) -> Caches:
+    """What the caches hold and have done."""
+    return Caches(caches=[_describe_cache(name, stats) for name, stats in await collect_stats(request.app.state.pool)])
+
+
+@router.get("/requests")
+async def list_requests(request: Request) -> Requests:
+    """Requests in flight, this one included."""
+    return Requests(requests=[_describe_request(row) for row in request.app.state.activity])
+
+
+@router.delete("/requests/{request_id}")
+async def cancel_request(request: Request, request_id: str) -> Done:
+    """End the answers of a request at the next step."""
+    activity: Activity = request.app.state.activity
+    row = activity.find(request_id)
+    if row is None:
+        raise ServerError(404, "not_found", f"there is no request {request_id} in flight", "request_id")
+    row.cancel()
+    return Done()
+
+
+async def collect_stats(pool: ModelPool) -> list[tuple[str, SessionStats]]:
+    """Name and numbers of every loaded model; one that is just being unloaded is left out."""
+    running = pool.running()
+    found = await asyncio.gather(*(model.session.stats() for model in running), return_exceptions=True)
+    stats: list[tuple[str, SessionStats]] = []
+    for model, result in zip(running, found, strict=True):
+        if isinstance(result, BaseException):
+            if not isinstance(result, EngineStopped):
+                raise result
+        else:
+            stats.append((model.name, result))
+    return stats
+
+
+def _describe_model(model: RunningModel) -> ModelRow:
+    return ModelRow(
+        name=model.name,
+        architecture=model.record.architecture,
+        quantization=model.record.quantization,
+        size_bytes=model.size_bytes,
+        context_tokens=model.context_tokens,
+        expires_at=None if model.expires_at is None else str(model.expires_at),
+    )
+
+
+def _describe_cache(name: str, stats: SessionStats) -> CacheRow:
+    return CacheRow(
+        model=name,
+        device=stats.device,
+        isa=stats.isa,
+        threads=stats.threads,
+        weight_bytes=stats.weight_bytes,
+        copied_bytes=stats.copied_bytes,
+        engine=asdict(stats.engine),
+    )
+
+
+def _describe_request(row: InFlight) -> RequestRow:
+    return RequestRow(
+        id=row.id,
+        method=row.method,
+        path=row.path,
+        client=row.client,
+        key=row.key_id,
+        model=row.model,
+        seconds=monotonic() - row.arrived_s,
+        prompt_tokens=row.prompt_tokens,
+        generated_tokens=row.generated_tokens,
+    )

@@ -1,0 +1,9 @@
+"""The Anthropic dialect: messages, and how many tokens they have."""
+
+from __future__ import annotations
+
+from mlxr.server.anthropic.errors import render_error
+from mlxr.server.anthropic.messages import router
+from mlxr.server.dialect import Dialect
+
+DIALECT = Dialect("anthropic", ("/v1/messages",), router, render_error)

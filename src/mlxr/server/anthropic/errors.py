@@ -1,0 +1,58 @@
+"""Errors in Anthropic's form."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlxr.server.errors import ServerError
+from mlxr.server.json_models import JsonObject, ReplyModel
+
+ErrorType = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "request_too_large",
+    "rate_limit_error",
+    "timeout_error",
+    "overloaded_error",
+    "api_error",
+]
+_TYPES: dict[int, ErrorType] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class ErrorDetail(ReplyModel):
+    """What went wrong; the message begins with the field at fault."""
+
+    type: ErrorType
+    message: str
+
+
+class ErrorReply(ReplyModel):
+    """An error."""
+
+    type: Literal["error"] = "error"
+    error: ErrorDetail
+    request_id: str
+
+
+def render_error(error: ServerError, request_id: str) -> JsonObject:
+    """The body of an error."""
+    message = error.message
+    if error.field is not None and not message.startswith(error.field):
+        message = f"{error.field}: {message}"
+    detail = ErrorDetail(type=name_type(error.status), message=message)
+    return ErrorReply(error=detail, request_id=request_id).model_dump()
+
+
+def name_type(status: int) -> ErrorType:
+    """Anthropic's word for a kind of error."""
+    return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")

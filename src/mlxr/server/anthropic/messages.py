@@ -1,0 +1,103 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from fastapi import APIRouter, Request, Response
+
+from mlxr.server.activity import in_flight
+from mlxr.server.anthropic.errors import ErrorReply, render_error
+from mlxr.server.anthropic.message_events import MessageEvents
+from mlxr.server.anthropic.reply import MessageReply, TokenCount
+from mlxr.server.anthropic.request import ConversationFields, CountRequest, MessageRequest
+from mlxr.server.errors import ServerError
+from mlxr.server.finishes import check_events, take_batches, write_frames
+from mlxr.server.generation import Generation, borrow, start
+from mlxr.server.json_models import JsonObject, Responses, make_id, reply_json
+from mlxr.server.model_defaults import fill_chat
+from mlxr.server.naming import spell_fields
+from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
+from mlxr.service.model_pool import ModelLease
+from mlxr.service.requests import ChatRequest
+
+router = APIRouter(tags=["Anthropic"])
+FIELDS = {
+    "grammar": "output_config.format",
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "think": "thinking",
+}  # the service's words for what may be wrong
+ERRORS: Responses = {
+    "4XX": {"model": ErrorReply, "description": "The request cannot be served; the message names the field at fault."},
+    "5XX": {"model": ErrorReply, "description": "The server failed."},
+}
+STREAMED: Responses = {
+    200: {
+        "description": "The message, or, with `stream`, server-sent events that it is the sum of.",
+        "content": {"text/event-stream": {}},
+    },
+    **ERRORS,
+}
+
+
+@router.post("/v1/messages", response_model=MessageReply, responses=STREAMED)
+async def create_message(request: Request, body: MessageRequest) -> Response:
+    """Answer a conversation."""
+    wanted = body.to_request()
+    lease = await borrow(request, body.model)
+    with spell_fields(FIELDS):
+        generation = await start(request, lease, _fit_model(lease, body, wanted))
+    events = MessageEvents(
+        make_id("msg_"),
+        body.model,
+        len(generation.prompt_ids),
+        body.max_tokens,
+        hides_thoughts=body.hides_thoughts,
+    )
+    if body.stream:
+        request_id = in_flight(request).id
+
+        def fail(error: ServerError) -> bytes:
+            return sse(render_error(error, request_id), event="error")
+
+        return EventStream(request, _write_frames(generation, events), media_type=SSE, on_error=fail)
+    for event in check_events(await until_disconnected(request, generation.read_all())):
+        for _ in events.push(event):
+            pass
+    return reply_json(events.message)
+
+
+@router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ERRORS)
+async def count_tokens(request: Request, body: CountRequest) -> Response:
+    """How many tokens a conversation has, as `/v1/messages` would read it."""
+    wanted = body.to_request()
+    lease = await borrow(request, body.model)
+    with spell_fields(FIELDS):
+        ids = await asyncio.to_thread(lease.session.encode_chat, _fit_model(lease, body, wanted))
+    return reply_json(TokenCount(input_tokens=len(ids)))
+
+
+def _fit_model(lease: ModelLease, body: ConversationFields, wanted: ChatRequest) -> ChatRequest:
+    """The request with what the model brings along, and thinking as it knows it: off by default where it can be.
+
+    A model that does not think answers without, since clients ask for thoughts whatever the model.
+    """
+    wanted = fill_chat(wanted, lease.record, body)
+    if "thinking" not in lease.session.capabilities:
+        return replace(wanted, think=None)
+    if body.thinking is not None and not isinstance(wanted.think, str):
+        return wanted
+    return replace(wanted, think=lease.session.fit_think(wanted.think))
+
+
+async def _write_frames(generation: Generation, events: MessageEvents) -> AsyncGenerator[bytes, None]:
+    yield b"".join(map(_frame, events.start()))
+    async for frames in write_frames(take_batches(generation), lambda event: map(_frame, events.push(event))):
+        yield frames
+
+
+def _frame(event: JsonObject) -> bytes:
+    return sse(event, event=str(event["type"]))

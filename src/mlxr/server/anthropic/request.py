@@ -1,0 +1,204 @@
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, and the request that they are to the service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.core.types import MAX_STOP_STRINGS, Grammar, SamplingParams
+from mlxr.server.anthropic.content import CacheControl, MessageInput, System, read_messages
+from mlxr.server.json_models import MAX_INT, JsonObject, RequestModel, Text, dump_json
+from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
+
+ToolName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class CustomTool(RequestModel):
+    """A function that the model may call. Its arguments always keep to `input_schema`, whether `strict` or not."""
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: str | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = Field(None, description="Arguments are always streamed as they come.")
+
+
+class AnyChoice(RequestModel):
+    """Whether to call tools: as the model likes (`auto`) or at least one (`any`)."""
+
+    type: Literal["auto", "any"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class OneChoice(RequestModel):
+    """Call this tool."""
+
+    type: Literal["tool"]
+    name: ToolName
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(RequestModel):
+    """Call none."""
+
+    type: Literal["none"]
+
+
+class ThinkingOn(RequestModel):
+    """Think before answering, if the model is one that does. Thoughts count towards `max_tokens`, the only bound that
+    holds for them: `budget_tokens` is checked against it.
+    """
+
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingAdaptive(RequestModel):
+    """Think where the model's template does so by itself."""
+
+    type: Literal["adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingOff(RequestModel):
+    """Answer at once."""
+
+    type: Literal["disabled"]
+
+
+class JsonFormat(RequestModel):
+    """The answer is JSON of this schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonObject = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    """How much to think, and what the answer must look like."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class KeepThoughts(RequestModel):
+    """Leave earlier thoughts in the conversation, which is what happens anyway."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(RequestModel):
+    """What to take out of the conversation: nothing."""
+
+    edits: list[KeepThoughts] | None = None
+
+
+class Metadata(RequestModel):
+    """A label of the caller; no answer depends on it."""
+
+    user_id: str | None = None
+
+
+class ConversationFields(RequestModel):
+    """What the prompt is made of."""
+
+    model: Text
+    messages: Annotated[list[MessageInput], Field(min_length=1)]
+    system: System | None = None
+    tools: list[CustomTool] | None = None
+    tool_choice: Annotated[AnyChoice | OneChoice | NoChoice, Field(discriminator="type")] | None = None
+    thinking: Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, Field(discriminator="type")] | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
+
+    def make_request(self, params: SamplingParams) -> ChatRequest:
+        """What the service is asked; raises InvalidRequest naming the field."""
+        tools = [Tool(tool.name, tool.description or "", tool.input_schema) for tool in self.tools or ()]
+        choice = self._read_choice(tools)
+        wanted = self.output_config.format if self.output_config else None
+        grammar = (
+            None if wanted is None else Grammar("json_schema", dump_json(wanted.json_schema, "output_config.format"))
+        )
+        return ChatRequest(
+            messages=read_messages(self.system, self.messages),
+            params=params,
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=not getattr(self.tool_choice, "disable_parallel_tool_use", None),
+            grammar=grammar,
+            think=self._read_thinking(),
+        )
+
+    def _read_choice(self, tools: Sequence[Tool]) -> ToolChoice:
+        names = [tool.name for tool in tools]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise InvalidRequest(f"tools[{index}].name", f"there is another tool called {name!r}")
+        match self.tool_choice:
+            case None | NoChoice():
+                return "none" if self.tool_choice else "auto"
+            case OneChoice():
+                if self.tool_choice.name not in names:
+                    raise InvalidRequest("tool_choice.name", f"there is no tool called {self.tool_choice.name!r}")
+                return NamedTool(self.tool_choice.name)
+            case _:
+                if not names:
+                    raise InvalidRequest("tool_choice", "may only be given with tools")
+                return "required" if self.tool_choice.type == "any" else "auto"
+
+    def _read_thinking(self) -> bool | str | None:
+        effort = self.output_config.effort if self.output_config else None
+        match self.thinking:
+            case ThinkingOn():
+                return effort or True
+            case ThinkingAdaptive():
+                return effort
+            case _:
+                return False
+
+
+class CountRequest(ConversationFields):
+    """Count the tokens of a conversation."""
+
+    def to_request(self) -> ChatRequest:
+        """The conversation for the service."""
+        return self.make_request(SamplingParams())
+
+
+class MessageRequest(ConversationFields):
+    """Answer a conversation."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
+    temperature: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(None, description="Absent: 1.")
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(None, description="Absent: 1.")
+    top_k: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(None, description="Absent or 0: off.")
+    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    @property
+    def hides_thoughts(self) -> bool:
+        """Whether the reply says that there were thoughts, but not what they were."""
+        return getattr(self.thinking, "display", None) == "omitted"
+
+    def to_request(self) -> ChatRequest:
+        """What the service is asked; raises InvalidRequest naming the field."""
+        if isinstance(self.thinking, ThinkingOn) and self.thinking.budget_tokens >= self.max_tokens:
+            raise InvalidRequest("thinking.budget_tokens", f"must be less than max_tokens, which is {self.max_tokens}")
+        return self.make_request(
+            SamplingParams(
+                max_tokens=self.max_tokens,
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_p=1.0 if self.top_p is None else self.top_p,
+                top_k=self.top_k or 0,
+                stop=tuple(self.stop_sequences or ()),
+            )
+        )

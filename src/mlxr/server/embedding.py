@@ -1,0 +1,57 @@
+"""Vectors of several texts for one request: computed together, scaled to length 1, cut to fewer dimensions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from fastapi import Request
+from numpy.typing import NDArray
+
+from mlxr.server.generation import note_prompts
+from mlxr.server.streaming import until_disconnected
+from mlxr.service.async_session import AsyncSession
+from mlxr.service.model_pool import ModelLease
+
+Vector = NDArray[np.float32]
+MAX_AT_ONCE = 64  # so that one request with many texts does not fill the queue
+
+
+async def embed_all(
+    request: Request, lease: ModelLease, prompts: Sequence[Sequence[int]], pooling: Literal["mean", "last"]
+) -> list[Vector]:
+    """One vector (hidden,) for each prompt, not normalised; ClientGone when the client goes before.
+
+    Raises what `AsyncSession.embed` raises, for the first prompt that fails; the others are given up then.
+    """
+    note_prompts(request, lease, prompts)
+    deadline_s: float | None = request.app.state.settings.request_deadline_s
+    return await until_disconnected(request, _gather(lease.session, prompts, pooling, deadline_s))
+
+
+def scale_vector(vector: Vector, dimensions: int | None = None) -> Vector:
+    """The first `dimensions` numbers of `vector` (all without it), as a vector of length 1."""
+    cut = vector[:dimensions].astype(np.float32)
+    length = float(np.linalg.norm(cut))
+    scaled: Vector = cut / np.float32(length) if length else cut
+    return scaled
+
+
+async def _gather(
+    session: AsyncSession, prompts: Sequence[Sequence[int]], pooling: Literal["mean", "last"], deadline_s: float | None
+) -> list[Vector]:
+    room = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def embed(prompt: Sequence[int]) -> Vector:
+        async with room:
+            return await session.embed(prompt, pooling, deadline_s=deadline_s)
+
+    tasks = [asyncio.ensure_future(embed(prompt)) for prompt in prompts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

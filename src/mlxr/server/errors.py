@@ -1,0 +1,175 @@
+"""Every failure as one value with an HTTP status, before a dialect gives it its own form.
+
+`to_error` is the only place that knows which exception means which status. Messages are those of the errors
+themselves; what nobody foresaw is called an internal error and told in the log alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from mlxr.core.errors import (
+    DoesNotFit,
+    EngineStopped,
+    FormatError,
+    HubError,
+    InvalidRequest,
+    MlxrError,
+    ModelError,
+    NotFound,
+    OutOfPages,
+    QueueFull,
+    RequestFailed,
+    TemplateError,
+    TokenizerError,
+)
+from mlxr.core.types import FinishReason
+
+MAX_SHOWN_CHARACTERS = 1000
+
+
+class ServerError(Exception):
+    """An answer with an error status. `code` is a word for programs, `field` names the part of the request at fault.
+
+    Codes: invalid_request, model_unusable, not_found, method_not_allowed, unauthorized, forbidden, too_large,
+    rate_limited, queue_full, stopping, unavailable, deadline, internal.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        allow: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.field = status, code, message, field
+        self.retry_after_s, self.allow = retry_after_s, allow
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with the answer."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.allow is not None:
+            headers["Allow"] = self.allow
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+
+class ClientGone(Exception):
+    """The client closed the connection; there is nobody to answer."""
+
+
+# The first row that fits counts, so narrower classes come first.
+_OWN_ERRORS: tuple[tuple[type[MlxrError], int, str, str | None], ...] = (
+    (QueueFull, 429, "queue_full", None),
+    (OutOfPages, 400, "invalid_request", "max_tokens"),
+    (NotFound, 404, "not_found", "model"),
+    (TemplateError, 400, "invalid_request", "messages"),
+    (FormatError, 400, "model_unusable", "model"),
+    (ModelError, 400, "model_unusable", "model"),
+    (TokenizerError, 400, "model_unusable", "model"),
+    (DoesNotFit, 400, "model_unusable", "model"),
+    (HubError, 502, "unavailable", None),
+    (EngineStopped, 503, "stopping", None),
+)
+_CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+
+
+def to_error(error: BaseException) -> ServerError:
+    """What `error` means for the one who asked."""
+    if isinstance(error, ServerError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _from_validation(error)
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, ValueError | RecursionError):
+        return ServerError(400, "invalid_request", f"the body {_explain_parsing(error.__cause__)}", "body")
+    if isinstance(error, HTTPException):
+        code = _CODES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal")
+        return ServerError(
+            error.status_code,
+            code,
+            _shorten(str(error.detail)),
+            "body" if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else None,
+            allow=(error.headers or {}).get("Allow"),
+        )
+    if isinstance(error, InvalidRequest) and not isinstance(error, OutOfPages | QueueFull):
+        return ServerError(400, "invalid_request", _shorten(str(error)), error.field)
+    for kind, status, code, field in _OWN_ERRORS:
+        if isinstance(error, kind):
+            retry_after_s = 1.0 if status == 503 else getattr(error, "retry_after_s", None)
+            return ServerError(status, code, _shorten(str(error)), field, retry_after_s)
+    if isinstance(error, RequestFailed) and error.reason == FinishReason.DEADLINE:
+        return ServerError(504, "deadline", _shorten(str(error)))
+    if isinstance(error, MlxrError):
+        return ServerError(500, "internal", _shorten(str(error)))
+    return ServerError(500, "internal", "internal error; the server's log says more under the id of this request")
+
+
+def _explain_parsing(error: BaseException) -> str:
+    """Why a body could not be read; FastAPI says only that it could not."""
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    return "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"is not JSON: {_shorten(str(error))}"
+
+
+def _from_validation(error: RequestValidationError) -> ServerError:
+    problems: Sequence[Mapping[str, object]] = error.errors()
+    first = problems[0]
+    if first.get("type") == "json_invalid":
+        reason = first.get("ctx")
+        detail = reason.get("error") if isinstance(reason, Mapping) else None
+        place = error.errors()[0]["loc"][-1]
+        return ServerError(400, "invalid_request", f"the body is not JSON: {detail} at character {place}", "body")
+    field, problem = _find_deepest([(name_field(one.get("loc"), error.body), one) for one in problems])
+    message = str(problem.get("msg", "is not valid"))
+    if problem.get("type") == "extra_forbidden":
+        message = "this field is not supported"
+    return ServerError(400, "invalid_request", _shorten(f"{field}: {message}"), field)
+
+
+def _find_deepest(problems: Sequence[tuple[str, Mapping[str, object]]]) -> tuple[str, Mapping[str, object]]:
+    """Of the problems with the field at fault first, that furthest inside: where a value may be one of several things,
+    each of them complains, and the one that was meant gets furthest.
+    """
+    first = problems[0][0]
+    inside = [problem for problem in problems if problem[0].startswith((first + ".", first + "["))]
+    return max([problems[0], *inside], key=lambda problem: problem[0].count(".") + problem[0].count("["))
+
+
+def name_field(location: object, body: object = None) -> str:
+    """The place of a validation error, such as messages[0].content; what is no place in `body` is left out.
+
+    (Between the names of fields pydantic names the alternatives of a union.)
+    """
+    parts = list(location) if isinstance(location, Sequence) else []
+    if not parts or parts[0] != "body":
+        return _shorten(".".join(str(part) for part in parts[1:]) or "body")
+    name = ""
+    for index, part in enumerate(parts[1:], 2):
+        if isinstance(body, list) and isinstance(part, int) and part < len(body):
+            body = body[part]
+            name += f"[{part}]"
+        elif isinstance(body, Mapping) and (part in body or (index == len(parts) and _is_name(part))):
+            body = body.get(part)
+            name += f".{part}"
+    return _shorten(name.removeprefix(".") or "body")
+
+
+def _is_name(part: object) -> bool:
+    """Whether the last part of a place can be a field that is missing, not an alternative such as list[str]."""
+    return isinstance(part, str) and part.isidentifier() and part.islower() and part not in {"str", "int", "float"}
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "…"

@@ -1,0 +1,123 @@
+"""What every dialect does between its request and its answer: borrow a model, start answers, count.
+
+`borrow` waits for the model, `start` hands the request to its session, and a `Generation` is the stream of events with
+all counting done on the way. Everything is put on the request's exit stack, so it ends with the request. Knows no
+dialect and no rendering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from fastapi import Request
+
+from mlxr.core.events import Event, Finish
+from mlxr.core.settings import Settings
+from mlxr.server.activity import InFlight, in_flight
+from mlxr.server.logs import log_prompt
+from mlxr.server.metrics import Metrics
+from mlxr.server.streaming import until_disconnected
+from mlxr.server.tracing import Span, start_span
+from mlxr.service.requests import ChatRequest, TextRequest
+
+if TYPE_CHECKING:
+    from mlxr.service.async_session import AsyncStream
+    from mlxr.service.model_pool import ModelLease
+
+
+async def borrow(request: Request, model: str | None, *, keep_alive_s: float | None = None) -> ModelLease:
+    """The model called `model` (None: the default one) until the request ends, loaded first if need be.
+
+    Raises NotFound, DoesNotFit, or whatever loading raises; ClientGone when the client does not wait that long.
+    """
+    row = in_flight(request)
+    pool = request.app.state.pool
+    lease: ModelLease = await until_disconnected(request, pool.acquire(model, keep_alive_s=keep_alive_s))
+    await row.stack.enter_async_context(lease)
+    row.model = lease.name
+    if lease.load_s:
+        request.app.state.metrics.count_load(lease.name, lease.load_s)
+    return lease
+
+
+async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatRequest) -> Generation:
+    """Start the answers; raises InvalidRequest, QueueFull, OutOfPages, TemplateError or EngineStopped here."""
+    row, settings = in_flight(request), request.app.state.settings
+    if settings.log_prompts:
+        log_prompt(row, wanted.prompt if isinstance(wanted, TextRequest) else wanted.messages)
+    stream = await lease.session.start(limit_deadline(wanted, settings))
+    await row.stack.enter_async_context(stream)
+    row.cancels.append(stream.cancel)
+    span = row.stack.enter_context(start_span("mlxr.generate", request.headers, wanted=settings.tracing))
+    return Generation(stream, lease, row, request.app.state.metrics, span)
+
+
+def note_prompts(request: Request, lease: ModelLease, prompts: Sequence[Sequence[int]]) -> None:
+    """Count prompts that get no answer in tokens, but vectors."""
+    row, state = in_flight(request), request.app.state
+    if state.settings.log_prompts:
+        log_prompt(row, [lease.session.decode(prompt) for prompt in prompts])
+    tokens = sum(map(len, prompts))
+    row.prompt_tokens += tokens
+    state.metrics.count_prompt(lease.name, tokens)
+
+
+def limit_deadline(wanted: TextRequest | ChatRequest, settings: Settings) -> TextRequest | ChatRequest:
+    """The request with a deadline no later than the setting `request_deadline_s`."""
+    limit_s = settings.request_deadline_s
+    if limit_s is None:
+        return wanted
+    return replace(wanted, deadline_s=limit_s if wanted.deadline_s is None else min(limit_s, wanted.deadline_s))
+
+
+class Generation:
+    """Events of all answers to one request, counted as they pass."""
+
+    def __init__(self, stream: AsyncStream, lease: ModelLease, row: InFlight, metrics: Metrics, span: Span) -> None:
+        self._stream, self._row, self._metrics, self._span = stream, row, metrics, span
+        self.name, self.load_s = lease.name, lease.load_s
+        self.prompt_ids: list[int] = stream.prompt_ids
+        row.prompt_tokens += len(self.prompt_ids)
+        metrics.count_prompt(self.name, len(self.prompt_ids))
+
+    async def take(self) -> list[Event]:
+        """All events that are there, at least one; none when all answers have ended."""
+        events = await self._stream.take()
+        for event in events:
+            self._count(event)
+        return events
+
+    async def read_all(self) -> list[Event]:
+        """All events that are left."""
+        events: list[Event] = []
+        while more := await self.take():
+            events += more
+        return events
+
+    def _count(self, event: Event) -> None:
+        if isinstance(event, Finish):
+            self._count_finish(event)
+        elif event.token_ids:
+            self._count_tokens(len(event.token_ids))
+
+    def _count_tokens(self, tokens: int) -> None:
+        row = self._row
+        if row.first_token_s is None:
+            row.first_token_s = monotonic()
+            self._metrics.count_first_token(self.name, row.first_token_s - row.arrived_s)
+        row.generated_tokens += tokens
+        self._metrics.count_tokens(self.name, tokens)
+
+    def _count_finish(self, event: Finish) -> None:
+        timings = event.timings
+        self._metrics.count_answer(
+            self.name,
+            event.reason,
+            event.usage,
+            None if timings is None else timings.queue_s,
+            None if timings is None else timings.generate_s,
+        )
+        self._span.note(self._row, event)

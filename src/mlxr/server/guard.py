@@ -1,0 +1,164 @@
+"""The two layers around all routes.
+
+`RequestScope`, the outer one, gives a request its id and its row, closes what it opened, and tells log and metrics how
+it ended. `Guard`, the inner one, refuses what may not pass and turns every failure into an error of the dialect that
+the path belongs to. Between them lies CORS, so that web pages that are allowed can read errors too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from time import monotonic
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlxr.core.settings import Settings
+from mlxr.server.activity import Activity, InFlight
+from mlxr.server.dialect import Dialect, find_dialect
+from mlxr.server.errors import ClientGone, ServerError, to_error
+from mlxr.server.lifecycle import Lifecycle
+from mlxr.server.limits import RateLimit, bound_body, check_length
+from mlxr.server.logs import log_request
+from mlxr.server.metrics import Metrics
+from mlxr.server.security import OPEN_PATHS, Head, Keys, check_host, check_origin
+from mlxr.server.streaming import dump_json
+
+logger = logging.getLogger(__name__)
+BLOBS = "/api/blobs/"  # bodies here are files, of any size
+GONE_STATUS = 499  # what the log says where nobody was left to be answered
+
+
+class RequestScope:
+    """See the module; `app` is the rest of the server."""
+
+    def __init__(self, app: ASGIApp, activity: Activity, metrics: Metrics) -> None:
+        self._app, self._activity, self._metrics = app, activity, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = GONE_STATUS
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                tag = row.id.encode()
+                message["headers"] = [*message["headers"], (b"x-request-id", tag), (b"request-id", tag)]
+            await send(message)
+
+        async with AsyncExitStack() as stack:
+            row = self._activity.open(scope, _wanted_id(scope), stack)
+            stack.callback(self._activity.close, row)  # the last to go: what is not listed any more holds nothing
+            try:
+                await self._app(scope, receive, send_with_id)
+            except (ClientGone, asyncio.CancelledError):  # the latter: the server ends and waits no longer
+                status = GONE_STATUS
+            finally:
+                row.route = _route_of(scope)
+                seconds = monotonic() - row.arrived_s
+                self._metrics.count_request(row, status, seconds)
+                log_request(row, status, seconds)
+
+
+class Guard:
+    """See the module. Checks in this order: host name, origin, draining, key, rate, size of the body."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        keys: Keys,
+        dialects: Sequence[Dialect],
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._app, self._keys, self._dialects, self._lifecycle = app, keys, dialects, lifecycle
+        self._rate = RateLimit(settings.requests_per_minute)
+        self._hosts = frozenset(
+            {name.lower() for name in (*settings.allowed_hosts, settings.host, socket.gethostname())}
+        )
+        self._origins = frozenset(settings.cors_origins)
+        self._max_body_bytes = settings.max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def note_start(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        row: InFlight = scope["state"]["in_flight"]
+        try:
+            receive = self._check(scope, row, receive)
+            await self._app(scope, receive, note_start)
+        except ClientGone:
+            raise
+        except Exception as error:
+            failure = to_error(error)
+            if failure.status >= 500:
+                logger.exception("request %s failed", row.id)
+            if started:
+                raise
+            await render_error(self._dialects, Request(scope), failure)(scope, receive, send)
+
+    def _check(self, scope: Scope, row: InFlight, receive: Receive) -> Receive:
+        """Raise ServerError for what may not pass; what takes the place of `receive` for the rest."""
+        head = _read_head(scope, row)
+        check_host(head, self._hosts)
+        check_origin(head, self._origins)
+        if head.path in OPEN_PATHS:
+            return receive
+        row.key_id = self._keys.check(head)
+        if self._lifecycle.is_draining:
+            raise ServerError(503, "stopping", "the server is being stopped", retry_after_s=1.0)
+        self._rate.take(row.key_id or row.client)
+        if head.path.startswith(BLOBS):
+            return receive
+        _read_as_json(scope)
+        check_length(head.headers.get("content-length"), self._max_body_bytes)
+        return bound_body(receive, self._max_body_bytes)
+
+
+def render_error(dialects: Sequence[Dialect], request: Request, failure: ServerError) -> Response:
+    """The answer of the dialect that the request's path belongs to."""
+    dialect = find_dialect(dialects, request.url.path)
+    row: InFlight = request.scope["state"]["in_flight"]
+    body = dump_json(dialect.render_error(failure, row.id))
+    return Response(body, failure.status, failure.headers, "application/json")
+
+
+def _wanted_id(scope: Scope) -> str | None:
+    return next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), None)
+
+
+def _read_head(scope: Scope, row: InFlight) -> Head:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    server = scope.get("server")
+    return Head(scope["method"], scope["path"], headers, row.client, server is not None and server[1] is None)
+
+
+def _read_as_json(scope: Scope) -> None:
+    """Let the body count as JSON: `curl -d` calls it a form, and no route here takes anything else."""
+    scope["headers"] = [
+        *((name, value) for name, value in scope["headers"] if name != b"content-type"),
+        (b"content-type", b"application/json"),
+    ]
+
+
+def _route_of(scope: Scope) -> str:
+    """The template of the path, such as /v1/models/{id}: few different ones, so fit for metrics."""
+    route = scope.get("route")
+    return getattr(route, "path", "unknown")

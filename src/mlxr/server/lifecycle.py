@@ -1,0 +1,86 @@
+"""From the start of the server to its end: ready, draining, and how late its event loop runs.
+
+`serve` tells it when to begin to drain; routes ask it whether the server is ready. Loads the models that must be there
+from the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from mlxr.core.errors import MlxrError
+
+if TYPE_CHECKING:
+    from mlxr.server.metrics import Metrics
+    from mlxr.service.model_pool import ModelPool
+
+logger = logging.getLogger(__name__)
+LAG_INTERVAL_S = 0.05
+
+
+class Lifecycle:
+    """What phase the server is in. Belongs to one event loop from `start` on.
+
+    `sweep` removes what earlier runs left in the registry; it runs once, when the models are loaded.
+    """
+
+    def __init__(
+        self, pool: ModelPool, metrics: Metrics, first_models: Sequence[str], sweep: Callable[[], None]
+    ) -> None:
+        self._pool, self._metrics, self._sweep = pool, metrics, sweep
+        self._first_models = tuple(dict.fromkeys(first_models))
+        self._tasks: list[asyncio.Task[None]] = []
+        self.loaded = asyncio.Event()
+        self.is_draining = False
+        self.problem: str | None = "models are being loaded"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered at once: the first models are loaded and the server is not being stopped."""
+        return self.problem is None and not self.is_draining
+
+    def start(self) -> None:
+        """Begin to load the first models and to watch the event loop."""
+        self._tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._watch_lag())]
+
+    def begin_drain(self) -> None:
+        """Refuse new requests; those in flight go on."""
+        self.is_draining = True
+
+    async def stop(self) -> None:
+        """End the tasks and all models."""
+        self.begin_drain()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._pool.stop(0.0)
+
+    async def _load(self) -> None:
+        try:
+            for name in self._first_models:
+                async with await self._pool.acquire(name):
+                    pass
+            self.problem = None
+        except MlxrError as error:
+            self.problem = str(error)
+            logger.error("a model that should be there from the start cannot be loaded: %s", error)
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
+            logger.exception("a model that should be there from the start cannot be loaded")
+        finally:
+            self.loaded.set()
+        try:
+            await asyncio.to_thread(self._sweep)
+        except Exception:
+            logger.exception("leftovers in the registry cannot be removed")
+
+    async def _watch_lag(self) -> None:
+        """Measure how much later than asked for the loop comes back."""
+        while True:
+            before_s = monotonic()
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._metrics.loop_lag.observe(max(0.0, monotonic() - before_s - LAG_INTERVAL_S))

@@ -1,0 +1,92 @@
+"""The server's log: one line for each request with its id, in a form for people or as JSON.
+
+Prompts and answers are logged by nobody, unless the setting `log_prompts` asks for it (`log_prompt` is the one place).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+from mlxr.core.settings import Settings
+from mlxr.server.activity import InFlight
+from mlxr.server.security import OPEN_PATHS
+
+access = logging.getLogger("mlxr.access")
+prompts = logging.getLogger("mlxr.prompts")
+_FIELDS = "fields"
+WATCHING = OPEN_PATHS | {"/metrics"}
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object: time, level, logger, message, the record's own fields, and any traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class TextLines(logging.Formatter):
+    """A record as one line for people; control characters are spelt out, so nobody can forge a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and any traceback after it."""
+        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        fields = " ".join(f"{name}={value}" for name, value in getattr(record, _FIELDS, {}).items())
+        text = f"{time} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip()
+        line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def start_logging(settings: Settings, stream: TextIO | None = None) -> logging.Handler:
+    """Send what mlxr and uvicorn log to `stream` (default stderr); returns the handler."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines())
+    for name in ("mlxr", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+    logging.getLogger("mlxr").setLevel(settings.log_level.upper())
+    logging.getLogger("uvicorn.error").setLevel(
+        "WARNING" if settings.log_level == "info" else settings.log_level.upper()
+    )
+    return handler
+
+
+def log_request(row: InFlight, status: int, seconds: float) -> None:
+    """One line for a request that has ended; what only watches the server is told on the level debug."""
+    level = logging.DEBUG if row.path in WATCHING else logging.INFO
+    if not access.isEnabledFor(level):
+        return
+    fields: dict[str, object] = {
+        "request_id": row.id,
+        "method": row.method,
+        "path": row.path,
+        "status": status,
+        "ms": round(1000 * seconds, 1),
+        "client": row.client,
+    }
+    if row.key_id is not None:
+        fields["key"] = row.key_id
+    if row.model is not None:
+        fields |= {"model": row.model, "prompt_tokens": row.prompt_tokens, "tokens": row.generated_tokens}
+    if row.first_token_s is not None:
+        fields["first_token_ms"] = round(1000 * (row.first_token_s - row.arrived_s), 1)
+    access.log(level, "request", extra={_FIELDS: fields})
+
+
+def log_prompt(row: InFlight, prompt: object) -> None:
+    """What was asked; called only where the setting `log_prompts` is on."""
+    prompts.info("prompt", extra={_FIELDS: {"request_id": row.id, "prompt": prompt}})

@@ -1,0 +1,18 @@
+"""The Ollama dialect: generate, chat, embeddings, and the management of models, as Ollama's clients know them.
+
+Interface: https://github.com/ollama/ollama/blob/main/docs/api.md
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from mlxr.server.dialect import Dialect
+from mlxr.server.ollama import blobs, chat, creation, embeddings, generate, listing, pulling
+from mlxr.server.ollama.route import render_error
+
+router = APIRouter(tags=["Ollama"])
+for route in (generate, chat, embeddings, listing, pulling, creation, blobs):
+    router.include_router(route.router)
+
+DIALECT = Dialect("ollama", ("/api",), router, render_error)

@@ -1,0 +1,124 @@
+"""Models made, copied and deleted: /api/create, /api/copy, /api/delete."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.registry import Changes, ModelRecord, Registry
+from mlxr.registry.modelfile import ROLES
+from mlxr.registry.options import check_options
+from mlxr.server.json_models import ReplyModel, RequestModel, Text, reply_json
+from mlxr.server.ollama.options import Options
+from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, with_registry
+from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
+from mlxr.service.creation import create_model
+
+MAX_FILES = 4096
+router = APIRouter()
+
+
+class TaughtMessage(RequestModel):
+    """A message that every conversation with the model begins with."""
+
+    role: Text
+    content: str
+
+
+class CreateBody(NamedRequest):
+    """What to make a model of: another one (`from`), or blobs (`files`: file name to digest)."""
+
+    source: Annotated[Text | None, Field(alias="from")] = None
+    files: Annotated[dict[str, str] | None, Field(max_length=MAX_FILES)] = None
+    template: str | None = None
+    system: str | None = None
+    license: str | list[str] | None = None
+    parameters: Options = None
+    messages: list[TaughtMessage] | None = None
+    adapters: dict[str, str] | None = None
+    quantize: str | None = None
+    stream: bool | None = None
+
+    def check(self) -> None:
+        """Raise InvalidRequest for what is not supported or missing."""
+        if self.adapters:
+            raise InvalidRequest("adapters", "is not supported")
+        if self.quantize:
+            raise InvalidRequest("quantize", "is not supported here; `mlxr convert --type` quantises a file")
+        if (self.source is None) == (not self.files):
+            raise InvalidRequest("from", "give either from, the name of a model, or files, uploaded as blobs")
+        for index, message in enumerate(self.messages or []):
+            if message.role not in ROLES:
+                raise InvalidRequest(f"messages[{index}].role", f"must be one of {', '.join(ROLES)}")
+
+    @property
+    def changes(self) -> Changes:
+        """What the new model sets anew."""
+        return Changes(
+            template=self.template or None,
+            system=self.system or None,
+            parameters=check_options(self.parameters or {}, "parameters") or None,
+            messages=[message.model_dump() for message in self.messages] if self.messages else None,
+            license="\n\n".join(self.license) if isinstance(self.license, list) else self.license,
+        )
+
+
+class CopyBody(RequestModel):
+    """The model and its other name."""
+
+    source: Text
+    destination: Text
+
+
+class StatusReply(ReplyModel):
+    """How far it is."""
+
+    status: str
+
+
+@router.post("/api/create", response_model=StatusReply, responses=STREAMED)
+async def create(request: Request, body: CreateBody) -> Response:
+    """Make a model. What is wrong with the request is told at once, what is wrong with the files in the last line."""
+    body.check()
+    name, changes = body.wanted, body.changes
+
+    def make(registry: Registry) -> ModelRecord:
+        source = registry.get(body.source) if body.source is not None else body.files or {}
+        return create_model(registry, name, source, changes)
+
+    async def write_frames() -> AsyncGenerator[bytes, None]:
+        yield ndjson({"status": "parsing model"})
+        record = await with_registry(request, make)
+        request.app.state.pool.refresh()
+        for file in record.files:
+            yield ndjson({"status": f"using existing layer sha256:{file.sha256}"})
+        yield ndjson({"status": "writing manifest"}) + ndjson({"status": "success"})
+
+    if body.stream is not False:
+        return EventStream(request, write_frames(), media_type=NDJSON, on_error=error_frame)
+    await with_registry(request, make)
+    request.app.state.pool.refresh()
+    return reply_json(StatusReply(status="success"))
+
+
+@router.post("/api/copy", responses=ERRORS)
+async def copy(request: Request, body: CopyBody) -> Response:
+    """Give a model a second name."""
+    await with_registry(request, lambda registry: registry.copy(body.source, body.destination))
+    request.app.state.pool.refresh()
+    return Response()
+
+
+@router.delete("/api/delete", responses=ERRORS)
+async def delete(request: Request, body: NamedRequest) -> Response:
+    """Remove a model, and its files if they lie in the store and no other model has them."""
+    pool, record = request.app.state.pool, await with_registry(request, lambda registry: registry.remove(body.wanted))
+    for running in pool.running():
+        if running.name.lower() == record.name.lower():
+            await until_disconnected(request, pool.unload(running.name))
+    pool.refresh()
+    return Response()

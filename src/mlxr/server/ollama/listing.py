@@ -1,0 +1,212 @@
+"""What there is: /, /api/version, /api/tags, /api/ps, /api/show."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from fastapi import APIRouter, Request, Response
+from starlette.responses import PlainTextResponse
+
+from mlxr.registry import ModelRecord
+from mlxr.registry.modelfile import list_parameters, write_modelfile
+from mlxr.registry.options import check_options
+from mlxr.server.json_models import JsonObject, ReplyModel, optional, reply_json
+from mlxr.server.ollama.options import Options
+from mlxr.server.ollama.route import ERRORS, NamedRequest, find_model, format_time, with_registry
+from mlxr.service.catalogue import read_metadata
+from mlxr.service.model_pool import RunningModel
+
+INTERFACE_VERSION = "0.32.0"  # of Ollama, whose interface this is; clients ask for it to know what they may use
+FOR_EVER = timedelta(days=100 * 365)
+router = APIRouter()
+
+
+class Details(ReplyModel):
+    """What kind of model it is."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+    context_length: int
+    embedding_length: int
+
+
+class Version(ReplyModel):
+    """The version of the interface."""
+
+    version: str
+
+
+class ListedModel(ReplyModel):
+    """A model that is here."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+    capabilities: list[str]
+
+
+class Tags(ReplyModel):
+    """All models that are here."""
+
+    models: list[ListedModel]
+
+
+class LoadedModel(ReplyModel):
+    """A model in memory; `size_vram` is the part of it on a GPU."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class Processes(ReplyModel):
+    """All models in memory."""
+
+    models: list[LoadedModel]
+
+
+class ShowBody(NamedRequest):
+    """Which model to show; `verbose` adds long lists such as the vocabulary."""
+
+    verbose: bool | None = None
+    system: str | None = None
+    template: str | None = None
+    options: Options = None
+
+
+class TensorReply(ReplyModel):
+    """A tensor of the model."""
+
+    name: str
+    type: str
+    shape: list[int]
+
+
+class ShowReply(ReplyModel):
+    """All about a model. `template` is Jinja."""
+
+    license: str | None = optional()
+    modelfile: str
+    parameters: str
+    template: str
+    system: str | None = optional()
+    details: Details
+    messages: list[dict[str, str]] | None = optional()
+    model_info: JsonObject
+    tensors: list[TensorReply]
+    capabilities: list[str]
+    modified_at: str
+
+
+@router.get("/", response_class=PlainTextResponse)
+async def say_running() -> str:
+    """What clients look for to know that the server is there."""
+    return "Ollama is running"
+
+
+@router.get("/api/version", response_model=Version)
+async def version() -> Version:
+    """The version of Ollama's interface that this is."""
+    return Version(version=INTERFACE_VERSION)
+
+
+@router.get("/api/tags", response_model=Tags, responses=ERRORS)
+async def tags(request: Request) -> Response:
+    """The models that are here and can be used."""
+    records = await with_registry(request, lambda registry: registry.list())
+    return reply_json(Tags(models=[_describe_listed(record) for record in records if record.problem is None]))
+
+
+@router.get("/api/ps", response_model=Processes, responses=ERRORS)
+async def ps(request: Request) -> Response:
+    """The models that are loaded."""
+    return reply_json(Processes(models=[_describe_loaded(model) for model in request.app.state.pool.running()]))
+
+
+@router.post("/api/show", response_model=ShowReply, responses=ERRORS)
+async def show(request: Request, body: ShowBody) -> Response:
+    """All about one model; `system`, `template` and `options` are shown as if they were the model's."""
+    record = await find_model(request, body.wanted)
+    metadata, tensors = await asyncio.to_thread(read_metadata, record.path, with_arrays=bool(body.verbose))
+    options = {**record.parameters, **check_options(body.options or {})}
+    return reply_json(
+        ShowReply(
+            license=record.license or None,
+            modelfile=write_modelfile(record),
+            parameters="\n".join(list_parameters(options)),
+            template=body.template or record.template or record.own_template,
+            system=body.system or record.system,
+            details=describe(record),
+            messages=[dict(message) for message in record.messages] or None,
+            model_info={"general.parameter_count": record.parameters_count, **metadata},
+            tensors=[TensorReply(name=name, type=kind, shape=list(shape)) for name, kind, shape in tensors],
+            capabilities=list_capabilities(record),
+            modified_at=format_time(record.modified_at),
+        )
+    )
+
+
+def describe(record: ModelRecord) -> Details:
+    """The details of a record."""
+    return Details(
+        parent_model=record.from_name or "",
+        format=record.format,
+        family=record.architecture,
+        families=[record.architecture],
+        parameter_size=record.parameter_size,
+        quantization_level=record.quantization,
+        context_length=record.context_tokens,
+        embedding_length=record.embedding_length,
+    )
+
+
+def list_capabilities(record: ModelRecord) -> list[str]:
+    """What a model is for. Ollama says embedding of models that do nothing else; ours all do both."""
+    names = record.capabilities - {"embedding"} if "completion" in record.capabilities else record.capabilities
+    return sorted(names)
+
+
+def _describe_listed(record: ModelRecord) -> ListedModel:
+    return ListedModel(
+        name=record.name,
+        model=record.name,
+        modified_at=format_time(record.modified_at),
+        size=record.size_bytes,
+        digest=record.digest,
+        details=describe(record),
+        capabilities=list_capabilities(record),
+    )
+
+
+def _describe_loaded(model: RunningModel) -> LoadedModel:
+    return LoadedModel(
+        name=model.name,
+        model=model.name,
+        size=model.size_bytes,
+        digest=model.record.digest,
+        details=describe(model.record),
+        expires_at=format_time(model.expires_at or datetime.now(UTC) + FOR_EVER),
+        size_vram=0,
+        context_length=model.context_tokens,
+    )
+
+
+@router.head("/", include_in_schema=False)
+@router.head("/api/version", include_in_schema=False)
+@router.head("/api/tags", include_in_schema=False)
+async def head() -> Response:
+    """Whether the server is there; the document has these as GET."""
+    return Response()

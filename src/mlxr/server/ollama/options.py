@@ -1,0 +1,120 @@
+"""`options`, `keep_alive` and `format` of a request, as the service's parameters, seconds and grammar.
+
+Defaults: https://github.com/ollama/ollama/blob/main/docs/modelfile.md, api/types.go there (DefaultOptions).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.core.types import Grammar, SamplingParams
+from mlxr.registry import ModelRecord
+from mlxr.registry.options import BY_NAME, check_options
+from mlxr.server.json_models import JsonObject, dump_json
+
+logger = logging.getLogger(__name__)
+KeepAlive = Annotated[
+    float | str | None, Field(description="Seconds, or a duration such as 5m; 0: unload after use, negative: for ever.")
+]
+Format = Annotated[str | JsonObject | None, Field(description='"json" or a JSON schema.')]
+Options = Annotated[dict[str, object] | None, Field(description=f"Of {', '.join(BY_NAME)}.")]
+MAX_TOP_LOGPROBS = 20
+_DEFAULTS: Mapping[str, object] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.9,
+    "min_p": 0.0,
+    "repeat_penalty": 1.0,
+    "repeat_last_n": 64,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "seed": -1,
+    "num_predict": -1,
+    "stop": [],
+}
+_SMALLEST_TOP_P = 1e-9  # Ollama's 0 leaves the likeliest token; ours must be above it
+_FIELDS = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)")
+
+
+def make_params(
+    record: ModelRecord, options: Mapping[str, object] | None, *, logprobs: bool | None, top_logprobs: int | None
+) -> SamplingParams:
+    """How to choose tokens: the request's options over the model's over Ollama's defaults.
+
+    Raises InvalidRequest naming the option.
+    """
+    given = check_options(options or {})
+    without_effect = sorted(name for name in given if not BY_NAME[name].has_effect)
+    if without_effect:
+        logger.debug("options without effect: %s", ", ".join(without_effect))
+    chosen: dict[str, Any] = {**_DEFAULTS, **record.parameters, **given}
+    try:
+        return SamplingParams(
+            max_tokens=chosen["num_predict"] if chosen["num_predict"] > 0 else None,
+            temperature=float(chosen["temperature"]),
+            top_k=max(chosen["top_k"], 0),
+            top_p=float(chosen["top_p"]) or _SMALLEST_TOP_P,
+            min_p=float(chosen["min_p"]),
+            repetition_penalty=float(chosen["repeat_penalty"]) if chosen["repeat_last_n"] != 0 else 1.0,
+            presence_penalty=float(chosen["presence_penalty"]),
+            frequency_penalty=float(chosen["frequency_penalty"]),
+            seed=None if chosen["seed"] == -1 else chosen["seed"] % (1 << 64),
+            stop=tuple(text for text in chosen["stop"] if text),
+            logprobs=_count_logprobs(logprobs, top_logprobs),
+        )
+    except InvalidRequest as error:
+        if error.field == "top_logprobs":
+            raise
+        raise InvalidRequest(f"options.{_FIELDS.get(error.field, error.field)}", error.reason) from None
+
+
+def read_grammar(wanted: str | JsonObject | None) -> Grammar | None:
+    """What the answer must look like; None for any text."""
+    if wanted is None or wanted == "":
+        return None
+    if isinstance(wanted, Mapping):
+        return Grammar("json_schema", dump_json(wanted, "format"))
+    if wanted != "json":
+        raise InvalidRequest("format", f'must be "json" or a JSON schema, got {wanted[:80]!r}')
+    return Grammar("json_object")
+
+
+def read_keep_alive(wanted: float | str | None) -> float | None:
+    """Seconds, negative for ever; None where the request does not say. Raises InvalidRequest."""
+    if wanted is None or isinstance(wanted, int | float):
+        return wanted
+    text = wanted.strip()
+    try:
+        seconds = float(text)  # a number in quotes
+    except ValueError:
+        seconds = _read_duration(text)
+    if math.isnan(seconds):
+        raise InvalidRequest("keep_alive", f"must be seconds or a duration such as 5m or 1h30m, got {wanted[:40]!r}")
+    return seconds
+
+
+def _read_duration(text: str) -> float:
+    """Seconds of a duration such as 1h30m; not a number for what is none."""
+    sign, rest = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))
+    parts = _PART.findall(rest)
+    if not parts or "".join(number + unit for number, unit in parts) != rest:
+        return math.nan
+    try:
+        return sign * sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    except ValueError:
+        return math.nan
+
+
+def _count_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    if top_logprobs is not None and not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest("top_logprobs", f"must be from 0 to {MAX_TOP_LOGPROBS}, got {top_logprobs}")
+    return (top_logprobs or 0) if logprobs else None

@@ -1,0 +1,138 @@
+"""POST /api/pull: a model from the hub, its progress line by line. /api/push is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from threading import Event
+from time import monotonic
+
+from fastapi import APIRouter, Request, Response
+
+from mlxr.core.errors import InvalidRequest, NotFound
+from mlxr.registry.pull import PullProgress
+from mlxr.registry.pull import pull as pull_model
+from mlxr.server.errors import ServerError
+from mlxr.server.json_models import JsonObject, ReplyModel, optional, reply_json
+from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, find_model
+from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
+
+REPORT_S = 0.1  # pieces of a file come quicker than anybody reads
+_STATUS = {"listing": "pulling manifest", "checking": "verifying sha256 digest", "adding": "writing manifest"}
+router = APIRouter()
+
+
+class PullBody(NamedRequest):
+    """What to pull: hf.co/owner/repo[:file or quant]."""
+
+    stream: bool | None = None
+    insecure: bool | None = None
+
+
+class PullReply(ReplyModel):
+    """How far it is; `digest`, `total` and `completed` are of one file, in bytes."""
+
+    status: str
+    digest: str | None = optional()
+    total: int | None = optional()
+    completed: int | None = optional()
+
+
+@router.post("/api/pull", response_model=PullReply, responses=STREAMED)
+async def pull(request: Request, body: PullBody) -> Response:
+    """Pull a model. When the client goes away it stops; pulled again, it goes on from there."""
+    if body.insecure:
+        raise InvalidRequest("insecure", "is not supported; the server's setting hub_url says where models come from")
+    pulling = Pulling(request, body.wanted)
+    if body.stream is not False:
+        return EventStream(request, pulling.write_frames(), media_type=NDJSON, on_error=error_frame)
+    await until_disconnected(request, pulling.run())
+    return reply_json(PullReply(status="success"))
+
+
+@router.post("/api/push", responses=ERRORS)
+async def push() -> Response:
+    """Not supported."""
+    raise ServerError(400, "unsupported", "push is not supported: models are not sent anywhere")
+
+
+class Pulling:
+    """One pull, on a thread of its own. What happened since a line was written goes into the next one."""
+
+    def __init__(self, request: Request, name: str) -> None:
+        self._request, self._name = request, name
+        self._loop = asyncio.get_running_loop()
+        self._stop = Event()
+        self._lines: list[JsonObject] = []
+        self._news = asyncio.Event()
+        self._written_s = 0.0
+
+    async def run(self) -> None:
+        """Pull; returns when the model is there. When this is cancelled, the thread ends at the next bytes it gets."""
+        state = self._request.app.state
+        if await self._is_here():
+            return
+        try:
+            await asyncio.to_thread(
+                pull_model,
+                state.registry,
+                self._name,
+                endpoint=state.settings.hub_url,
+                report=self._report,
+                stop=self._stop,
+            )
+        finally:
+            self._stop.set()
+        state.pool.refresh()
+
+    async def write_frames(self) -> AsyncGenerator[bytes, None]:
+        """Lines of progress, and the last one: success."""
+        task = asyncio.ensure_future(self.run())
+        task.add_done_callback(lambda _: self._news.set())
+        try:
+            while not task.done():
+                await self._news.wait()
+                self._news.clear()
+                yield self._take_lines()
+            await task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+        yield self._take_lines() + ndjson({"status": "success"})
+
+    async def _is_here(self) -> bool:
+        """Whether the name is that of a model which did not come from a hub, so that there is nothing to ask for."""
+        if "hf.co/" in self._name or "huggingface.co/" in self._name:
+            return False
+        try:
+            await find_model(self._request, self._name)
+        except NotFound:
+            return False
+        return True
+
+    def _take_lines(self) -> bytes:
+        lines, self._lines = self._lines, []
+        return b"".join(map(ndjson, lines))
+
+    def _report(self, progress: PullProgress) -> None:
+        """Called on the thread that pulls."""
+        is_piece = 0 < progress.done_bytes < progress.total_bytes
+        if is_piece and monotonic() - self._written_s < REPORT_S:
+            return
+        self._written_s = monotonic()
+        self._loop.call_soon_threadsafe(self._add_line, _describe(progress))
+
+    def _add_line(self, line: JsonObject) -> None:
+        self._lines.append(line)
+        self._news.set()
+
+
+def _describe(progress: PullProgress) -> JsonObject:
+    if progress.stage != "fetching":
+        return {"status": _STATUS[progress.stage]}
+    return {
+        "status": f"pulling {progress.digest[:12]}",
+        "digest": f"sha256:{progress.digest}",
+        "total": progress.total_bytes,
+        "completed": progress.done_bytes,
+    }

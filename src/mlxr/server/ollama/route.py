@@ -1,0 +1,85 @@
+"""What the routes of the Ollama dialect share: errors, times, and a name that may come under two keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from fastapi import Request
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.registry import ModelRecord, Registry
+from mlxr.server.errors import ServerError
+from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Responses, Text
+from mlxr.server.streaming import ndjson
+
+T = TypeVar("T")
+
+
+class ErrorReply(ReplyModel):
+    """An error."""
+
+    error: str
+
+
+ERRORS: Responses = {
+    "4XX": {
+        "model": ErrorReply,
+        "description": "The request cannot be served; the text begins with the field at fault.",
+    },
+    "5XX": {"model": ErrorReply, "description": "The server failed."},
+}
+STREAMED: Responses = {
+    200: {
+        "description": "One JSON object on each line; with `stream` false a single one.",
+        "content": {"application/x-ndjson": {}},
+    },
+    **ERRORS,
+}
+
+
+class NamedRequest(RequestModel):
+    """A request about one model. Older clients say `name` for `model`."""
+
+    model: Text | None = None
+    name: Text | None = None
+
+    @property
+    def wanted(self) -> str:
+        """The model's name; raises InvalidRequest when there is none."""
+        found = self.model or self.name
+        if found is None:
+            raise InvalidRequest("model", "is missing")
+        return found
+
+
+def render_error(error: ServerError, _request_id: str = "") -> JsonObject:
+    """The body of an error."""
+    return {"error": error.message}
+
+
+def error_frame(error: ServerError) -> bytes:
+    """The last line of a stream that fails."""
+    return ndjson(render_error(error))
+
+
+def format_time(moment: datetime) -> str:
+    """A time as Ollama writes it."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def now() -> str:
+    """The time of a reply."""
+    return format_time(datetime.now(UTC))
+
+
+async def with_registry(request: Request, work: Callable[[Registry], T]) -> T:
+    """What `work` makes of the registry, on another thread, as it waits for the disk."""
+    return await asyncio.to_thread(work, request.app.state.registry)
+
+
+async def find_model(request: Request, name: str) -> ModelRecord:
+    """The record of a model; raises NotFound."""
+    return await with_registry(request, lambda registry: registry.get(name))

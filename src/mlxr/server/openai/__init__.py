@@ -1,0 +1,15 @@
+"""The OpenAI dialect: chat and text completions, embeddings, models, Responses."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from mlxr.server.dialect import Dialect
+from mlxr.server.openai import chat, completions, embeddings, models, responses
+from mlxr.server.openai.errors import render_error
+
+router = APIRouter(tags=["OpenAI"])
+for route in (chat, completions, embeddings, models, responses):
+    router.include_router(route.router)
+
+DIALECT = Dialect("openai", ("/v1",), router, render_error)

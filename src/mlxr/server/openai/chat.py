@@ -1,0 +1,56 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from fastapi import APIRouter, Request, Response
+
+from mlxr.server.finishes import check_events, take_batches, write_frames
+from mlxr.server.generation import Generation, borrow, start
+from mlxr.server.json_models import reply_json
+from mlxr.server.model_defaults import fill_chat
+from mlxr.server.naming import spell_fields
+from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold
+from mlxr.server.openai.chat_request import ChatCompletionRequest
+from mlxr.server.openai.chat_stream import ChatChunks
+from mlxr.server.openai.route import STREAMED, Head, error_frame, fit_effort, token_bytes_if
+from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnected
+
+router = APIRouter()
+FIELDS = {
+    "grammar": "response_format",
+    "prompt": "messages",
+    "think": "reasoning_effort",
+}  # the service's words for what may be wrong
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
+async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
+    """Answer a conversation."""
+    wanted = body.to_request()
+    lease = await borrow(request, body.model)
+    head = Head.make("chatcmpl-", lease, body.model)
+    token_bytes = token_bytes_if(bool(body.logprobs), lease)
+    with spell_fields(FIELDS):
+        generation = await start(request, lease, fill_chat(fit_effort(lease, wanted), lease.record, body))
+    prompt_tokens, answers = len(generation.prompt_ids), wanted.params.n
+    if body.stream:
+        chunks = ChatChunks(
+            head.to_chunk("chat.completion.chunk"),
+            prompt_tokens=prompt_tokens,
+            answers=answers,
+            includes_usage=body.includes_usage,
+            token_bytes=token_bytes,
+        )
+        return EventStream(request, _write_frames(generation, chunks), media_type=SSE, on_error=error_frame)
+    fold = ChatFold(prompt_tokens, answers, token_bytes)
+    for event in check_events(await until_disconnected(request, generation.read_all())):
+        fold.add(event)
+    return reply_json(fold.to_reply(head.id, head.created, head.model, head.fingerprint))
+
+
+async def _write_frames(generation: Generation, chunks: ChatChunks) -> AsyncGenerator[bytes, None]:
+    async for frames in write_frames(take_batches(generation), lambda event: map(sse, chunks.push(event))):
+        yield frames
+    yield b"".join([*map(sse, chunks.end()), DONE])

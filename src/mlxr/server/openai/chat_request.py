@@ -1,0 +1,77 @@
+"""The body of a chat completion, and the request that it is to the service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.server.json_models import JsonObject, RequestModel
+from mlxr.server.openai.chat_messages import ChatMessage, read_messages
+from mlxr.server.openai.fields import Count, Effort, PenaltyFields
+from mlxr.server.openai.formats import ResponseFormat, make_grammar
+from mlxr.server.openai.tools import FunctionTool, Mode, ObjectChoice, read_offer
+from mlxr.service.requests import ChatRequest
+
+
+class ReasoningOptions(RequestModel):
+    """Another spelling of `reasoning_effort`."""
+
+    effort: Effort | None = None
+
+
+class ChatCompletionRequest(PenaltyFields):
+    """Answer a conversation."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_completion_tokens: Count | None = Field(None, description="Absent: as far as the context reaches.")
+    max_tokens: Count | None = Field(None, description="The older name of max_completion_tokens.")
+    response_format: ResponseFormat | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Mode | ObjectChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningOptions | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further variables of the chat template.")
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def to_request(self) -> ChatRequest:
+        """What the service is asked; raises InvalidRequest naming the field."""
+        offer = read_offer(self.tools, self.tool_choice)
+        effort = self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+        return ChatRequest(
+            messages=read_messages(self.messages),
+            params=self.make_params(
+                max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
+                stop=self.stop,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                seed=self.seed,
+                logit_bias=self.logit_bias,
+                logprobs=self._count_logprobs(),
+                n=self.n,
+            ),
+            tools=offer.tools,
+            tool_choice=offer.choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            grammar=make_grammar(self.response_format, "response_format"),
+            think=False if effort == "none" else effort,
+            template_values=self.chat_template_kwargs or {},
+            cache_prompt=self.cache_prompt is not False,
+            priority=self.priority or 0,
+            deadline_s=self.deadline_s,
+        )
+
+    def _count_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs", "needs logprobs to be true")
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,73 @@
+"""A chat completion while it grows: each event of the service becomes the chunks that OpenAI's stream has.
+
+Chunks are plain dictionaries, since there is one for every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
+from mlxr.server.json_models import JsonObject
+from mlxr.server.openai.chat_reply import name_finish
+from mlxr.server.openai.replies import Tally, TokenBytes, describe_tokens
+
+
+class ChatChunks:
+    """Makes the chunks of one reply."""
+
+    def __init__(
+        self,
+        head: JsonObject,
+        *,
+        prompt_tokens: int,
+        answers: int,
+        includes_usage: bool,
+        token_bytes: TokenBytes | None,
+    ) -> None:
+        """`head` is what all chunks begin with: id, object, created, model, system_fingerprint."""
+        self._head = {**head, "usage": None} if includes_usage else head
+        self._tally = Tally(prompt_tokens, answers)
+        self._includes_usage = includes_usage
+        self._token_bytes = token_bytes
+        self._opened: set[int] = set()
+
+    def push(self, event: Event) -> Iterator[JsonObject]:
+        """The chunks of one event; the first of an answer says whose turn it is."""
+        self._tally.add(event)
+        if event.index not in self._opened:
+            self._opened.add(event.index)
+            yield self._make_chunk(event.index, {"role": "assistant", "content": "", "refusal": None})
+        match event:
+            case TextDelta():
+                yield self._make_chunk(event.index, {"content": event.text}, event.tokens)
+            case ReasoningDelta():
+                yield self._make_chunk(event.index, {"reasoning_content": event.text})
+            case ToolCallDelta():
+                yield self._make_chunk(event.index, {"tool_calls": [_describe_call(event)]})
+            case Finish():
+                yield self._make_chunk(event.index, {}, finish_reason=name_finish(event.reason))
+
+    def end(self) -> Iterator[JsonObject]:
+        """The chunk of token counts, where it was asked for."""
+        if self._includes_usage:
+            timings = self._tally.timings()
+            extra = {} if timings is None else {"timings": timings.model_dump()}
+            yield {**self._head, "choices": [], "usage": self._tally.usage().model_dump(), **extra}
+
+    def _make_chunk(
+        self, index: int, delta: JsonObject, tokens: Sequence[TokenInfo] = (), finish_reason: str | None = None
+    ) -> JsonObject:
+        logprobs = None
+        if self._token_bytes is not None and tokens:
+            described = describe_tokens(tokens, self._token_bytes)
+            logprobs = {"content": [token.model_dump() for token in described], "refusal": None}
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {**self._head, "choices": [choice]}
+
+
+def _describe_call(event: ToolCallDelta) -> JsonObject:
+    if event.id is None:
+        return {"index": event.call, "function": {"arguments": event.arguments}}
+    function = {"name": event.name, "arguments": event.arguments}
+    return {"index": event.call, "id": event.id, "type": "function", "function": function}

@@ -1,0 +1,172 @@
+"""A text completion: its JSON, whole and in chunks. A chunk is a completion whose choice holds the next piece."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mlxr.core.events import Event, Finish, TextDelta, TokenInfo
+from mlxr.core.types import FinishReason
+from mlxr.server.json_models import JsonObject, ReplyModel, optional
+from mlxr.server.openai.replies import Tally, TimingsReply, TokenBytes, UsageReply, possible
+
+TextFinish = Literal["stop", "length"]
+
+
+class TextLogprobs(ReplyModel):
+    """Log-probabilities by token, in four lists of the same length."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(ReplyModel):
+    """One answer to one prompt."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: TextFinish
+
+
+class TextCompletion(ReplyModel):
+    """All answers to all prompts; those to prompt i have the indices from i * n on."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: UsageReply
+    system_fingerprint: str | None
+    timings: TimingsReply | None = optional()
+
+
+def name_text_finish(reason: FinishReason) -> TextFinish:
+    """OpenAI's word for how an answer ended."""
+    return "stop" if reason is FinishReason.STOP else "length"
+
+
+@dataclass(slots=True)
+class TokenOffsets:
+    """Where in the text each token begins, in characters; a character that is cut counts with its last token."""
+
+    offset: int = 0
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
+
+    def describe(self, tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> TextLogprobs:
+        """The next tokens in the dialect's four lists."""
+        described = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token in tokens:
+            spelt = token_bytes(token.chosen.token_id)
+            described.tokens.append(spelt.decode("utf-8", "replace"))
+            described.token_logprobs.append(token.chosen.logprob)
+            described.text_offset.append(self.offset)
+            described.top_logprobs.append(
+                {
+                    token_bytes(other.token_id).decode("utf-8", "replace"): other.logprob
+                    for other in (*possible(token.top), token.chosen)
+                }
+            )
+            self.offset += len(self._decoder.decode(spelt))
+        return described
+
+
+class CompletionFold:
+    """Adds up the events of all answers to all prompts. `echoes` is what each answer begins with."""
+
+    def __init__(self, prompt_tokens: int, answers: int, echoes: Sequence[str], token_bytes: TokenBytes | None) -> None:
+        self._texts = [[echo] for echo in echoes]
+        self._tokens: list[list[TokenInfo]] = [[] for _ in echoes]
+        self._finishes: list[FinishReason | None] = [None] * len(echoes)
+        self._tally = Tally(prompt_tokens, answers)
+        self._token_bytes = token_bytes
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        self._tally.add(event)
+        if isinstance(event, TextDelta):
+            self._texts[event.index].append(event.text)
+            self._tokens[event.index].extend(event.tokens)
+        elif isinstance(event, Finish):
+            self._finishes[event.index] = event.reason
+
+    def to_reply(self, reply_id: str, created: int, model: str, fingerprint: str | None) -> TextCompletion:
+        """The reply, after the last event."""
+        return TextCompletion(
+            id=reply_id,
+            created=created,
+            model=model,
+            choices=[self._make_choice(index) for index in range(len(self._texts))],
+            usage=self._tally.usage(),
+            system_fingerprint=fingerprint,
+            timings=self._tally.timings(),
+        )
+
+    def _make_choice(self, index: int) -> TextChoice:
+        reason = self._finishes[index]
+        if reason is None:
+            raise ValueError(f"the events of answer {index} end without a Finish")
+        logprobs = None
+        if self._token_bytes is not None:
+            logprobs = TokenOffsets().describe(self._tokens[index], self._token_bytes)
+        text = "".join(self._texts[index])
+        return TextChoice(index=index, text=text, logprobs=logprobs, finish_reason=name_text_finish(reason))
+
+
+class CompletionChunks:
+    """Makes the chunks of one reply; chunks are plain dictionaries, since there is one for every token."""
+
+    def __init__(
+        self,
+        head: JsonObject,
+        *,
+        prompt_tokens: int,
+        answers: int,
+        echoes: Sequence[str],
+        includes_usage: bool,
+        token_bytes: TokenBytes | None,
+    ) -> None:
+        """`head` is what all chunks begin with: id, object, created, model, system_fingerprint."""
+        self._head = {**head, "usage": None} if includes_usage else head
+        self._tally = Tally(prompt_tokens, answers)
+        self._echoes = echoes
+        self._includes_usage = includes_usage
+        self._token_bytes = token_bytes
+        self._offsets = [TokenOffsets() for _ in echoes]
+
+    def start(self) -> Iterator[JsonObject]:
+        """The chunks of what is echoed."""
+        for index, echo in enumerate(self._echoes):
+            if echo:
+                yield self._make_chunk(index, echo)
+
+    def push(self, event: Event) -> Iterator[JsonObject]:
+        """The chunks of one event."""
+        self._tally.add(event)
+        if isinstance(event, TextDelta):
+            logprobs = None
+            if self._token_bytes is not None and event.tokens:
+                logprobs = self._offsets[event.index].describe(event.tokens, self._token_bytes).model_dump()
+            yield self._make_chunk(event.index, event.text, logprobs)
+        elif isinstance(event, Finish):
+            yield self._make_chunk(event.index, "", finish_reason=name_text_finish(event.reason))
+
+    def end(self) -> Iterator[JsonObject]:
+        """The chunk of token counts, where it was asked for."""
+        if self._includes_usage:
+            timings = self._tally.timings()
+            extra = {} if timings is None else {"timings": timings.model_dump()}
+            yield {**self._head, "choices": [], "usage": self._tally.usage().model_dump(), **extra}
+
+    def _make_chunk(
+        self, index: int, text: str, logprobs: JsonObject | None = None, finish_reason: str | None = None
+    ) -> JsonObject:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {**self._head, "choices": [choice]}

@@ -1,0 +1,101 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.server.embedding import Vector, embed_all, scale_vector
+from mlxr.server.generation import borrow
+from mlxr.server.json_models import ReplyModel, RequestModel, reply_json
+from mlxr.server.openai.completion_request import Prompts, split_prompts
+from mlxr.server.openai.fields import Count
+from mlxr.server.openai.route import ERRORS
+from mlxr.service.async_session import AsyncSession
+from mlxr.service.prompt import Prompt
+
+router = APIRouter()
+
+
+class EmbeddingRequest(RequestModel):
+    """Turn texts into vectors of length 1."""
+
+    model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
+    input: Annotated[Prompts, Field(description="Text or token ids, one or several.")]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = Field(None, description="Keep the first so many numbers, scaled to length 1 again.")
+    pooling: Literal["mean", "last"] | None = Field(
+        None, description="Which tokens the vector is made of: all (`mean`), or the last. An addition to the dialect."
+    )
+    user: str | None = None
+
+
+class EmbeddingReply(ReplyModel):
+    """One vector: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(ReplyModel):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(ReplyModel):
+    """One vector for each input."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingReply]
+    model: str
+    usage: EmbeddingUsage
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingList, responses=ERRORS)
+async def create_embeddings(request: Request, body: EmbeddingRequest) -> Response:
+    """Turn texts into vectors; all of them are computed in the same batches. Special tokens in texts do not count."""
+    lease = await borrow(request, body.model)
+    session = lease.session
+    hidden = session.config.hidden
+    if body.dimensions is not None and body.dimensions > hidden:
+        raise InvalidRequest("dimensions", f"the model's vectors have {hidden} dimensions, got {body.dimensions}")
+    prompts = await asyncio.to_thread(_encode_all, session, split_prompts(body.input))
+    vectors = await embed_all(request, lease, prompts, body.pooling or "mean")
+    scaled = [scale_vector(vector, body.dimensions) for vector in vectors]
+    tokens = sum(len(ids) for ids in prompts)
+    return reply_json(
+        EmbeddingList(
+            data=[
+                EmbeddingReply(index=index, embedding=_spell(vector, body.encoding_format))
+                for index, vector in enumerate(scaled)
+            ],
+            model=body.model or lease.record.short_name,
+            usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
+        )
+    )
+
+
+def _encode_all(session: AsyncSession, prompts: Sequence[Prompt]) -> list[list[int]]:
+    encoded = []
+    for number, prompt in enumerate(prompts):
+        try:
+            encoded.append(session.encode_prompt(prompt, parse_special=False))
+        except InvalidRequest as error:
+            raise InvalidRequest("input", f"text {number}: {error.reason}") from None
+    return encoded
+
+
+def _spell(vector: Vector, encoding: str | None) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    numbers: list[float] = vector.tolist()
+    return numbers

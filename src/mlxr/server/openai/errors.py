@@ -1,0 +1,59 @@
+"""Errors in OpenAI's form."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlxr.server.errors import ServerError
+from mlxr.server.json_models import JsonObject, ReplyModel
+
+ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+_CODES = {
+    "unauthorized": "invalid_api_key",
+    "rate_limited": "rate_limit_exceeded",
+    "queue_full": "rate_limit_exceeded",
+    "internal": "server_error",
+}
+
+
+class ErrorDetail(ReplyModel):
+    """What went wrong; `param` names the field at fault."""
+
+    message: str
+    type: ErrorType
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(ReplyModel):
+    """An error."""
+
+    error: ErrorDetail
+
+
+def render_error(error: ServerError, _request_id: str = "") -> JsonObject:
+    """The body of an error; the id of the request is in the header `x-request-id` alone."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": name_type(error.status),
+            "param": error.field,
+            "code": name_code(error),
+        }
+    }
+
+
+def name_type(status: int) -> ErrorType:
+    """OpenAI's word for a kind of error."""
+    if status == 401:
+        return "authentication_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def name_code(error: ServerError) -> str:
+    """OpenAI's word for an error where it has one, otherwise ours."""
+    if error.code == "not_found" and error.field == "model":
+        return "model_not_found"
+    return _CODES.get(error.code, error.code)

@@ -1,0 +1,67 @@
+"""GET /v1/models and /v1/models/{id}.
+
+Anthropic's clients ask under the same paths, and their model objects have no field in common with OpenAI's but `id`,
+so each entry is both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+
+from mlxr.registry.record import ModelRecord
+from mlxr.server.json_models import ReplyModel, reply_json
+from mlxr.server.openai.route import ERRORS
+
+router = APIRouter()
+
+
+class ModelReply(ReplyModel):
+    """A model. From `type` on the fields are those of Anthropic's dialect."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "mlxr"
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+
+
+class ModelList(ReplyModel):
+    """All models. From `has_more` on the fields are those of Anthropic's dialect."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelReply]
+    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
+
+
+@router.get("/v1/models", response_model=ModelList, responses=ERRORS)
+async def list_models(request: Request) -> Response:
+    """The models that requests can name."""
+    records = await asyncio.to_thread(request.app.state.registry.list)
+    models = [describe_model(record) for record in records if record.problem is None]
+    ids = [model.id for model in models]
+    return reply_json(ModelList(data=models, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None))
+
+
+@router.get("/v1/models/{model:path}", response_model=ModelReply, responses=ERRORS)
+async def get_model(request: Request, model: str) -> Response:
+    """One model by name."""
+    return reply_json(describe_model(await asyncio.to_thread(request.app.state.registry.get, model)))
+
+
+def describe_model(record: ModelRecord) -> ModelReply:
+    """A model of the registry."""
+    changed = record.modified_at.astimezone(UTC)
+    return ModelReply(
+        id=record.short_name,
+        created=int(changed.timestamp()),
+        display_name=record.short_name,
+        created_at=changed.isoformat(timespec="seconds").replace("+00:00", "Z"),
+    )

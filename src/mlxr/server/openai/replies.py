@@ -1,0 +1,152 @@
+"""What replies of the OpenAI dialect have in common: token counts, durations, log-probabilities, the small print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mlxr.core.events import Event, Finish, ReasoningDelta, TokenInfo
+from mlxr.core.types import TokenLogprob
+from mlxr.server.json_models import ReplyModel
+
+TokenBytes = Callable[[int], bytes]
+
+
+class PromptTokensDetails(ReplyModel):
+    """Of the prompt's tokens, those that came from the cache."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(ReplyModel):
+    """Of the answer's tokens, those of its reasoning."""
+
+    reasoning_tokens: int
+
+
+class UsageReply(ReplyModel):
+    """Tokens of a reply, all answers together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class TimingsReply(ReplyModel):
+    """Where the time went (an addition to the dialect). Prompt tokens that came from the cache are `cache_n`."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float | None
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float | None
+    queue_ms: float
+
+
+class TopLogprob(ReplyModel):
+    """A token that could have been chosen."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobReply(TopLogprob):
+    """A token of the answer, and the most likely ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class LogprobsReply(ReplyModel):
+    """Log-probabilities of the answer's text."""
+
+    content: list[TokenLogprobReply] | None
+    refusal: None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over all answers of a reply, `answers` to each prompt.
+
+    `prompt_tokens` counts each prompt once, however many answers it got.
+    """
+
+    prompt_tokens: int
+    answers: int = 1
+    reasoning_tokens: int = 0
+    finishes: list[Finish] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Count one event."""
+        if isinstance(event, ReasoningDelta):
+            self.reasoning_tokens += len(event.token_ids)
+        elif isinstance(event, Finish):
+            self.finishes.append(event)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all answers that have ended."""
+        return sum(finish.usage.completion_tokens for finish in self.finishes)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the cache; of a prompt's answers, the one that found the most counts."""
+        best: dict[int, int] = {}
+        for finish in self.finishes:
+            prompt = finish.index // self.answers
+            best[prompt] = max(best.get(prompt, 0), finish.usage.cached_tokens)
+        return sum(best.values())
+
+    def usage(self) -> UsageReply:
+        """The counts so far."""
+        return UsageReply(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens),
+        )
+
+    def timings(self) -> TimingsReply | None:
+        """Durations of the slowest answer; None where the engine measured none."""
+        measured = [finish.timings for finish in self.finishes if finish.timings is not None]
+        if not measured:
+            return None
+        prompt_s = max(timings.prompt_s for timings in measured)
+        generate_s = max(timings.generate_s for timings in measured)
+        prompt_n = self.prompt_tokens - self.cached_tokens
+        return TimingsReply(
+            cache_n=self.cached_tokens,
+            prompt_n=prompt_n,
+            prompt_ms=prompt_s * 1000,
+            prompt_per_second=prompt_n / prompt_s if prompt_s else None,
+            predicted_n=self.completion_tokens,
+            predicted_ms=generate_s * 1000,
+            predicted_per_second=self.completion_tokens / generate_s if generate_s else None,
+            queue_ms=max(timings.queue_s for timings in measured) * 1000,
+        )
+
+
+def describe_tokens(tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> list[TokenLogprobReply]:
+    """Log-probabilities as chat completions and Responses spell them."""
+    replies = []
+    for token in tokens:
+        own = _describe_token(token.chosen, token_bytes)
+        top = [_describe_token(other, token_bytes) for other in possible(token.top)]
+        replies.append(TokenLogprobReply(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=top))
+    return replies
+
+
+def possible(tokens: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    """Without those that a grammar rules out: JSON has no number for their log-probability."""
+    return [token for token in tokens if token.logprob > -math.inf]
+
+
+def _describe_token(token: TokenLogprob, token_bytes: TokenBytes) -> TopLogprob:
+    spelt = token_bytes(token.token_id)
+    return TopLogprob(token=spelt.decode("utf-8", "replace"), logprob=token.logprob, bytes=list(spelt))

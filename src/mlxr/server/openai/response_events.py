@@ -1,0 +1,201 @@
+"""A response while it grows: the service's events become the typed events of a Responses stream.
+
+The plain reply is the response that the last of them carries, so both are made by one path. Items follow one another:
+a thought, then text, then calls; each is opened, grows and is closed before the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
+from mlxr.core.types import FinishReason
+from mlxr.server.json_models import JsonObject, make_id
+from mlxr.server.openai.replies import Tally, TokenBytes, TokenLogprobReply, describe_tokens
+from mlxr.server.openai.response_reply import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    OutputThought,
+    OutputTokensDetails,
+    ResponseFailure,
+    ResponseReply,
+    ResponseUsage,
+    Status,
+)
+
+Kind = Literal["message", "reasoning", "function_call"]
+_ID_PREFIXES: dict[Kind, str] = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+_TEXT_EVENTS: dict[Kind, str] = {
+    "message": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+}
+
+
+@dataclass(slots=True)
+class _Growing:
+    """The item that is open: `texts` are its text, its thought or its arguments."""
+
+    kind: Kind
+    call: int | None
+    call_id: str = ""
+    name: str = ""
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobReply] = field(default_factory=list)
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        self.id = make_id(_ID_PREFIXES[self.kind])
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def make_part(self, has_logprobs: bool) -> OutputText | OutputThought:
+        if self.kind == "reasoning":
+            return OutputThought(text=self.text)
+        return OutputText(text=self.text, logprobs=list(self.logprobs) if has_logprobs else None)
+
+    def make_item(self, status: Status, part: OutputText | OutputThought | None) -> OutputItem:
+        if self.kind == "function_call":
+            return OutputCall(id=self.id, status=status, call_id=self.call_id, name=self.name, arguments=self.text)
+        if self.kind == "reasoning":
+            thoughts = [part] if isinstance(part, OutputThought) else []
+            return OutputReasoning(id=self.id, status=status, content=thoughts)
+        return OutputMessage(id=self.id, status=status, content=[part] if isinstance(part, OutputText) else [])
+
+
+class ResponseEvents:
+    """Makes the events of one response; afterwards `response` is the whole of it."""
+
+    def __init__(self, response: ResponseReply, prompt_tokens: int, token_bytes: TokenBytes | None) -> None:
+        """`response` is the reply as it is before the answer; `token_bytes` is given where logprobs were asked for."""
+        self.response = response
+        self._token_bytes = token_bytes
+        self._tally = Tally(prompt_tokens)
+        self._items: list[OutputItem] = []
+        self._growing: _Growing | None = None
+        self._sequence_number = -1
+
+    def start(self) -> Iterator[JsonObject]:
+        """What a stream begins with."""
+        yield self._make("response.created", response=self._dump())
+        yield self._make("response.in_progress", response=self._dump())
+
+    def push(self, event: Event) -> Iterator[JsonObject]:
+        """The events that follow from one of the service."""
+        self._tally.add(event)
+        match event:
+            case TextDelta():
+                yield from self._open("message")
+                yield from self._grow(event.text, event)
+            case ReasoningDelta():
+                yield from self._open("reasoning")
+                yield from self._grow(event.text)
+            case ToolCallDelta():
+                yield from self._open("function_call", event)
+                yield from self._grow(event.arguments)
+            case Finish():
+                yield from self._finish(event)
+
+    def fail(self, code: str, message: str) -> JsonObject:
+        """The last event of a response that cannot be finished."""
+        self.response = self.response.model_copy(
+            update={"status": "failed", "error": ResponseFailure(code=code, message=message), "output": self._items}
+        )
+        return self._make("response.failed", response=self._dump())
+
+    def _make(self, kind: str, **values: object) -> JsonObject:
+        self._sequence_number += 1
+        return {"type": kind, "sequence_number": self._sequence_number, **values}
+
+    def _dump(self) -> JsonObject:
+        return self.response.model_dump()
+
+    def _place(self, growing: _Growing) -> JsonObject:
+        place: JsonObject = {"item_id": growing.id, "output_index": len(self._items)}
+        return place if growing.kind == "function_call" else {**place, "content_index": 0}
+
+    def _open(self, kind: Kind, event: ToolCallDelta | None = None) -> Iterator[JsonObject]:
+        """Open an item of this kind, and close the one before, unless it is open already."""
+        call = None if event is None else event.call
+        if self._growing is not None and (self._growing.kind, self._growing.call) == (kind, call):
+            return
+        yield from self._close("completed")
+        growing = _Growing(kind, call)
+        if event is not None:
+            growing.call_id, growing.name = event.id or "", event.name or ""
+        self._growing = growing
+        item = growing.make_item("in_progress", None).model_dump()
+        yield self._make("response.output_item.added", output_index=len(self._items), item=item)
+        if kind != "function_call":
+            part = growing.make_part(self._token_bytes is not None).model_dump()
+            yield self._make("response.content_part.added", **self._place(growing), part=part)
+
+    def _grow(self, text: str, event: TextDelta | None = None) -> Iterator[JsonObject]:
+        growing = self._growing
+        assert growing is not None
+        growing.texts.append(text)
+        values = {**self._place(growing), "delta": text}
+        if event is not None:
+            new = describe_tokens(event.tokens, self._token_bytes) if self._token_bytes is not None else []
+            growing.logprobs.extend(new)
+            values["logprobs"] = [token.model_dump() for token in new]
+        if text:
+            yield self._make(f"{_TEXT_EVENTS[growing.kind]}.delta", **values)
+
+    def _close(self, status: Status) -> Iterator[JsonObject]:
+        """Close the item that is open, if any."""
+        growing, self._growing = self._growing, None
+        if growing is None:
+            return
+        place = self._place(growing)
+        part = None if growing.kind == "function_call" else growing.make_part(self._token_bytes is not None)
+        if part is None:
+            done: JsonObject = {"arguments": growing.text, "name": growing.name}
+        else:
+            done = {"text": growing.text}
+        if growing.kind == "message":
+            done["logprobs"] = [token.model_dump() for token in growing.logprobs]
+        yield self._make(f"{_TEXT_EVENTS[growing.kind]}.done", **place, **done)
+        if part is not None:
+            yield self._make("response.content_part.done", **place, part=part.model_dump())
+        item = growing.make_item(status, part)
+        yield self._make("response.output_item.done", output_index=len(self._items), item=item.model_dump())
+        self._items.append(item)
+
+    def _finish(self, event: Finish) -> Iterator[JsonObject]:
+        is_whole = event.reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
+        status: Status = "completed" if is_whole else "incomplete"
+        if self._growing is None and not self._items:
+            yield from self._open("message")
+        yield from self._close(status)
+        self.response = self.response.model_copy(
+            update={
+                "status": status,
+                "completed_at": int(time.time()) if is_whole else None,
+                "incomplete_details": None if is_whole else IncompleteDetails(),
+                "output": self._items,
+                "usage": self._count(),
+                "timings": self._tally.timings(),
+            }
+        )
+        yield self._make(f"response.{status}", response=self._dump())
+
+    def _count(self) -> ResponseUsage:
+        tally = self._tally
+        return ResponseUsage(
+            input_tokens=tally.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=tally.cached_tokens),
+            output_tokens=tally.completion_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=tally.reasoning_tokens),
+            total_tokens=tally.prompt_tokens + tally.completion_tokens,
+        )

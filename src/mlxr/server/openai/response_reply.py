@@ -1,0 +1,133 @@
+"""A response of the Responses API: the JSON of it and of the items in it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from mlxr.server.json_models import JsonObject, ReplyModel, optional
+from mlxr.server.openai.replies import TimingsReply, TokenLogprobReply
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(ReplyModel):
+    """A text that the model wrote."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[JsonObject] = Field(max_length=0, default_factory=list)
+    logprobs: list[TokenLogprobReply] | None = optional()
+
+
+class OutputMessage(ReplyModel):
+    """What the model says."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Status
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class OutputThought(ReplyModel):
+    """A text that the model thought."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputReasoning(ReplyModel):
+    """What the model thinks before it answers."""
+
+    type: Literal["reasoning"] = "reasoning"
+    id: str
+    status: Status
+    summary: list[OutputThought] = Field(max_length=0, default_factory=list)
+    content: list[OutputThought]
+
+
+class OutputCall(ReplyModel):
+    """A call of a function."""
+
+    type: Literal["function_call"] = "function_call"
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
+
+
+class InputTokensDetails(ReplyModel):
+    """Of the input's tokens, those that came from the cache; what is written there is not counted."""
+
+    cached_tokens: int
+    cache_write_tokens: Literal[0] = 0
+
+
+class OutputTokensDetails(ReplyModel):
+    """Of the output's tokens, those of reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(ReplyModel):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(ReplyModel):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class IncompleteDetails(ReplyModel):
+    """Why a response is cut short."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseReply(ReplyModel):
+    """A response. The fields after `usage` say how it was asked for."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Status
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: JsonObject
+    store: Literal[False] = False
+    background: Literal[False] = False
+    service_tier: Literal["default"] = "default"
+    temperature: float
+    text: JsonObject
+    tool_choice: str | JsonObject
+    tools: list[JsonObject]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    timings: TimingsReply | None = optional()

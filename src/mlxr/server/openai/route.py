@@ -1,0 +1,68 @@
+"""What the routes of the OpenAI dialect share: the head of a reply, and what the document says of errors."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from mlxr.server.errors import ServerError
+from mlxr.server.json_models import JsonObject, Responses, make_id
+from mlxr.server.openai.errors import ErrorReply, render_error
+from mlxr.server.openai.replies import TokenBytes
+from mlxr.server.streaming import sse
+from mlxr.service.model_pool import ModelLease
+from mlxr.service.requests import ChatRequest
+
+ERRORS: Responses = {
+    "4XX": {"model": ErrorReply, "description": "The request cannot be served; `param` names the field at fault."},
+    "5XX": {"model": ErrorReply, "description": "The server failed."},
+}
+STREAMED: Responses = {
+    200: {
+        "description": "The whole answer, or, with `stream`, server-sent events that it is the sum of.",
+        "content": {"text/event-stream": {}},
+    },
+    **ERRORS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What identifies a reply. `model` is the name that the model was asked for by, as clients expect to see it."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    @classmethod
+    def make(cls, prefix: str, lease: ModelLease, model: str | None) -> Head:
+        """The head of a new reply."""
+        created = int(time.time())
+        name = model or lease.record.short_name
+        return cls(make_id(prefix), created, name, f"fp_{lease.record.digest[:12]}")
+
+    def to_chunk(self, kind: str) -> JsonObject:
+        """What the chunks of a stream begin with."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def token_bytes_if(wanted: bool, lease: ModelLease) -> TokenBytes | None:
+    """How tokens are spelt, where log-probabilities were asked for."""
+    return lease.session.tokenizer.token_bytes if wanted else None
+
+
+def fit_effort(lease: ModelLease, wanted: ChatRequest) -> ChatRequest:
+    """The request with an effort that the model knows: to one that has no levels, every level means to think."""
+    return replace(wanted, think=lease.session.fit_think(wanted.think)) if isinstance(wanted.think, str) else wanted
+
+
+def error_frame(error: ServerError) -> bytes:
+    """The last event of a stream that fails."""
+    return sse(render_error(error))

@@ -1,0 +1,160 @@
+"""Answers that grow: frames of bytes to a client, for as long as it listens.
+
+Knows the two framings (server-sent events and one JSON object per line) but no dialect: those hand in an asynchronous
+generator of frames. Beside it runs a watch over the connection. When the client goes, the generator is closed at once,
+and with it what the request had started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from time import monotonic
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from mlxr.server.errors import ClientGone, ServerError, to_error
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_S = 15.0
+
+
+def dump_json(value: object) -> str:
+    """JSON on one line, without spaces, in ASCII if `value` holds half characters."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text if text.isascii() or _is_unicode(text) else json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def sse(value: object, event: str | None = None) -> bytes:
+    """One server-sent event: `value` as JSON (text as it is), after the name of the event where it has one."""
+    data = value if isinstance(value, str) else dump_json(value)
+    head = "" if event is None else f"event: {event}\n"
+    return f"{head}data: {data}\n\n".encode()
+
+
+def ndjson(value: object) -> bytes:
+    """One line of JSON."""
+    return (dump_json(value) + "\n").encode()
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has gone. The body of the request must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def until_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes before; then raises ClientGone."""
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        await _end(working, watching)
+
+
+class EventStream(Response):
+    """A response of frames. An error among them becomes `on_error(error)`, the last frame.
+
+    Where the client understands comments (`SSE`), one is sent every 15 seconds in which nothing else was.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        media_type: str,
+        on_error: Callable[[ServerError], bytes],
+        headers: Mapping[str, str] | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        self.status_code, self.media_type, self.background = 200, media_type, None
+        self._request, self._frames, self._on_error = request, frames, on_error
+        self._comment = KEEP_ALIVE if media_type == SSE else None
+        self._keep_alive_s = keep_alive_s
+        self._sent_s = monotonic()
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all frames, or raise ClientGone."""
+        del scope
+        sending = asyncio.ensure_future(self._send_all(send))
+        watching = asyncio.ensure_future(self._watch(receive, send))
+        try:
+            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise ClientGone
+            sending.result()
+        finally:
+            await _end(sending, watching)
+            await self._frames.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await self._send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for frame in self._frames:
+                await self._send_body(send, frame)
+        except ClientGone:
+            raise
+        except Exception as error:
+            failure = to_error(error)
+            if failure.status == 500:
+                logger.exception("a stream failed: %s", failure)
+            await self._send_body(send, self._on_error(failure))
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_body(self, send: Send, frame: bytes) -> None:
+        self._sent_s = monotonic()
+        await self._send(send, {"type": "http.response.body", "body": frame, "more_body": True})
+
+    async def _send(self, send: Send, message: Message) -> None:
+        try:
+            await send(message)
+        except OSError as error:
+            raise ClientGone from error
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Return when the client has gone; until then fill silence with comments."""
+        gone = asyncio.ensure_future(wait_for_disconnect(receive))
+        try:
+            while True:
+                silent_s = monotonic() - self._sent_s
+                if self._comment is not None and silent_s >= self._keep_alive_s:
+                    await self._send_body(send, self._comment)
+                    silent_s = 0.0
+                timeout_s = None if self._comment is None else self._keep_alive_s - silent_s
+                done, _ = await asyncio.wait({gone}, timeout=timeout_s)
+                if done:
+                    return
+        finally:
+            await _end(gone)
+
+
+async def _end(*tasks: Awaitable[Any]) -> None:
+    """Cancel what has not ended and wait for it, so that nothing runs on after the request."""
+    for task in tasks:
+        assert isinstance(task, asyncio.Future)
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

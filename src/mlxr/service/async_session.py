@@ -1,0 +1,260 @@
+"""Answers for programs with an event loop: requests go in, events come out as they happen, hundreds at once.
+
+The engine runs on a thread of its own and waits for nobody. The token events of one step arrive on the loop together
+and become events of their answers right there, so a stop string ends an answer whether its reader is quick or slow;
+what nobody has fetched yet is queued, at most the `max_tokens` of the request. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from mlxr.core.events import Event, Finish
+from mlxr.core.settings import Settings
+from mlxr.engine.async_engine import AsyncEngine, Ticket
+from mlxr.engine.pooling import Floats, Pooling
+from mlxr.engine.sequence import TokenEvent
+from mlxr.loading import LoadedModel, ModelConfig
+from mlxr.service.opening import build_engine
+from mlxr.service.preparation import Preparation, Prepared
+from mlxr.service.prompt import Prompt
+from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.stats import SessionStats, collect_stats
+from mlxr.tokenizers import ChatTemplate, Tokenizer
+
+logger = logging.getLogger(__name__)
+# Preparing longer requests takes long enough to be felt by others on the loop.
+INLINE_CHARACTERS = 4096
+INLINE_MESSAGES = 32
+
+
+class AsyncSession:
+    """Texts and conversations with one loaded model, which it owns from now on.
+
+    Making one takes the arena's memory and starts the engine's thread; that may be done on any thread. All else
+    belongs on an event loop. `template` replaces the model's own chat template; `system` is the system message of
+    conversations that have none. `memory_bytes` is the most that the cache may take where the settings leave that
+    open; `size_bytes` is what weights and cache take.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        settings: Settings,
+        *,
+        template: ChatTemplate | None = None,
+        system: str | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        self._loaded = loaded
+        engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
+        self.context_tokens = engine.context_tokens
+        self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
+        self._engine = AsyncEngine(engine)
+        self._preparation = Preparation(
+            loaded.tokenizer,
+            template or loaded.chat_template,
+            vocab_size=loaded.config.vocab_size,
+            model_name=loaded.name,
+            system=system,
+        )
+        self._preparation.warm_up()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self._loaded.tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's."""
+        return self._loaded.config
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What the model can do, of "completion", "tools", "thinking" and "embedding"."""
+        return self._preparation.capabilities
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._preparation.can_chat
+
+    def fit_think(self, think: bool | str | None) -> bool | str | None:
+        """What comes nearest to `think` with this model: a level becomes "on" where it knows none, and "off" becomes
+        None where its reasoning cannot be switched off.
+        """
+        return self._preparation.fit_think(think)
+
+    def encode_prompt(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of plain text (special tokens in it count as such) or of ready ids; raises InvalidRequest."""
+        return self._preparation.encode_prompt(prompt, add_special=add_special, parse_special=parse_special)
+
+    def encode_chat(self, request: ChatRequest) -> list[int]:
+        """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
+        return self._preparation.encode_chat(request)
+
+    def render_chat(self, request: ChatRequest) -> str:
+        """The text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
+        return self._preparation.render_chat(request)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, without control tokens."""
+        return self._loaded.tokenizer.decode(token_ids)
+
+    async def start(self, request: TextRequest | ChatRequest) -> AsyncStream:
+        """Start the answers to a request. It is refused here and now, or its events follow.
+
+        Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
+        """
+        if _is_slow(request):
+            prepared = await asyncio.to_thread(self._preparation.prepare, request)
+        else:
+            prepared = self._preparation.prepare(request)
+        stream = AsyncStream(prepared)
+        ticket = await self._engine.submit(
+            prepared.token_ids,
+            prepared.params,
+            _forward_to(stream),
+            priority=prepared.priority,
+            deadline_s=prepared.deadline_s,
+            uses_cache=prepared.uses_cache,
+            constraint=prepared.constraint,
+        )
+        stream.attach(ticket)
+        return stream
+
+    async def embed(
+        self, prompt: Prompt, pooling: Pooling, *, priority: int = 0, deadline_s: float | None = None
+    ) -> Floats:
+        """The embedding of a text, (hidden size,) and not normalised: the mean over its tokens, or the last one's."""
+        token_ids = self._preparation.encode_prompt(prompt)
+        return await self._engine.embed(token_ids, pooling, priority=priority, deadline_s=deadline_s)
+
+    async def stats(self) -> SessionStats:
+        """What the model takes, what its cache holds, what was computed."""
+        return collect_stats(self._loaded, await self._engine.stats())
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, let those under way end for at most `drain_s` seconds, cancel the rest, free the model.
+
+        Every stream gets its last events. May be called more than once.
+        """
+        await self._engine.stop(drain_s)
+        self._loaded.close()
+
+
+class AsyncStream:
+    """The events of the answers to one request, as an asynchronous iterator that ends after the last Finish.
+
+    Closing it early, or letting go of it, cancels what still grows. Belongs to the loop it was started on.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prompt_ids = prepared.token_ids
+        self._answers = prepared.answers
+        self._events: deque[Event] = deque()
+        self._unfetched = len(self._answers)  # Finish events that nobody has taken
+        self._waiter: asyncio.Future[None] | None = None
+        self._ticket: Ticket | None = None
+        self._unwanted: list[int | None] = []  # what was to be cancelled before there was a ticket
+
+    def attach(self, ticket: Ticket) -> None:
+        """The engine has accepted the request; called once."""
+        self._ticket = ticket
+        for index in self._unwanted:
+            ticket.cancel(index)
+
+    def receive(self, event: TokenEvent) -> None:
+        """Take one event of the engine; called on the loop."""
+        answer = self._answers[event.index]
+        if answer.finished:
+            return
+        was_over = answer.is_over
+        try:
+            self._events.extend(answer.push(event))
+        except Exception as error:  # one answer's failure must not take along the others of this step
+            logger.exception("an answer failed")
+            self._events.extend(answer.fail(f"{type(error).__name__}: {error}"))
+        if event.finish_reason is None and (answer.finished or (answer.is_over and not was_over)):
+            self._cancel(event.index)  # the engine does not know yet
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def cancel(self) -> None:
+        """Stop all answers before the next step; their last events, each a Finish(CANCELLED), can still be fetched."""
+        if self._unfetched:
+            self._cancel(None)
+
+    def close(self) -> None:
+        """Stop what still grows and forget it; there are no more events."""
+        self.cancel()
+        self._unfetched = 0
+        self._events.clear()
+
+    async def take(self) -> list[Event]:
+        """All events that are there, at least one; none when all answers have ended."""
+        while not self._events and self._unfetched:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        events = list(self._events)
+        self._events.clear()
+        self._unfetched -= sum(isinstance(event, Finish) for event in events)
+        return events
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if not self._unfetched:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        event = self._events.popleft()
+        self._unfetched -= isinstance(event, Finish)
+        return event
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+    def _cancel(self, index: int | None) -> None:
+        if self._ticket is None:
+            self._unwanted.append(index)
+        else:
+            self._ticket.cancel(index)
+
+
+def _forward_to(stream: AsyncStream) -> Callable[[TokenEvent], None]:
+    """A receiver for the engine that does not keep the stream alive: one that is forgotten cancels itself."""
+    reference = weakref.ref(stream)
+
+    def receive(event: TokenEvent) -> None:
+        target = reference()
+        if target is not None:
+            target.receive(event)
+
+    return receive
+
+
+def _is_slow(request: TextRequest | ChatRequest) -> bool:
+    """Whether preparing takes long enough for others to notice: much text to read, or a grammar to compile."""
+    if request.grammar is not None:
+        return True
+    if isinstance(request, TextRequest):
+        return len(request.prompt) > INLINE_CHARACTERS
+    if request.tools or len(request.messages) > INLINE_MESSAGES:
+        return True
+    contents = [message.get("content") if isinstance(message, Mapping) else "" for message in request.messages]
+    sizes = (len(content) if isinstance(content, str) else INLINE_CHARACTERS for content in contents)
+    return sum(sizes) > INLINE_CHARACTERS

@@ -1,0 +1,265 @@
+"""A conversation with one model: from messages and tools to the prompt, and how its answers are to be read.
+
+Knows the model's chat template and what it tells of the model: its reasoning tags, its format of tool calls, the
+variables it reads. Token ids come out; the engine is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mlxr.core.errors import InvalidRequest, TemplateError
+from mlxr.core.types import Grammar
+from mlxr.service.answer import AnswerFormat
+from mlxr.service.messages import check_messages
+from mlxr.service.output import OutputParser
+from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, find_tags
+from mlxr.service.requests import ChatRequest, NamedTool, Tool
+from mlxr.service.special_guard import SpecialGuard, refuse_unprotected
+from mlxr.service.tools import ToolFormat, find_format
+from mlxr.service.tools.format import describe_tool
+from mlxr.tokenizers import ChatTemplate, Tokenizer
+
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what templates call it in earlier messages
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_PROBE = "probe-7d1f"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an answer must look like.
+
+    `field` names the part of the request that asks for it. With `is_optional` the answer is read as well as can be
+    where the grammar cannot be enforced.
+    """
+
+    grammar: Grammar | str
+    field: str
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A conversation ready to be answered; the prompt ends inside the reasoning, or right behind it, or elsewhere."""
+
+    token_ids: list[int]
+    is_thinking: bool
+    has_thought: bool
+
+
+class Chat:
+    """Conversations with one model. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, system: str | None = None) -> None:
+        self._tokenizer, self._template, self._system = tokenizer, template, system
+        self._guard = SpecialGuard(tokenizer)
+        self.tags: Tags | None = find_tags(template.source)
+
+    def warm_up(self) -> None:
+        """Learn about vocabulary and template now what would else be learnt with the first request."""
+        self._guard.warm_up()
+        _ = self._format, self._takes_system
+
+    def render(self, request: ChatRequest) -> str:
+        """The text of the prompt, special tokens spelt out; see `encode`."""
+        return self._write(*self._collect(request))
+
+    def encode(self, request: ChatRequest) -> Turn:
+        """The prompt; raises TemplateError, or InvalidRequest for what cannot be a conversation with this model."""
+        parts = self._collect(request)
+        try:
+            marks = self._guard.choose_marks(*parts)
+            for mark in marks:
+                text = self._write(*(self._guard.put_marks(part, mark) for part in parts))
+                token_ids = self._guard.take_marks(self._tokenize(text), mark, text.count(mark))
+                if token_ids is not None:
+                    return self._make_turn(text, token_ids)
+        except RecursionError:
+            raise InvalidRequest("messages", "or the tools are nested too deeply") from None
+        if marks:
+            raise refuse_unprotected()
+        text = self._write(*parts)
+        return self._make_turn(text, self._tokenize(text))
+
+    def write_rules(self, request: ChatRequest) -> Rules | None:
+        """The grammar that the answer must follow, after any reasoning."""
+        tools = list_tools(request)
+        if request.grammar is not None:
+            if tools:
+                raise InvalidRequest("grammar", "cannot hold together with tools; set tool_choice to none")
+            return Rules(request.grammar, "grammar")
+        if not tools:
+            return None
+        chosen = tools
+        if isinstance(request.tool_choice, NamedTool):
+            chosen = [tool for tool in tools if tool.name == request.tool_choice.name]
+        special_ids = {marker: self._find_special(marker) for marker in self._format.markers}
+        lark = self._format.write_grammar(
+            chosen,
+            must_call=request.tool_choice != "auto",
+            is_parallel=request.parallel_tool_calls and not isinstance(request.tool_choice, NamedTool),
+            specials={marker: f"<[{index}]>" for marker, index in special_ids.items() if index is not None},
+        )
+        return None if lark is None else Rules(lark, "tools", is_optional=request.tool_choice == "auto")
+
+    def make_format(self, request: ChatRequest, turn: Turn, *, is_enforced: bool) -> AnswerFormat:
+        """How the answers are read; `is_enforced` says that the rules hold."""
+        tools, tags, tool_format = list_tools(request), self.tags, self._format
+        if not tools and tags is None:
+            return AnswerFormat()
+        once = not request.parallel_tool_calls or isinstance(request.tool_choice, NamedTool)
+
+        def open_parser() -> OutputParser:
+            reasoning = None
+            if tags is not None and not turn.has_thought:
+                reasoning = ReasoningSplitter(tags, is_open=turn.is_thinking)
+            calls = tool_format.open_parser(tools, is_enforced=is_enforced) if tools else None
+            if calls is not None and once:
+                calls.max_calls = 1
+            return OutputParser(reasoning, calls)
+
+        shown = [*((tags.open, tags.close) if tags is not None else ()), *(tool_format.markers if tools else ())]
+        ids = {spelling: self._find_special(spelling) for spelling in shown}
+        return AnswerFormat(
+            open_parser,
+            {index: spelling for spelling, index in ids.items() if index is not None},
+            tool_format.make_id,
+        )
+
+    def fit_think(self, think: bool | str | None) -> bool | str | None:
+        """What comes nearest to `think` with this model, for callers who cannot know what it has.
+
+        A level becomes "on" where there are none, and "off" becomes None where reasoning cannot be switched off.
+        """
+        if EFFORT in self._variables:
+            return think
+        if isinstance(think, str):
+            return True
+        can_switch = self.tags is None or any(name in self._variables for name in SWITCHES)
+        return think if think is not False or can_switch else None
+
+    @cached_property
+    def _format(self) -> ToolFormat:
+        source = self._template.tool_source or self._template.source
+        takes_tools = self._template.tool_source is not None or "tools" in self._variables
+        return find_format(source, takes_tools=takes_tools)
+
+    @cached_property
+    def _variables(self) -> frozenset[str]:
+        return self._template.variables
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template has a place for a system message."""
+        probe = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "hello"}]
+        try:
+            return _PROBE in self._template.render(probe)
+        except TemplateError:
+            return False
+
+    def _collect(self, request: ChatRequest) -> tuple[object, object, object]:
+        """Messages, tools and further variables as the template gets them."""
+        tools = list_tools(request)
+        messages = self._arrange(check_messages(request.messages), tools)
+        shown = [describe_tool(tool) for tool in tools] if self._format.shows_tools and tools else None
+        return messages, shown, {**request.template_values, **self._switch(request.think)}
+
+    def _arrange(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+        """Messages in the words and the order that the template knows."""
+        source = self._template.source
+        keys = [key for key in _REASONING_KEYS if key in source]
+        for message in messages:
+            if message["role"] == "developer" and "developer" not in source:
+                message["role"] = "system"
+            reasoning = message.pop("reasoning", None)
+            if reasoning is not None:
+                message.update(dict.fromkeys(keys, reasoning))
+        if self._system is not None and not any(message["role"] in ("system", "developer") for message in messages):
+            messages.insert(0, {"role": "system", "content": self._system})
+        messages = self._format.prepare_messages(_merge_systems(messages), tools)
+        return messages if self._takes_system else _move_system(messages)
+
+    def _switch(self, think: bool | str | None) -> dict[str, object]:
+        """The template's variables that stand for what the request says of reasoning."""
+        if think is None:
+            return {}
+        switches = [name for name in SWITCHES if name in self._variables]
+        has_effort = EFFORT in self._variables
+        if isinstance(think, str):
+            if not has_effort:
+                raise InvalidRequest("think", f"{think!r}: this model knows no levels of reasoning; say true or false")
+            return {**dict.fromkeys(switches, True), EFFORT: think}
+        if think and self.tags is None and not switches and not has_effort:
+            raise InvalidRequest("think", "is not supported by this model, which does not reason")
+        if not think and (self.tags is not None or has_effort) and not switches:
+            raise InvalidRequest("think", "cannot be false: this model's chat template cannot switch reasoning off")
+        return dict.fromkeys(switches, think)
+
+    def _write(self, messages: object, tools: object, extra: object) -> str:
+        return self._template.render(messages, tools=tools, extra=extra)  # type: ignore[arg-type]
+
+    def _tokenize(self, text: str) -> list[int]:
+        """BOS is added where the vocabulary wants it and the template did not write it."""
+        tokenizer = self._tokenizer
+        has_bos = tokenizer.bos_id is not None and text.startswith(tokenizer.token_text(tokenizer.bos_id))
+        token_ids = tokenizer.encode(text, add_special=not has_bos, parse_special=True)
+        if not token_ids:
+            raise InvalidRequest("messages", "the chat template made an empty prompt of them")
+        return token_ids
+
+    def _make_turn(self, text: str, token_ids: list[int]) -> Turn:
+        text = text.rstrip()
+        is_thinking = self.tags is not None and text.endswith(self.tags.open)
+        return Turn(token_ids, is_thinking, self.tags is not None and text.endswith(self.tags.close))
+
+    def _find_special(self, spelling: str) -> int | None:
+        """The control token of this spelling, if it is one."""
+        token_id = self._tokenizer.token_id(spelling)
+        return token_id if token_id is not None and self._tokenizer.is_special(token_id) else None
+
+
+def list_tools(request: ChatRequest) -> Sequence[Tool]:
+    """The tools that may be called, checked; none with the choice "none"."""
+    seen: set[str] = set()
+    for index, tool in enumerate(request.tools):
+        if not _NAME.fullmatch(tool.name):
+            raise InvalidRequest(f"tools[{index}].name", "must be 1 to 128 letters, digits and any of _ . : / -")
+        if tool.name in seen:
+            raise InvalidRequest(f"tools[{index}].name", f"{tool.name} is there twice")
+        if not isinstance(tool.parameters, Mapping):
+            raise InvalidRequest(f"tools[{index}].parameters", "must be a JSON schema")
+        seen.add(tool.name)
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool):
+        if choice.name not in seen:
+            raise InvalidRequest("tool_choice", f"{choice.name[:128]!r} is none of the tools")
+    elif choice not in ("auto", "none", "required"):
+        raise InvalidRequest("tool_choice", f"must be auto, none, required or the name of a tool, got {choice!r}")
+    elif choice == "required" and not seen:
+        raise InvalidRequest("tool_choice", "is required, but there are no tools")
+    return () if choice == "none" else request.tools
+
+
+def _merge_systems(messages: list[dict[str, object]]) -> list[dict[str, object]]:
+    """One message of all system messages at the start: many templates look at the first only."""
+    first = messages[0]
+    count = next((index for index, message in enumerate(messages) if message["role"] != first["role"]), len(messages))
+    if first["role"] != "system" or count == 1:
+        return messages
+    content = "\n\n".join(str(message["content"]) for message in messages[:count])
+    return [{**first, "content": content}, *messages[count:]]
+
+
+def _move_system(messages: list[dict[str, object]]) -> list[dict[str, object]]:
+    """The system message at the start of the first user message, for templates that have no other place for it."""
+    if messages[0]["role"] != "system":
+        return messages
+    system, *others = messages
+    for index, message in enumerate(others):
+        if message["role"] == "user":
+            content = f"{system['content']}\n\n{message['content']}"
+            return [*others[:index], {**message, "content": content}, *others[index + 1 :]]
+    return [{"role": "user", "content": system["content"]}, *others]

@@ -1,0 +1,172 @@
+"""From a grammar to the tokens that may come next: JSON schemas, regular expressions and Lark, by way of llguidance.
+
+A `GrammarCompiler` belongs to one loaded model, whose vocabulary it hands to the library once. What it compiles are
+constraints for the engine; each answer has its own state. Knows no requests and no batch.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.core.types import Grammar
+from mlxr.engine.constraint import Mask
+from mlxr.service.grammar_vocabulary import GrammarVocabulary
+from mlxr.tokenizers import Tokenizer
+
+MAX_COMPILED = 64
+MAX_REASON_CHARACTERS = 300
+# A matcher's copies share a lexer, which gains states with every new text and keeps them. States take 1 to 2 kB.
+MAX_LEXER_STATES = 50_000
+MAX_SHARED_TOKENS = 4096  # accepted by all copies together; then the next answer starts with a lexer of its own
+
+# JSON as models write it: compact, with single spaces, or over several lines. More white space than that has no
+# meaning, and a model that has lost its thread goes on with it for ever.
+_JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": r" |\n[ \t]{0,40}", "lenient": False}}
+
+
+class GrammarError(Exception):
+    """A grammar became too complex for the library while an answer grew, or a token did not fit it."""
+
+
+class _Compiled:
+    """A grammar that is ready, in its first state, and how much its copies have seen."""
+
+    def __init__(self, tokenizer: LLTokenizer, source: str) -> None:
+        self._tokenizer, self._source = tokenizer, source
+        self.first = self.open_matcher()
+        self.shared_tokens = 0
+
+    def open_matcher(self) -> LLMatcher:
+        """In the first state, with a lexer of its own."""
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        return LLMatcher(self._tokenizer, self._source, log_level=0, limits=limits)
+
+
+class GrammarConstraint:
+    """The state of one grammar in one answer, as the engine wants it (`engine.constraint.TokenConstraint`)."""
+
+    def __init__(self, compiled: _Compiled, matcher: LLMatcher, accepted: list[int]) -> None:
+        self._compiled, self._matcher, self._accepted = compiled, matcher, accepted
+        self._mask: Mask | None = None
+        self._address = 0
+
+    def fill_mask(self, mask: Mask) -> None:
+        """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),)."""
+        if mask is not self._mask:  # nearly always the same; its address takes longer to find than some masks
+            self._mask, self._address = mask, mask.ctypes.data
+        self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
+        if self._matcher.is_error():
+            self._renew()
+            self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
+        if self._matcher.is_error():
+            raise GrammarError(_summarize(self._matcher.get_error()))
+
+    def accept(self, token_id: int) -> None:
+        """The token that was chosen; raises GrammarError when the grammar does not allow it."""
+        if not self._matcher.consume_token(token_id):
+            self._renew()
+            if not self._matcher.consume_token(token_id):
+                raise GrammarError(_summarize(self._matcher.get_error()))
+        self._accepted.append(token_id)
+        self._compiled.shared_tokens += 1
+
+    def _renew(self) -> None:
+        """After an error: the lexer may be full of the states of other answers, so go on with one of its own."""
+        self._matcher = self._compiled.open_matcher()
+        self._matcher.consume_tokens(self._accepted)
+
+    def fork(self) -> GrammarConstraint:
+        """One more of the same state."""
+        return GrammarConstraint(self._compiled, self._matcher.deep_copy(), list(self._accepted))
+
+
+class GrammarCompiler:
+    """Grammars for one model: `vocab_size` logits, answers that end with `eos_ids`. Safe to use from several threads.
+
+    Compiling takes from one to some hundred milliseconds, the first time also those for the vocabulary.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int], vocab_size: int) -> None:
+        self._vocabulary = tokenizer, frozenset(eos_ids), vocab_size
+        self._lock = threading.Lock()
+        self._library: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+
+    def compile(self, grammar: Grammar | str, *, field: str = "grammar") -> GrammarConstraint:
+        """The constraint of an answer that must follow `grammar`, in its first state.
+
+        A plain string is Lark, as is the text of a `lark` grammar; both may name special tokens as `<|name|>` and any
+        token by its id, `<[123]>`. Raises InvalidRequest, which names `field` and what is wrong, for grammars that are
+        broken, too large or use what the library cannot enforce, and for models without an end token.
+        """
+        source = _write_source(grammar, field)
+        with self._lock:
+            library = self._open_library(field)
+            compiled = self._compiled.get(source)
+        if compiled is None or compiled.shared_tokens > MAX_SHARED_TOKENS:
+            compiled = _Compiled(library, source)
+            if compiled.first.is_error():
+                raise InvalidRequest(field, _summarize(compiled.first.get_error()))
+        with self._lock:
+            self._compiled[source] = compiled
+            self._compiled.move_to_end(source)
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return GrammarConstraint(compiled, compiled.first.deep_copy(), [])
+
+    def _open_library(self, field: str) -> LLTokenizer:
+        """The library's idea of the vocabulary, made when it is first needed."""
+        if self._library is None:
+            tokenizer, eos_ids, vocab_size = self._vocabulary
+            if not eos_ids:
+                raise InvalidRequest(field, "the model has no end token, so that no answer could end with the grammar")
+            wrapper = TokenizerWrapper(GrammarVocabulary(tokenizer, eos_ids, vocab_size))
+            self._library = LLTokenizer(wrapper, eos_token=sorted(eos_ids))
+        return self._library
+
+
+def embed_schema(schema: Mapping[str, object]) -> str:
+    """The schema as an expression of Lark, with the same white space as a grammar that is all JSON schema."""
+    return "%json " + json.dumps(dict(schema) | _JSON_OPTIONS)
+
+
+def _write_source(grammar: Grammar | str, field: str) -> str:
+    """The grammar as the library reads it."""
+    if isinstance(grammar, str):
+        grammar = Grammar("lark", grammar)
+    part: dict[str, object]
+    match grammar.kind:
+        case "json_object":
+            part = {"json_schema": {"type": "object", **_JSON_OPTIONS}}
+        case "json_schema":
+            part = {"json_schema": _read_schema(grammar.text, field) | _JSON_OPTIONS}
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case "lark":
+            part = {"lark_grammar": grammar.text}
+    return json.dumps({"grammars": [part]})
+
+
+def _read_schema(text: str, field: str) -> dict[str, object]:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(field, f"the schema is not JSON: {error}") from None
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise InvalidRequest(field, f"the schema must be an object, got {text[:40]}")
+    return schema
+
+
+def _summarize(text: str) -> str:
+    """What the library says, without the lines that show the grammar."""
+    lines = text.splitlines() or ["the grammar failed"]
+    reasons = [line for line in lines[1:] if line.startswith("error: ")]
+    return " ".join([lines[0], *reasons])[:MAX_REASON_CHARACTERS]

@@ -1,0 +1,142 @@
+"""The messages of a conversation, checked and brought into the one form that chat templates read.
+
+Plain values in, plain values out: OpenAI's shape, with text content, arguments of tool calls as mappings and the names
+of tools beside their results. Knows no template.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from mlxr.core.errors import InvalidRequest
+
+Message = Mapping[str, object]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_KEYS = {
+    "assistant": {"role", "content", "name", "tool_calls", "reasoning"},
+    "tool": {"role", "content", "name", "tool_call_id"},
+}
+_OTHER_KEYS = {"role", "content", "name"}
+
+
+def check_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """Messages as templates read them; raises InvalidRequest naming the part that is none.
+
+    Content given as a list of text parts is joined; `arguments` given as JSON text are parsed.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise InvalidRequest("messages", "must be a list of {'role': ..., 'content': ...}")
+    if not messages:
+        raise InvalidRequest("messages", "is empty; a conversation needs at least one message")
+    checked = [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return _name_results(checked)
+
+
+def _check_message(message: Message, field: str) -> dict[str, object]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(field, f"must be a mapping with role and content, got {type(message).__name__}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{field}.role", f"must be a name such as 'user', got {role!r}")
+    if role not in ROLES:
+        raise InvalidRequest(f"{field}.role", f"must be one of {', '.join(ROLES)}; got {role[:64]!r}")
+    keys = _KEYS.get(role, _OTHER_KEYS)
+    unknown = sorted(str(key) for key in set(message) - keys)
+    if unknown:
+        listed = ", ".join(sorted(keys))
+        raise InvalidRequest(f"{field}.{unknown[0]}", f"is not supported; a message of role {role} has {listed}")
+    calls = _check_calls(message.get("tool_calls"), f"{field}.tool_calls")
+    content = message.get("content")
+    checked: dict[str, object] = {"role": role}
+    checked["content"] = "" if content is None and calls else _join_content(content, f"{field}.content")
+    if calls:
+        checked["tool_calls"] = calls
+    for key in ("name", "reasoning", "tool_call_id"):
+        value = message.get(key)
+        if value is not None and not (key == "reasoning" and value == ""):
+            checked[key] = _check_text(value, f"{field}.{key}")
+    return checked
+
+
+def _join_content(content: object, field: str) -> str:
+    if isinstance(content, str):
+        return _check_unicode(content, field)
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise InvalidRequest(field, f"must be text or a list of text parts, got {type(content).__name__}")
+    texts = []
+    for index, part in enumerate(content):
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                f"{field}[{index}]", "must be {'type': 'text', 'text': ...}; other parts are not supported"
+            )
+        texts.append(_check_unicode(text, f"{field}[{index}].text"))
+    return "".join(texts)
+
+
+def _check_calls(calls: object, field: str) -> list[dict[str, object]]:
+    if calls is None:
+        return []
+    if isinstance(calls, str | bytes | Mapping) or not isinstance(calls, Sequence):
+        raise InvalidRequest(field, "must be a list of tool calls")
+    return [_check_call(call, f"{field}[{index}]") for index, call in enumerate(calls)]
+
+
+def _check_call(call: object, field: str) -> dict[str, object]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        shape = "{'id': ..., 'type': 'function', 'function': {'name': ..., 'arguments': ...}}"
+        raise InvalidRequest(field, f"must be {shape}")
+    if call.get("type", "function") != "function":
+        raise InvalidRequest(f"{field}.type", f"must be 'function', got {call['type']!r}")
+    checked: dict[str, object] = {
+        "type": "function",
+        "function": {
+            "name": _check_text(function.get("name"), f"{field}.function.name"),
+            "arguments": parse_arguments(function.get("arguments"), f"{field}.function.arguments"),
+        },
+    }
+    if call.get("id") is not None:
+        checked["id"] = _check_text(call["id"], f"{field}.id")
+    return checked
+
+
+def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
+    """The arguments of a call as a mapping; raises InvalidRequest unless they are one, or JSON text of one."""
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(field, f"is not JSON ({error})") from None
+    if not isinstance(arguments, Mapping):
+        raise InvalidRequest(field, f"must be a JSON object, got {type(arguments).__name__}")
+    return arguments
+
+
+def _check_text(value: object, field: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(field, "must be text, and not empty")
+    return _check_unicode(value, field)
+
+
+def _check_unicode(text: str, field: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, f"character {error.start} is half of a surrogate pair") from None
+    return text
+
+
+def _name_results(messages: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Give the results of tools the names of their tools, which some templates want and most clients leave out."""
+    names: dict[object, object] = {}
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            names[call.get("id")] = call["function"]["name"]
+        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names:
+            message["name"] = names[message["tool_call_id"]]
+    return messages

@@ -1,0 +1,188 @@
+"""From a request to what the engine needs and what turns its tokens back into events; the one path of all front doors.
+
+Knows the tokenizer, the conversation's format and grammars, not the engine. `Session` and `AsyncSession` both begin
+here, so a conversation is the same whoever steps the engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mlxr.core.errors import InvalidRequest, TemplateError
+from mlxr.core.types import SamplingParams
+from mlxr.engine.constraint import TokenConstraint
+from mlxr.service.answer import PLAIN, Answer, AnswerFormat
+from mlxr.service.chat import Chat, Rules, Turn
+from mlxr.service.messages import check_messages
+from mlxr.service.prompt import Prompt, encode_prompt
+from mlxr.service.reasoning_gate import GateTokens, ReasoningGate, collect_gate_tokens
+from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer
+
+if TYPE_CHECKING:
+    from mlxr.service.grammar import GrammarCompiler
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One request, ready for the engine; `answers` are fed with the engine's events, each by its index."""
+
+    token_ids: list[int]
+    params: SamplingParams
+    answers: list[Answer]
+    priority: int = 0
+    deadline_s: float | None = None
+    uses_cache: bool = True
+    constraint: TokenConstraint | None = None
+
+
+class Preparation:
+    """How requests to one model are prepared. Safe to use from several threads.
+
+    `system` is the system message of conversations that have none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        *,
+        vocab_size: int,
+        model_name: str,
+        system: str | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._model_name = model_name
+        self._chat = None if template is None else Chat(tokenizer, template, system=system)
+        self._lock = threading.Lock()
+        self._compiler: GrammarCompiler | None = None
+
+    def fit_think(self, think: bool | str | None) -> bool | str | None:
+        """What comes nearest to `think` with this model; see `Chat.fit_think`."""
+        return think if self._chat is None else self._chat.fit_think(think)
+
+    def warm_up(self) -> None:
+        """Do now what would else take time with the first conversation."""
+        if self._chat is not None:
+            self._chat.warm_up()
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What the model can do, of "completion", "tools", "thinking" and "embedding".
+
+        Tools can be called by every model that can chat, in words of ours where its template has none.
+        """
+        found = {"completion", "embedding"}
+        if self._chat is not None:
+            found |= {"tools"} if self._chat.tags is None else {"tools", "thinking"}
+        return frozenset(found)
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether there is a chat template."""
+        return self._chat is not None
+
+    def encode_prompt(self, prompt: Prompt, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of plain text or of ready ids; raises InvalidRequest."""
+        return encode_prompt(
+            self.tokenizer, self._vocab_size, prompt, add_special=add_special, parse_special=parse_special
+        )
+
+    def encode_chat(self, request: ChatRequest) -> list[int]:
+        """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
+        return self._require_chat(request).encode(request).token_ids
+
+    def render_chat(self, request: ChatRequest) -> str:
+        """The text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
+        return self._require_chat(request).render(request)
+
+    def prepare(self, request: TextRequest | ChatRequest) -> Prepared:
+        """Everything about a request but the engine's own refusals."""
+        if isinstance(request, ChatRequest):
+            prepared = self._prepare_chat(request)
+        else:
+            prepared = self.prepare_tokens(self.encode_prompt(request.prompt), request.params)
+            if request.grammar is not None:
+                prepared = replace(prepared, constraint=self._compile(Rules(request.grammar, "grammar")))
+        return replace(
+            prepared,
+            priority=request.priority,
+            deadline_s=request.deadline_s,
+            uses_cache=request.cache_prompt,
+        )
+
+    def prepare_tokens(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        format: AnswerFormat = PLAIN,  # noqa: A002
+    ) -> Prepared:
+        """A prompt that is token ids already."""
+        stop_tokens = self._find_stop_tokens(params)
+        answers = [
+            Answer(
+                Detokenizer(self.tokenizer, prompt_ids=token_ids), params, len(token_ids), stop_tokens, index, format
+            )
+            for index in range(params.n)
+        ]
+        engine_params = replace(params, stop_token_ids=params.stop_token_ids | stop_tokens.keys())
+        return Prepared(list(token_ids), engine_params, answers)
+
+    def _prepare_chat(self, request: ChatRequest) -> Prepared:
+        chat = self._require_chat(request)
+        rules = chat.write_rules(request)
+        turn = chat.encode(request)
+        constraint = None if rules is None else self._constrain(rules, request, turn)
+        answer_format = chat.make_format(request, turn, is_enforced=constraint is not None)
+        return replace(self.prepare_tokens(turn.token_ids, request.params, answer_format), constraint=constraint)
+
+    def _constrain(self, rules: Rules, request: ChatRequest, turn: Turn) -> TokenConstraint | None:
+        """The compiled rules, to hold after any reasoning; None where they are optional and cannot be enforced."""
+        if rules.is_optional and request.params.ignore_eos:
+            return None
+        try:
+            constraint: TokenConstraint = self._compile(rules)
+        except InvalidRequest:
+            if rules.is_optional:
+                return None
+            raise
+        gate = self._gate_tokens
+        if gate is None or turn.has_thought or request.think is False:
+            return constraint
+        return ReasoningGate(gate, constraint, is_thinking=turn.is_thinking)
+
+    def _compile(self, rules: Rules) -> TokenConstraint:
+        with self._lock:
+            if self._compiler is None:
+                from mlxr.service.grammar import GrammarCompiler  # the library takes a while to import
+
+                self._compiler = GrammarCompiler(self.tokenizer, self.tokenizer.eos_ids, self._vocab_size)
+        return self._compiler.compile(rules.grammar, field=rules.field)
+
+    @cached_property
+    def _gate_tokens(self) -> GateTokens | None:
+        tags = None if self._chat is None else self._chat.tags
+        return None if tags is None else collect_gate_tokens(self.tokenizer, tags, self._vocab_size)
+
+    def _require_chat(self, request: ChatRequest) -> Chat:
+        if self._chat is None:
+            check_messages(request.messages)
+            raise TemplateError(
+                f"{self._model_name} has no chat template, so it can continue text but not chat; "
+                "use plain completion (`mlxr run --raw`, `LLM.generate`)"
+            )
+        return self._chat
+
+    def _find_stop_tokens(self, params: SamplingParams) -> dict[int, str]:
+        """Stop strings that are one special token: those are never decoded to text, so the engine must stop at them."""
+        found = {}
+        for stop in params.stop:
+            token_id = self.tokenizer.token_id(stop)
+            if token_id is not None and self.tokenizer.is_special(token_id):
+                found[token_id] = stop
+        return found

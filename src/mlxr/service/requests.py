@@ -1,0 +1,71 @@
+"""What a caller can ask for, in one form for all front doors: a text to continue or a conversation to answer.
+
+Plain values. The dialects of the server and the command line make them; `service` turns them into token ids,
+parameters and a grammar for the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from mlxr.core.types import Grammar, SamplingParams
+from mlxr.service.prompt import Message, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({"type": "object"}))
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The tool choice "this one"."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """Continue `prompt`. With `cache_prompt` off nothing that is cached is used for it.
+
+    A higher `priority` (-100 to 100) is served first; after `deadline_s` seconds the answers end with DEADLINE.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    grammar: Grammar | None = None
+    cache_prompt: bool = True
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """Answer a conversation.
+
+    `think` switches reasoning on or off, or sets its effort, where the model's template knows such a switch; None
+    leaves it to the template. `template_values` are further variables of the template. The other fields are those of
+    `TextRequest`; a `grammar` holds for the answer's text, after any reasoning, and excludes tools other than "none".
+    """
+
+    messages: Sequence[Message]
+    params: SamplingParams
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    grammar: Grammar | None = None
+    think: bool | str | None = None
+    template_values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    cache_prompt: bool = True
+    priority: int = 0
+    deadline_s: float | None = None

@@ -1,0 +1,23 @@
+"""Calls of tools, one file per format: how they are asked for, read from a stream of text, and enforced by grammar."""
+
+from __future__ import annotations
+
+from mlxr.service.tools.format import CallParser, CallPiece, ToolFormat
+from mlxr.service.tools.generic import GenericFormat
+from mlxr.service.tools.hermes import HermesFormat
+from mlxr.service.tools.llama3 import Llama3Format
+from mlxr.service.tools.mistral import MistralFormat
+
+__all__ = ["CallParser", "CallPiece", "ToolFormat", "find_format"]
+
+
+def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
+    """The format that a chat template teaches its model; the generic one where it teaches none that is known."""
+    if takes_tools:
+        if "[TOOL_CALLS]" in template_source:
+            return MistralFormat(has_args_marker="[ARGS]" in template_source)
+        if "<tool_call>" in template_source and "<function=" not in template_source:
+            return HermesFormat()
+        if "<|start_header_id|>" in template_source or "<|python_tag|>" in template_source:
+            return Llama3Format()
+    return GenericFormat()

@@ -1,0 +1,151 @@
+"""What a format of tool calls has to offer, and what all formats share.
+
+A parser gets the answer's text piece by piece and gives back text and pieces of calls; the result does not depend on
+how the text was cut. What only looks like a call comes back as the text that it is.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlxr.service.requests import Tool
+
+# Arguments as models have seen them in training: on one line, spaced as Python writes JSON.
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """More of call number `call`: its first piece carries `name`, all carry `arguments` text."""
+
+    call: int
+    arguments: str
+    name: str | None = None
+
+
+class CallParser(ABC):
+    """Reads one answer. `calls` counts those that are complete; nothing counts any more after `max_calls`."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.max_calls: int | None = None
+        self._text = ""  # not decided yet
+        self._found: list[str | CallPiece] = []
+
+    def push(self, text: str) -> list[str | CallPiece]:
+        """What is certain with this piece of text."""
+        if not self.is_over:
+            self._text += text
+        while not self.is_over and self._advance():
+            pass
+        return self._take()
+
+    def flush(self) -> list[str | CallPiece]:
+        """What was held back; called once, when no more text comes."""
+        if not self.is_over:
+            self._end()
+        return self._take()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there are all calls that there may be."""
+        return self.calls == self.max_calls
+
+    @abstractmethod
+    def _advance(self) -> bool:
+        """One step over the text that is not decided yet; whether there may be another one."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Decide what is left."""
+
+    def _take(self) -> list[str | CallPiece]:
+        found, self._found = self._found, []
+        return found
+
+    def _give(self, text: str) -> None:
+        if text:
+            self._found.append(text)
+
+
+class ToolFormat(Protocol):
+    """One way of calling tools.
+
+    `markers` are spellings that are to reach the parser even where they are control tokens. With `shows_tools` the
+    chat template describes the tools itself.
+    """
+
+    markers: Sequence[str]
+    shows_tools: bool
+
+    def make_id(self) -> str:
+        """An id for a call, as the format's templates want it."""
+        ...
+
+    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+        """Messages as the chat template can show them; with `tools`, described if need be."""
+        ...
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """A parser for one answer; `is_enforced` says that a grammar keeps all calls well-formed."""
+        ...
+
+    def write_grammar(
+        self, tools: Sequence[Tool], *, must_call: bool, is_parallel: bool, specials: Mapping[str, str]
+    ) -> str | None:
+        """The Lark grammar of the answers that may be given, None where nothing can be enforced.
+
+        `specials` says how Lark names those of the markers that are control tokens of the vocabulary.
+        """
+        ...
+
+
+def make_call_id() -> str:
+    """As OpenAI spells them: `call_` and 24 characters."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def describe_tool(tool: Tool) -> dict[str, object]:
+    """A tool as chat templates expect it: OpenAI's shape."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def write_json(value: object) -> str:
+    """JSON as models read and write it: characters as they are."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def quote_lark(text: str) -> str:
+    """`text` as a Lark string."""
+    return json.dumps(text)
+
+
+def write_rule(name: str, alternatives: Sequence[str]) -> str:
+    """One rule of a Lark grammar."""
+    return f"{name}: " + "\n  | ".join(alternatives) + "\n"
+
+
+def write_call_rules(tools: Sequence[Tool], key: str) -> str:
+    """The rule `call`: one JSON object with the name of a tool and arguments that fit its schema."""
+    bodies = [f'{quote_lark(_call_start(tool.name, key))} args_{index} "}}"' for index, tool in enumerate(tools)]
+    return write_rule("call", bodies) + write_argument_rules(tools)
+
+
+def write_argument_rules(tools: Sequence[Tool]) -> str:
+    """The rules `args_0`, `args_1`, ...: the arguments of each tool."""
+    return "".join(f"args_{index}: %json {json.dumps(close_schema(tool))}\n" for index, tool in enumerate(tools))
+
+
+def close_schema(tool: Tool) -> Mapping[str, object]:
+    """The schema of the arguments, which are an object even where it does not say so."""
+    return {"type": "object", **tool.parameters, "x-guidance": _JSON_STYLE}
+
+
+def _call_start(name: str, key: str) -> str:
+    return f'{{"name": {write_json(name)}, "{key}": '

@@ -1,0 +1,127 @@
+"""Calls as Hermes and Qwen models write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+Text may come before and between. Source: the chat templates of NousResearch's Hermes and of Qwen 2.5 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mlxr.service.reasoning import hold_back
+from mlxr.service.requests import Tool
+from mlxr.service.tools.format import CallParser, make_call_id, quote_lark, write_call_rules
+from mlxr.service.tools.json_call import CallReader
+
+START, END = "<tool_call>", "</tool_call>"
+KEYS = ("arguments", "parameters")
+
+
+class HermesFormat:
+    """See `ToolFormat`."""
+
+    markers: Sequence[str] = (START, END)
+    shows_tools = True
+
+    def make_id(self) -> str:
+        """As OpenAI spells them."""
+        return make_call_id()
+
+    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+        """As they are."""
+        del tools
+        return messages
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """See `ToolFormat`."""
+        return HermesParser(frozenset(tool.name for tool in tools), is_enforced=is_enforced)
+
+    def write_grammar(
+        self, tools: Sequence[Tool], *, must_call: bool, is_parallel: bool, specials: Mapping[str, str]
+    ) -> str | None:
+        """Calls, and text before and between them unless there must be a call."""
+        end = specials.get(END, quote_lark(END))
+        body = f'"\\n" call "\\n" {end}'
+        if must_call:
+            start = specials.get(START, quote_lark(START))
+            block = f"{start} {body}"
+            rules = f'start: block ("\\n" block)*\nblock: {block}\n' if is_parallel else f"start: {block}\n"
+        elif START in specials:
+            rules = f"start: TEXT? ({specials[START]} {body} TEXT?)*\nTEXT: /(?s:.+)/\n"
+        else:
+            # `until` ends with the first marker, so text with a marker can only go on as a call.
+            rules = (
+                f"start: (until {body})* tail\nuntil[suffix={quote_lark(START)}]: /(?s:.*)/\n"
+                f"tail: TAIL\nTAIL: /(?s:.*)/ & ~/(?s:.*){START}(?s:.*)/\n"
+            )
+        return rules + write_call_rules(tools, "arguments")
+
+
+class HermesParser(CallParser):
+    """Text, and calls between their markers."""
+
+    def __init__(self, names: frozenset[str], *, is_enforced: bool) -> None:
+        super().__init__()
+        self._names, self._is_enforced = names, is_enforced
+        self._lead = ""  # the start marker and the space behind it, should the call turn out to be text
+        self._reader: CallReader | None = None
+        self._wants_end = False
+
+    def _advance(self) -> bool:
+        if self._wants_end:
+            return self._read_end()
+        if self._reader is not None:
+            return self._read_call(self._reader)
+        if self._lead:
+            return self._read_lead()
+        return self._read_text()
+
+    def _read_text(self) -> bool:
+        before, marker, after = self._text.partition(START)
+        if marker:
+            self._give(before.rstrip())
+            self._lead, self._text = before[len(before.rstrip()) :] + marker, after
+            return True
+        sure = before[: len(before) - hold_back(before, START)].rstrip()
+        self._give(sure)
+        self._text = before[len(sure) :]
+        return False
+
+    def _read_lead(self) -> bool:
+        bare = self._text.lstrip()
+        if bare:
+            self._lead += self._text[: len(self._text) - len(bare)]
+            self._text = bare
+            self._reader = CallReader(self.calls, self._names, KEYS, is_enforced=self._is_enforced)
+        return bool(bare)
+
+    def _read_call(self, reader: CallReader) -> bool:
+        pieces, rest = reader.push(self._text)
+        self._text = rest
+        self._found += pieces
+        if reader.is_complete:
+            self.calls += 1
+            self._lead, self._reader, self._wants_end = "", None, True
+        elif reader.is_broken:
+            self._give_up(reader)
+        else:
+            return False
+        return bool(self._text)
+
+    def _give_up(self, reader: CallReader) -> None:
+        self._give(self._lead + reader.raw)
+        self._lead, self._reader = "", None
+
+    def _read_end(self) -> bool:
+        bare = self._text.lstrip()
+        if END.startswith(bare) and bare != END:
+            return False
+        self._text = bare.removeprefix(END) if bare.startswith(END) else self._text  # forgive one that is missing
+        self._wants_end = False
+        return bool(self._text)
+
+    def _end(self) -> None:
+        if self._reader is not None and not self._is_enforced:
+            self._give_up(self._reader)
+        elif self._reader is None and not self._wants_end:
+            text = self._lead + self._text
+            self._give(text if not self.calls or text.strip() else "")

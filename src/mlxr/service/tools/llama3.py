@@ -1,0 +1,58 @@
+"""Calls as Llama 3.1 and later write them: an answer that is `{"name": ..., "parameters": {...}}`.
+
+`<|python_tag|>` may come first, and several calls are separated by semicolons. Source: Meta's prompt format for Llama
+3.1 and its chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from mlxr.service.requests import Tool
+from mlxr.service.tools.bare_json import BareJsonParser
+from mlxr.service.tools.format import CallParser, make_call_id, write_call_rules
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+class Llama3Format:
+    """See `ToolFormat`."""
+
+    markers: Sequence[str] = (PYTHON_TAG,)
+    shows_tools = True
+
+    def make_id(self) -> str:
+        """As OpenAI spells them."""
+        return make_call_id()
+
+    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+        """One call in a message at most: the template refuses more."""
+        del tools
+        prepared = []
+        for message in messages:
+            calls = cast("list[object]", message.get("tool_calls", []))
+            if len(calls) > 1:
+                prepared += [
+                    {**message, "content": message["content"] if not index else "", "tool_calls": [call]}
+                    for index, call in enumerate(calls)
+                ]
+            else:
+                prepared.append(message)
+        return prepared
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """See `ToolFormat`."""
+        names = frozenset(tool.name for tool in tools)
+        keys = ("parameters", "arguments")
+        return BareJsonParser(names, keys, leads=(PYTHON_TAG,), separators=";,", is_enforced=is_enforced)
+
+    def write_grammar(
+        self, tools: Sequence[Tool], *, must_call: bool, is_parallel: bool, specials: Mapping[str, str]
+    ) -> str | None:
+        """Calls where there must be one; otherwise an answer in JSON may be just that."""
+        del specials
+        if not must_call:
+            return None
+        start = 'start: call ("; " call)*\n' if is_parallel else "start: call\n"
+        return start + write_call_rules(tools, "parameters")

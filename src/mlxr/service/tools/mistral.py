@@ -1,0 +1,191 @@
+"""Calls as Mistral models write them, after the token `[TOOL_CALLS]`.
+
+Older ones: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`. Newer ones, one marker for each call:
+`[TOOL_CALLS]name[ARGS]{...}`, some with `[CALL_ID]` and an id before the arguments. Source: the chat templates of
+Mistral 7B v0.3 to Small 3.2 and the documentation of mistral-common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from mlxr.service.reasoning import hold_back
+from mlxr.service.requests import Tool
+from mlxr.service.tools.format import (
+    CallParser,
+    quote_lark,
+    write_argument_rules,
+    write_call_rules,
+    write_rule,
+)
+from mlxr.service.tools.json_call import ArgumentsReader, CallReader
+
+CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+_NAMED = re.compile(r"\s*([^\s\[{]+)(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
+
+
+class MistralFormat:
+    """See `ToolFormat`; `has_args_marker` is the newer form."""
+
+    markers: Sequence[str] = (CALLS, ARGS, CALL_ID)
+    shows_tools = True
+
+    def __init__(self, *, has_args_marker: bool) -> None:
+        self._has_args_marker = has_args_marker
+
+    def make_id(self) -> str:
+        """Nine letters and digits: the templates refuse anything else."""
+        return secrets.token_hex(5)[:9]
+
+    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+        """Ids of calls in the form that the templates want, the same for a call and its result."""
+        del tools
+        prepared = []
+        for message in messages:
+            if "tool_calls" in message:
+                calls = cast("list[Mapping[str, object]]", message["tool_calls"])
+                message = {**message, "tool_calls": [{**call, "id": _fit_id(call.get("id", ""))} for call in calls]}
+            if "tool_call_id" in message:
+                message = {**message, "tool_call_id": _fit_id(message["tool_call_id"])}
+            prepared.append(message)
+        return prepared
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """See `ToolFormat`."""
+        return MistralParser(frozenset(tool.name for tool in tools), is_enforced=is_enforced)
+
+    def write_grammar(
+        self, tools: Sequence[Tool], *, must_call: bool, is_parallel: bool, specials: Mapping[str, str]
+    ) -> str | None:
+        """Calls, and text before them unless there must be a call."""
+        marker = specials.get(CALLS, quote_lark(CALLS))
+        rules = self._write_calls(tools, is_parallel, marker, specials)
+        if must_call:
+            return f"start: {marker} calls\n{rules}"
+        if CALLS in specials:
+            return f"start: TEXT? ({marker} calls)?\nTEXT: /(?s:.+)/\n{rules}"
+        pattern = re.escape(CALLS)
+        return (
+            f"start: until calls | TAIL\nuntil[suffix={quote_lark(CALLS)}]: /(?s:.*)/\n"
+            f"TAIL: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/\n{rules}"
+        )
+
+    def _write_calls(self, tools: Sequence[Tool], is_parallel: bool, marker: str, specials: Mapping[str, str]) -> str:
+        """The rule `calls` and those below it."""
+        if not self._has_args_marker:
+            more = '("," " "? call)*' if is_parallel else ""
+            return f'calls: " "? "[" call {more} "]"\n' + write_call_rules(tools, "arguments")
+        args = specials.get(ARGS, quote_lark(ARGS))
+        named = [f"{quote_lark(tool.name)} {args} args_{index}" for index, tool in enumerate(tools)]
+        more = f"({marker} call)*" if is_parallel else ""
+        return f"calls: call {more}\n" + write_rule("call", named) + write_argument_rules(tools)
+
+
+def _fit_id(call_id: object) -> str:
+    text = str(call_id)
+    return text if _ID.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:9]
+
+
+class MistralParser(CallParser):
+    """Text, and calls behind their marker, in either form."""
+
+    def __init__(self, names: frozenset[str], *, is_enforced: bool) -> None:
+        super().__init__()
+        self._names, self._is_enforced = names, is_enforced
+        self._lead = ""  # the marker and what came behind it, should that turn out to be text
+        self._in_list = False
+        self._reader: CallReader | ArgumentsReader | None = None
+
+    def _advance(self) -> bool:
+        if self._reader is not None:
+            return self._read_call(self._reader)
+        if self._in_list:
+            return self._read_list()
+        return self._read_head() if self._lead else self._read_text()
+
+    def _read_text(self) -> bool:
+        before, marker, after = self._text.partition(CALLS)
+        if marker:
+            self._give(before.rstrip())
+            self._lead, self._text = before[len(before.rstrip()) :] + marker, after
+            return True
+        sure = before[: len(before) - hold_back(before, CALLS)].rstrip()
+        self._give(sure)
+        self._text = before[len(sure) :]
+        return False
+
+    def _read_head(self) -> bool:
+        """Behind the marker: a list of calls, one call, or the name of a tool."""
+        bare = self._text.lstrip()
+        if bare.startswith("["):
+            self._keep_lead(bare[1:])
+            self._in_list = True
+        elif bare.startswith("{"):
+            self._keep_lead(bare)
+            self._open_reader()
+        elif "{" in bare:
+            named = _NAMED.match(bare)
+            if named is None or named[1] not in self._names:
+                self._give_up(self._text)
+                self._text = ""
+            else:
+                self._keep_lead(bare[named.end() :])
+                self._reader = ArgumentsReader(self.calls, named[1], is_enforced=self._is_enforced)
+        else:
+            return False
+        return bool(self._text)
+
+    def _read_list(self) -> bool:
+        bare = self._text.lstrip(", \t\r\n")
+        if not bare:
+            return False
+        if bare.startswith("{"):
+            self._keep_lead(bare)
+            self._open_reader()
+        elif bare.startswith("]"):
+            self._keep_lead(bare[1:])
+            self._in_list = False
+            if self.calls:
+                self._lead = ""
+            else:
+                self._give_up("")
+        else:
+            self._give_up("")
+        return bool(self._text)
+
+    def _read_call(self, reader: CallReader | ArgumentsReader) -> bool:
+        pieces, self._text = reader.push(self._text)
+        self._found += pieces
+        if reader.is_complete:
+            self.calls += 1
+            self._lead, self._reader = "", None
+        elif reader.is_broken:
+            self._give_up(reader.raw)
+        else:
+            return False
+        return bool(self._text)
+
+    def _open_reader(self) -> None:
+        keys = ("arguments", "parameters")
+        self._reader = CallReader(self.calls, self._names, keys, is_enforced=self._is_enforced)
+
+    def _keep_lead(self, rest: str) -> None:
+        self._lead += self._text[: len(self._text) - len(rest)]
+        self._text = rest
+
+    def _give_up(self, raw: str) -> None:
+        self._give(self._lead + raw)
+        self._lead, self._reader, self._in_list = "", None, False
+
+    def _end(self) -> None:
+        if self._reader is not None:
+            if not self._is_enforced:
+                self._give_up(self._reader.raw)
+        elif not self._in_list or not self.calls:
+            text = self._lead + self._text
+            self._give(text if not self.calls or text.strip() else "")

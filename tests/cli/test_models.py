@@ -1,0 +1,114 @@
+"""The commands about models on disk, through the command line, with a hub on loopback and the demo model's file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxr import LLM
+from mlxr.loading import ASSETS
+
+sys.path.append(str(Path(__file__).parents[1] / "registry"))
+from fake_hub import FakeHub
+
+Run = Callable[..., str]
+DRAFT = ASSETS / "demo-draft.gguf"
+
+
+@pytest.fixture(autouse=True)
+def models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "models"
+    monkeypatch.setenv("MLXR_MODELS_FOLDER", str(folder))
+    return folder
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with FakeHub() as fake:
+        yield fake
+
+
+@pytest.fixture
+def own_file(tmp_path: Path) -> Path:
+    path = tmp_path / "my-draft.gguf"
+    shutil.copy(DRAFT, path)
+    return path
+
+
+def list_names(mlxr: Run) -> list[str]:
+    return [record["name"] for record in json.loads(mlxr("list", "--json"))]
+
+
+def test_list_shows_what_comes_with_mlxr(mlxr: Run, models_folder: Path) -> None:
+    lines = mlxr("list").splitlines()
+    assert [line.split()[0] for line in lines] == ["NAME", "demo", "demo-draft"]
+    assert not models_folder.exists()
+
+
+def test_pull_show_run_and_remove(mlxr: Run, hub: FakeHub, models_folder: Path) -> None:
+    hub.add("me/draft-GGUF", {"draft.Q8_0.gguf": DRAFT.read_bytes()})
+    assert "hf.co/me/draft-GGUF" in mlxr("pull", "hf.co/me/draft-GGUF", "--hub-url", hub.url)
+    assert list_names(mlxr)[0] == "hf.co/me/draft-GGUF:latest"
+    shown = json.loads(mlxr("show", "hf.co/me/draft-gguf", "--json"))
+    assert shown["record"]["quantization"] == "Q8_0"
+    assert shown["metadata"] == json.loads(mlxr("show", DRAFT, "--json"))["metadata"]
+    assert mlxr("run", "hf.co/me/draft-GGUF", "x", "--max-tokens", 4) == mlxr("run", DRAFT, "x", "--max-tokens", 4)
+    mlxr("rm", "hf.co/me/draft-GGUF")
+    assert list(models_folder.glob("blobs/*")) == []
+
+
+def test_import_and_copies_leave_the_file_alone(mlxr: Run, own_file: Path, models_folder: Path) -> None:
+    mlxr("import", own_file)
+    mlxr("import", own_file, "me/second:v1")
+    mlxr("cp", "my-draft", "third")
+    assert list_names(mlxr)[:3] == ["me/second:v1", "my-draft:latest", "third:latest"]
+    assert "still there" in mlxr("rm", "me/second:v1", "my-draft", "third")
+    assert own_file.read_bytes() == DRAFT.read_bytes()
+    assert not (models_folder / "blobs").exists()
+
+
+def test_create(mlxr: Run, own_file: Path, tmp_path: Path) -> None:
+    modelfile = tmp_path / "Modelfile"
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    modelfile.write_text(f'FROM ./{own_file.name}\nTEMPLATE """{template}"""\nSYSTEM Talk.\nPARAMETER top_k 3\n')
+    mlxr("create", "mine", "-f", modelfile)
+    shown = mlxr("show", "mine")
+    assert "Talk." in shown
+    assert "options   top_k 3" in shown
+    with LLM("mine") as llm:
+        ids = llm._session.encode_chat([{"role": "user", "content": "Hi"}])
+        assert llm.detokenize(ids).endswith("system: Talk.\nuser: Hi\n")
+
+
+def test_what_is_refused(refused: Run, mlxr: Run, tmp_path: Path, own_file: Path) -> None:
+    modelfile = tmp_path / "Modelfile"
+    for text, message in (
+        ("FROM demo\nADAPTER x", "ADAPTER: is not supported"),
+        ("FROM demo\nTEMPLATE {{ .Prompt }}", "is a Go template"),
+        ("FROM demo\nTEMPLATE {% if %}", "template: "),
+        ("FROM nothing", "nothing"),
+    ):
+        modelfile.write_text(text)
+        assert message in refused("create", "mine", "-f", modelfile)
+    modelfile.write_bytes(b"FROM \xff")
+    assert "not UTF-8" in refused("create", "mine", "-f", modelfile)
+    assert "no such Modelfile" in refused("create", "mine", "-f", tmp_path / "none")
+    assert "is not the name of a model" in refused("cp", "demo", "../../x")
+    assert "comes with mlxr" in refused("rm", "demo")
+    assert "cannot be pulled" in refused("pull", "llama3.2")
+    assert "cannot be asked" in refused("pull", "hf.co/a/b", "--hub-url", "http://127.0.0.1:9")
+    assert "is not the name of a model" in refused("import", own_file, "a/../b")
+    assert "no server of ours answers" in refused("ps", "--url", "http://127.0.0.1:9")
+    assert list_names(mlxr) == ["demo:latest", "demo-draft:latest"]
+
+
+def test_a_file_that_changed_is_not_run(mlxr: Run, refused: Run, own_file: Path) -> None:
+    mlxr("import", own_file, "mine")
+    shutil.copy(ASSETS / "demo.gguf", own_file)
+    assert "changed since it was imported" in refused("show", "mine")
+    assert "changed since it was imported" in refused("run", "mine", "x")

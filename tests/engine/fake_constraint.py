@@ -1,0 +1,66 @@
+"""A constraint that needs no grammar: what it allows depends on the sum of the tokens it has accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fake_model import VOCABULARY, fake_logits
+
+from mlxr.core.types import SamplingParams
+from mlxr.engine.constraint import Mask, MaskSource
+from mlxr.engine.sampling import Sampler
+from mlxr.kernels.context import Context
+from mlxr.kernels.sample import SampleResult, sample
+
+
+class FakeConstraint:
+    """After tokens whose sum is s, the tokens t with (s + t) % `divisor` == 0; accepts nothing else.
+
+    From token number `fails_at` on `fill_mask` raises; after `accepts` tokens so does `accept`; after `ends_at` tokens
+    nothing is allowed.
+    """
+
+    def __init__(
+        self, divisor: int = 3, fails_at: int | None = None, accepts: int | None = None, ends_at: int | None = None
+    ) -> None:
+        self.divisor, self.fails_at, self.accepts, self.ends_at = divisor, fails_at, accepts, ends_at
+        self.accepted: list[int] = []
+        self.fills = 0
+
+    def fill_mask(self, mask: Mask) -> None:
+        assert not mask.any()
+        self.fills += 1
+        if self.fails_at is not None and len(self.accepted) >= self.fails_at:
+            raise RuntimeError("lost the thread")
+        if self.ends_at is not None and len(self.accepted) >= self.ends_at:
+            return
+        for token_id in range(VOCABULARY):
+            if (sum(self.accepted) + token_id) % self.divisor == 0:
+                mask[token_id // 32] |= 1 << token_id % 32
+
+    def accept(self, token_id: int) -> None:
+        if self.accepts is not None and len(self.accepted) >= self.accepts:
+            raise ValueError(f"token {token_id} is one too many")
+        assert (sum(self.accepted) + token_id) % self.divisor == 0
+        self.accepted.append(token_id)
+
+    def fork(self) -> FakeConstraint:
+        twin = FakeConstraint(self.divisor, self.fails_at, self.accepts, self.ends_at)
+        twin.accepted = list(self.accepted)
+        return twin
+
+
+def expect_constrained(
+    prompt: Sequence[int], tokens: int, constraint: FakeConstraint | None, index: int = 0, **params: Any
+) -> list[SampleResult]:
+    """What an answer must be, computed without an engine, a cache or a batch."""
+    masks = None if constraint is None else MaskSource(constraint.fork(), VOCABULARY)
+    sampler = Sampler(SamplingParams(**params), prompt, index, masks)
+    history, answer = list(prompt), []
+    for _ in range(tokens):
+        (result,) = sample(Context("reference"), fake_logits(history)[None], [sampler.row()])
+        sampler.accept(result.token_id)
+        history.append(result.token_id)
+        answer.append(result)
+    return answer

@@ -1,0 +1,125 @@
+"""Texts to embed: the same bits alone, in a batch, in chunks and after preemption; refusals and ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from fake_model import FakeModel, answer_of, expect_greedy, fake_logits, finish_of, make_engine, run_all
+from numpy.typing import NDArray
+
+from mlxr.core.errors import InvalidRequest, RequestFailed
+from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.async_engine import AsyncEngine
+from mlxr.engine.engine import Engine
+from mlxr.engine.pooling import Pooling
+
+TEXT = list(range(30))
+
+
+def expect(text: list[int], pooling: Pooling) -> NDArray[np.float32]:
+    states = [fake_logits(text[: end + 1]).astype(np.float64) for end in range(len(text))]
+    if pooling == "last":
+        return states[-1].astype(np.float32)
+    total = states[0]
+    for state in states[1:]:
+        total = total + state
+    return (total / len(states)).astype(np.float32)
+
+
+def embedding_of(engine: Engine, request_id: int, preempt_every: int = 0) -> NDArray[np.float32]:
+    events = []
+    while engine.has_work:
+        events += engine.step()
+        engine.check()
+        if preempt_every and engine.stats().steps % preempt_every == 0 and engine._scheduler.running:
+            engine._scheduler.preempt(engine._scheduler.running[0])
+    (event,) = [event for event in events if event.sequence_id == request_id]
+    assert (event.token_id, event.finish_reason) == (None, FinishReason.STOP)
+    assert event.timings is not None
+    assert event.embedding is not None
+    return event.embedding
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 7, 64])
+def test_chunks_and_neighbours_change_no_bit(pooling: Pooling, chunk_tokens: int) -> None:
+    engine = make_engine(prefill_chunk_tokens=chunk_tokens, max_batch_tokens=max(8, chunk_tokens))
+    before = engine.submit([5, 6, 7], SamplingParams(max_tokens=9))
+    request_id = engine.submit_embedding(TEXT, pooling)
+    shorter = engine.submit_embedding(TEXT[:3], "mean")
+    events = run_all(engine)
+    by_id = {event.sequence_id: event.embedding for event in events if event.embedding is not None}
+    np.testing.assert_array_equal(by_id[request_id], expect(TEXT, pooling))
+    np.testing.assert_array_equal(by_id[shorter], expect(TEXT[:3], "mean"))
+    assert answer_of(events, before) == expect_greedy([5, 6, 7], 9)
+    usage = next(event.usage for event in events if event.sequence_id == request_id)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (30, 0, 0)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_a_preempted_text_begins_again(pooling: Pooling) -> None:
+    engine = make_engine(prefill_chunk_tokens=4, max_batch_tokens=4)
+    request_id = engine.submit_embedding(TEXT, pooling)
+    for _ in range(3):
+        engine.step()
+    engine._scheduler.preempt(engine._scheduler.running[0])
+    np.testing.assert_array_equal(embedding_of(engine, request_id), expect(TEXT, pooling))
+    assert engine.stats().recomputed_tokens == 12
+
+
+def test_texts_leave_the_cache_alone() -> None:
+    engine = make_engine()
+    engine.submit(TEXT, SamplingParams(max_tokens=1))
+    run_all(engine)
+    cached_pages = engine.stats().cached_pages
+    np.testing.assert_array_equal(embedding_of(engine, engine.submit_embedding(TEXT, "mean")), expect(TEXT, "mean"))
+    embedding_of(engine, engine.submit_embedding(TEXT[::-1], "last"))
+    assert engine.stats().cached_pages == cached_pages
+
+
+def test_a_text_may_fill_context_and_arena() -> None:
+    engine = make_engine(pages=5, context_tokens=20)
+    text = list(range(20))
+    np.testing.assert_array_equal(embedding_of(engine, engine.submit_embedding(text, "last")), expect(text, "last"))
+    with pytest.raises(InvalidRequest, match="input: has 21 tokens, the context 20"):
+        engine.submit_embedding(list(range(21)), "mean")
+    with pytest.raises(InvalidRequest, match=r"input: needs 5 cache pages of 4 tokens, the arena has 4.* arena_bytes"):
+        make_engine(pages=4).submit_embedding(text, "mean")
+    with pytest.raises(InvalidRequest, match="input: has no tokens"):
+        engine.submit_embedding([], "mean")
+    with pytest.raises(InvalidRequest, match="input: token 50"):
+        engine.submit_embedding([50], "mean")
+
+
+def test_a_text_can_be_cancelled_and_can_be_late() -> None:
+    now = 0.0
+    engine = make_engine(prefill_chunk_tokens=4, clock=lambda: now)
+    first, second = (engine.submit_embedding(TEXT, "mean", deadline_s=10) for _ in range(2))
+    engine.step()
+    (event,) = engine.cancel(first)
+    assert (event.finish_reason, event.embedding) == (FinishReason.CANCELLED, None)
+    now = 11.0
+    assert finish_of(run_all(engine), second) is FinishReason.DEADLINE
+
+
+def test_embeddings_of_an_engine_on_its_thread(caplog: pytest.LogCaptureFixture) -> None:
+    model = FakeModel()
+
+    async def test() -> None:
+        async with AsyncEngine(make_engine(model)) as server:
+            texts = [TEXT[:length] for length in (1, 5, 30)]
+            vectors = await asyncio.gather(*(server.embed(text, "mean") for text in texts))
+            for text, vector in zip(texts, vectors, strict=True):
+                np.testing.assert_array_equal(vector, expect(text, "mean"))
+            with pytest.raises(InvalidRequest, match="input: token 99"):
+                await server.embed([99], "last")
+            model.on_forward = lambda batch: (_ for _ in ()).throw(RuntimeError("broken step"))
+            with pytest.raises(RequestFailed, match="the step failed: RuntimeError: broken step") as caught:
+                await server.embed(TEXT, "last")
+            assert caught.value.reason == "error"
+            assert (await server.stats()).used_pages == 0
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+    assert "broken step" in caplog.text

@@ -1,0 +1,180 @@
+"""Layers in one native call: the same bits and the same ledger as the operators one by one, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mlxr.formats import TensorSource, encode_tensor
+from mlxr.kernels.activate import Activation
+from mlxr.kernels.attend import KVType, allocate_pools
+from mlxr.kernels.context import Context, load_native
+from mlxr.kernels.layers import Layer, make_attention, make_feed_forward, prepare_layers, run_layers
+from mlxr.kernels.layers import reference as one_by_one
+from mlxr.kernels.linear import LinearWeight, prepare
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rope import build_table
+
+HIDDEN, FORWARD, HEADS, KV_HEADS, DIM, PAGE = 128, 192, 4, 2, 64, 32
+LAYERS = 3
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Kind:
+    """What layers may differ in."""
+
+    weight_type: str = "q8_0"
+    activation: Activation = "silu"
+    norms_heads: bool = False
+    window: int | None = None
+    interleaved: bool = False
+    bias: bool = False
+
+
+def make_weight(ctx: Context, rng: np.random.Generator, kind: Kind, columns: int, *rows: int) -> LinearWeight:
+    def source(count: int) -> TensorSource:
+        values = (rng.standard_normal((count, columns)) / np.sqrt(columns)).astype(np.float32)
+        return TensorSource("w", kind.weight_type, values.shape, encode_tensor(kind.weight_type, values))
+
+    biases = [rng.standard_normal(count).astype(np.float32) if kind.bias else None for count in rows]
+    return prepare(ctx, [source(count) for count in rows], biases)
+
+
+def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
+    rng = np.random.default_rng(seed)
+
+    def norm(length: int) -> Floats:
+        return rng.uniform(0.5, 1.5, length).astype(np.float32)
+
+    layers = []
+    for _ in range(LAYERS):
+        attention = make_attention(
+            norm(HIDDEN),
+            1e-5,
+            make_weight(ctx, rng, kind, HIDDEN, HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM),
+            make_weight(ctx, rng, kind, HEADS * DIM, HIDDEN),
+            heads=HEADS,
+            kv_heads=KV_HEADS,
+            head_dim=DIM,
+            head_norms=(norm(DIM), norm(DIM)) if kind.norms_heads else None,
+            sliding_window=kind.window,
+        )
+        gate_up = make_weight(ctx, rng, kind, HIDDEN, FORWARD, FORWARD)
+        down = make_weight(ctx, rng, kind, FORWARD, HIDDEN)
+        layers.append(Layer(attention, make_feed_forward(norm(HIDDEN), 1e-5, gate_up, down, kind.activation)))
+    return layers
+
+
+def make_batch(queries: list[int], before: list[int]) -> RaggedBatch:
+    """Sequences of `queries` new tokens after `before` others, pages in disorder."""
+
+    def ints(values: object) -> NDArray[np.int32]:
+        return np.array(values, np.int32)
+
+    lengths = [old + new for old, new in zip(before, queries, strict=True)]
+    width = -(-max(lengths) // PAGE)
+    pages = np.random.default_rng(3).permutation(len(queries) * width).reshape(len(queries), width).astype(np.int32)
+    at = [(s, old + i) for s, (old, new) in enumerate(zip(before, queries, strict=True)) for i in range(new)]
+    return RaggedBatch(
+        token_ids=ints([0] * len(at)),
+        positions=ints([position for _, position in at]),
+        slots=ints([pages[s, position // PAGE] * PAGE + position % PAGE for s, position in at]),
+        query_starts=ints(np.concatenate([[0], np.cumsum(queries)])),
+        context_lengths=ints(lengths),
+        page_table=pages,
+        output_rows=ints([]),
+    )
+
+
+def make_pools(ctx: Context, batch: RaggedBatch, kv_type: KVType | None) -> list[tuple[NDArray[np.generic], ...]]:
+    """Pools of all layers: keys, then values."""
+    pools = [allocate_pools(ctx, batch.page_table.size, KV_HEADS, PAGE, DIM, kv_type) for _ in range(LAYERS)]
+    return [tuple(pool) for pool in zip(*pools, strict=True)]
+
+
+BATCHES = {
+    "one token": ([1], [0]),
+    "a step of three": ([1, 1, 1], [70, 3, 31]),
+    "a prompt": ([75], [0]),
+    "prompts and steps": ([1, 40, 1, 9], [300, 20, 64, 0]),
+}
+KINDS = {
+    "llama": Kind(),
+    "qwen3": Kind("f16", norms_heads=True),
+    "mistral": Kind("q4_0", window=40, interleaved=True),
+    "geglu": Kind("q8_0", "gelu_tanh", bias=True),
+}
+
+
+@pytest.mark.parametrize("isa", load_native().available_isas())
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("shape", BATCHES.values(), ids=BATCHES.keys())
+def test_equal_to_the_operators_one_by_one(isa: str, kind: Kind, shape: tuple[list[int], list[int]]) -> None:
+    batch = make_batch(*shape)
+    table = build_table(512, DIM, 10000.0, interleaved=kind.interleaved)
+    stream = np.random.default_rng(9).standard_normal((batch.tokens, HIDDEN)).astype(np.float32)
+    results, ledgers = [], []
+    for threads, run in ((1, one_by_one.run_layers), (1, run_layers), (3, run_layers)):
+        ctx = Context("cpu", threads=threads, isa=isa)
+        layers = prepare_layers(ctx, make_layers(ctx, kind))
+        keys, values = make_pools(ctx, batch, None)
+        summed, delta = run(ctx, stream.copy(), layers, batch, table, keys, values)
+        assert delta is not None
+        arrays = [summed, delta, *keys, *values]
+        results.append([array.tobytes() for array in arrays])
+        ledgers.append(ctx.ledger.snapshot().dispatches)
+        assert np.isfinite(delta).all()
+        assert delta.std() > 0.01
+    assert results[0] == results[1] == results[2]
+    assert ledgers[0] == ledgers[1] == ledgers[2]
+
+
+def test_the_ledger_does_not_hold_the_weights(cpu: Context) -> None:
+    layers = prepare_layers(cpu, make_layers(cpu, Kind()))
+    batch = make_batch([1], [0])
+    keys, values = make_pools(cpu, batch, None)
+    table = build_table(32, DIM, 10000.0, interleaved=False)
+    run_layers(cpu, np.ones((1, HIDDEN), np.float32), layers, batch, table, keys, values)
+    counted = list(vars(layers.payload.counted).values())
+    assert all(isinstance(name, str | bool) for rows in counted for row in rows for name in row)
+
+
+def test_what_does_not_fit_is_refused(cpu: Context) -> None:
+    layers = prepare_layers(cpu, make_layers(cpu, Kind()))
+    batch = make_batch([1], [40])
+    keys, values = make_pools(cpu, batch, None)
+    table = build_table(64, DIM, 10000.0, interleaved=False)
+    stream = np.ones((1, HIDDEN), np.float32)
+    with pytest.raises(ValueError, match="number of k_pools is 2, expected 3"):
+        run_layers(cpu, stream, layers, batch, table, keys[:2], values)
+    with pytest.raises(ValueError, match="columns of stream is 64, expected 128"):
+        run_layers(cpu, stream[:, :64].copy(), layers, batch, table, keys, values)
+    with pytest.raises(ValueError, match=r"rope: positions\[0\] is 40, expected 0 to 31"):
+        run_layers(cpu, stream, layers, batch, build_table(32, DIM, 10000.0, interleaved=False), keys, values)
+    other = [keys[0], keys[1].astype(np.float32), keys[2]]
+    with pytest.raises(ValueError, match="of another type"):
+        run_layers(cpu, stream, layers, batch, table, other, values)
+    longer = [keys[0], *(np.concatenate([pool, pool]) for pool in keys[1:])]
+    with pytest.raises(ValueError, match="pools is of different shapes or types, expected all alike"):
+        run_layers(cpu, stream, layers, batch, table, longer, longer)
+    batch.slots[:] = 0
+    batch.page_table[:] = 2
+    with pytest.raises(ValueError, match=r"page_table\[0, 0\] is 2, expected 0 to 1"):
+        run_layers(cpu, stream, layers, batch, table, keys, values)
+
+
+def test_blocks_must_fit_together(cpu: Context) -> None:
+    rng = np.random.default_rng(1)
+    qkv = make_weight(cpu, rng, Kind(), HIDDEN, HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM)
+    output = make_weight(cpu, rng, Kind(), HEADS * DIM, HIDDEN)
+    norm = np.ones(HIDDEN, np.float32)
+    with pytest.raises(ValueError, match="columns of qkv is 512, expected 768"):
+        make_attention(norm, 1e-5, qkv, output, heads=8, kv_heads=2, head_dim=DIM)
+    with pytest.raises(ValueError, match="length of norm is 64, expected 128"):
+        make_attention(norm[:64].copy(), 1e-5, qkv, output, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
+    with pytest.raises(ValueError, match="columns of gate_up is 512, expected 256"):
+        make_feed_forward(norm, 1e-5, qkv, make_weight(cpu, rng, Kind(), HIDDEN, HIDDEN), "silu")

@@ -1,0 +1,54 @@
+"""Models for the registry's tests: a few bytes that say how long they must be, so that half a model is seen."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from mlxr.core.errors import FormatError, ModelError
+from mlxr.registry import ModelFacts, Registry
+
+
+def make_model(seed: int = 0, size_bytes: int = 1000) -> bytes:
+    """A paper model: its length and the checksum of its body in front."""
+    body = hashlib.shake_128(b"%d" % seed).digest(size_bytes)
+    return b"paper %d %s\n" % (size_bytes, hashlib.sha256(body).hexdigest().encode()) + body
+
+
+def inspect_paper(path: Path) -> ModelFacts:
+    """The facts of one file, or of all parts beside it; refuses what is not whole."""
+    if path.is_dir():
+        files = sorted(entry for entry in path.iterdir() if entry.suffix in {".safetensors", ".json"})
+    elif "-00001-of-" in path.name:
+        stem = path.name.split("-00001-of-")[0]
+        files = sorted(path.parent.glob(f"{stem}-*-of-*.gguf"))
+    else:
+        files = [path]
+    for file in files:
+        check_paper(file)
+    return ModelFacts(
+        format="safetensors" if path.is_dir() else "gguf",
+        architecture="paper",
+        parameters=1_100_000_000,
+        quantization="Q4_K_M",
+        context_tokens=2048,
+        embedding_length=64,
+        template="{{ messages }}",
+        capabilities=frozenset({"completion"}),
+        files=tuple(files),
+    )
+
+
+def check_paper(file: Path) -> None:
+    data = file.read_bytes()
+    head, _, body = data.partition(b"\n")
+    if head == b"{}":
+        return
+    if head.startswith(b"unknown"):
+        raise ModelError(f"{file}: architecture 'unknown' is not supported")
+    if head != b"paper %d %s" % (len(body), hashlib.sha256(body).hexdigest().encode()):
+        raise FormatError(file, "body", None, "is not whole")
+
+
+def paper_registry(folder: Path) -> Registry:
+    return Registry(folder, inspect=inspect_paper)

@@ -1,0 +1,243 @@
+"""Pulling from a hub that is sometimes honest: choice of files, resuming, checksums, and what is kept when it fails."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+
+import pytest
+from fake_hub import Behaviour, FakeHub
+from paper_models import make_model
+
+from mlxr.core.errors import HubError, InvalidRequest, ModelError, NotFound, RegistryError
+from mlxr.registry import ModelRecord, Registry
+from mlxr.registry.download import PullStopped
+from mlxr.registry.hub import RemoteFile, choose_files, parse_reference
+from mlxr.registry.pull import PullProgress, pull
+
+REPO = "someone/Tiny-GGUF"
+MODEL = make_model(1, 300_000)
+FILE = "Tiny.Q4_K_M.gguf"
+
+
+def fetch(registry: Registry, hub: FakeHub, reference: str = f"hf.co/{REPO}", **more: object) -> ModelRecord:
+    return pull(registry, reference, endpoint=hub.url, retry_delay_s=0.001, **more)  # type: ignore[arg-type]
+
+
+def downloads(hub: FakeHub) -> list[str | None]:
+    """The Range headers of the requests for files."""
+    return [asked for path, asked in hub.requests if "/resolve/" in path]
+
+
+def assert_nothing_kept(registry: Registry) -> None:
+    assert registry.list() == ()
+    assert list(registry.blobs.digests()) == []
+
+
+def test_pull_a_model(registry: Registry, hub: FakeHub) -> None:
+    hub.add(REPO, {FILE: MODEL, "README.md": b"hello"}, plain={"README.md"})
+    seen: list[PullProgress] = []
+    record = fetch(registry, hub, report=seen.append)
+    assert (record.name, record.is_owned) == (f"hf.co/{REPO}:latest", True)
+    assert registry.get(f"hf.co/{REPO}") == record
+    assert record.path.read_bytes() == MODEL
+    stages = [progress.stage for progress in seen]
+    assert list(dict.fromkeys(stages)) == ["listing", "fetching", "checking", "adding"]
+    fetching = [progress for progress in seen if progress.stage == "fetching"]
+    assert [progress.done_bytes for progress in fetching] == sorted(progress.done_bytes for progress in fetching)
+    assert (fetching[-1].done_bytes, fetching[-1].total_bytes) == (len(MODEL), len(MODEL))
+    assert fetching[-1].digest == hashlib.sha256(MODEL).hexdigest()
+    assert list(registry.downloads.iterdir()) == []
+    assert any("mlxr" in str(headers) for headers in hub.headers)
+    asked = len(downloads(hub))
+    assert fetch(registry, hub, name="again").path == record.path
+    assert len(downloads(hub)) == asked, "it was here already"
+
+
+def test_quants_and_files_are_chosen(registry: Registry, hub: FakeHub) -> None:
+    files = {f"Tiny.{quant}.gguf": make_model(n) for n, quant in enumerate(("Q2_K", "Q4_K_M", "Q8_0"))}
+    hub.add(REPO, {**files, "mmproj-f16.gguf": b"x", "sub/Tiny-F16.gguf": make_model(9)})
+    for selector, seed, tag in (("", 1, "latest"), (":q8_0", 2, "q8_0"), (":sub/Tiny-F16.gguf", 9, "Tiny-F16")):
+        record = fetch(registry, hub, f"https://huggingface.co/{REPO}{selector}")
+        assert record.path.read_bytes() == make_model(seed)
+        assert record.name == f"hf.co/{REPO}:{tag}"
+    with pytest.raises(NotFound, match=r"no model for 'Q5_1'.*Tiny\.Q2_K, Tiny\.Q4_K_M"):
+        fetch(registry, hub, f"hf.co/{REPO}:Q5_1")
+
+
+def remote(*paths: str) -> list[RemoteFile]:
+    return [RemoteFile(path, "http://x", 1, "0" * 64, None) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("paths", "selector", "chosen"),
+    [
+        (("a-Q8_0.gguf", "a-Q4_0.gguf"), "", ["a-Q4_0.gguf"]),
+        (("a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf"), "q4_k_m", ["a-Q4_K_M.gguf"]),
+        (("odd.gguf",), "", ["odd.gguf"]),
+        (("Q4_0/a-00001-of-00002.gguf", "Q4_0/a-00002-of-00002.gguf"), "Q4_0", None),
+        (("config.json", "model.safetensors", "tokenizer.json", "x/y.json", "pytorch_model.bin"), "", None),
+    ],
+)
+def test_choice(paths: tuple[str, ...], selector: str, chosen: list[str] | None) -> None:
+    found = choose_files(parse_reference(f"hf.co/a/b{':' if selector else ''}{selector}"), remote(*paths))
+    expected = chosen or [path for path in paths if path not in {"x/y.json", "pytorch_model.bin"}]
+    assert sorted(file.path for file in found) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("paths", "selector", "message"),
+    [
+        (("one-Q4_0.gguf", "two-Q4_0.gguf"), "Q4_0", "has 2 models for 'Q4_0'"),
+        (("a.gguf", "b.gguf"), "", "no model that is the usual choice"),
+        (("README.md",), "", "neither GGUF files"),
+        (("model.safetensors",), "Q4_0", "no GGUF files"),
+        (("a-Q4_0-00001-of-00003.gguf", "a-Q4_0-00003-of-00003.gguf"), "", "of 3 parts"),
+    ],
+)
+def test_no_choice(paths: tuple[str, ...], selector: str, message: str) -> None:
+    with pytest.raises((NotFound, HubError), match=message):
+        choose_files(parse_reference(f"hf.co/a/b{':' if selector else ''}{selector}"), remote(*paths))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "llama3.2",
+        "a/b",
+        "hf.co/a",
+        "hf.co/../b",
+        "hf.co/a/../../b",
+        "hf.co/a/b:..",
+        "https://evil.example/a/b",
+        "hf.co//",
+        "",
+    ],
+)
+def test_what_cannot_be_pulled(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_reference(text)
+
+
+def test_a_hub_that_drops_every_connection(registry: Registry, hub: FakeHub) -> None:
+    hub.add(REPO, {FILE: MODEL}).behaviour[FILE] = Behaviour(drop_after=40_000)
+    record = fetch(registry, hub)
+    assert record.path.read_bytes() == MODEL
+    ranges = downloads(hub)
+    assert len(ranges) == 8
+    assert ranges[:3] == [None, "bytes=40000-", "bytes=80000-"]
+
+
+def test_the_next_pull_goes_on(registry: Registry, hub: FakeHub) -> None:
+    behaviour = Behaviour(drop_after=0)
+    repository = hub.add(REPO, {FILE: MODEL})
+    repository.behaviour[FILE] = Behaviour(drop_after=100_000, drops=1)
+    stop = threading.Event()
+    with pytest.raises(PullStopped):
+        fetch(registry, hub, stop=stop, report=lambda progress: stop.set() if progress.done_bytes else None)
+    assert_nothing_kept(registry)
+    repository.behaviour[FILE] = behaviour
+    with pytest.raises(HubError, match="stuck at"):
+        fetch(registry, hub)
+    kept = next(registry.downloads.iterdir()).stat().st_size
+    assert 0 < kept < len(MODEL)
+    del repository.behaviour[FILE]
+    hub.requests.clear()
+    assert fetch(registry, hub).path.read_bytes() == MODEL
+    assert downloads(hub) == [f"bytes={kept}-"]
+
+
+@pytest.mark.parametrize(
+    "behaviour", [Behaviour(ignores_ranges=True), Behaviour(refusals=2), Behaviour(refusals=3, status=429)]
+)
+def test_a_clumsy_hub(registry: Registry, hub: FakeHub, behaviour: Behaviour) -> None:
+    behaviour.drop_after, behaviour.drops = 100_000, 1
+    hub.add(REPO, {FILE: MODEL}).behaviour[FILE] = behaviour
+    assert fetch(registry, hub).path.read_bytes() == MODEL
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        (Behaviour(listed_sha256="ab" * 32), "the hub listed the SHA-256 abab"),
+        (Behaviour(served=MODEL[:-1] + b"!"), "what came has"),
+        (Behaviour(listed_size=len(MODEL) - 1), r"listed \d+ bytes and now sends"),
+        (Behaviour(listed_size=len(MODEL) + 1), "and now sends"),
+        (Behaviour(served=MODEL[:-5], sent_length=len(MODEL)), "stuck at"),
+        (Behaviour(listed_size=-5), "no size that could be"),
+        (Behaviour(listed_sha256="../../evil"), "which is none"),
+        (Behaviour(refusals=99, status=500), "stuck at 0 of .*answered 500"),
+        (Behaviour(refusals=99, status=403), "answered 403"),
+        (Behaviour(drop_after=1000, wrong_range=True), "stuck at 1000 .*(another|closed) range"),
+    ],
+)
+def test_a_hub_that_lies_or_refuses(registry: Registry, hub: FakeHub, behaviour: Behaviour, message: str) -> None:
+    hub.add(REPO, {FILE: MODEL}).behaviour[FILE] = behaviour
+    with pytest.raises(HubError, match=message):
+        fetch(registry, hub)
+    assert_nothing_kept(registry)
+
+
+def test_bytes_that_were_wrong_are_not_kept(registry: Registry, hub: FakeHub) -> None:
+    repository = hub.add(REPO, {FILE: MODEL})
+    repository.behaviour[FILE] = Behaviour(served=MODEL[:-1] + b"!")
+    with pytest.raises(HubError):
+        fetch(registry, hub)
+    del repository.behaviour[FILE]
+    assert fetch(registry, hub).path.read_bytes() == MODEL
+
+
+def test_small_files_are_checked_by_their_git_id(registry: Registry, hub: FakeHub) -> None:
+    files = {"config.json": b"{}\n", "model.safetensors": MODEL, "tokenizer.json": b"{}\n[]"}
+    repository = hub.add(REPO, files, plain={"config.json", "tokenizer.json"})
+    record = fetch(registry, hub)
+    assert {path.name: path.read_bytes() for path in record.path.iterdir()} == files
+    registry.remove(record.name)
+    repository.behaviour["config.json"] = Behaviour(served=b"{} ")
+    with pytest.raises(HubError, match="Git object id"):
+        fetch(registry, hub)
+    assert registry.list() == ()
+
+
+def test_a_model_that_cannot_run_is_not_kept(registry: Registry, hub: FakeHub) -> None:
+    hub.add(REPO, {FILE: b"unknown\n" + MODEL})
+    with pytest.raises(ModelError, match="not supported"):
+        fetch(registry, hub)
+    assert_nothing_kept(registry)
+
+
+def test_missing_repositories_and_hubs(registry: Registry, hub: FakeHub) -> None:
+    with pytest.raises(NotFound, match="no such model"):
+        fetch(registry, hub)
+    with pytest.raises(HubError, match="cannot be asked"):
+        pull(registry, f"hf.co/{REPO}", endpoint="http://127.0.0.1:9")
+    hub.add(REPO, {"..\\x.gguf": MODEL})
+    with pytest.raises(HubError, match="cannot be stored"):
+        fetch(registry, hub)
+    assert not registry.folder.exists()
+
+
+def test_no_room(registry: Registry, hub: FakeHub) -> None:
+    hub.add(REPO, {FILE: MODEL}).behaviour[FILE] = Behaviour(listed_size=1 << 49)
+    with pytest.raises(RegistryError, match="are free"):
+        fetch(registry, hub)
+
+
+def test_two_pulls_of_one_file_fetch_it_once(registry: Registry, hub: FakeHub) -> None:
+    release = threading.Event()
+    hub.add(REPO, {FILE: MODEL}).behaviour[FILE] = Behaviour(pause=release)
+    records: list[ModelRecord] = []
+    threads = [
+        threading.Thread(target=lambda n=n: records.append(fetch(registry, hub, name=f"m{n}"))) for n in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    while sum(path.startswith("/api/") for path, _ in hub.requests) < 3:
+        time.sleep(0.01)
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert len(records) == 3
+    assert len(downloads(hub)) == 1
+    assert {record.path.read_bytes() for record in records} == {MODEL}

@@ -1,0 +1,104 @@
+"""Servers for the tests: real sockets and real event loops in a thread of this process, and one over a fake engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+
+from mlxr.core.settings import Settings, resolve
+from mlxr.server.activity import InFlight
+from mlxr.server.app import create_app
+from mlxr.server.listen import Server, name_address, open_socket
+from mlxr.server.served import ServedModels
+from mlxr.service.catalogue import open_registry
+from mlxr.service.model_pool import ModelPool, OpenSession, open_session
+
+READY_S = 60.0
+SMALL = {"arena_bytes": "64M", "threads": 1, "port": 0}
+
+
+@dataclass
+class RunningServer:
+    """A server in a thread. `url` is its address, `app.state` its inside (of another thread: look, do not touch)."""
+
+    url: str
+    app: FastAPI
+    server: Server
+    thread: threading.Thread
+    settings: Settings
+
+    def client(self, key: str | None = None, **options: object) -> httpx.Client:
+        """An HTTP client of this server."""
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        transport = httpx.HTTPTransport(uds=self.settings.unix_socket) if self.settings.unix_socket else None
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, transport=transport, **options)  # type: ignore[arg-type]
+
+    def wait_ready(self) -> None:
+        """Return when the first models are loaded."""
+        end_s = time.monotonic() + READY_S
+        while self.app.state.lifecycle.problem is not None:
+            assert time.monotonic() < end_s, self.app.state.lifecycle.problem
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End it as a signal would, and wait for that."""
+        self.server.should_exit = True
+        self.thread.join(READY_S)
+        assert not self.thread.is_alive(), "the server does not end"
+
+
+def start_server(
+    folder: Path, *, open_session: OpenSession = open_session, ready: bool = True, **overrides: object
+) -> RunningServer:
+    """A server with the demo model (or what `open_session` loads) whose registry is below `folder`."""
+    settings = resolve({**SMALL, "models_folder": folder / "models", **overrides}, {})
+    registry = open_registry(settings)
+    pool = ModelPool(settings, ServedModels(registry, settings), open_session=open_session)
+    app = create_app(pool, registry, settings)
+    listener = open_socket(settings)
+    server = Server(app, settings)
+    thread = threading.Thread(target=server.run, args=([listener],), name="test-server", daemon=True)
+    url = name_address(listener) if listener.family != socket.AF_UNIX else "http://localhost"
+    thread.start()
+    running = RunningServer(url, app, server, thread, dataclasses.replace(settings))
+    if ready:
+        running.wait_ready()
+    return running
+
+
+MakeServer = Callable[..., RunningServer]
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Return when it has; what is waited for must be sure to come, however slow the machine is."""
+    end_s = time.monotonic() + READY_S
+    while not happened():
+        assert time.monotonic() < end_s, "it never happened"
+        time.sleep(0.005)
+
+
+def used_pages(client: httpx.Client) -> int:
+    """Pages that answers of the one loaded model hold; told between two steps of its engine."""
+    (cache,) = client.get("/v1/admin/cache").json()["caches"]
+    return int(cache["engine"]["used_pages"])
+
+
+def post_and_leave(running: RunningServer, path: str, body: object, when: Callable[[InFlight], bool]) -> None:
+    """Send a request, close the connection once its row is as `when` says, and return when the server has noticed."""
+    address = running.url.removeprefix("http://")
+    host, _, port = address.rpartition(":")
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(content)}\r\n\r\n"
+    with socket.create_connection((host, int(port)), READY_S) as connection:
+        connection.sendall(head.encode() + content)
+        wait_until(lambda: any(when(row) for row in running.app.state.activity if row.path == path))
+    wait_until(lambda: not any(row.path == path for row in running.app.state.activity))

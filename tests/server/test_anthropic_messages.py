@@ -1,0 +1,273 @@
+"""/v1/messages and /v1/messages/count_tokens through the real `anthropic` client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import anthropic
+import httpx
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+
+QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
+ANSWER = "`os.path.join`: Join two or more pathname components, inserting '/' as needed."
+TOOL = {
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+OTHER = {"name": "get_time", "input_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
+
+
+@pytest.fixture(scope="module")
+def ai(server: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def make_body(options: dict[str, object]) -> dict[str, object]:
+    """The client has no parameter for the temperature; the field is part of the dialect all the same."""
+    temperature = options.pop("temperature", 0)
+    extra = {"temperature": temperature, **options.pop("extra_body", {})}  # type: ignore[dict-item]
+    return {"model": "demo", "messages": QUESTION, "max_tokens": 100, "extra_body": extra, **options}
+
+
+def ask(ai: anthropic.Anthropic, **options: object) -> Message:
+    return ai.messages.create(**make_body(options))  # type: ignore[call-overload, no-any-return]
+
+
+def stream(ai: anthropic.Anthropic, **options: object) -> list[RawMessageStreamEvent]:
+    return list(ask(ai, stream=True, **options))  # type: ignore[call-overload]
+
+
+def without_repeats(kinds: list[str]) -> list[str]:
+    return [kind for before, kind in zip(["", *kinds], kinds, strict=False) if kind != before]
+
+
+def test_a_conversation_is_answered(ai: anthropic.Anthropic) -> None:
+    reply = ask(ai)
+    assert (reply.type, reply.role, reply.model) == ("message", "assistant", "demo")
+    assert reply.id.startswith("msg_")
+    assert [block.type for block in reply.content] == ["text"]
+    assert reply.content[0].text == ANSWER  # type: ignore[union-attr]
+    assert (reply.stop_reason, reply.stop_sequence) == ("end_turn", None)
+    assert reply.usage.output_tokens > 5
+
+
+def test_input_tokens_are_those_that_were_not_cached(ai: anthropic.Anthropic) -> None:
+    long = [{"role": "user", "content": "What does zlib.compress do? " * 20}]
+    first = ask(ai, messages=long, max_tokens=1).usage
+    again = ask(ai, messages=long, max_tokens=1).usage
+    total = first.input_tokens + (first.cache_read_input_tokens or 0)
+    assert again.input_tokens + (again.cache_read_input_tokens or 0) == total
+    assert (again.cache_read_input_tokens or 0) > 32
+
+
+def test_the_events_of_a_text(ai: anthropic.Anthropic) -> None:
+    events = stream(ai)
+    assert without_repeats([event.type for event in events]) == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    start, end = events[0], events[-2]
+    assert start.type == "message_start"
+    assert (start.message.content, start.message.stop_reason) == ([], None)
+    assert start.message.usage.input_tokens > 0
+    texts = [event.delta.text for event in events if event.type == "content_block_delta"]  # type: ignore[union-attr]
+    assert "".join(texts) == ANSWER
+    assert end.type == "message_delta"
+    assert end.delta.stop_reason == "end_turn"
+    assert end.usage.output_tokens == ask(ai).usage.output_tokens
+
+
+def test_the_stream_on_the_wire(server: str) -> None:
+    body = {"model": "demo", "messages": QUESTION, "max_tokens": 3, "temperature": 0, "stream": True}
+    reply = httpx.post(f"{server}/v1/messages", json=body)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    frames = [frame.splitlines() for frame in reply.text.strip().split("\n\n")]
+    names = [frame[0].removeprefix("event: ") for frame in frames]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert all(f'"type":"{name}"' in frame[1] for name, frame in zip(names, frames, strict=True))
+
+
+def test_the_stream_accumulator_of_the_client_works(ai: anthropic.Anthropic) -> None:
+    with ai.messages.stream(**make_body({})) as events:  # type: ignore[arg-type]
+        text = "".join(events.text_stream)
+        final = events.get_final_message()
+    assert text == ANSWER
+    assert final.content[0].text == ANSWER  # type: ignore[union-attr]
+    assert final.stop_reason == "end_turn"
+    assert final.usage.output_tokens > 5
+
+
+def test_the_asynchronous_client_gets_the_same(server: str) -> None:
+    async def talk() -> list[str]:
+        async with anthropic.AsyncAnthropic(base_url=server, api_key="none", max_retries=0) as ai:
+            replies = await asyncio.gather(*(ai.messages.create(**make_body({})) for _ in range(8)))  # type: ignore[call-overload]
+        return [reply.content[0].text for reply in replies]
+
+    assert asyncio.run(talk()) == [ANSWER] * 8
+
+
+def test_a_system_prompt_as_text_and_as_blocks(ai: anthropic.Anthropic) -> None:
+    blocks = [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]
+    as_text, as_blocks = ask(ai, system="Be short."), ask(ai, system=blocks)
+    assert as_text.content[0].text == as_blocks.content[0].text  # type: ignore[union-attr]
+    assert as_text.usage.input_tokens + (as_text.usage.cache_read_input_tokens or 0) > count(ai, QUESTION)
+
+
+def count(ai: anthropic.Anthropic, messages: object, **options: object) -> int:
+    return ai.messages.count_tokens(model="demo", messages=messages, **options).input_tokens  # type: ignore[arg-type]
+
+
+def test_tokens_are_counted_as_they_are_read(ai: anthropic.Anthropic) -> None:
+    for options in ({}, {"system": "Be short."}, {"tools": [TOOL]}):
+        usage = ask(ai, max_tokens=1, **options).usage
+        assert count(ai, QUESTION, **options) == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_a_stop_sequence_is_named(ai: anthropic.Anthropic) -> None:
+    reply = ask(ai, stop_sequences=["zzz", "components"])
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "components")
+    assert reply.content[0].text == ANSWER.split("components")[0]  # type: ignore[union-attr]
+
+
+def test_max_tokens_is_a_bound(ai: anthropic.Anthropic) -> None:
+    reply = ask(ai, max_tokens=3)
+    assert (reply.stop_reason, reply.usage.output_tokens) == ("max_tokens", 3)
+
+
+def test_top_k_one_is_greedy(ai: anthropic.Anthropic) -> None:
+    assert ask(ai, temperature=1, extra_body={"top_k": 1}).content[0].text == ANSWER  # type: ignore[union-attr]
+
+
+def test_any_tool_is_called(ai: anthropic.Anthropic) -> None:
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    reply = ask(ai, tools=[TOOL], tool_choice=choice, max_tokens=200)
+    assert reply.stop_reason == "tool_use"
+    assert [block.type for block in reply.content] == ["tool_use"]
+    call = reply.content[0]
+    assert call.type == "tool_use"
+    assert call.name == "get_weather"
+    assert set(call.input) == {"city"}
+    assert call.id
+
+
+def test_this_tool_is_called(ai: anthropic.Anthropic) -> None:
+    reply = ask(ai, tools=[TOOL, OTHER], tool_choice={"type": "tool", "name": "get_time"}, max_tokens=200)
+    assert {block.name for block in reply.content if block.type == "tool_use"} == {"get_time"}
+
+
+def test_no_tool_is_called_where_none_may_be(ai: anthropic.Anthropic) -> None:
+    reply = ask(ai, tools=[TOOL], tool_choice={"type": "none"})
+    assert [block.type for block in reply.content] == ["text"]
+
+
+def test_the_events_of_a_call(ai: anthropic.Anthropic) -> None:
+    choice = {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}
+    events = stream(ai, tools=[TOOL], tool_choice=choice, max_tokens=200)
+    start = next(event for event in events if event.type == "content_block_start")
+    assert start.content_block.type == "tool_use"
+    assert start.content_block.input == {}
+    deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    assert {delta.type for delta in deltas} == {"input_json_delta"}
+    assert events[-2].delta.stop_reason == "tool_use"  # type: ignore[union-attr]
+    with ai.messages.stream(**make_body({"tools": [TOOL], "tool_choice": choice, "max_tokens": 200})) as accumulated:  # type: ignore[arg-type]
+        final = accumulated.get_final_message()
+    assert set(final.content[0].input) == {"city"}  # type: ignore[union-attr]
+
+
+def test_the_answer_of_a_tool_goes_back(ai: anthropic.Anthropic) -> None:
+    messages = [
+        {"role": "user", "content": "How is the weather in Rome?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "I will look."},
+                {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Rome"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "sunny"}]},
+                {"type": "text", "text": "And?"},
+            ],
+        },
+    ]
+    assert ask(ai, messages=messages, tools=[TOOL], tool_choice={"type": "none"}, max_tokens=4).content
+
+
+def test_json_keeps_to_its_schema(ai: anthropic.Anthropic) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"good": {"type": "boolean"}},
+        "required": ["good"],
+        "additionalProperties": False,
+    }
+    reply = ask(ai, output_config={"format": {"type": "json_schema", "schema": schema}}, temperature=1)
+    assert set(json.loads(reply.content[0].text)) == {"good"}  # type: ignore[union-attr]
+
+
+def test_models_are_listed(ai: anthropic.Anthropic) -> None:
+    models = list(ai.models.list())
+    assert {"demo", "demo-draft"} <= {model.id for model in models}
+    assert {model.type for model in models} == {"model"}
+    assert ai.models.retrieve("demo").display_name == "demo"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"temperature": 2}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 100_000}}, "thinking.budget_tokens"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "nobody"}}, "tool_choice.name"),
+        ({"extra_body": {"container": "c"}}, "container"),
+        ({"extra_body": {"no_such_field": 1}}, "no_such_field"),
+    ],
+)
+def test_what_is_wrong_is_named(ai: anthropic.Anthropic, options: dict[str, object], field: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ask(ai, **options)
+    body = refused.value.body
+    assert isinstance(body, dict)
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["message"].startswith(f"{field}:")
+    assert body["request_id"] == refused.value.request_id
+
+
+def test_max_tokens_must_be_there(server: str) -> None:
+    refused = httpx.post(f"{server}/v1/messages", json={"model": "demo", "messages": QUESTION})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("max_tokens:")
+
+
+def test_an_unknown_model_is_not_found(ai: anthropic.Anthropic) -> None:
+    for call in (lambda: ask(ai, model="no-such"), lambda: stream(ai, model="no-such")):
+        with pytest.raises(anthropic.NotFoundError) as refused:
+            call()
+        body = refused.value.body
+        assert isinstance(body, dict)
+        assert body["error"]["type"] == "not_found_error"

@@ -1,0 +1,212 @@
+"""What is wrong with a request is told in the dialect's own form, and the field is named."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import openai
+import pytest
+
+CHAT, COMPLETION, EMBEDDING, RESPONSE, MESSAGE = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/messages",
+)
+GOOD: dict[str, dict[str, object]] = {
+    CHAT: {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    COMPLETION: {"model": "demo", "prompt": "Hi", "max_tokens": 2},
+    EMBEDDING: {"model": "demo", "input": "Hi"},
+    RESPONSE: {"model": "demo", "input": "Hi", "max_output_tokens": 2},
+    MESSAGE: {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+}
+HUGE = 10**30
+
+
+def message_of(path: str, reply: httpx.Response) -> str:
+    """Check the form of an error and return its message."""
+    body = reply.json()
+    if path == MESSAGE:
+        assert set(body) == {"type", "error", "request_id"}
+        assert set(body["error"]) == {"type", "message"}
+    else:
+        assert set(body) == {"error"}
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-request-id"]
+    return str(body["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        *((path, "model", value) for path in GOOD for value in (7, ["demo"], {"name": "demo"})),
+        *((path, "no_such_field", 1) for path in GOOD),
+        *((path, "stream", "yes") for path in (CHAT, COMPLETION, RESPONSE, MESSAGE)),
+        *((path, "temperature", value) for path in (CHAT, RESPONSE, MESSAGE) for value in (-1, "hot", HUGE, True)),
+        *((path, "top_p", value) for path in (CHAT, COMPLETION) for value in (0, 1.5, -HUGE)),
+        *((path, "max_tokens", value) for path in (CHAT, COMPLETION, MESSAGE) for value in (0, -1, 2.5, "9", HUGE)),
+        *((path, "top_k", value) for path in (CHAT, MESSAGE) for value in (-1, HUGE, 0.5)),
+        *((path, "seed", value) for path in (CHAT, COMPLETION) for value in (2**64, -HUGE, 1.5, "1")),
+        *((path, "n", value) for path in (CHAT, COMPLETION) for value in (0, -1, 129, HUGE)),
+        *((path, "stop", value) for path in (CHAT, COMPLETION) for value in ("", 5, ["x"] * 65)),
+        *((path, "logit_bias", value) for path in (CHAT,) for value in ([1], "x")),
+        *((CHAT, field, HUGE) for field in ("presence_penalty", "frequency_penalty", "repetition_penalty", "priority")),
+        (CHAT, "messages", "Hi"),
+        (CHAT, "messages", []),
+        (CHAT, "messages", None),
+        (CHAT, "logit_bias", {"1": 101}),
+        (CHAT, "logit_bias", {"-1": 1}),
+        (CHAT, "logit_bias", {"999999": 1}),
+        (CHAT, "top_logprobs", 2),
+        (CHAT, "top_logprobs", 21),
+        (CHAT, "logprobs", 1),
+        (CHAT, "tools", [{"type": "custom"}]),
+        (CHAT, "tools", [{"type": "function"}]),
+        (CHAT, "tool_choice", "maybe"),
+        (CHAT, "tool_choice", "required"),
+        (CHAT, "tool_choice", {"type": "function"}),
+        (CHAT, "response_format", {"type": "xml"}),
+        (CHAT, "response_format", {"type": "json_schema"}),
+        (CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wat"}}}),
+        (CHAT, "response_format", {"type": "regex", "regex": "(["}),
+        (CHAT, "response_format", {"type": "grammar", "grammar": "start: nothing"}),
+        (CHAT, "modalities", ["audio"]),
+        (CHAT, "functions", []),
+        (CHAT, "store", True),
+        (CHAT, "stream_options", {"include_obfuscation": True}),
+        (CHAT, "deadline_s", 0),
+        (COMPLETION, "prompt", 7),
+        (COMPLETION, "prompt", []),
+        (COMPLETION, "prompt", [[]]),
+        (COMPLETION, "prompt", ["a", 1]),
+        (COMPLETION, "prompt", [-1]),
+        (COMPLETION, "prompt", [999_999]),
+        (COMPLETION, "best_of", 0),
+        (COMPLETION, "logprobs", -1),
+        (COMPLETION, "suffix", "x"),
+        (EMBEDDING, "input", []),
+        (EMBEDDING, "input", {"a": 1}),
+        (EMBEDDING, "input", [999_999]),
+        (EMBEDDING, "encoding_format", "hex"),
+        (EMBEDDING, "dimensions", 0),
+        (EMBEDDING, "pooling", "max"),
+    ],
+)
+def test_a_wrong_field_is_named(client: httpx.Client, path: str, field: str, value: object) -> None:
+    reply = client.post(path, json={**GOOD[path], field: value})
+    assert reply.status_code == 400, reply.text
+    message = message_of(path, reply)
+    if path != MESSAGE:
+        param = reply.json()["error"]["param"]
+        assert param.split(".")[0].split("[")[0] == field
+        assert field in message
+    else:
+        assert message.startswith(field)
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"model": "demo",}',
+        b'{"model": NaN}',
+        b'{"model": "\xff\xfe"}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"messages": ' + b"[" * 3000 + b"]" * 3000 + b"}",
+        b'{"model": "\\ud800"}',
+    ],
+    ids=["empty", "open", "list", "null", "text", "comma", "nan", "utf-8", "bytes", "deep", "nested", "surrogate"],
+)
+def test_a_body_that_is_no_request(client: httpx.Client, path: str, body: bytes) -> None:
+    reply = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400, reply.text
+    assert message_of(path, reply)
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("name", ["no-such-model", "/etc/passwd", "../../demo", "demo:other", "a/b/c/d/e", "\x00", "ü"])
+def test_an_unknown_model(client: httpx.Client, path: str, name: str) -> None:
+    reply = client.post(path, json={**GOOD[path], "model": name})
+    assert reply.status_code in (400, 404), reply.text
+    message_of(path, reply)
+    if path != MESSAGE:
+        assert reply.json()["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_half_a_character_is_no_text(client: httpx.Client, path: str) -> None:
+    body = json.dumps(GOOD[path]).replace("Hi", "\\ud800").encode()
+    reply = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400, reply.text
+    (field,) = [name for name in ("messages", "prompt", "input") if name in GOOD[path]]
+    assert message_of(path, reply).startswith(field)
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_a_prompt_beyond_the_context(client: httpx.Client, path: str) -> None:
+    body = json.dumps(GOOD[path]).replace("Hi", "word " * 20_000).encode()
+    reply = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400, reply.text
+    assert "context" in message_of(path, reply)
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_the_wrong_method(client: httpx.Client, path: str) -> None:
+    reply = client.put(path, json=GOOD[path])
+    assert reply.status_code == 405
+    message_of(path, reply)
+
+
+def test_a_path_that_is_not_there(client: httpx.Client) -> None:
+    reply = client.post("/v1/audio/speech", json={})
+    assert reply.status_code == 404
+    message_of(CHAT, reply)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_a_deadline_ends_an_answer(client: httpx.Client, path: str) -> None:
+    body = {**GOOD[path], "max_tokens": 2000, "ignore_eos": True, "deadline_s": 0.05}
+    reply = client.post(path, json=body)
+    assert reply.status_code == 504
+    assert "time" in message_of(path, reply)
+    streamed = client.post(path, json={**body, "stream": True})
+    assert streamed.status_code == 200
+    last = json.loads(streamed.text.strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "deadline"
+
+
+def test_the_client_raises_its_own_errors(server: str) -> None:
+    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as ai:
+        with pytest.raises(openai.NotFoundError) as missing:
+            ai.chat.completions.create(model="none", messages=[{"role": "user", "content": "Hi"}])
+        with pytest.raises(openai.BadRequestError) as wrong:
+            ai.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Hi"}], temperature=-1)
+        with pytest.raises(openai.APIError) as late:
+            list(
+                ai.completions.create(
+                    model="demo", prompt="Hi", max_tokens=2000, stream=True, extra_body={"deadline_s": 0.05}
+                )
+            )
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    assert (wrong.value.type, wrong.value.param) == ("invalid_request_error", "temperature")
+    assert late.value.code == "deadline"
+
+
+def test_schemas_without_end_are_refused(client: httpx.Client) -> None:
+    schema: dict[str, object] = {"type": "string"}
+    for _ in range(400):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "deep", "schema": schema}}
+    reply = client.post(CHAT, json={**GOOD[CHAT], "response_format": wanted})
+    assert reply.status_code in (200, 400), reply.text
+    if reply.status_code == 400:
+        assert reply.json()["error"]["param"].startswith("response_format")

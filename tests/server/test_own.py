@@ -1,0 +1,179 @@
+"""Our own routes: tokens, templates, health, admin, the OpenAPI document, errors outside the dialects."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from running_server import MakeServer, RunningServer, wait_until
+
+TEXT = "What does os.path.join do? <|im_end|> ünï"
+
+
+def test_tokens_and_back(client: httpx.Client) -> None:
+    tokens = client.post("/tokenize", json={"content": TEXT, "parse_special": False}).json()["tokens"]
+    assert len(tokens) > 5
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": TEXT}
+
+
+def test_long_texts_are_the_same(client: httpx.Client) -> None:
+    text = TEXT * 200
+    tokens = client.post("/tokenize", json={"content": text, "parse_special": False}).json()["tokens"]
+    assert len(tokens) > 4096 // 2
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": text}
+
+
+def test_pieces_make_the_text(client: httpx.Client) -> None:
+    body = {"content": "na\u00efve \U0001f600", "with_pieces": True}
+    pieces = client.post("/tokenize", json=body).json()["tokens"]
+    raw = b"".join(
+        bytes(piece["piece"]) if isinstance(piece["piece"], list) else piece["piece"].encode() for piece in pieces
+    )
+    assert raw.decode() == body["content"]
+    plain = client.post("/tokenize", json={"content": body["content"]}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == plain
+
+
+def test_special_spellings_count_only_when_asked_for(client: httpx.Client) -> None:
+    prompt = client.post("/apply-template", json={"messages": [{"role": "user", "content": "hi"}]}).json()["prompt"]
+    assert "hi" in prompt
+    assert len(prompt) > len("hi")
+    counts = [
+        len(client.post("/tokenize", json={"content": prompt, "parse_special": parse}).json()["tokens"])
+        for parse in (True, False)
+    ]
+    assert counts[0] < counts[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/tokenize", {}, "content"),
+        ("/tokenize", {"content": 3}, "content"),
+        ("/tokenize", {"content": "x", "contents": "y"}, "contents"),
+        ("/tokenize", {"content": "x", "model": "no-such-model"}, "model"),
+        ("/tokenize", {"content": "x", "model": "../../etc/passwd"}, "model"),
+        ("/tokenize", {"content": "x", "model": "/etc/passwd"}, "model"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("/detokenize", {"tokens": [1.5]}, "tokens[0]"),
+        ("/detokenize", {"tokens": "abc"}, "tokens"),
+        ("/apply-template", {"messages": "hello"}, "messages"),
+        ("/apply-template", {"messages": [{"role": "user"}]}, "messages"),
+    ],
+)
+def test_errors_name_the_field(path: str, body: object, field: str, client: httpx.Client) -> None:
+    response = client.post(path, json=body)
+    assert 400 <= response.status_code < 500
+    error = response.json()["error"]
+    assert error["field"].startswith(field)
+    assert error["request_id"] == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"content": "\xff\xfe"}',
+        b'{"content": "\\ud800"}',
+        b'{"content": 1' + b"0" * 10000 + b"}",
+        b'{"content": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b"\x00" * 10,
+    ],
+    ids=["empty", "cut", "list", "null", "not UTF-8", "half a character", "huge number", "deep", "zeros"],
+)
+def test_broken_bodies_are_refused(content: bytes, client: httpx.Client) -> None:
+    response = client.post("/tokenize", content=content)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_request"
+    assert response.json()["error"]["field"] in ("body", "content")
+
+
+def test_a_body_is_json_whatever_it_is_called(client: httpx.Client) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}  # what `curl -d` says
+    assert client.post("/tokenize", content=b'{"content": "hi"}', headers=headers).status_code == 200
+
+
+def test_unknown_paths_and_methods(client: httpx.Client) -> None:
+    assert client.get("/nothing").json()["error"]["code"] == "not_found"
+    response = client.put("/tokenize")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+
+
+def test_health(client: httpx.Client) -> None:
+    for path in ("/health", "/health/live", "/health/ready"):
+        response = client.get(path)
+        assert response.status_code == 200
+        assert response.json()["status"] == "ok"
+
+
+def test_a_model_that_cannot_be_loaded_is_told_by_health(make_server: MakeServer) -> None:
+    running = make_server(default_model="no-such-model", ready=False)
+    with running.client() as client:
+        wait_until(running.app.state.lifecycle.loaded.is_set)
+        response = client.get("/health/ready")
+        assert response.status_code == 503
+        assert client.get("/health/live").status_code == 200
+        assert client.post("/tokenize", json={"content": "x", "model": "demo"}).status_code == 200
+        assert client.post("/tokenize", json={"content": "x"}).status_code == 404
+        assert "no-such-model" in client.get("/health/ready").json()["reason"]
+
+
+def test_what_is_loaded(client: httpx.Client) -> None:
+    client.post("/tokenize", json={"content": "x"})
+    models = client.get("/v1/admin/models").json()["models"]
+    (model,) = [model for model in models if model["name"] == "demo:latest"]  # other tests may have loaded others
+    assert model["context_tokens"] == 2048
+    assert model["size_bytes"] > 10**7
+
+
+def test_what_the_caches_hold(client: httpx.Client) -> None:
+    client.post("/tokenize", json={"content": "x"})
+    caches = client.get("/v1/admin/cache").json()["caches"]
+    (cache,) = [cache for cache in caches if cache["model"] == "demo:latest"]
+    assert cache["engine"]["pages"] > 0
+    assert cache["engine"]["used_pages"] == 0
+
+
+def test_which_requests_are_in_flight(client: httpx.Client) -> None:
+    rows = client.get("/v1/admin/requests", headers={"x-request-id": "my-own-id"}).json()["requests"]
+    (own,) = [row for row in rows if row["id"] == "my-own-id"]
+    assert own["path"] == "/v1/admin/requests"
+    assert client.delete("/v1/admin/requests/unknown").status_code == 404
+
+
+def test_a_model_can_be_unloaded_and_comes_back(make_server: MakeServer) -> None:
+    with make_server().client() as client:
+        assert client.delete("/v1/admin/models/demo:latest").json() == {"status": "ok"}
+        assert client.get("/v1/admin/models").json() == {"models": []}
+        assert client.delete("/v1/admin/models/demo:latest").status_code == 404
+        assert client.post("/tokenize", json={"content": "x"}).status_code == 200
+        assert len(client.get("/v1/admin/models").json()["models"]) == 1
+
+
+def test_ids_of_requests(client: httpx.Client) -> None:
+    ids = {client.get("/health").headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3
+    assert client.get("/health", headers={"x-request-id": "a-b_1"}).headers["x-request-id"] == "a-b_1"
+    for bad in ("x" * 65, "a b", 'a"b', "é"):
+        assert client.get("/health", headers={"x-request-id": bad.encode()}).headers["x-request-id"] != bad
+
+
+def test_the_openapi_document_is_ours(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    assert {"/tokenize", "/metrics", "/health", "/v1/admin/cache"} <= set(document["paths"])
+    for item in document["paths"].values():
+        for operation in item.values():
+            assert "422" not in operation["responses"]
+            assert "default" in operation["responses"]
+    assert document["paths"]["/tokenize"]["post"]["security"]
+    assert "security" not in document["paths"]["/health"]["get"]
+
+
+def test_the_state_is_where_handlers_look(running: RunningServer) -> None:
+    state = running.app.state
+    assert state.settings == running.settings
+    assert {"pool", "registry", "metrics", "activity", "lifecycle"} <= set(state._state)

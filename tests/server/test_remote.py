@@ -1,0 +1,183 @@
+"""`mlxr run` and `mlxr chat` with --url: the same answers as without, from a server in another thread."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from gated_model import Gate
+from running_server import MakeServer, RunningServer
+
+from mlxr.cli.main import main
+from mlxr.cli.remote import RemoteModel
+from mlxr.core.errors import MlxrError
+from mlxr.core.events import Event, Finish, TextDelta
+from mlxr.core.types import FinishReason, SamplingParams
+
+QUESTION = "What does os.path.join do?"
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs a command line; exit code, stdout, stderr."""
+
+    def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        code = main(arguments)
+        output = capfd.readouterr()
+        return code, output.out, output.err
+
+    return run
+
+
+def test_run_says_what_it_says_without_a_server(server: str, command: Command) -> None:
+    local = command("run", QUESTION, "--max-tokens", "40")
+    assert local[0] == 0
+    assert len(local[1]) > 20
+    assert command("run", QUESTION, "--max-tokens", "40", "--url", server) == local
+    assert command("run", "demo", QUESTION, "--max-tokens", "40", "--url", f"{server}/v1/") == local
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--raw", "--max-tokens", "9"],
+        ["--temperature", "1", "--seed", "7", "--max-tokens", "20", "--top-k", "9", "--repetition-penalty", "1.2"],
+        ["--stop", "path", "--stop", "join"],
+        ["--system", "You are brief.", "--max-tokens", "12"],
+    ],
+)
+def test_flags_reach_the_server(flags: list[str], server: str, command: Command) -> None:
+    assert command("run", QUESTION, *flags, "--url", server) == command("run", QUESTION, *flags)
+
+
+def test_numbers_come_along(server: str, command: Command) -> None:
+    _, text, _ = command("run", QUESTION, "--max-tokens", "6", "--json", "--url", server)
+    answer = json.loads(text)
+    assert answer["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 6
+    assert answer["usage"]["prompt_tokens"] > 6
+    assert answer["text"]
+
+
+def test_a_conversation(server: str, command: Command) -> None:
+    lines = f"{QUESTION}\nAnd os.path.split?\n/reset\n{QUESTION}\n"
+    remote = command("chat", "--max-tokens", "20", "--url", server, stdin=lines)
+    assert remote == command("chat", "--max-tokens", "20", stdin=lines)
+    assert remote[0] == 0
+    assert len(remote[1].splitlines()) >= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "no-such-model", QUESTION], "no-such-model"),
+        (["run", QUESTION, "--threads", "1"], "leave out --threads"),
+        (["run", QUESTION, "--max-tokens", "0"], "max_tokens: must be at least 1"),
+        (["run", "one", "two", "three"], "put the prompt in quotes"),
+    ],
+)
+def test_refusals_are_one_line(arguments: list[str], message: str, server: str, command: Command) -> None:
+    code, out, errors = command(*arguments, "--url", server)
+    assert (code, out) == (2, "")
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "unix:/no/such/socket", "ftp://x", "http://[", "nonsense"])
+def test_a_server_that_is_not_there(url: str, command: Command) -> None:
+    code, _, errors = command("run", QUESTION, "--url", url)
+    assert code == 2
+    assert url in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_keys_and_unix_sockets(
+    make_server: MakeServer, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "socket"
+    make_server(unix_socket=path, api_keys=["right"])
+    asked = ("run", QUESTION, "--max-tokens", "5", "--url", f"unix:{path}")
+    code, _, errors = command(*asked)
+    assert code == 2
+    assert "API key" in errors
+    keys = tmp_path / "keys"
+    keys.write_text("right\n")
+    assert command(*asked, "--stats")[0] == 2
+    monkeypatch.setenv("MLXR_API_KEYS_FILE", str(keys))
+    assert command(*asked)[0] == 0
+    monkeypatch.setenv("MLXR_API_KEYS", "wrong")
+    assert command(*asked)[0] == 2
+
+
+def test_an_answer_that_is_no_longer_wanted(gate: Gate, gated: RunningServer) -> None:
+    gate.let(4)
+    events: list[Event] = []
+    with (
+        RemoteModel(gated.url, None, None) as model,
+        model.stream("import os\n", SamplingParams(max_tokens=400)) as stream,
+    ):
+        for event in stream:
+            events.append(event)
+            if len(events) == 1:
+                threading.Timer(0.05, stream.cancel).start()  # while the main thread reads, as a signal handler would
+    assert isinstance(events[0], TextDelta)
+    assert isinstance(events[-1], Finish)
+    assert events[-1].reason is FinishReason.CANCELLED
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def gated(gate: Gate, make_server: MakeServer) -> Iterator[RunningServer]:
+    yield make_server(open_session=gate.open_session)
+    gate.open()
+
+
+class _Broken(BaseHTTPRequestHandler):
+    """A server that stops in the middle of an answer, or answers with something else."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        if self.path == "/v1/completions":
+            self.send_error(502, "no JSON here")
+            return
+        self.send_response(200)
+        self.send_header("content-length", "1000")
+        self.end_headers()
+        self.wfile.write(b'data: {"choices": [{"delta": {"content": "half an"}}]}\n\n')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def broken() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Broken) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+        thread.join()
+
+
+def test_a_stream_that_breaks_is_an_error(broken: str) -> None:
+    with RemoteModel(broken, None, None) as model:
+        with model.stream_chat([{"role": "user", "content": "x"}], SamplingParams()) as stream:
+            first, last = list(stream)
+        assert first == TextDelta("half an")
+        assert isinstance(last, Finish)
+        assert last.reason is FinishReason.ERROR
+        assert last.error is not None
+        assert "broke" in last.error
+        with pytest.raises(MlxrError, match="HTTP status 502"):
+            model.stream("x", SamplingParams())

@@ -1,0 +1,246 @@
+"""Keys on every route there is, host names, origins, limits, sockets."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from running_server import MakeServer, RunningServer, start_server
+
+from mlxr.core.errors import SettingError
+from mlxr.core.settings import resolve
+from mlxr.server.app import DIALECTS
+from mlxr.server.errors import ServerError
+from mlxr.server.limits import MAX_CALLERS, RateLimit
+from mlxr.server.security import Head, Keys, check_host, check_origin
+
+KEY = "correct horse battery staple"
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with one key in its settings and two in a file."""
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "keys").write_text("# for the editor\nsecond\n\n  third  \n")
+    server = start_server(folder, api_keys=[KEY], api_keys_file=folder / "keys")
+    yield server
+    server.stop()
+
+
+def all_routes(routes: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Method and path of every route, those of included routers too."""
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        if inner is not None:
+            yield from all_routes(inner.routes)
+        else:
+            for method in route.methods:
+                yield method, re.sub(r"\{[^}]*\}", "x", route.path)
+
+
+def test_every_route_but_health_needs_a_key(locked: RunningServer) -> None:
+    routes = sorted(set(all_routes(locked.app.routes)))
+    assert len(routes) > 15
+    assert {path for dialect in DIALECTS for _, path in all_routes(dialect.router.routes)} <= {
+        path for _, path in routes
+    }
+    with locked.client() as client:
+        for method, path in [*routes, ("GET", "/no/such/path"), ("OPTIONS", "/v1/models"), ("TRACE", "/")]:
+            status = client.request(method, path).status_code
+            if path in ("/health", "/health/live", "/health/ready"):
+                assert status == 200, path
+            else:
+                assert status == 401, (method, path)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Authorization": f"Bearer {KEY}"}, 200),
+        ({"Authorization": f"bearer {KEY}"}, 200),
+        ({"x-api-key": "second"}, 200),
+        ({"x-api-key": "third"}, 200),
+        ({"Authorization": "Bearer second"}, 200),
+        ({}, 401),
+        ({"Authorization": KEY}, 401),
+        ({"Authorization": f"Basic {KEY}"}, 401),
+        ({"Authorization": f"Bearer {KEY[:-1]}"}, 401),
+        ({"x-api-key": "# for the editor"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": b"\xff\xfe"}, 401),
+    ],
+)
+def test_keys(headers: dict[str, str], status: int, locked: RunningServer) -> None:
+    with locked.client() as client:
+        response = client.get("/v1/admin/models", headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.json()["error"]["code"] == "unauthorized"
+        assert KEY not in response.text
+
+
+def test_a_key_is_named_by_its_digest_alone(locked: RunningServer) -> None:
+    with locked.client(KEY) as client:
+        (row,) = client.get("/v1/admin/requests").json()["requests"]
+    assert re.fullmatch("[0-9a-f]{8}", row["key"])
+    assert KEY not in repr(Keys.of([KEY]))
+
+
+@pytest.mark.parametrize("content", [None, "", "# nothing\n\n", b"\xff"])
+def test_a_file_without_keys_is_refused(content: str | bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(SettingError, match="api_keys_file"):
+        Keys.read(resolve({"api_keys_file": file}, {}))
+
+
+def head(**headers: str) -> Head:
+    return Head("GET", "/", {name.replace("_", "-"): value for name, value in headers.items()}, "127.0.0.1", False)
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", True),
+        ("localhost:11434", True),
+        ("LOCALHOST.:11434", True),
+        ("app.localhost", True),
+        ("127.0.0.1:1", True),
+        ("192.168.1.7", True),
+        ("[::1]:11434", True),
+        ("models.example", True),
+        ("Models.Example:80", True),
+        ("evil.example", False),
+        ("evil.example:11434", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("models.example.evil", False),
+        ("xlocalhost", False),
+        ("[::1].evil.example", True),  # no browser makes this of a name
+        ("", False),
+        ("999.1.1.1", False),
+    ],
+)
+def test_host_names(host: str, allowed: bool) -> None:
+    with nullcontext() if allowed else pytest.raises(ServerError) as caught:
+        check_host(head(host=host), {"models.example"})
+    assert caught is None or caught.value.status == 403
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "allowed"),
+    [
+        (None, "localhost:1", True),
+        ("http://localhost:1", "localhost:1", True),
+        ("http://localhost:3000", "localhost:1", True),
+        ("http://localhost:3001", "localhost:1", False),
+        ("https://evil.example", "localhost:1", False),
+        ("null", "localhost:1", False),
+        ("", "localhost:1", False),
+        ("http://", "", True),  # an empty host is refused before
+    ],
+)
+def test_origins(origin: str | None, host: str, allowed: bool) -> None:
+    headers = {"host": host} if origin is None else {"host": host, "origin": origin}
+    with nullcontext() if allowed else pytest.raises(ServerError) as caught:
+        check_origin(head(**headers), {"http://localhost:3000"})
+    assert caught is None or caught.value.status == 403
+
+
+def test_a_foreign_name_and_a_foreign_page_get_nothing(client: httpx.Client) -> None:
+    assert client.get("/health", headers={"host": "evil.example"}).status_code == 403
+    response = client.post("/tokenize", json={"content": "x"}, headers={"origin": "https://evil.example"})
+    assert response.status_code == 403
+    assert "access-control-allow-origin" not in response.headers
+    preflight = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    assert "access-control-allow-origin" not in client.options("/tokenize", headers=preflight).headers
+
+
+def test_pages_that_are_allowed(make_server: MakeServer) -> None:
+    origin = "http://localhost:3000"
+    with make_server(cors_origins=[origin], allowed_hosts="my.host", api_keys="k").client() as client:
+        preflight = {"origin": origin, "access-control-request-method": "POST"}
+        assert client.options("/tokenize", headers=preflight).headers["access-control-allow-origin"] == origin
+        refused = client.post("/tokenize", json={"content": "x"}, headers={"origin": origin})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == origin  # so that the page can read why
+        evil = client.post("/tokenize", json={"content": "x"}, headers={"origin": "http://evil", "x-api-key": "k"})
+        assert evil.status_code == 403
+        assert client.get("/metrics", headers={"host": "my.host", "x-api-key": "k"}).status_code == 200
+
+
+def test_large_bodies_are_refused_by_their_length_or_when_they_arrive(make_server: MakeServer) -> None:
+    with make_server(max_body_bytes=2048).client() as client:
+        body = b'{"content": "' + b"x" * 4000 + b'"}'
+        by_length = client.post("/tokenize", content=body)
+        chunked = client.post("/tokenize", content=iter([body[:1000], body[1000:]]))
+        for response in (by_length, chunked):
+            assert response.status_code == 413
+            assert response.json()["error"]["code"] == "too_large"
+            assert "2048" in response.text
+        assert client.post("/tokenize", content=iter([body[:100], b'"}'])).status_code == 200
+
+
+def test_requests_per_minute(make_server: MakeServer) -> None:
+    with make_server(requests_per_minute=3, api_keys=["a", "b"]).client() as client:
+        statuses = [client.get("/v1/admin/models", headers={"x-api-key": "a"}).status_code for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+        response = client.get("/v1/admin/models", headers={"x-api-key": "a"})
+        assert 1 <= int(response.headers["retry-after"]) <= 20
+        assert response.json()["error"]["code"] == "rate_limited"
+        assert client.get("/v1/admin/models", headers={"x-api-key": "b"}).status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+def test_the_bucket_fills_again_and_forgets_old_callers() -> None:
+    now_s = 0.0
+    limit = RateLimit(6, clock=lambda: now_s)
+    for _ in range(6):
+        limit.take("a")
+    for _ in range(3):
+        with pytest.raises(ServerError) as caught:
+            limit.take("a")
+        assert caught.value.retry_after_s == pytest.approx(10)
+    now_s = 10.0
+    limit.take("a")
+    with pytest.raises(ServerError):
+        limit.take("a")
+    for caller in range(MAX_CALLERS):
+        limit.take(str(caller))
+    limit.take("a")
+
+
+def test_a_unix_socket(make_server: MakeServer, tmp_path: Path) -> None:
+    path = tmp_path / "mlxr.sock"
+    running = make_server(unix_socket=path)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    with running.client() as client:
+        assert client.get("/health", headers={"host": "whatever"}).status_code == 200
+        (row,) = client.get("/v1/admin/requests").json()["requests"]
+        assert row["client"] == "local"
+    with pytest.raises(SettingError, match="listens on"):
+        make_server(unix_socket=path)
+    running.stop()
+    again = make_server(unix_socket=path)  # what the first one left behind is no obstacle
+    with again.client() as client:
+        assert client.get("/health").status_code == 200
+
+
+def test_an_address_that_is_taken(make_server: MakeServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingError, match="cannot be listened on"):
+        make_server(port=taken.getsockname()[1])
+
+
+def test_an_address_that_is_not_ours(make_server: MakeServer) -> None:
+    with pytest.raises(SettingError, match="cannot be listened on"):
+        make_server(host="host.invalid")

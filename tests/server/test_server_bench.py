@@ -1,0 +1,35 @@
+"""The benchmarks of the server run to their end, on little; what they find is right, however fast the machine is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, BENCH / script, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_load(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = run("server_load.py", "--clients", "8", "--seconds", "2", "--json", str(file))
+    missed = [line for line in done.stderr.splitlines() if "of the loop's beats" not in line]
+    assert missed == []
+    figures = json.loads(file.read_text())
+    assert figures["answers"] > 0
+    assert figures["left"] > 0
+    assert figures["used_pages"] == 0
+
+
+def test_compare_alone(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = run("server_compare.py", "--only", "overhead", "--rounds", "2", "--seconds", "0.3", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(file.read_text())["overhead"]
+    assert len(figures["rounds"]) == 2
+    assert figures["sides"]["mlxr"]["per_s"] > 0
+    assert "ratio" not in figures

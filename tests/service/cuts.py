@@ -1,0 +1,35 @@
+"""Texts in pieces, and pieces that belong together as one: whatever reads a stream must not care."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from mlxr.service.reasoning import Thought
+from mlxr.service.tools.format import CallPiece
+
+
+@st.composite
+def cut_text(draw: st.DrawFn, text: str) -> list[str]:
+    """`text` in pieces, empty ones included."""
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def merge(parts: list[Any]) -> list[Any]:
+    """Neighbours of one kind joined, and what says nothing left out."""
+    merged: list[Any] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if part == "" or part == Thought(""):
+            continue
+        if isinstance(part, str) and isinstance(last, str):
+            merged[-1] = last + part
+        elif isinstance(part, Thought) and isinstance(last, Thought):
+            merged[-1] = Thought(last.text + part.text)
+        elif isinstance(part, CallPiece) and isinstance(last, CallPiece) and part.call == last.call:
+            merged[-1] = CallPiece(last.call, last.arguments + part.arguments, last.name)
+        else:
+            merged.append(part)
+    return merged

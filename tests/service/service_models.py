@@ -1,0 +1,15 @@
+"""The demo model, loaded once for all tests of the room that need real tokens."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from mlxr.core.settings import Settings
+from mlxr.loading import LoadedModel
+from mlxr.service.opening import open_model
+
+
+@cache
+def open_demo() -> LoadedModel:
+    """Loaded, and never closed."""
+    return open_model("demo", Settings())

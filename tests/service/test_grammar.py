@@ -1,0 +1,269 @@
+"""Grammars over real vocabularies of every kind: masks allow exactly what can still become a match."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.core.types import Grammar
+from mlxr.loading import find_model
+from mlxr.service import grammar as grammar_module
+from mlxr.service.grammar import GrammarCompiler, GrammarConstraint, GrammarError, embed_schema
+from mlxr.tokenizers import Tokenizer, from_folder, from_gguf, to_gguf_metadata
+
+GOLDENS = Path(__file__).parent.parent / "tokenizers" / "goldens"
+KINDS = [f"{name} {source}" for name in ("spm", "spm-merges", "llama3", "qwen2") for source in ("folder", "gguf")]
+PADDING = 37  # rows of the output weights beyond the tokenizer
+TEXT = re.compile(r'(hello|na\u00efve \u2603)\n[0-9]{1,3} "[A-Za-z ]{0,9}"')
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    name, source = request.param.split()
+    return from_folder(GOLDENS / name) if source == "folder" else from_gguf(to_gguf_metadata(GOLDENS / name))
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, tokenizer.eos_ids, tokenizer.vocab_size + PADDING)
+
+
+def allowed_by(constraint: GrammarConstraint, tokenizer: Tokenizer) -> list[int]:
+    mask = np.zeros(-(-(tokenizer.vocab_size + PADDING) // 32), np.uint32)
+    constraint.fill_mask(mask)
+    bits: NDArray[np.uint8] = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    assert not bits[tokenizer.vocab_size :].any()
+    return [int(token_id) for token_id in np.flatnonzero(bits)]
+
+
+def walk(constraint: GrammarConstraint, tokenizer: Tokenizer, seed: int, tokens: int = 300) -> bytes:
+    """A random answer, drawn from each mask; its bytes. Ends with an end token, or after so many tokens."""
+    generator, text = np.random.default_rng(seed), b""
+    for _ in range(tokens):
+        token_id = int(generator.choice(allowed_by(constraint, tokenizer)))
+        if token_id in tokenizer.eos_ids:
+            return text
+        assert not tokenizer.is_special(token_id)
+        constraint.accept(token_id)
+        text += tokenizer.token_bytes(token_id)
+    return text
+
+
+def test_every_walk_is_a_match(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    constraint = compiler.compile(Grammar("regex", TEXT.pattern))
+    texts = [walk(constraint.fork(), tokenizer, seed).decode() for seed in range(30)]
+    assert all(TEXT.fullmatch(text) for text in texts)
+    assert len(set(texts)) > 15
+
+
+def test_a_text_can_be_written_as_the_tokenizer_writes_it(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    text = 'hello\n42 "two words"'
+    token_ids = tokenizer.encode("\n" + text, add_special=False)
+    while b"".join(map(tokenizer.token_bytes, token_ids)) != text.encode():
+        token_ids = token_ids[1:]
+    constraint = compiler.compile(Grammar("regex", r"(?s:.*)"))
+    for token_id in token_ids:
+        assert token_id in allowed_by(constraint, tokenizer)
+        constraint.accept(token_id)
+    assert tokenizer.eos_ids <= set(allowed_by(constraint, tokenizer))
+
+
+def test_what_is_forced_is_written_as_the_tokenizer_writes_it(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    constraint, token_ids = compiler.compile(Grammar("lark", 'start: "hello everybody there" /[0-9]/')), []
+    while len(allowed := allowed_by(constraint, tokenizer)) == 1:
+        constraint.accept(allowed[0])
+        token_ids += allowed
+    written = tokenizer.encode("\nhello everybody there", add_special=False)
+    assert len(token_ids) >= 2
+    assert any(written[start : start + len(token_ids)] == token_ids for start in range(len(written)))
+
+
+def test_end_tokens_come_only_where_the_grammar_is_satisfied(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    constraint = compiler.compile(Grammar("regex", "a{2}b?"))
+    for spelling in ("a", "a"):
+        allowed = set(allowed_by(constraint, tokenizer))
+        assert not allowed & tokenizer.eos_ids
+        constraint.accept(next(token for token in allowed if tokenizer.token_bytes(token) == spelling.encode()))
+    assert tokenizer.eos_ids < set(allowed_by(constraint, tokenizer))
+    constraint.accept(
+        next(token for token in allowed_by(constraint, tokenizer) if tokenizer.token_bytes(token) == b"b")
+    )
+    assert set(allowed_by(constraint, tokenizer)) == tokenizer.eos_ids
+    with pytest.raises(GrammarError, match="parser stopped"):
+        constraint.accept(next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"c"))
+
+
+def test_tokens_can_be_named(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    named = next(token for token in range(tokenizer.vocab_size) if tokenizer.is_special(token))
+    plain = next(token for token in range(500, tokenizer.vocab_size) if len(tokenizer.token_bytes(token)) > 2)
+    name = tokenizer.token_text(named)
+    constraint = compiler.compile(f'start: {name} <[{plain}]> "a" <[{named}]>')
+    for token_id in (named, plain):
+        assert allowed_by(constraint, tokenizer) == [token_id]
+        constraint.accept(token_id)
+    letter = next(token for token in allowed_by(constraint, tokenizer) if tokenizer.token_bytes(token) == b"a")
+    constraint.accept(letter)
+    assert allowed_by(constraint, tokenizer) == [named]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Tokenizer:
+    from mlxr.formats import open_gguf
+
+    with open_gguf(find_model("demo")) as file:
+        return from_gguf(file.metadata)
+
+
+@pytest.fixture
+def demo_compiler(demo: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING)
+
+
+def test_json_has_little_white_space(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    for grammar in (Grammar("json_schema", json.dumps(schema)), "start: call\ncall: " + embed_schema(schema)):
+        constraint = demo_compiler.compile(grammar)
+        texts = [walk(constraint.fork(), demo, seed, tokens=400).decode() for seed in range(12)]
+        assert all(re.match(r'^\{( |\n[ \t]{0,40})?"a"', text) for text in texts)
+        assert any("\n" in text for text in texts)
+
+
+def test_any_json_object(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:
+    constraint = demo_compiler.compile(Grammar("json_object"))
+    texts = [walk(constraint.fork(), demo, seed, tokens=60).decode("utf-8", "replace") for seed in range(20)]
+    assert all(text.startswith("{") for text in texts)
+    assert any(isinstance(json.loads(text), dict) for text in texts if text.endswith("}"))
+
+
+def test_forks_go_their_own_ways(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:
+    first = demo_compiler.compile(Grammar("regex", "(ab|cd)!"))
+    second = first.fork()
+    letters = {demo.token_bytes(token): token for token in range(demo.vocab_size)}
+    first.accept(letters[b"a"])
+    second.accept(letters[b"c"])
+    third = second.fork()
+    assert letters[b"b"] in allowed_by(first, demo)
+    for constraint in (second, third):
+        assert letters[b"d"] in allowed_by(constraint, demo)
+        constraint.accept(letters[b"d"])
+    assert allowed_by(demo_compiler.compile(Grammar("regex", "(ab|cd)!")), demo)  # the one kept for reuse is as new
+
+
+def test_end_tokens_that_look_like_text_are_no_text(demo: Tokenizer) -> None:
+    newline = next(token for token in range(demo.vocab_size) if demo.token_bytes(token) == b"\n")
+    compiler = GrammarCompiler(demo, [newline], demo.vocab_size + PADDING)
+    allowed = allowed_by(compiler.compile(Grammar("lark", r'start: "a" /(.|\n)*/ "b"')), demo)
+    constraint = compiler.compile(Grammar("lark", r'start: "a" /(.|\n)*/ "b"'))
+    assert newline not in allowed
+    constraint.accept(next(token for token in allowed if demo.token_bytes(token) == b"a"))
+    assert newline not in allowed_by(constraint, demo)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (Grammar("regex", "(ab"), "invalid regex.*unclosed group"),
+        (Grammar("regex", "(?=a)b"), "look-around"),
+        (Grammar("lark", "x"), "Expected token ':'"),
+        (Grammar("lark", "start: <|nobody|>"), r"unknown special token: \"<\|nobody\|>\""),
+        ("start: other", 'unknown name: "other"'),
+        (Grammar("json_schema", "{"), "the schema is not JSON"),
+        (Grammar("json_schema", "[" * 100_000), "the schema is not JSON: .*recursion"),
+        (Grammar("json_schema", "false"), "the schema must be an object, got false"),
+        (Grammar("json_schema", '{"type": "colour"}'), "Invalid type: colour"),
+        (Grammar("json_schema", '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+        (Grammar("json_schema", '{"$ref": "http://localhost/x"}'), "http://localhost/x"),
+        (Grammar("json_schema", '{"items":' * 300 + "{}" + "}" * 300), "recursion limit"),
+        (Grammar("json_schema", '{"type": "string", "format": "iri"}'), "Unknown format: iri"),
+    ],
+    ids=str,
+)
+def test_grammars_that_cannot_be_enforced_are_refused(
+    demo_compiler: GrammarCompiler, grammar: Grammar | str, reason: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"(?s)^response_format: .*{reason}") as caught:
+        demo_compiler.compile(grammar, field="response_format")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 340
+
+
+def test_a_model_without_an_end_is_refused(demo: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="grammar: the model has no end token"):
+        GrammarCompiler(demo, [], demo.vocab_size).compile(Grammar("json_object"))
+
+
+def test_a_full_lexer_is_renewed(
+    demo: Tokenizer, demo_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies share a lexer; when the texts of others have filled it, an answer goes on with one of its own."""
+    schema = {"type": "array", "items": {"type": "string", "pattern": "^([a-z]{1,300}[0-9]){1,100}$"}, "minItems": 9}
+    grammar = Grammar("json_schema", json.dumps(schema))
+    roomy = [walk(demo_compiler.compile(grammar), demo, seed, tokens=50) for seed in range(4)]
+    monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 300)
+    opened = 0
+    open_matcher = grammar_module._Compiled.open_matcher
+
+    def count(self: grammar_module._Compiled) -> object:
+        nonlocal opened
+        opened += 1
+        return open_matcher(self)
+
+    monkeypatch.setattr(grammar_module._Compiled, "open_matcher", count)
+    tight_compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING)
+    constraints = [tight_compiler.compile(grammar) for _ in range(4)]
+    assert [walk(constraint, demo, seed, tokens=50) for seed, constraint in enumerate(constraints)] == roomy
+    assert opened > 2
+
+
+def test_a_grammar_that_outgrows_its_bounds_is_an_error(demo: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 12)
+    compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING)
+    constraint = compiler.compile(Grammar("regex", "([a-z]{1,300}[0-9]){1,100}"))
+    with pytest.raises(GrammarError, match="too many states"):
+        walk(constraint, demo, 1)
+
+
+def test_after_many_tokens_a_grammar_is_compiled_anew(
+    demo: Tokenizer, demo_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_module, "MAX_SHARED_TOKENS", 10)
+    grammar = Grammar("regex", "[ab]{100}")
+    first, second = demo_compiler.compile(grammar), demo_compiler.compile(grammar)
+    assert second._compiled is first._compiled
+    walk(second, demo, 1)
+    assert demo_compiler.compile(grammar)._compiled is not first._compiled
+
+
+def test_old_grammars_are_forgotten(demo_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "MAX_COMPILED", 3)
+    for number in range(5):
+        demo_compiler.compile(Grammar("regex", f"a{{{number + 1}}}"))
+    assert len(demo_compiler._compiled) == 3
+
+
+def test_threads_share_a_compiler(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:
+    texts: dict[int, bytes] = {}
+
+    def answer(number: int) -> None:
+        constraint = demo_compiler.compile(Grammar("regex", "[a-z]{5,9} [0-9]{3}"))
+        texts[number] = walk(constraint, demo, number)
+
+    threads = [threading.Thread(target=answer, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = demo_compiler.compile(Grammar("regex", "[a-z]{5,9} [0-9]{3}"))
+    assert texts == {number: walk(alone.fork(), demo, number) for number in range(8)}

@@ -1,0 +1,281 @@
+"""Calls of tools in a stream of text: every format, whatever the cut; what is no call stays text; the grammars."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from cuts import cut_text, merge
+from hypothesis import given
+from hypothesis import strategies as st
+from service_models import open_demo
+
+from mlxr.service.grammar import GrammarCompiler
+from mlxr.service.requests import Tool
+from mlxr.service.tools import ToolFormat, find_format
+from mlxr.service.tools.format import CallPiece
+from mlxr.service.tools.generic import GenericFormat
+from mlxr.service.tools.hermes import HermesFormat
+from mlxr.service.tools.llama3 import Llama3Format
+from mlxr.service.tools.mistral import MistralFormat
+
+WEATHER = Tool("weather", "The weather", {"properties": {"city": {"type": "string"}}, "required": ["city"]})
+NOW = Tool("now")
+TOOLS = (WEATHER, NOW)
+FORMATS: dict[str, ToolFormat] = {
+    "hermes": HermesFormat(),
+    "llama3": Llama3Format(),
+    "generic": GenericFormat(),
+    "mistral": MistralFormat(has_args_marker=False),
+    "mistral-args": MistralFormat(has_args_marker=True),
+}
+CITY = '{"city": "Köln \\"}{ [x]"}'
+CALL = f'{{"name": "weather", "arguments": {CITY}}}'
+NOW_CALL = '{"name": "now", "arguments": {}}'
+FIRST = CallPiece(0, json.dumps(json.loads(CITY), ensure_ascii=False), "weather")
+SECOND = CallPiece(1, "{}", "now")
+
+
+def read(
+    format_name: str, pieces: list[str], *, is_enforced: bool = False, max_calls: int | None = None
+) -> list[object]:
+    parser = FORMATS[format_name].open_parser(TOOLS, is_enforced=is_enforced)
+    parser.max_calls = max_calls
+    found = [part for piece in pieces for part in parser.push(piece)]
+    return merge(found + parser.flush())
+
+
+# Text, and what there is in it.
+CASES: list[tuple[str, str, list[object]]] = [
+    ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", [FIRST]),
+    (
+        "hermes",
+        f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>\n{NOW_CALL}\n</tool_call>\n",
+        ["Let me see.", FIRST, SECOND],
+    ),
+    ("hermes", f"<tool_call>{CALL}</tool_call> and so", [FIRST, " and so"]),
+    ("hermes", f"<tool_call>{CALL}<tool_call>{NOW_CALL}", [FIRST, SECOND]),  # end markers forgotten
+    ("hermes", '<tool_call>{"arguments": "{}", "name": "now"}</tool_call>', [CallPiece(0, "{}", "now")]),
+    ("llama3", '{"name": "weather", "parameters": {"city": "x"}}', [CallPiece(0, '{"city": "x"}', "weather")]),
+    ("llama3", f"<|python_tag|>{CALL}; {NOW_CALL}", [FIRST, SECOND]),
+    ("generic", f"{CALL}\n{NOW_CALL}\n", [FIRST, SECOND]),
+    ("generic", f"```json\n{CALL}\n```", [FIRST]),
+    ("mistral", f"[TOOL_CALLS][{CALL}, {NOW_CALL}]", [FIRST, SECOND]),
+    ("mistral", f"Well: [TOOL_CALLS] [{CALL}]", ["Well:", FIRST]),
+    ("mistral", f"[TOOL_CALLS]{CALL}", [FIRST]),
+    ("mistral-args", f"[TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{{}}", [FIRST, SECOND]),
+    ("mistral-args", f"Well: [TOOL_CALLS]weather{CITY}", ["Well:", FIRST]),
+]
+# What only looks like a call comes back as it was.
+TEXTS: list[tuple[str, str]] = [
+    ("hermes", "<tool_call>no json</tool_call>"),
+    ("hermes", '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call> then'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {'),
+    ("hermes", "a <tool_cal"),
+    ("hermes", "<tool_call> "),
+    ("hermes", '{"name": "now", "arguments": {}}'),
+    ("llama3", "The answer is {}"),
+    ("llama3", '{"name": "nobody", "parameters": {}}'),
+    ("llama3", '{"answer": 42} and more'),
+    ("llama3", '<|python_tag|>print("x")'),
+    ("llama3", '  {"name": "now", "parameters": {}'),
+    ("generic", "```json\n[1, 2]\n```"),
+    ("generic", "``"),
+    ("generic", "\n plain words"),
+    ("generic", '{"name": "now" "arguments": {}}'),
+    ("mistral", "[TOOL_CALLS] nothing"),
+    ("mistral", "[TOOL_CALLS][]"),
+    ("mistral", '[TOOL_CALLS][{"name": 1}]'),
+    ("mistral", '[TOOL_CALLS][{"name": "now", '),
+    ("mistral-args", "[TOOL_CALLS]nobody[ARGS]{}"),
+    ("mistral-args", "[TOOL_CALLS]now[ARGS]{]"),
+    ("mistral-args", "[TOOL_CALLS]now[ARGS]"),
+    ("mistral", "[TOOL_"),
+]
+
+
+@pytest.mark.parametrize(("format_name", "text", "expected"), CASES)
+def test_calls_are_found(format_name: str, text: str, expected: list[object]) -> None:
+    assert read(format_name, [text]) == expected
+    assert read(format_name, list(text)) == expected
+
+
+@pytest.mark.parametrize(("format_name", "text"), TEXTS)
+def test_what_is_no_call_stays_text(format_name: str, text: str) -> None:
+    assert read(format_name, [text]) == [text]
+    assert read(format_name, list(text)) == [text]
+
+
+def test_a_broken_call_after_a_good_one_is_text() -> None:
+    assert read("hermes", [f"<tool_call>{CALL}</tool_call><tool_call>x</tool_call>"]) == [
+        FIRST,
+        "<tool_call>x</tool_call>",
+    ]
+    assert read("generic", [f"{CALL} done"])[0] == FIRST
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        [
+            *(
+                "<tool_call>",
+                "</tool_call>",
+                "[TOOL_CALLS]",
+                "[ARGS]",
+                "[CALL_ID]x",
+                "<|python_tag|>",
+                "```json",
+                "```",
+            ),
+            *(CALL, NOW_CALL, "{}", '{"a": {}}', CITY, "now", "weather", "{", "}", "[", "]", '"', "\\", ",", ";", " "),
+            *("\n", "text", "<tool_", "call>", "[TOOL", "_CALLS]", '{"name": "now"', ', "arguments": '),
+        ]
+    ),
+    max_size=10,
+)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@given(data=st.data())
+def test_the_cut_of_the_text_does_not_matter(format_name: str, data: st.DataObject) -> None:
+    text = "".join(data.draw(PIECES))
+    limit = data.draw(st.sampled_from([None, 1]))
+    pieces = data.draw(cut_text(text))
+    assert read(format_name, pieces, max_calls=limit) == read(format_name, [text], max_calls=limit)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@given(data=st.data())
+def test_nothing_but_markers_and_space_is_lost(format_name: str, data: st.DataObject) -> None:
+    words = data.draw(st.lists(st.sampled_from(["a", " b", "{", "}", "<", "[", "\n", "`"]), max_size=10))
+    text = "".join(words)  # there is no call in this
+    assert "".join(str(part) for part in read(format_name, data.draw(cut_text(text)))) == text
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text", "expected"), [case for case in CASES if 'arguments": "' not in case[1]]
+)
+@given(data=st.data())
+def test_enforced_calls_stream(format_name: str, text: str, expected: list[object], data: st.DataObject) -> None:
+    text = text.replace('"arguments": "{}", "name": "now"', '"name": "now", "arguments": {}')
+    assert read(format_name, data.draw(cut_text(text)), is_enforced=True) == expected
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_enforced_arguments_come_as_they_grow(format_name: str) -> None:
+    lead = {"hermes": "<tool_call>\n", "mistral": "[TOOL_CALLS][", "mistral-args": "[TOOL_CALLS]"}.get(format_name, "")
+    head = "now[ARGS]" if format_name == "mistral-args" else '{"name": "now", "arguments": '
+    parser = FORMATS[format_name].open_parser(TOOLS, is_enforced=True)
+    first = parser.push(lead + head + '{"a"')
+    assert merge(list(first)) == [CallPiece(0, '{"a"', "now")]
+    assert parser.push(": 1") == [CallPiece(0, ": 1")]
+    assert parser.calls == 0
+    assert parser.flush() == []  # cut short: there is nothing to take back
+
+
+def test_only_the_first_call_counts_where_one_is_allowed() -> None:
+    text = f"<tool_call>{CALL}</tool_call> more <tool_call>{NOW_CALL}</tool_call>"
+    for pieces in ([text], list(text)):
+        assert read("hermes", pieces, max_calls=1) == [FIRST]
+
+
+@pytest.mark.parametrize(
+    ("source", "takes_tools", "kind"),
+    [
+        ("<tool_call> tools", True, HermesFormat),
+        ("<tool_call><function=x> tools", True, GenericFormat),
+        ("[TOOL_CALLS]", True, MistralFormat),
+        ("<|start_header_id|> tools", True, Llama3Format),
+        ("<tool_call>", False, GenericFormat),
+        ("anything", True, GenericFormat),
+    ],
+)
+def test_the_format_is_that_of_the_template(source: str, takes_tools: bool, kind: type) -> None:
+    assert isinstance(find_format(source, takes_tools=takes_tools), kind)
+
+
+def accepts(compiler: GrammarCompiler, lark: str, text: str) -> bool:
+    """Whether the grammar lets all of `text` through."""
+    tokenizer = open_demo().tokenizer
+    state = compiler.compile(lark).fork()
+    for token_id in tokenizer.encode(text, add_special=False):
+        mask = np.zeros(tokenizer.vocab_size // 32, np.uint32)
+        state.fill_mask(mask)
+        if not mask[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1):
+            return False
+        state.accept(token_id)
+    return True
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    demo = open_demo()
+    return GrammarCompiler(demo.tokenizer, demo.tokenizer.eos_ids, demo.config.vocab_size)
+
+
+GOOD = '{"city": "Oslo"}'
+EXAMPLES = {
+    "hermes": ('<tool_call>\n{{"name": "weather", "arguments": {0}}}\n</tool_call>', "\n"),
+    "llama3": ('{{"name": "weather", "parameters": {0}}}', "; "),
+    "generic": ('{{"name": "weather", "arguments": {0}}}', "\n"),
+    "mistral-args": ("[TOOL_CALLS]weather[ARGS]{0}", ""),
+}
+
+
+@pytest.mark.parametrize("format_name", EXAMPLES)
+def test_the_grammar_allows_calls_and_nothing_else(compiler: GrammarCompiler, format_name: str) -> None:
+    call, separator = EXAMPLES[format_name]
+    good, bad = call.format(GOOD), call.format('{"town": 1}')
+    many = FORMATS[format_name].write_grammar(TOOLS, must_call=True, is_parallel=True, specials={})
+    one = FORMATS[format_name].write_grammar(TOOLS, must_call=True, is_parallel=False, specials={})
+    assert many is not None
+    assert one is not None
+    assert accepts(compiler, one, good)
+    assert accepts(compiler, many, good + separator + good)
+    for lark, text in ((one, bad), (one, "Well"), (one, good + separator + good), (many, bad), (many, "Well")):
+        assert not accepts(compiler, lark, text)
+    assert merge(
+        [*(parser := FORMATS[format_name].open_parser(TOOLS, is_enforced=True)).push(good), *parser.flush()]
+    ) == [CallPiece(0, GOOD, "weather")]
+
+
+@pytest.mark.parametrize("format_name", ["hermes", "mistral", "mistral-args"])
+def test_with_a_marker_calls_are_kept_well_formed_without_being_required(
+    compiler: GrammarCompiler, format_name: str
+) -> None:
+    lark = FORMATS[format_name].write_grammar(TOOLS, must_call=False, is_parallel=True, specials={})
+    assert lark is not None
+    marker, call = {
+        "hermes": ("<tool_call>", f'\n{{"name": "weather", "arguments": {GOOD}}}\n</tool_call>'),
+        "mistral": ("[TOOL_CALLS]", f'[{{"name": "weather", "arguments": {GOOD}}}]'),
+        "mistral-args": ("[TOOL_CALLS]", f"weather[ARGS]{GOOD}"),
+    }[format_name]
+    assert accepts(compiler, lark, "Plain words, <b> and [x].\n")
+    assert accepts(compiler, lark, f"Let me see. {marker}{call}")
+    assert not accepts(compiler, lark, f"Let me see. {marker}Well")
+    assert not accepts(compiler, lark, f"{marker}{call.replace('city', 'town')}")
+
+
+@pytest.mark.parametrize("format_name", ["llama3", "generic"])
+def test_without_a_marker_nothing_is_enforced_unless_required(format_name: str) -> None:
+    assert FORMATS[format_name].write_grammar(TOOLS, must_call=False, is_parallel=True, specials={}) is None
+
+
+def test_markers_that_are_control_tokens_are_named_by_id(compiler: GrammarCompiler) -> None:
+    demo = open_demo()
+    marker = demo.tokenizer.token_id("<|im_start|>")
+    lark = MistralFormat(has_args_marker=True).write_grammar(
+        TOOLS, must_call=False, is_parallel=True, specials={"[TOOL_CALLS]": f"<[{marker}]>"}
+    )
+    assert lark is not None
+    constraint = compiler.compile(lark).fork()
+    for token_id in [*demo.tokenizer.encode("Well ", add_special=False), marker]:
+        constraint.accept(token_id)  # type: ignore[arg-type]
+    mask = np.zeros(demo.tokenizer.vocab_size // 32, np.uint32)
+    constraint.fill_mask(mask)
+    allowed = {index for index in range(demo.tokenizer.vocab_size) if mask[index // 32] >> np.uint32(index % 32) & 1}
+    spelt = {demo.tokenizer.token_text(index) for index in allowed}
+    assert {"w", "we", "n", "now"} & spelt
+    assert all("weather".startswith(text) or "now".startswith(text) for text in spelt)
