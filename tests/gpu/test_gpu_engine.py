@@ -24,7 +24,7 @@ CHUNK_TOKENS = 4
 
 
 def serve(ctx: Context) -> tuple[list[int], list[Floats]]:
-    """A greedy answer of three tokens beside two texts of several chunks, then a text alone; the vectors of all texts."""
+    """A greedy answer of three tokens beside two texts of several chunks, then a text alone; all their vectors."""
     config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
     text = tokens.reshape(-1).tolist()[:6]
     model = build_hf(ctx, config, seed, "f32")
