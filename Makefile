@@ -69,4 +69,6 @@ $(VENV)/.installed $(PEERS)/.installed: %/.installed: %/bin/python $(SOURCES)
 $(VENV)/.dev: $(VENV)/.installed
 	@echo "installing the test tools ..."
 	@$(BIN)/python -c '$(EXTRA)' dev >$(VENV)/extra.txt && $(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt
+	@$(BIN)/python -c 'import mlx.core' 2>/dev/null || { $(BIN)/python -c '$(EXTRA)' mlx-cpu >$(VENV)/extra.txt && \
+		$(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt; } || echo "without mlx the tests of the GPU kernels are skipped" >&2
 	@touch $@
