@@ -15,7 +15,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lint format bench test-peers clean
+.PHONY: help run test lint format bench test-gpu test-peers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -40,6 +40,9 @@ format: $(VENV)/.dev ## let ruff and clang-format rewrite the sources
 bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed it, and the machine (BENCH=... for other cases)
 	@test -x $(PEERS)/bin/python || echo "llama.cpp is not installed, so mlxr is measured alone; make test-peers installs it" >&2
 	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
+
+test-gpu: $(VENV)/.dev ## the GPU kernels on this machine's GPU (needs mlx with Metal or CUDA), and emulated
+	@$(BIN)/python -m pytest tests/gpu
 
 test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while)
 	@$(PEERS)/bin/python -m pytest tests/peers
@@ -66,4 +69,6 @@ $(VENV)/.installed $(PEERS)/.installed: %/.installed: %/bin/python $(SOURCES)
 $(VENV)/.dev: $(VENV)/.installed
 	@echo "installing the test tools ..."
 	@$(BIN)/python -c '$(EXTRA)' dev >$(VENV)/extra.txt && $(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt
+	@$(BIN)/python -c 'import mlx.core' 2>/dev/null || { $(BIN)/python -c '$(EXTRA)' mlx-cpu >$(VENV)/extra.txt && \
+		$(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt; } || echo "without mlx the tests of the GPU kernels are skipped" >&2
 	@touch $@

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib
 import importlib.util
 import pkgutil
 import time
@@ -24,7 +25,8 @@ import mlxr.kernels
 from mlxr.core.errors import NotFound
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, hash_tensors, open_gguf, open_safetensors
 from mlxr.formats.recipes import RECIPES
-from mlxr.kernels.context import Context, Device
+from mlxr.kernels.context import Context, choose_device
+from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig
 from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors, gguf_row_order, rename_hf_tensors
@@ -40,6 +42,7 @@ from mlxr.tokenizers import (
 )
 
 ASSETS = Path(__file__).parent / "assets"
+KERNEL_TARGETS = TARGETS  # what the GPU kernels can be printed for
 MAX_SHOWN_CHARACTERS = 200
 NAMED_MODELS: Mapping[str, str] = {"demo": "demo.gguf", "demo-draft": "demo-draft.gguf"}
 FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # what is read of a folder beside its weights
@@ -100,14 +103,14 @@ def load(
     isa: str | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Open a model and make it ready on `device` ("auto" is "cpu").
+    """Open a model and make it ready on `device` ("auto": see `choose_device`).
 
     `progress(done, total)` is called while weights are prepared. Raises NotFound, FormatError, ModelError,
     TokenizerError, TemplateError or DeviceError.
     """
     start_s = time.perf_counter()
     path = find_model(path_or_name)
-    ctx = Context(cast(Device, "cpu" if device == "auto" else device), threads, isa)
+    ctx = Context(choose_device(device), threads, isa)
     parts = _open_folder(path) if path.is_dir() else _open_gguf(path)
     try:
         model = Decoder(ctx, parts.config, parts.tensors, progress)
@@ -148,13 +151,28 @@ def find_model(path_or_name: str | Path) -> Path:
     return path
 
 
-def list_native_operators() -> frozenset[str]:
-    """Names of the operators that have a native CPU implementation, as the ledger spells them."""
+def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
+    """Names of the operators that have an implementation "cpu" or "gpu", as the ledger spells them."""
     return frozenset(
         module.name
         for module in pkgutil.iter_modules(mlxr.kernels.__path__)
-        if module.ispkg and importlib.util.find_spec(f"mlxr.kernels.{module.name}.cpu") is not None
+        if module.ispkg and importlib.util.find_spec(f"mlxr.kernels.{module.name}.{implementation}") is not None
     )
+
+
+def list_kernel_sources(target: str) -> dict[str, str]:
+    """The text of every GPU kernel for one of KERNEL_TARGETS, by name: prelude, headers and body."""
+    packages = ["gpu.pool", *(f"{operator}.gpu" for operator in sorted(list_native_operators("gpu")))]
+    kernels = [
+        kernel
+        for package in packages
+        for kernel in getattr(importlib.import_module(f"mlxr.kernels.{package}"), "KERNELS", ())
+    ]
+    return {
+        kernel.name: f"{read_header(kernel, cast(Target, target))}\n// arrays: {', '.join(kernel.inputs)} -> "
+        f"{', '.join(kernel.outputs)}\n{{\n{read_body(kernel, cast(Target, target))}}}\n"
+        for kernel in kernels
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +272,9 @@ def _fingerprint(ctx: Context, parts: _Parts) -> bytes:
     """See LoadedModel. Weights are read after they were prepared, while the file is still in the system's memory."""
     digest = hashlib.blake2b(repr(parts.config).encode(), digest_size=32)
     digest.update(hash_tensors(parts.tensors, parts.file.paths))
-    if ctx.module is None:
+    if ctx.gpu is not None:
+        digest.update(ctx.gpu.describe().encode())
+    elif ctx.module is None:
         digest.update(f"{ctx.device}: numpy {np.__version__}".encode())
     else:
         digest.update(Path(ctx.module.__file__).read_bytes())

@@ -122,7 +122,7 @@ def test_sampling_flags_are_fields() -> None:
         (["run", "--temperature", "-1", "hi"], "temperature: must be at least 0"),
         (["run", "--temperature", "hot", "hi"], "--temperature"),
         (["run", "--max-tokens", "0", "hi"], "max_tokens: must be at least 1"),
-        (["run", "--device", "gpu", "hi"], "device: must be one of auto, cpu, reference"),
+        (["run", "--device", "gpu", "hi"], "device: must be one of auto, cpu, metal, cuda, reference, mlx-cpu"),
         (["run", "--threads", "0", "hi"], "threads: must be from 1"),
         (["run", "--arena-bytes", "lots", "hi"], "arena_bytes: must be a size"),
         (["run", "--isa", "neon", "hi"], "isa: must be one of"),
@@ -143,7 +143,7 @@ def test_what_cannot_be_done_is_one_line(arguments: list[str], expected: str, re
 def test_environment_settings_are_read_and_named() -> None:
     code, out, err = execute("run", "hi", environment={"MLXR_DEVICE": "gpu"})
     assert (code, out) == (2, "")
-    assert err == "mlxr: device: must be one of auto, cpu, reference; got gpu\n"
+    assert err == "mlxr: device: must be one of auto, cpu, metal, cuda, reference, mlx-cpu, emulated; got gpu\n"
 
 
 def test_no_traceback_from_the_real_process(tmp_path: Path, gguf: Path) -> None:

@@ -54,7 +54,7 @@ def test_missing_native_module_says_how_to_build(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gpu",), "device 'gpu' is not known; known are cpu, reference"),
+        (("gpu",), "device 'gpu' is not known; known are cpu, reference, metal, cuda, mlx-cpu, emulated"),
         (("cpu", 0), f"threads must be from 1 to {MAX_THREADS}, got 0"),
         (("cpu", MAX_THREADS + 1), "threads must be"),
         (("cpu", 1, "sse2"), "instruction set 'sse2' is not known"),

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from mlxr.cache.page_table import PageCopy
 from mlxr.core.errors import SettingError
 from mlxr.kernels.attend import KV_TYPES, KVType, allocate_pools
 from mlxr.kernels.context import Context
+from mlxr.kernels.pools import copy_page, read_page, write_page
 from mlxr.kernels.tensor import ByteArray, PoolArray, pool_type
 
 
@@ -55,29 +54,29 @@ class Arena:
         """Copy whole pages in every layer, in order; the bytes are counted in the ledger."""
         for copy in copies:
             for pool in (*self.k_pools, *self.v_pools):
-                pool[copy.target] = pool[copy.source]
+                copy_page(pool, copy.source, copy.target)
             self._ledger.add_copied_bytes(self.page_bytes)
 
     def export_page(self, page: int, target: ByteArray) -> None:
         """Copy the bytes of `page` in every layer, K then V, to `target` (page_bytes)."""
-        for part, start in self._page_parts(page):
+        for pool, start in self._parts():
+            part = read_page(pool, page)
             target[start : start + part.nbytes] = part
 
     def import_page(self, page: int, source: ByteArray) -> None:
         """Overwrite `page` with bytes that `export_page` gave, of an arena with the same layout."""
         if source.shape != (self.page_bytes,):
             raise ValueError(f"a page takes {self.page_bytes} bytes, got an array of shape {source.shape}")
-        for part, start in self._page_parts(page):
-            part[:] = source[start : start + part.nbytes]
+        for pool, start in self._parts():
+            write_page(pool, page, source[start : start + pool.nbytes // self.pages])
 
-    def _page_parts(self, page: int) -> Iterator[tuple[ByteArray, int]]:
-        """The bytes of `page` in each pool, writable in place, and where they start in the whole."""
+    def _parts(self) -> Iterator[tuple[PoolArray, int]]:
+        """Every pool, and where its part of an exported page starts."""
         start = 0
         for pools in zip(self.k_pools, self.v_pools, strict=True):
             for pool in pools:
-                part: ByteArray = pool[page].reshape(-1).view(np.uint8)
-                yield part, start
-                start += part.nbytes
+                yield pool, start
+                start += pool.nbytes // self.pages
 
 
 def parse_kv_type(name: str | None) -> KVType | None:

@@ -40,6 +40,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("perplexity", "mlxr.cli.perplexity", "Measure how well a model predicts a text."),
     CommandRow("bench", "mlxr.cli.bench", "Measure prefill and decode speed."),
     CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
+    CommandRow("kernels", "mlxr.cli.kernels", "Print the source of the GPU kernels."),
     CommandRow("settings", "mlxr.cli.settings", "Show every setting and where its value came from."),
     CommandRow("version", "mlxr.cli.version", "Print the version."),
 )

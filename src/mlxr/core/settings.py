@@ -20,9 +20,10 @@ from mlxr.core.setting import ENVIRONMENT_PREFIX, Scope, Setting, Value
 
 Source = Literal["caller", "environment", "file", "default"]
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "SETTINGS_FILE"
+DEVICES = ("auto", "cpu", "metal", "cuda", "reference", "mlx-cpu", "emulated")
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("device", "choice", "auto", "Where the model runs.", choices=("auto", "cpu", "reference")),
+    Setting("device", "choice", "auto", "Where the model runs.", choices=DEVICES),
     Setting(
         "threads",
         "int",

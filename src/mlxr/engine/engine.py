@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-import numpy as np
-
 from mlxr.cache.arena import Arena, measure_page_bytes, parse_kv_type
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.pager import Pager
@@ -32,6 +30,7 @@ from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.stats import EngineStats, Work
 from mlxr.kernels.context import Context
+from mlxr.kernels.rows import repeat_rows
 from mlxr.kernels.sample import NO_TOKEN, SampleResult, sample
 
 logger = logging.getLogger(__name__)
@@ -306,7 +305,7 @@ class Engine:
         """The next token of each of `sequences` and of its followers, who see the same logits."""
         answers = [answer for sequence in sequences for answer in (sequence, *sequence.followers)]
         if len(answers) > len(sequences):
-            logits = np.repeat(logits, [sequence.width for sequence in sequences], axis=0)
+            logits = repeat_rows(self._ctx, logits, [sequence.width for sequence in sequences])
         return sample(self._ctx, logits, [answer.sampler.row() for answer in answers])
 
     def _update(

@@ -43,7 +43,7 @@ def score_tokens(runner: Runner, table: PageTable, token_ids: Sequence[int], chu
 
 def _pick_logprobs(logits: Floats, token_ids: Sequence[int]) -> Doubles:
     """Row by row log softmax(logits)[token], in float64."""
-    shifted = logits.astype(np.float64)
+    shifted = np.asarray(logits).astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     chosen: Doubles = shifted[np.arange(len(token_ids)), np.asarray(token_ids)]
     total: Doubles = np.exp(shifted, out=shifted).sum(axis=1)

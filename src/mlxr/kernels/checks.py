@@ -11,9 +11,12 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.kernels.gpu.deferred import Deferred
+from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.tensor import FLOAT32, INT32, POOL_DTYPES, UINT32
 
 AnyArray = npt.NDArray[Any]
+_DEVICE_FLOATS = frozenset({"mlx.core.float32", "mlx.core.float16", "mlx.core.bfloat16"})
 
 
 def refuse(operator: str, argument: str, has: object, wants: object) -> NoReturn:
@@ -22,10 +25,13 @@ def refuse(operator: str, argument: str, has: object, wants: object) -> NoReturn
 
 
 def check_floats(operator: str, argument: str, array: AnyArray, dimensions: int) -> None:
-    """`array` is float32, C-contiguous and has `dimensions` axes."""
+    """`array` is float32, C-contiguous and has `dimensions` axes; MLX's arrays may have any float type."""
+    if is_device_array(array):
+        return _check_device(operator, argument, array, _DEVICE_FLOATS, dimensions)
     _check_kind(operator, argument, array, FLOAT32, dimensions)
     if not array.flags.c_contiguous:
         refuse(operator, argument, f"an array with strides {array.strides}", "a C-contiguous one")
+    return None
 
 
 def check_ints(operator: str, argument: str, array: AnyArray, dimensions: int = 1) -> None:
@@ -44,16 +50,23 @@ def check_mask(operator: str, argument: str, array: AnyArray) -> None:
 
 def check_heads(operator: str, argument: str, array: AnyArray) -> None:
     """`array` is float32 (tokens, heads, head_dim) whose last two axes are contiguous; the token stride is free."""
+    if is_device_array(array):
+        return _check_device(operator, argument, array, _DEVICE_FLOATS, 3)
     _check_kind(operator, argument, array, FLOAT32, 3)
     tokens, heads, head_dim = array.shape
     token_stride, head_stride, element_stride = array.strides
     packed = element_stride == 4 and (head_stride == 4 * head_dim or heads == 1)
     if not packed or (tokens > 1 and (token_stride < 4 * heads * head_dim or token_stride % 4)):
         refuse(operator, argument, f"an array of strides {array.strides}", "heads and head_dim contiguous")
+    return None
 
 
 def check_pools(operator: str, k_pool: AnyArray, v_pool: AnyArray) -> None:
     """Both pools are (pages, kv_heads, page_size, head_dim), q8 as it is, of one shape and type, C-contiguous."""
+    if isinstance(k_pool, Pool) and isinstance(v_pool, Pool):
+        if k_pool.shape != v_pool.shape or k_pool.kind != v_pool.kind:
+            refuse(operator, "v_pool", f"{v_pool.kind} {v_pool.shape}", f"as k_pool: {k_pool.kind} {k_pool.shape}")
+        return
     for argument, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
         if pool.dtype not in POOL_DTYPES.values():
             refuse(operator, argument, pool.dtype, "float16, float32, uint16 (bf16) or int8 (q8)")
@@ -67,6 +80,18 @@ def check_size(operator: str, argument: str, has: int, wants: int) -> None:
     """One length is what it has to be."""
     if has != wants:
         refuse(operator, argument, has, wants)
+
+
+def is_device_array(array: object) -> bool:
+    """Whether `array` is one of MLX's, or will be."""
+    return isinstance(array, Deferred) or type(array).__module__ == "mlx.core"
+
+
+def _check_device(operator: str, argument: str, array: Any, kinds: frozenset[str], dimensions: int) -> None:
+    if str(array.dtype) not in kinds:
+        refuse(operator, argument, array.dtype, " or ".join(sorted(kinds)))
+    if array.ndim != dimensions:
+        refuse(operator, argument, f"of shape {array.shape}", f"{dimensions} dimensions")
 
 
 def _check_kind(operator: str, argument: str, array: AnyArray, dtype: np.dtype[Any], dimensions: int) -> None:

@@ -1,21 +1,26 @@
 """The context every operator gets first: the device, its threads and instruction set, and the ledger.
 
-Devices: "cpu" runs the native kernels (`mlxr._native`), "reference" runs NumPy float32. An operator without a native
-implementation runs the reference, and the ledger says so.
+Devices: "cpu" runs the native kernels (`mlxr._native`), "reference" runs NumPy float32. "metal" and "cuda" run our
+kernels through MLX on an Apple or NVIDIA GPU; "mlx-cpu" runs the same Python with MLX's own operations on the CPU, and
+"emulated" with our GPU kernels compiled for the host: both are for tests. An operator without a native implementation
+runs the reference, and the ledger says so.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.ledger import Ledger
 
 if TYPE_CHECKING:
+    from mlxr.kernels.gpu.emulator import Emulator
     from mlxr.kernels.probe import Probe
+    from mlxr.kernels.ragged import RaggedBatch
 
-Device = Literal["cpu", "reference"]
+Device = Literal["cpu", "reference", "metal", "cuda", "mlx-cpu", "emulated"]
 DEVICES: tuple[str, ...] = get_args(Device)
 ISAS = ("portable", "avx2", "avx512")
 MAX_THREADS = 256
@@ -26,24 +31,35 @@ class Context:
 
     `native` is the runtime of the native module (thread pool, scratch, kernel table) and `module` that module: a
     native operator is called as `ctx.module.rms_norm(ctx.native, ...)`. Both are None on the reference device.
-    `threads` defaults to the physical cores this process may use, `isa` to the best this machine and build have.
+    `gpu` is what GPU implementations work with, None elsewhere; a GPU context has the native runtime too where it is
+    built, for what is done on the host. `threads` defaults to the physical cores this process may use, `isa` to the
+    best this machine and build have.
     """
 
-    __slots__ = ("device", "isa", "ledger", "module", "native", "threads")
+    __slots__ = ("device", "gpu", "isa", "ledger", "module", "native", "threads")
 
-    def __init__(self, device: Device = "cpu", threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(
+        self,
+        device: Device = "cpu",
+        threads: int | None = None,
+        isa: str | None = None,
+        emulator: Emulator | None = None,
+    ) -> None:
         if device not in DEVICES:
             raise DeviceError(f"device {device!r} is not known; known are {', '.join(DEVICES)}")
         self.device: Device = device
         self.ledger = Ledger()
         self.module: Any = None
         self.native: Any = None
+        self.gpu: Any = None
         self.threads = 1
         self.isa = "numpy"
-        if device == "reference":
-            _refuse_reference_options(threads, isa)
-        else:
+        if device == "cpu":
             self._start_native(threads, isa)
+        else:
+            _refuse_cpu_options(device, threads, isa)
+        if device not in ("cpu", "reference"):
+            self._start_gpu(emulator)
 
     def _start_native(self, threads: int | None, isa: str | None) -> None:
         if threads is not None and not 1 <= threads <= MAX_THREADS:
@@ -58,6 +74,48 @@ class Context:
         self.native = self.module.Runtime(threads or self.module.default_threads(), isa or self.module.best_isa())
         self.threads = self.native.threads
         self.isa = self.native.isa
+
+    def _start_gpu(self, emulator: Emulator | None) -> None:
+        from mlxr.kernels.gpu.device import Gpu
+
+        self.gpu = Gpu(self.device, emulator)
+        self.isa = self.device
+        try:
+            self.module = load_native()
+        except DeviceError:
+            return  # what is left to the host runs in NumPy then
+        self.native = self.module.Runtime(self.module.default_threads(), self.module.best_isa())
+
+    def choose_activations(self, type_names: Iterable[str]) -> None:
+        """Choose how results travel between operators, by the types of the weights that will be multiplied.
+
+        On a GPU, weights that are all of one 16-bit type are multiplied in it; otherwise, and elsewhere, it is f32.
+        """
+        if self.gpu is not None and self.gpu.narrow:
+            names = set(type_names)
+            kinds = {"bf16": self.gpu.mx.bfloat16, "f16": self.gpu.mx.float16}
+            one = names.pop() if len(names) == 1 else ""
+            self.gpu.activations = kinds.get(one, self.gpu.mx.float32)
+
+    def run_step(
+        self, compute: Callable[[RaggedBatch], Any], batch: RaggedBatch, pools: Sequence[Any], key: object
+    ) -> Any:
+        """`compute(batch)`, which gives the logits; a GPU starts on it, and records steps of single tokens.
+
+        Recorded steps are found again by their shape and `key`, which must change with anything else that `compute`
+        depends on. `pools` are those that the batch's pages are in.
+        """
+        if self.gpu is None:
+            return compute(batch)
+        from mlxr.kernels.gpu.graph import run_step, takes_step
+
+        if self.gpu.launcher is not None and takes_step(batch):
+            return run_step(self.gpu, self.ledger, compute, batch, pools[0], key)
+        from mlxr.kernels.gpu.deferred import settle
+
+        logits = settle(compute(batch)).astype(self.gpu.mx.float32)
+        self.gpu.submit(logits)
+        return logits
 
     def start_probe(self) -> Probe:
         """What measures the machine with this context's threads. Raises DeviceError on the reference device."""
@@ -80,8 +138,18 @@ def load_native() -> Any:
         ) from error
 
 
-def _refuse_reference_options(threads: int | None, isa: str | None) -> None:
+def choose_device(name: str) -> Device:
+    """`name`, or for "auto" the GPU that an installed mlx finds here, else the CPU."""
+    if name != "auto":
+        return cast(Device, name)
+    from mlxr.kernels.gpu.device import find_gpu
+
+    return cast(Device, find_gpu() or "cpu")
+
+
+def _refuse_cpu_options(device: str, threads: int | None, isa: str | None) -> None:
+    runs = "NumPy" if device == "reference" else "MLX"
     if threads is not None:
-        raise DeviceError(f"device 'reference' runs NumPy and takes no threads, got {threads}; leave it out")
+        raise DeviceError(f"device {device!r} runs {runs} and takes no threads, got {threads}; leave it out")
     if isa is not None:
-        raise DeviceError(f"device 'reference' runs NumPy and takes no instruction set, got {isa!r}; leave it out")
+        raise DeviceError(f"device {device!r} runs {runs} and takes no instruction set, got {isa!r}; leave it out")

@@ -41,10 +41,10 @@ class Ledger:
         self._blocks: dict[tuple[Callable[..., Iterable[Part]], tuple[Hashable, ...]], int] = {}
         self._copied_bytes = 0
 
-    def count(self, operator: str, implementation: str, variant: str = "") -> None:
-        """Count one call."""
+    def count(self, operator: str, implementation: str, variant: str = "", calls: int = 1) -> None:
+        """Count one call, or several that a recorded step makes at once."""
         key = (operator, implementation, variant)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._counts[key] = self._counts.get(key, 0) + calls
 
     def count_parts(self, list_parts: Callable[..., Iterable[Part]], *args: Hashable) -> None:
         """Count one call of a block that runs several operators: those that `list_parts(*args)` names.
@@ -65,6 +65,13 @@ class Ledger:
             for part in list_parts(*args):
                 counts[part] += calls
         return LedgerSnapshot([Dispatch(*key, counts[key]) for key in sorted(counts)], self._copied_bytes)
+
+    def take_back(self, before: LedgerSnapshot) -> list[Dispatch]:
+        """Undo the counts made since `before`, and give them."""
+        known = {(row.operator, row.implementation, row.variant): row.count for row in before.dispatches}
+        made = [(key, count - known.get(key, 0)) for key, count in self._counts.items()]
+        self._counts = dict(known)
+        return [Dispatch(*key, count) for key, count in made if count]
 
     def reset(self) -> None:
         """Start counting anew."""

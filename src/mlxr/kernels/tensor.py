@@ -70,6 +70,9 @@ class TensorSource(Protocol):
 
 def pool_type(pool: PoolArray) -> str:
     """How a pool keeps its values, as ggml spells it: "bf16", "f16" or "f32", or "q8"."""
+    if not isinstance(pool, np.ndarray):
+        kind: str = pool.kind
+        return kind
     return _POOL_TYPES[pool.dtype]
 
 
@@ -80,7 +83,7 @@ def pool_row_length(kv_type: str, head_dim: int) -> int:
 
 def pool_head_dim(pool: PoolArray) -> int:
     """Numbers of a position and head."""
-    return int(pool.shape[3]) - (SCALE_BYTES if pool.dtype == INT8 else 0)
+    return int(pool.shape[3]) - (SCALE_BYTES if pool_type(pool) == "q8" else 0)
 
 
 def read_vector(tensor: TensorSource) -> FloatArray:

@@ -17,6 +17,7 @@ from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import RopeTable, build_table
+from mlxr.kernels.rows import fetch_rows, place_rows, take_outputs
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.config import ModelConfig
 from mlxr.models.layer import load_layer
@@ -60,6 +61,7 @@ class Decoder:
         check_tensors(config, tensors)
         self.ctx = ctx
         self.config = config
+        ctx.choose_activations(tensor.type_name for tensor in tensors.values() if len(tensor.shape) == 2)
         layers = []
         for index in range(config.layers):
             layers.append(load_layer(ctx, config, tensors, index))
@@ -90,26 +92,35 @@ class Decoder:
 
         Raises as `forward_hidden` does.
         """
-        return self.project(self.forward_hidden(batch, arena))
+        table = self._cover_positions(batch.longest_context)
+        logits: FloatArray = self.ctx.run_step(
+            lambda step: linear(self.ctx, self._compute(step, table, arena), self._output),
+            batch,
+            arena.k_pools,
+            (id(self), table.positions),
+        )
+        return logits
 
     def forward_hidden(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
         """`forward` without the output weights: states (R, hidden) of the output rows, after the final norm.
 
-        Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools, ModelError for a
-        context beyond `context_length`.
+        They are on the host. Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools,
+        ModelError for a context beyond `context_length`.
         """
-        ctx, config = self.ctx, self.config
         table = self._cover_positions(batch.longest_context)
-        stream = embed(ctx, batch.token_ids, self._table)
-        stream, delta = run_layers(ctx, stream, self._layers, batch, table, arena.k_pools, arena.v_pools)
-        rows = batch.output_rows
-        residual = None if delta is None else delta[rows]
-        normed, _ = rms_norm(ctx, stream[rows], self._output_norm, config.rms_eps, residual)
-        return normed
+        return fetch_rows(self.ctx, self._compute(batch, table, arena))
 
     def project(self, hidden: FloatArray) -> FloatArray:
-        """Logits (R, vocab) of states (R, hidden) after the final norm."""
-        return linear(self.ctx, hidden, self._output)
+        """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave."""
+        return linear(self.ctx, place_rows(self.ctx, hidden), self._output)
+
+    def _compute(self, batch: RaggedBatch, table: RopeTable, arena: Pools) -> FloatArray:
+        ctx, config = self.ctx, self.config
+        stream = embed(ctx, batch.token_ids, self._table)
+        stream, delta = run_layers(ctx, stream, self._layers, batch, table, arena.k_pools, arena.v_pools)
+        residual = None if delta is None else take_outputs(ctx, delta, batch)
+        normed, _ = rms_norm(ctx, take_outputs(ctx, stream, batch), self._output_norm, config.rms_eps, residual)
+        return normed
 
     def _cover_positions(self, longest_context: int) -> RopeTable:
         """The rotation table, grown when a context has outgrown it; rows that were there keep their values."""

@@ -96,6 +96,7 @@ class Validation:
     copied_bytes: int
     logits: LogitsCheck
     cache: CacheCheck
+    implementation: str = "cpu"
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -110,7 +111,7 @@ class Validation:
     @property
     def reference_runs(self) -> list[str]:
         """Operators that have a native implementation but ran the reference."""
-        native = list_native_operators()
+        native = list_native_operators(self.implementation)
         return sorted({row.operator for row in self.dispatches if row.implementation == "reference"} & native)
 
     @property
@@ -134,7 +135,7 @@ class LogitsTap:
     def forward(self, batch: Any, arena: Any) -> Floats:
         """The model's logits, which are also kept."""
         logits = self._model.forward(batch, arena)
-        self.rows.append(logits.copy())
+        self.rows.append(np.array(logits, np.float32))
         return logits
 
     def forward_hidden(self, batch: Any, arena: Any) -> Floats:
@@ -183,6 +184,7 @@ def validate_model(
         copied_bytes=stats.copied_bytes,
         logits=compare_logits(answer_rows, reference_rows[len(prompt_ids) - 1 :], choose_tolerance(stats.dispatches)),
         cache=check_cache(loaded, settings, prompt_ids),
+        implementation="cpu" if loaded.ctx.gpu is None else "gpu",
     )
 
 

@@ -11,9 +11,9 @@ from mlxr.kernels.layers.block import AttentionBlock, FeedForwardBlock, Layer, L
 from mlxr.kernels.linear import linear
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
-from mlxr.kernels.rope import RopeTable, rope
+from mlxr.kernels.rope import RopeTable
+from mlxr.kernels.split_heads import HeadNorms, split_heads
 from mlxr.kernels.tensor import FloatArray, PoolArray
-from mlxr.kernels.write_pages import write_pages
 
 
 def prepare(_ctx: Context, layers: tuple[Layer, ...]) -> None:
@@ -50,24 +50,12 @@ def _attend(
     """Self-attention: stream + delta, and what the block adds to it."""
     normed, stream = rms_norm(ctx, stream, block.norm, block.eps, delta)
     qkv = linear(ctx, normed, block.qkv)
-    q_end, k_end = block.heads * block.head_dim, (block.heads + block.kv_heads) * block.head_dim
-    # views: the operators take a free token stride
-    q = qkv[:, :q_end].reshape(-1, block.heads, block.head_dim)
-    k = qkv[:, q_end:k_end].reshape(-1, block.kv_heads, block.head_dim)
-    v = qkv[:, k_end:].reshape(-1, block.kv_heads, block.head_dim)
+    norms = None
     if block.q_norm is not None and block.k_norm is not None:
-        q = _norm_heads(ctx, q, block.q_norm, block.eps)
-        k = _norm_heads(ctx, k, block.k_norm, block.eps)
-    rope(ctx, q, batch.positions, table)
-    rope(ctx, k, batch.positions, table)
-    write_pages(ctx, k, v, k_pool, v_pool, batch.slots)
+        norms = HeadNorms(block.q_norm, block.k_norm, block.eps)
+    q = split_heads(ctx, qkv, block.heads, batch, table, k_pool, v_pool, norms)
     attended = attend(ctx, q, k_pool, v_pool, batch, scale=block.scale, sliding_window=block.sliding_window)
     return stream, linear(ctx, attended, block.output)
-
-
-def _norm_heads(ctx: Context, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
-    normed, _ = rms_norm(ctx, x.reshape(-1, x.shape[2]), weight, eps)
-    return normed.reshape(x.shape)
 
 
 def _feed_forward(

@@ -63,7 +63,7 @@ def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
     name, implementation = CHOICE.pick(ctx.device)
     if weight.implementation != name:
         refuse("linear", "weight", f"prepared for {weight.implementation}", name)
-    if not x.shape[0]:
+    if not x.shape[0] and ctx.gpu is None:
         return np.empty((0, weight.out_features), np.float32)
     ctx.ledger.count("linear", name, weight.variant)
     result: FloatArray = implementation.linear(ctx, x, weight)

@@ -35,6 +35,11 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[
     if not rows:
         return []
     name, implementation = CHOICE.pick(ctx.device)
+    if name == "gpu":
+        ctx.gpu.is_greedy = implementation.takes_rows(rows)
+        if not ctx.gpu.is_greedy:
+            logits = implementation.fetch_logits(ctx, logits)
+            name, implementation = CHOICE.pick("reference" if ctx.native is None else "cpu")
     ctx.ledger.count("sample", name, "greedy" if all(row.temperature == 0 for row in rows) else "random")
     results: list[SampleResult] = implementation.sample(ctx, logits, rows)
     return results

@@ -1,0 +1,215 @@
+"""`attend` on a GPU: single tokens straight from their pages, longer runs of queries over pages gathered once.
+
+A sequence with one query goes to the kernel, with as many others as stand next to it; many positions are shared among
+threadgroups and merged. A sequence with more queries has its pages gathered for MLX's attention, which the ledger
+counts as copied bytes. Without kernels everything is gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.checks import refuse
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.ragged import RaggedBatch
+
+SIMD_GROUPS = 4
+WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
+MIN_SHARE = 256  # positions below which a share is not worth a merge
+_FOLDER = Path(__file__).parent
+DECODE = Kernel(
+    "attend_decode",
+    _FOLDER,
+    "decode.body",
+    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "numbers", "sizes"),
+    ("out", "stats"),
+)
+MERGE = Kernel("attend_merge", _FOLDER, "merge.body", ("sums", "stats", "sizes"), ("out",))
+GATHER = Kernel(
+    "attend_gather", _FOLDER, "gather.body", ("k_pool", "v_pool", "pages", "after", "sizes"), ("keys", "values")
+)
+GATHER_THREADS = 256
+PLAIN_TYPES = ("bf16", "f16", "f32")
+KERNELS = (DECODE, MERGE, GATHER)
+
+
+def allocate_pools(
+    ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
+) -> tuple[Pool, Pool]:
+    """Two zeroed pools on the device. Raises DeviceError for q8, which no GPU kernel reads or writes."""
+    if kv_type not in PLAIN_TYPES:
+        raise DeviceError(
+            f"device {ctx.device!r} keeps no {kv_type} pages; kv_type must be one of {', '.join(PLAIN_TYPES)} there"
+        )
+    shape = (pages, kv_heads, page_size, head_dim)
+    gpu = ctx.gpu
+    return Pool(gpu.mx, gpu.launcher, shape, kv_type), Pool(gpu.mx, gpu.launcher, shape, kv_type)
+
+
+def attend(
+    ctx: Context,
+    q: Any,
+    k_pool: Pool,
+    v_pool: Pool,
+    batch: RaggedBatch,
+    scale: float,
+    sliding_window: int | None,
+) -> Any:
+    """Every query token against the pages of its sequence, (T, heads * head_dim)."""
+    mx, (tokens, heads, head_dim) = ctx.gpu.mx, q.shape
+    _check_pages(batch, k_pool, sliding_window)
+    kernel = ctx.gpu.launcher is not None and head_dim % 8 == 0 and head_dim <= 256
+    results = []
+    for first, last in _runs(batch, kernel):
+        start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
+        part = q if (start, stop) == (0, tokens) else q[start:stop]
+        if kernel and stop - start == last - first:
+            results.append(_decode(ctx, part, k_pool, v_pool, batch, start, stop, scale, sliding_window))
+        else:
+            results.append(_prefill(ctx, part, k_pool, v_pool, batch, first, scale, sliding_window))
+    joined = results[0] if len(results) == 1 else mx.concatenate(results)
+    return joined.reshape(tokens, heads * head_dim)
+
+
+def _runs(batch: RaggedBatch, kernel: bool) -> Iterator[tuple[int, int]]:
+    """Sequences [first, last) to compute together: neighbours with one query each, or one sequence with several."""
+    counts = np.diff(batch.query_starts).tolist()
+    first = 0
+    for index, count in enumerate(counts):
+        is_last = index + 1 == len(counts)
+        if not kernel or count > 1 or is_last or counts[index + 1] > 1:
+            yield first, index + 1
+            first = index + 1
+
+
+def _decode(
+    ctx: Context,
+    q: Any,
+    k_pool: Pool,
+    v_pool: Pool,
+    batch: RaggedBatch,
+    start: int,
+    stop: int,
+    scale: float,
+    sliding_window: int | None,
+) -> Any:
+    gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
+    _, kv_heads, page_size, _ = k_pool.shape
+    whole = tokens == batch.tokens
+    tile = 4 if head_dim <= 128 else 2
+    tile = next(size for size in (1, 2, 4) if size >= min(tile, heads // kv_heads))
+    groups = kv_heads * -(-(heads // kv_heads) // tile)
+    longest = batch.page_table.shape[1] * page_size  # not the longest context: a recorded step serves longer ones
+    longest = min(longest, sliding_window or longest)
+    shares = choose_shares(longest, groups * tokens)
+    share = -(-longest // shares)
+    share = 1 << (share - 1).bit_length() if shares > 1 else 1 << 30
+    shares = -(-longest // share) if shares > 1 else 1
+    sizes = (heads, kv_heads, page_size, batch.page_table.shape[1], sliding_window or 0, share, shares)
+    split = shares > 1
+    out, stats = gpu.launcher.launch(
+        DECODE,
+        [
+            q,
+            k_pool.array,
+            v_pool.array,
+            placed.page_table,
+            placed.owners if whole else placed.owners[start:stop],
+            placed.lengths if whole else placed.lengths[start:stop],
+            gpu.launcher.numbers(scale * math.log2(math.e)),
+            gpu.launcher.numbers(*sizes),
+        ],
+        groups=(groups, tokens, shares),
+        threads=32 * SIMD_GROUPS,
+        outputs=[
+            ((tokens, heads, shares, head_dim), gpu.mx.float32 if split else gpu.activations),
+            ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
+        ],
+        constants={"D": head_dim, "G": tile, "SPLIT": int(split)},
+        types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.activations},
+    )
+    if not split:
+        return out.reshape(tokens, heads, head_dim)
+    (out,) = gpu.launcher.launch(
+        MERGE,
+        [out, stats, gpu.launcher.numbers(tokens * heads, shares)],
+        groups=(-(-tokens * heads // SIMD_GROUPS), 1, 1),
+        threads=32 * SIMD_GROUPS,
+        outputs=[((tokens, heads, head_dim), gpu.activations)],
+        constants={"D": head_dim},
+        types={"Y": gpu.activations},
+    )
+    return out
+
+
+def choose_shares(positions: int, groups: int) -> int:
+    """Into how many shares to split `positions`, when so many threadgroups exist without."""
+    return max(1, min(positions // MIN_SHARE, WANTED_GROUPS // groups))
+
+
+def _prefill(
+    ctx: Context,
+    q: Any,
+    k_pool: Pool,
+    v_pool: Pool,
+    batch: RaggedBatch,
+    sequence: int,
+    scale: float,
+    sliding_window: int | None,
+) -> Any:
+    gpu, mx = ctx.gpu, ctx.gpu.mx
+    queries, length = q.shape[0], int(batch.context_lengths[sequence])
+    page_size = k_pool.shape[2]
+    first_page = 0 if sliding_window is None else max(0, length - queries + 1 - sliding_window) // page_size
+    seen = length - first_page * page_size
+    pages = gpu.place(batch).page_table[sequence, first_page : -(-length // page_size)]
+    keys, values = _gather(ctx, k_pool, v_pool, pages, seen, q)
+    mask: Any = "causal"
+    if sliding_window is not None and seen > sliding_window:
+        distance = np.arange(seen - queries, seen)[:, None] - np.arange(seen)[None]
+        mask = mx.array((distance >= 0) & (distance < sliding_window))
+    attended = mx.fast.scaled_dot_product_attention(
+        q.transpose(1, 0, 2)[None], keys[None], values[None], scale=scale, mask=mask
+    )
+    return attended[0].transpose(1, 0, 2)
+
+
+def _gather(ctx: Context, k_pool: Pool, v_pool: Pool, pages: Any, length: int, q: Any) -> tuple[Any, Any]:
+    """The first `length` positions of `pages`, each (kv_heads, length, head_dim) in the type of q."""
+    gpu, (_, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
+    ctx.ledger.add_copied_bytes(2 * length * kv_heads * head_dim * k_pool.array.itemsize)
+    if gpu.launcher is None:
+        taken = (gpu.mx.take(pool.array, pages, axis=0).transpose(1, 0, 2, 3) for pool in (k_pool, v_pool))
+        keys, values = (part.reshape(kv_heads, -1, head_dim)[:, :length].astype(q.dtype) for part in taken)
+        return keys, values
+    shape = (kv_heads, length, head_dim)
+    keys, values = gpu.launcher.launch(
+        GATHER,
+        [k_pool.array, v_pool.array, pages, q, gpu.launcher.numbers(kv_heads, page_size, head_dim, length)],
+        groups=(-(-length * head_dim // GATHER_THREADS), kv_heads, 1),
+        threads=GATHER_THREADS,
+        outputs=[(shape, q.dtype), (shape, q.dtype)],
+        types={"Y": q.dtype},
+    )
+    return keys, values
+
+
+def _check_pages(batch: RaggedBatch, pool: Pool, sliding_window: int | None) -> None:
+    """Every page that a query sees is one of the pool's, or its spare one."""
+    pages, page_size = pool.shape[0] + 1, pool.shape[2]
+    if batch.page_table.min() >= 0 and batch.page_table.max() < pages:
+        return
+    queries = np.diff(batch.query_starts)
+    for used, length, count in zip(batch.page_table, batch.context_lengths, queries, strict=True):
+        first = 0 if sliding_window is None else max(0, int(length - count) + 1 - sliding_window) // page_size
+        seen = used[first : -(-int(length) // page_size)]
+        if seen.min() < 0 or seen.max() >= pages:
+            refuse("attend", "page_table", seen.tolist(), f"pages from 0 to {pages - 2}")

@@ -1,0 +1,5 @@
+"""What the GPU implementations of the operators stand on: arrays, kernel sources, one launcher, an emulator.
+
+Kernel bodies are written once, in the common subset of Metal and CUDA C++, beside the operators (`*.body`). A prelude
+per target (`metal.h`, `cuda.h`, `emulated.h`) gives the words that differ. Importing this package needs no `mlx`.
+"""

@@ -1,0 +1,80 @@
+// The words of a kernel body in CUDA C++. See emulated.h for what each of them means.
+#define DEVICE
+#define PRIVATE
+#define SHARED __shared__ __align__(16)
+#define GROUP
+#define TABLE __device__ const
+#define FUNCTION __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+
+typedef __nv_bfloat16 bf16;
+typedef __half f16;
+typedef unsigned int uint;
+
+FUNCTION float bits_to_float(uint bits) { return __uint_as_float(bits); }
+FUNCTION float half_bits_to_float(uint bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
+FUNCTION float exp_of(float x) { return expf(x); }
+FUNCTION float exp2_of(float x) { return exp2f(x); }
+FUNCTION float tanh_of(float x) { return tanhf(x); }
+FUNCTION float rsqrt_of(float x) { return rsqrtf(x); }
+FUNCTION float max_of(float a, float b) { return fmaxf(a, b); }
+
+FUNCTION uint load_u16(const uint8_t *p) { return *reinterpret_cast<const unsigned short *>(p); }
+FUNCTION uint load_u32(const uint8_t *p) { return *reinterpret_cast<const uint *>(p); }
+FUNCTION void load_words(const uint8_t *p, uint *w) {
+  const uint4 v = *reinterpret_cast<const uint4 *>(p);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
+
+template <int BYTES> struct Words {};
+template <> struct Words<16> { typedef uint4 type; };
+template <> struct Words<8> { typedef uint2 type; };
+template <> struct Words<4> { typedef uint type; };
+template <> struct Words<2> { typedef unsigned short type; };
+
+template <int N, typename T> FUNCTION void load(const T *p, float *out) {
+  constexpr int PIECE = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
+  typedef typename Words<PIECE * sizeof(T)>::type Word;
+#pragma unroll
+  for (int i = 0; i < N; i += PIECE) {
+    Word word = *reinterpret_cast<const Word *>(p + i);
+    T values[PIECE];
+    memcpy(values, &word, sizeof(word));
+#pragma unroll
+    for (int j = 0; j < PIECE; ++j)
+      out[i + j] = float(values[j]);
+  }
+}
+template <int N, typename T> FUNCTION void store(T *p, const float *values) {
+  constexpr int PIECE = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
+  typedef typename Words<PIECE * sizeof(T)>::type Word;
+#pragma unroll
+  for (int i = 0; i < N; i += PIECE) {
+    T narrow[PIECE];
+#pragma unroll
+    for (int j = 0; j < PIECE; ++j)
+      narrow[j] = T(values[i + j]);
+    Word word;
+    memcpy(&word, narrow, sizeof(word));
+    *reinterpret_cast<Word *>(p + i) = word;
+  }
+}
+
+FUNCTION void load_shared(const float *p, float *out) {
+  const float4 v = *reinterpret_cast<const float4 *>(p);
+  out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+}
+
+FUNCTION void store_shared(float *p, const float *v) {
+  *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
+}
+
+FUNCTION float shuffle_xor(float v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
+FUNCTION float sum_lanes(float v) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1)
+    v += __shfl_xor_sync(0xffffffffu, v, mask);
+  return v;
+}
+FUNCTION void barrier() { __syncthreads(); }
+template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }

@@ -1,0 +1,335 @@
+// The words of a kernel body on the host: every thread of a threadgroup is a fiber, so barriers and SIMD-group
+// operations really happen, and a kernel whose threads do not all arrive at one is caught.
+//
+//   DEVICE, GROUP, PRIVATE    where a pointer points: device memory, the threadgroup's, the thread's own
+//   SHARED                declares memory of the threadgroup; it holds rubbish at first
+//   TABLE, FUNCTION       a constant at file scope, a helper
+//   group_x, group_y, group_z, thread_id, simd_id, lane_id    where the thread stands; 32 lanes to a SIMD-group
+//   THREADS               threads in a threadgroup
+//   load<N>, store<N>     N neighbours at once, as floats; the address is a multiple of N elements, or of 16 bytes
+//   load_shared, store_shared    four neighbours in the threadgroup's memory
+//   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
+//   load_words            four words at once; the address is a multiple of 16
+//   UNROLL                before a loop whose index picks array elements, so that they can be registers
+//   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
+//   writable              a page pool, which MLX knows as an input, to be written in place
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+#define DEVICE
+#define PRIVATE
+#define SHARED alignas(16) static
+#define GROUP
+#define TABLE static const
+#define FUNCTION inline
+#define UNROLL
+
+typedef unsigned int uint;
+
+namespace emulated {
+
+constexpr int LANES = 32;
+constexpr size_t STACK_BYTES = 64 * 1024;
+
+[[noreturn]] inline void fail(const char *what) {
+  fprintf(stderr, "emulated kernel: %s\n", what);
+  fflush(stderr);
+  abort();
+}
+
+enum class Wait { NONE, LANES, THREADS, ENDED };
+
+#if defined(__x86_64__)
+extern "C" void mlxr_switch_stack(void **from, void *to);
+asm(R"(
+.text
+.type mlxr_switch_stack, @function
+mlxr_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+#endif
+
+struct Fiber {
+  Wait wait = Wait::NONE;
+  int thread = 0;
+  int exchanges = 0;
+  char *stack = nullptr;
+#if defined(__x86_64__)
+  void *context = nullptr;
+#else
+  ucontext_t context;
+#endif
+};
+
+struct Group {
+  int threads = 0, x = 0, y = 0, z = 0;
+  std::vector<Fiber> fibers;
+  std::vector<float> exchanged; // per SIMD-group two sets of lanes, used in turn
+  Fiber *running = nullptr;
+  void (*body)(void **arrays) = nullptr;
+  void **arrays = nullptr;
+#if defined(__x86_64__)
+  void *scheduler = nullptr;
+#else
+  ucontext_t scheduler;
+#endif
+  const void *scheduler_stack = nullptr;
+  size_t scheduler_stack_bytes = 0;
+};
+
+static Group group;
+
+inline void leave(Wait wait) {
+  Fiber *self = group.running;
+  self->wait = wait;
+#if defined(__SANITIZE_ADDRESS__)
+  void *fake = nullptr;
+  __sanitizer_start_switch_fiber(wait == Wait::ENDED ? nullptr : &fake, group.scheduler_stack,
+                                 group.scheduler_stack_bytes);
+#endif
+#if defined(__x86_64__)
+  mlxr_switch_stack(&self->context, group.scheduler);
+#else
+  swapcontext(&self->context, &group.scheduler);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake, &group.scheduler_stack, &group.scheduler_stack_bytes);
+#endif
+}
+
+extern "C" inline void mlxr_begin_fiber() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &group.scheduler_stack, &group.scheduler_stack_bytes);
+#endif
+  group.body(group.arrays);
+  leave(Wait::ENDED);
+  fail("a thread ran on after its end");
+}
+
+inline void start(Fiber &fiber) {
+  fiber.wait = Wait::NONE;
+  fiber.exchanges = 0;
+#if defined(__x86_64__)
+  void **top = reinterpret_cast<void **>(fiber.stack + STACK_BYTES);
+  *--top = nullptr; // keeps the stack aligned as after a call
+  *--top = reinterpret_cast<void *>(&mlxr_begin_fiber);
+  for (int i = 0; i < 6; ++i)
+    *--top = nullptr;
+  fiber.context = top;
+#else
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack;
+  fiber.context.uc_stack.ss_size = STACK_BYTES;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, reinterpret_cast<void (*)()>(&mlxr_begin_fiber), 0);
+#endif
+}
+
+inline void resume(Fiber &fiber) {
+  group.running = &fiber;
+#if defined(__SANITIZE_ADDRESS__)
+  void *fake = nullptr;
+  __sanitizer_start_switch_fiber(&fake, fiber.stack, STACK_BYTES);
+#endif
+#if defined(__x86_64__)
+  mlxr_switch_stack(&group.scheduler, fiber.context);
+#else
+  swapcontext(&group.scheduler, &fiber.context);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+}
+
+// Whether all of [first, last) wait for `wait`; fails when only some do and none of the others can go on.
+inline bool all_wait(int first, int last, Wait wait) {
+  for (int i = first; i < last; ++i)
+    if (group.fibers[i].wait != wait)
+      return false;
+  return true;
+}
+
+inline void release(int first, int last) {
+  for (int i = first; i < last; ++i)
+    group.fibers[i].wait = Wait::NONE;
+}
+
+inline void run_group() {
+  for (Fiber &fiber : group.fibers)
+    start(fiber);
+  while (true) {
+    for (Fiber &fiber : group.fibers)
+      if (fiber.wait == Wait::NONE)
+        resume(fiber);
+    if (all_wait(0, group.threads, Wait::ENDED))
+      return;
+    bool moved = false;
+    for (int first = 0; first < group.threads; first += LANES)
+      if (all_wait(first, first + LANES, Wait::LANES)) {
+        release(first, first + LANES);
+        moved = true;
+      }
+    if (!moved && all_wait(0, group.threads, Wait::THREADS)) {
+      release(0, group.threads);
+      moved = true;
+    }
+    if (!moved)
+      fail("some threads wait at a barrier or SIMD-group operation that others never reach");
+  }
+}
+
+inline void run(void (*body)(void **), void **arrays, int groups_x, int groups_y, int groups_z, int threads) {
+  if (threads % LANES)
+    fail("the threads of a threadgroup must be whole SIMD-groups");
+  group.body = body;
+  group.arrays = arrays;
+  group.threads = threads;
+  group.fibers.resize(threads);
+  group.exchanged.assign(2 * threads, NAN);
+  for (int i = 0; i < threads; ++i) {
+    group.fibers[i].thread = i;
+    if (!group.fibers[i].stack)
+      group.fibers[i].stack = static_cast<char *>(aligned_alloc(64, STACK_BYTES));
+  }
+  for (group.z = 0; group.z < groups_z; ++group.z)
+    for (group.y = 0; group.y < groups_y; ++group.y)
+      for (group.x = 0; group.x < groups_x; ++group.x)
+        run_group();
+}
+
+// Every lane gives a value; afterwards each may read those of all lanes of its SIMD-group.
+inline const float *exchange(float v) {
+  Fiber *self = group.running;
+  const int simd = self->thread / LANES;
+  float *values = &group.exchanged[(2 * simd + (self->exchanges++ & 1)) * LANES];
+  values[self->thread % LANES] = v;
+  leave(Wait::LANES);
+  return values;
+}
+
+} // namespace emulated
+
+struct bf16 {
+  uint16_t bits;
+  bf16() = default;
+  explicit bf16(float v) {
+    uint32_t raw;
+    memcpy(&raw, &v, 4);
+    bits = std::isnan(v) ? (raw >> 16 | 0x40) : (raw + 0x7FFF + (raw >> 16 & 1)) >> 16;
+  }
+  operator float() const {
+    const uint32_t raw = uint32_t(bits) << 16;
+    float v;
+    memcpy(&v, &raw, 4);
+    return v;
+  }
+};
+
+struct f16 {
+  uint16_t bits;
+  f16() = default;
+  explicit f16(float v) {
+    const _Float16 narrow = _Float16(v);
+    memcpy(&bits, &narrow, 2);
+  }
+  operator float() const {
+    _Float16 narrow;
+    memcpy(&narrow, &bits, 2);
+    return float(narrow);
+  }
+};
+
+FUNCTION float bits_to_float(uint bits) {
+  float v;
+  memcpy(&v, &bits, 4);
+  return v;
+}
+FUNCTION float half_bits_to_float(uint bits) {
+  f16 v;
+  v.bits = uint16_t(bits);
+  return float(v);
+}
+FUNCTION float exp_of(float x) { return std::exp(x); }
+FUNCTION float exp2_of(float x) { return std::exp2(x); }
+FUNCTION float tanh_of(float x) { return std::tanh(x); }
+FUNCTION float rsqrt_of(float x) { return 1.0f / std::sqrt(x); }
+FUNCTION float max_of(float a, float b) { return a > b ? a : b; }
+
+template <typename T> FUNCTION void check_alignment(const T *p, size_t bytes) {
+#if !defined(MLXR_MAIN)
+  bytes = bytes > 8 ? 8 : bytes; // MLX on the CPU aligns its arrays no further
+#endif
+  if (reinterpret_cast<uintptr_t>(p) % bytes)
+    emulated::fail("a load or store is not aligned");
+}
+FUNCTION uint load_u16(const uint8_t *p) {
+  check_alignment(p, 2);
+  return p[0] | p[1] << 8;
+}
+FUNCTION uint load_u32(const uint8_t *p) {
+  check_alignment(p, 4);
+  return p[0] | p[1] << 8 | p[2] << 16 | uint(p[3]) << 24;
+}
+FUNCTION void load_words(const uint8_t *p, uint *w) {
+  check_alignment(p, 16);
+  memcpy(w, p, 16);
+}
+template <int N, typename T> FUNCTION void load(const T *p, float *out) {
+  check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
+  for (int i = 0; i < N; ++i)
+    out[i] = float(p[i]);
+}
+template <int N, typename T> FUNCTION void store(T *p, const float *values) {
+  check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
+  for (int i = 0; i < N; ++i)
+    p[i] = T(values[i]);
+}
+
+FUNCTION void load_shared(const float *p, float *out) {
+  check_alignment(p, 16);
+  memcpy(out, p, 16);
+}
+
+FUNCTION void store_shared(float *p, const float *v) {
+  check_alignment(p, 16);
+  memcpy(p, v, 16);
+}
+
+FUNCTION float shuffle_xor(float v, uint mask) {
+  return emulated::exchange(v)[(emulated::group.running->thread % emulated::LANES) ^ mask];
+}
+FUNCTION float sum_lanes(float v) {
+  float parts[emulated::LANES];
+  memcpy(parts, emulated::exchange(v), sizeof(parts));
+  for (int mask = 16; mask > 0; mask >>= 1) // in the order of a butterfly
+    for (int lane = 0; lane < mask; ++lane)
+      parts[lane] += parts[lane + mask];
+  return parts[0];
+}
+FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
+template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }

@@ -1,0 +1,119 @@
+"""Runs kernels on the host: compiles their source with the machine's C++ compiler and calls it over MLX's memory.
+
+Slow and exact: every thread of a threadgroup is a fiber, so barriers and SIMD-group operations happen as on a GPU. With
+`sanitize` a kernel runs in a process of its own under the address sanitizer, on copies that end where the arrays end.
+Compiled kernels are kept in a folder, by the hash of their source.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.kernel import Kernel, Variant, make_host_source
+
+AnyArray = npt.NDArray[Any]
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-std=c++17", "-O2", "-fno-strict-aliasing", "-w")
+_SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_CHECKED_FLAGS = ("-std=c++17", "-O1", "-g", "-fno-strict-aliasing", "-w", *_SANITIZERS, "-DMLXR_MAIN")
+
+# Reads the arrays from standard input, each in memory of exactly its size; writes all of them back.
+_MAIN = """
+#include <unistd.h>
+int main() {
+  int counts[5];
+  if (fread(counts, sizeof(int), 5, stdin) != 5) return 2;
+  std::vector<void *> arrays(counts[4]);
+  std::vector<size_t> sizes(counts[4]);
+  for (int i = 0; i < counts[4]; ++i) {
+    if (fread(&sizes[i], sizeof(size_t), 1, stdin) != 1) return 2;
+    if (posix_memalign(&arrays[i], 64, sizes[i] ? sizes[i] : 1)) return 2;
+    if (fread(arrays[i], 1, sizes[i], stdin) != sizes[i]) return 2;
+  }
+  mlxr_run(arrays.data(), counts, counts[3]);
+  for (int i = 0; i < counts[4]; ++i)
+    fwrite(arrays[i], 1, sizes[i], stdout);
+  fflush(stdout);
+  _exit(0); // what is allocated stays so, which the sanitizer would call a leak
+}
+"""
+
+
+class Emulator:
+    """Compiled kernels by their source; `folder` keeps them between processes (default: a temporary one)."""
+
+    def __init__(self, *, sanitize: bool = False, folder: Path | None = None) -> None:
+        self._compiler = find_compiler()
+        self._sanitize = sanitize
+        self._folder = folder or Path(tempfile.gettempdir()) / f"mlxr-emulated-{os.getuid()}"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._libraries: dict[tuple[Kernel, Variant], Any] = {}
+
+    def run(
+        self, kernel: Kernel, variant: Variant, arrays: Sequence[AnyArray], groups: tuple[int, int, int], threads: int
+    ) -> None:
+        """Run all threadgroups over `arrays` (inputs, then outputs), which are contiguous and written in place.
+
+        Raises DeviceError, with what the sanitizer or the emulator says, when the kernel goes wrong.
+        """
+        if self._sanitize:
+            self._run_apart(self._compile(kernel, variant), arrays, groups, threads)
+            return
+        library = self._libraries.get((kernel, variant))
+        if library is None:
+            library = ctypes.CDLL(str(self._compile(kernel, variant))).mlxr_run
+            self._libraries[kernel, variant] = library
+        pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+        library(pointers, (ctypes.c_int * 3)(*groups), threads)
+
+    def _run_apart(self, program: Path, arrays: Sequence[AnyArray], groups: tuple[int, int, int], threads: int) -> None:
+        blob = [struct.pack("5i", *groups, threads, len(arrays))]
+        for array in arrays:
+            blob += [struct.pack("N", array.nbytes), array.tobytes()]
+        done = subprocess.run([program], input=b"".join(blob), capture_output=True, check=False)
+        if done.returncode:
+            raise DeviceError(f"emulated kernel failed ({done.returncode}):\n{done.stderr.decode()[:4000]}")
+        at = 0
+        for array in arrays:
+            target = array.reshape(-1).view(np.uint8)
+            ctypes.memmove(target.ctypes.data, done.stdout[at : at + array.nbytes], array.nbytes)
+            at += array.nbytes
+
+    def _compile(self, kernel: Kernel, variant: Variant) -> Path:
+        source = make_host_source(kernel, variant) + (_MAIN if self._sanitize else "")
+        flags = _CHECKED_FLAGS if self._sanitize else (*_FLAGS, "-fPIC", "-shared")
+        name = hashlib.blake2b("\0".join([*flags, source]).encode(), digest_size=12).hexdigest()
+        target = self._folder / (f"{kernel.name}-{name}" + ("" if self._sanitize else ".so"))
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
+                path = Path(scratch) / f"{kernel.name}.cpp"
+                path.write_text(source)
+                built = Path(scratch) / "built"
+                command = [self._compiler, *flags, str(path), "-o", str(built)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise DeviceError(f"kernel {kernel.name} does not compile for the host:\n{done.stderr[:4000]}")
+                built.replace(target)  # whole or not at all, also when two processes compile the same
+        return target
+
+
+def find_compiler() -> str:
+    """The C++ compiler; DeviceError when there is none."""
+    for name in _COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise DeviceError(f"device 'emulated' needs a C++ compiler; none of {', '.join(_COMPILERS)} was found")

@@ -1,0 +1,113 @@
+"""What a GPU kernel is, and its source text for each target.
+
+A kernel is a body (the inside of a function) and the headers it needs, in files beside the operator that launches it.
+The names of its arrays, its compile-time constants and the types behind its type names come from the launch. MLX
+writes the function around the body for Metal and CUDA; for the host it is written here. Knows no arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+Target = Literal["metal", "cuda", "emulated"]
+TARGETS: tuple[str, ...] = get_args(Target)
+LANES = 32
+_PRELUDES = Path(__file__).parent
+
+# Where a thread stands, by target. MLX finds Metal's attributes by looking for their names in the body.
+_PLACES: Mapping[str, Mapping[str, str]] = {
+    "metal": {
+        "group_x": "threadgroup_position_in_grid.x",
+        "group_y": "threadgroup_position_in_grid.y",
+        "group_z": "threadgroup_position_in_grid.z",
+        "thread_id": "thread_position_in_threadgroup.x",
+        "simd_id": "simdgroup_index_in_threadgroup",
+        "lane_id": "thread_index_in_simdgroup",
+    },
+    "cuda": {
+        "group_x": "blockIdx.x",
+        "group_y": "blockIdx.y",
+        "group_z": "blockIdx.z",
+        "thread_id": "threadIdx.x",
+        "simd_id": "(threadIdx.x / 32)",
+        "lane_id": "(threadIdx.x % 32)",
+    },
+    "emulated": {
+        "group_x": "emulated::group.x",
+        "group_y": "emulated::group.y",
+        "group_z": "emulated::group.z",
+        "thread_id": "emulated::group.running->thread",
+        "simd_id": "(emulated::group.running->thread / 32)",
+        "lane_id": "(emulated::group.running->thread % 32)",
+    },
+}
+_HOST_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int", "uint8": "uint8_t"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`body` and `headers` are files in `folder`; `inputs` and `outputs` are the names of the arrays in the body."""
+
+    name: str
+    folder: Path
+    body: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    headers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compile a kernel: constants by name, types by name, and the types of the arrays, as MLX names them."""
+
+    constants: tuple[tuple[str, int], ...]
+    types: tuple[tuple[str, str], ...]
+    input_types: tuple[str, ...]
+    output_types: tuple[str, ...]
+
+    @property
+    def suffix(self) -> str:
+        """Tells the variants of a kernel apart, within an identifier."""
+        parts = [*(str(value).replace("-", "m") for _, value in self.constants)]
+        parts += [kind for _, kind in self.types]
+        return "_".join([*parts, *self.input_types, *self.output_types])
+
+
+@cache
+def read_header(kernel: Kernel, target: Target) -> str:
+    """The prelude of `target` and the kernel's own headers."""
+    parts = [_PRELUDES / f"{target}.h", *(kernel.folder / name for name in kernel.headers)]
+    return "\n".join(part.read_text() for part in parts)
+
+
+@cache
+def read_body(kernel: Kernel, target: Target) -> str:
+    """The body, after a declaration of each place it uses."""
+    text = (kernel.folder / kernel.body).read_text()
+    places = [f"  const uint {name} = {value};\n" for name, value in _PLACES[target].items() if name in text]
+    return "".join(places) + text
+
+
+def make_host_source(kernel: Kernel, variant: Variant) -> str:
+    """A whole C++ file for the host: `mlxr_run` runs every threadgroup, one after another."""
+    arrays = _declare_arrays(kernel.inputs, variant.input_types, 0, "const ")
+    arrays += _declare_arrays(kernel.outputs, variant.output_types, len(kernel.inputs), "")
+    constants = [f"  constexpr int {name} = {value};\n" for name, value in variant.constants]
+    types = [f"  using {name} = {_HOST_TYPES[kind]};\n" for name, kind in variant.types]
+    return (
+        f"{read_header(kernel, 'emulated')}\nstatic void body(void **arrays) {{\n"
+        f"{''.join(arrays + constants + types)}{read_body(kernel, 'emulated')}\n}}\n\n"
+        'extern "C" void mlxr_run(void **arrays, const int *groups, int threads) {\n'
+        "  emulated::run(body, arrays, groups[0], groups[1], groups[2], threads);\n}\n"
+    )
+
+
+def _declare_arrays(names: Sequence[str], types: Sequence[str], first: int, qualifier: str) -> list[str]:
+    return [
+        f"  {qualifier}{_HOST_TYPES[kind]} *{name} = static_cast<{qualifier}{_HOST_TYPES[kind]} *>(arrays[{index}]);\n"
+        for index, (name, kind) in enumerate(zip(names, types, strict=True), first)
+    ]

@@ -1,0 +1,119 @@
+"""The one way in which a GPU kernel is launched, whatever the target.
+
+Metal and CUDA go through `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`, which compile at the first launch of each
+variant. The emulated target computes at once. A grid is given in threadgroups of one dimension of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mlxr.kernels.gpu.emulator import Emulator
+from mlxr.kernels.gpu.kernel import Kernel, Target, Variant, read_body, read_header
+
+MIN_ARRAY = 8  # smaller arrays lie in another address space on Metal
+
+
+class Launcher:
+    """Launches kernels on one target; `mx` is `mlx.core`."""
+
+    def __init__(self, mx: Any, target: Target, emulator: Emulator | None = None) -> None:
+        self._mx, self._target = mx, target
+        self._emulator = (emulator or Emulator()) if target == "emulated" else None
+        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...]], Any] = {}
+        self._numbers: dict[tuple[Any, tuple[float, ...]], Any] = {}
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether a launch is a node of MLX's graph, computed when its results are."""
+        return self._emulator is None
+
+    def numbers(self, *values: float) -> Any:
+        """Sizes or other numbers that a body reads at run time, as an array on the device, made once."""
+        kind = self._mx.float32 if isinstance(values[0], float) else self._mx.int32
+        held = self._numbers.get((kind, values))
+        if held is None:
+            held = self._mx.array([*values, *[0] * max(0, MIN_ARRAY - len(values))], kind)
+            self._mx.eval(held)
+            self._numbers[kind, values] = held
+        return held
+
+    def launch(
+        self,
+        kernel: Kernel,
+        inputs: Sequence[Any],
+        *,
+        groups: tuple[int, int, int],
+        threads: int,
+        outputs: Sequence[tuple[tuple[int, ...], Any]],
+        constants: Mapping[str, int] | None = None,
+        types: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes."""
+        template = {"THREADS": threads, **(constants or {})}
+        if self._emulator is not None:
+            return self._emulate(kernel, inputs, groups, threads, outputs, template, types or {})
+        input_types = tuple(_name_type(array.dtype) for array in inputs)
+        output_types = tuple(_name_type(kind) for _, kind in outputs)
+        compiled = self._compiled.get((kernel, input_types, output_types))
+        if compiled is None:
+            compiled = self._make(kernel, "_".join(input_types + output_types))
+            self._compiled[kernel, input_types, output_types] = compiled
+        result: list[Any] = compiled(
+            inputs=list(inputs),
+            template=[*template.items(), *(types or {}).items()],
+            grid=(groups[0] * threads, groups[1], groups[2]),
+            threadgroup=(threads, 1, 1),
+            output_shapes=[shape for shape, _ in outputs],
+            output_dtypes=[kind for _, kind in outputs],
+        )
+        return result
+
+    def _make(self, kernel: Kernel, suffix: str) -> Any:
+        # MLX tells variants apart by name and template arguments alone, so the arrays' types are part of the name
+        make = self._mx.fast.cuda_kernel if self._target == "cuda" else self._mx.fast.metal_kernel
+        return make(
+            name=f"mlxr_{kernel.name}_{suffix}",
+            input_names=list(kernel.inputs),
+            output_names=list(kernel.outputs),
+            source=read_body(kernel, self._target),
+            header=read_header(kernel, self._target),
+        )
+
+    def _emulate(
+        self,
+        kernel: Kernel,
+        inputs: Sequence[Any],
+        groups: tuple[int, int, int],
+        threads: int,
+        outputs: Sequence[tuple[tuple[int, ...], Any]],
+        constants: Mapping[str, int],
+        types: Mapping[str, Any],
+    ) -> list[Any]:
+        assert self._emulator is not None
+        mx = self._mx
+        variant = Variant(
+            constants=tuple((name, int(value)) for name, value in constants.items()),
+            types=tuple((name, _name_type(kind)) for name, kind in types.items()),
+            input_types=tuple(_name_type(array.dtype) for array in inputs),
+            output_types=tuple(_name_type(kind) for _, kind in outputs),
+        )
+        held = [mx.contiguous(array) for array in inputs]
+        made = [mx.full(shape, float("nan"), kind) for shape, kind in outputs]  # what stays unwritten shows
+        mx.eval(held, made)
+        self._emulator.run(kernel, variant, [view_host(mx, array) for array in [*held, *made]], groups, threads)
+        return made
+
+
+def view_host(mx: Any, array: Any) -> np.typing.NDArray[Any]:
+    """The memory of an evaluated array on the CPU, without a copy; bf16 as uint16."""
+    if array.dtype == mx.bfloat16:
+        array = array.view(mx.uint16)
+    return np.asarray(array)
+
+
+def _name_type(kind: Any) -> str:
+    return str(kind).rpartition(".")[2]

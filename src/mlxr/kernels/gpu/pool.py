@@ -1,0 +1,83 @@
+"""One pool of pages on a GPU: plain numbers (pages, kv_heads, page_size, head_dim), written in place.
+
+Kernels write through the array that MLX knows as their input, so `array` stays the same one for good and compiled
+steps may hold it. MLX's own writes (without kernels) happen in place too, since nobody else holds the array then. A
+pool never takes twice its memory. It has one page more than it says, which padding writes to. For one thread.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.launcher import Launcher, view_host
+from mlxr.kernels.tensor import ByteArray
+
+THREADS = 256
+COPY_PAGE = Kernel("copy_page", Path(__file__).parent, "page.body", ("source", "pool", "pages", "sizes"), ("done",))
+KERNELS = (COPY_PAGE,)
+
+
+class Pool:
+    """`array` is the memory, with the spare page; `kind` the type of its numbers as ggml spells it."""
+
+    __slots__ = ("_launcher", "_mx", "array", "graphs", "kind", "shape")
+
+    def __init__(self, mx: Any, launcher: Launcher | None, shape: tuple[int, int, int, int], kind: str) -> None:
+        self._mx, self._launcher, self.shape, self.kind = mx, launcher, shape, kind
+        types = {"bf16": mx.bfloat16, "f16": mx.float16, "f32": mx.float32}
+        self.array = mx.zeros((shape[0] + 1, *shape[1:]), types[kind])
+        mx.eval(self.array)
+        self.graphs: dict[object, Any] = {}  # recorded steps that hold the memory, and so may not outlive it
+
+    @property
+    def page_numbers(self) -> int:
+        """Numbers in one page."""
+        _, kv_heads, page_size, head_dim = self.shape
+        return kv_heads * page_size * head_dim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages, the spare one aside."""
+        return self.shape[0] * self.page_numbers * int(self.array.itemsize)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the numbers of one page to another."""
+        if self._launcher is None:
+            self._put(self._mx.take(self.array, self._mx.array([source]), axis=0), target)
+        else:
+            self._launch(self.array, source, target)
+
+    def read_page(self, page: int) -> ByteArray:
+        """The bytes of one page, on the host."""
+        held = self._mx.take(self.array, self._mx.array([page]), axis=0)
+        self._mx.eval(held)
+        return np.ascontiguousarray(view_host(self._mx, held)).reshape(-1).view(np.uint8)
+
+    def write_page(self, page: int, source: ByteArray) -> None:
+        """Overwrite one page with bytes that `read_page` gave."""
+        array = self._mx.array(np.ascontiguousarray(source)).view(self.array.dtype).reshape(1, *self.shape[1:])
+        if self._launcher is None:
+            self._put(array, page)
+        else:
+            self._launch(array, 0, page)
+
+    def _put(self, page: Any, target: int) -> None:
+        self._mx.eval(page)  # made from the old memory before that is written
+        self.array[target : target + 1] = page
+        self._mx.eval(self.array)
+
+    def _launch(self, source: Any, page: int, target: int) -> None:
+        assert self._launcher is not None
+        pages = self._mx.array([page, target, 0, 0, 0, 0, 0, 0], self._mx.int32)
+        (done,) = self._launcher.launch(
+            COPY_PAGE,
+            [source, self.array, pages, self._launcher.numbers(self.page_numbers)],
+            groups=(-(-self.page_numbers // THREADS), 1, 1),
+            threads=THREADS,
+            outputs=[((8,), self._mx.float32)],
+        )
+        self._mx.eval(done)

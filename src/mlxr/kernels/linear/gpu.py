@@ -1,0 +1,333 @@
+"""`linear` on a GPU: quantised weights stay in the blocks of the file, floats go to MLX's matmul.
+
+Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. More rows: the weight is expanded a tile at a
+time, small enough to stay in the device's cache, and MLX multiplies. Without kernels (MLX on CPU) weights are decoded
+when they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import Deferred, settle
+from mlxr.kernels.gpu.device import Upload
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.weight import LinearWeight
+from mlxr.kernels.tensor import FloatArray, TensorSource
+
+FLOATS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How blocks.h knows a type: ggml's number, values and bytes of a block, and where in it each plane's field lies.
+
+    `fields` are (offset, bytes), in the order of the planes; without any, blocks stay whole.
+    """
+
+    number: int
+    block_size: int
+    block_bytes: int
+    fields: tuple[tuple[int, int], ...] = ()
+
+
+LAYOUTS = {
+    "f16": Layout(1, 256, 512),
+    "bf16": Layout(30, 256, 512),
+    "q4_0": Layout(2, 32, 18, ((2, 16), (0, 2))),
+    "q4_1": Layout(3, 32, 20, ((4, 16), (0, 4))),
+    "q5_0": Layout(6, 32, 22, ((6, 16), (2, 4), (0, 2))),
+    "q5_1": Layout(7, 32, 24, ((8, 16), (4, 4), (0, 4))),
+    "q8_0": Layout(8, 32, 34, ((2, 32), (0, 2))),
+    "q2_k": Layout(10, 256, 84, ((16, 64), (0, 16), (80, 4))),
+    "q3_k": Layout(11, 256, 110, ((32, 64), (0, 32), (96, 12), (108, 2))),
+    "q4_k": Layout(12, 256, 144),
+    "q5_k": Layout(13, 256, 176),
+    "q6_k": Layout(14, 256, 210, ((0, 128), (128, 64), (192, 16), (208, 2))),
+    "q8_k": Layout(15, 256, 292, ((4, 256), (0, 4))),  # the sums at the end follow from the rest
+    "iq4_nl": Layout(20, 32, 18, ((2, 16), (0, 2))),
+    "iq4_xs": Layout(23, 256, 136, ((8, 128), (4, 4), (0, 4))),
+    "mxfp4": Layout(39, 32, 17, ((1, 16), (0, 1))),
+}
+BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
+MAX_ROWS = 8
+MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
+TILE_BYTES = 256 * 2**20
+SIMD_GROUPS = 4
+PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
+MANY_OUTPUTS = 4096
+
+_FOLDER = Path(__file__).parent
+ROWS = Kernel(
+    "linear_rows",
+    _FOLDER,
+    "rows.body",
+    ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
+    ("out",),
+    ("blocks.h", "rows.h"),
+)
+EXPAND = Kernel("linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h",))
+KERNELS = (ROWS, EXPAND)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Neighbouring tensors of one type: `upload` holds their planes, or the matrix (rows, columns) of floats.
+
+    `raw` are the bytes that kernels read, None for what they do not multiply.
+    """
+
+    type_name: str
+    rows: int
+    upload: Upload
+    raw: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normed:
+    """A norm that waits: x (T, n) in f32, and the weight on the device."""
+
+    x: Any
+    weight: Any
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """A product of few rows that waits; x is an array or a norm."""
+
+    x: Any
+    parts: list[Part]
+    bias: Any
+
+    @property
+    def tokens(self) -> int:
+        """Rows of x."""
+        rows: int = (self.x.x if isinstance(self.x, Normed) else self.x).shape[0]
+        return rows
+
+
+Payload = tuple[list[Part], Any]  # and the bias of all outputs, or None
+
+
+def prepare(
+    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
+) -> tuple[Payload, int]:
+    """The parts on the device and their bytes. Raises DeviceError for a type without a kernel."""
+    for tensor in tensors:
+        if tensor.type_name not in FLOATS and tensor.type_name not in BLOCKS:
+            known = ", ".join([*FLOATS, *sorted(BLOCKS)])
+            raise DeviceError(
+                f"tensor {tensor.name} has type {tensor.type_name}, which has no GPU kernel; known are {known}"
+            )
+        if tensor.type_name in BLOCKS and tensor.shape[1] % LAYOUTS[tensor.type_name].block_size:
+            raise ValueError(
+                f"tensor {tensor.name} has {tensor.shape[1]} columns, {tensor.type_name} needs whole blocks"
+            )
+    parts = []
+    for type_name, group in groupby(tensors, key=lambda tensor: tensor.type_name):
+        parts.append(_make_part(ctx, type_name, list(group)))
+    bias = _join_biases(ctx, tensors, biases)
+    return (parts, bias), sum(part.upload.array.nbytes for part in parts) + (0 if bias is None else bias.nbytes)
+
+
+def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
+    """x Wᵀ + b; x in any float type, the result in the type of the activations, perhaps deferred."""
+    mx, gpu = ctx.gpu.mx, ctx.gpu
+    parts, bias = weight.payload
+    tokens = x.shape[0]
+    if not tokens:
+        return mx.zeros((0, weight.out_features), gpu.activations)
+    if len(parts) <= 2 and all(_has_kernel(part, tokens) for part in parts):
+        inputs = x.parts if isinstance(x, Deferred) and x.is_open else settle(x)
+        product = Product(inputs, parts, bias)
+        return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
+    x = settle(x)
+    outputs = []
+    for part in parts:
+        if _has_kernel(part, tokens):
+            outputs.append(multiply(ctx, Product(x, [part], None)))
+        elif part.type_name in FLOATS:
+            outputs.append(_multiply_floats(ctx, x, part.upload.array))
+        else:
+            outputs += _multiply_tiles(ctx, x, part)
+    result = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+    if bias is not None:
+        result = result + bias
+    return result.astype(gpu.activations)
+
+
+def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None) -> Any:
+    """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
+    gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
+    normed = product.x if isinstance(product.x, Normed) else None
+    x = product.x if normed is None else normed.x
+    tokens, columns = x.shape
+    first, second = product.parts[0], product.parts[-1]
+    rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
+    width = next(width for width in (1, 2, 4, 8) if width >= tokens)
+    per_group = choose_rows(width, sum(rows))
+    made = rows[0] // 2 if gate else sum(rows)
+    step = PRODUCT_SIMD_GROUPS * (per_group // 2 if gate else per_group)
+    groups = -(-made // step) if gate else sum(-(-count // step) for count in rows)
+    kind = gpu.activations if residual is None else gpu.mx.float32
+    none = numbers(0.0)
+    (out,) = gpu.launcher.launch(
+        ROWS,
+        [
+            x,
+            first.raw,
+            second.raw,
+            none if product.bias is None else product.bias,
+            none if normed is None else normed.weight,
+            none if residual is None else residual,
+            none if normed is None else numbers(normed.eps),
+            numbers(columns, tokens, *rows),
+        ],
+        groups=(groups, 1, 1),
+        threads=32 * PRODUCT_SIMD_GROUPS,
+        outputs=[((tokens, made), kind)],
+        constants={
+            "TYPE_A": LAYOUTS[first.type_name].number,
+            "TYPE_B": LAYOUTS[second.type_name].number,
+            "ROWS": per_group,
+            "T": width,
+            "BIAS": int(product.bias is not None),
+            "NORM": int(normed is not None),
+            "GATE": gate,
+            "RESIDUAL": int(residual is not None),
+        },
+        types={"X": x.dtype, "Y": kind},
+    )
+    return out
+
+
+def choose_rows(tokens: int, outputs: int) -> int:
+    """Outputs that a SIMD-group makes at a time: even, since a gate takes two."""
+    return 4 if tokens >= 4 and outputs >= MANY_OUTPUTS else 2
+
+
+def add_product(ctx: Context, product: Product, x: Any) -> Any:
+    """x plus the product, in f32."""
+    return multiply(ctx, product, residual=x)
+
+
+def can_gate(product: Product) -> bool:
+    """Whether `gate_product` takes it."""
+    return len(product.parts) == 1
+
+
+def gate_product(ctx: Context, product: Product, kind: str) -> Any:
+    """act(first half of the product) * second half."""
+    return multiply(ctx, product, gate=1 if kind == "silu" else 2)
+
+
+def _has_kernel(part: Part, tokens: int) -> bool:
+    limit = MAX_FLOAT_ROWS if part.type_name in FLOATS else MAX_ROWS
+    return part.raw is not None and tokens <= limit
+
+
+def _make_part(ctx: Context, type_name: str, tensors: list[TensorSource]) -> Part:
+    mx, layout = ctx.gpu.mx, LAYOUTS.get(type_name)
+    rows, columns = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
+    if ctx.gpu.launcher is None and type_name in BLOCKS:
+        return _decode(ctx, tensors)
+    if len(tensors) == 1:
+        upload = ctx.gpu.upload(tensors[0], arrange_blocks)
+    else:
+        joined = mx.concatenate([ctx.gpu.read(tensor) for tensor in tensors])
+        for tensor in tensors:
+            tensor.release()
+        upload = Upload(arrange_blocks(mx, type_name, joined))
+    if ctx.gpu.launcher is None or layout is None or columns % layout.block_size:
+        return Part(type_name, rows, upload, None)
+    raw = upload.array
+    if type_name in FLOATS:
+        raw = raw.view(mx.uint8).reshape(-1)
+        mx.eval(raw)
+    return Part(type_name, rows, upload, raw)
+
+
+def arrange_blocks(mx: Any, type_name: str, raw: Any) -> Any:
+    """Blocks of a file as planes; floats and types whose blocks are aligned as they are."""
+    layout = LAYOUTS.get(type_name)
+    if layout is not None and layout.fields:
+        blocks = raw.reshape(-1, layout.block_bytes)
+        raw = mx.concatenate([blocks[:, at : at + size].reshape(-1) for at, size in layout.fields])
+    mx.eval(raw)
+    return raw
+
+
+def expand_blocks(ctx: Context, part: Part, columns: int, rows: range, kind: Any) -> Any:
+    """Rows of quantised weights as plain numbers of type `kind`, (rows, columns)."""
+    sizes = ctx.gpu.launcher.numbers(columns, len(rows), rows.start, part.rows)
+    return _launch_expand(ctx, part.upload, part.type_name, sizes, sizes, (len(rows), columns), kind, pick=0)
+
+
+def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: Any, kind: Any) -> Any:
+    """The rows of an uploaded table that `ids` names as plain numbers, (ids, columns)."""
+    rows, columns = table.shape
+    sizes = ctx.gpu.launcher.numbers(columns, ids.shape[0], 0, rows)
+    return _launch_expand(ctx, upload, table.type_name, ids, sizes, (ids.shape[0], columns), kind, pick=1)
+
+
+def _launch_expand(
+    ctx: Context, upload: Upload, type_name: str, ids: Any, sizes: Any, shape: tuple[int, int], kind: Any, pick: int
+) -> Any:
+    (out,) = ctx.gpu.launcher.launch(
+        EXPAND,
+        [upload.array, ids, sizes],
+        groups=(-(-shape[0] // SIMD_GROUPS), 1, 1),
+        threads=32 * SIMD_GROUPS,
+        outputs=[(shape, kind)],
+        constants={"TYPE_A": LAYOUTS[type_name].number, "PICK": pick},
+        types={"Y": kind},
+    )
+    return out
+
+
+def _multiply_tiles(ctx: Context, x: Any, part: Part) -> list[Any]:
+    mx = ctx.gpu.mx
+    kind = mx.bfloat16 if ctx.gpu.narrow else mx.float32
+    inputs, columns = x.astype(kind), x.shape[1]
+    step = max(1, TILE_BYTES // (columns * kind.size))
+    outputs = []
+    for start in range(0, part.rows, step):
+        rows = range(start, min(start + step, part.rows))
+        outputs.append(inputs @ expand_blocks(ctx, part, columns, rows, kind).T)
+    return outputs
+
+
+def _multiply_floats(ctx: Context, x: Any, matrix: Any) -> Any:
+    if ctx.gpu.narrow:
+        return x.astype(matrix.dtype) @ matrix.T
+    return x.astype(ctx.gpu.mx.float32) @ matrix.T.astype(ctx.gpu.mx.float32)
+
+
+def _decode(ctx: Context, tensors: Sequence[TensorSource]) -> Part:
+    matrix = np.concatenate([tensor.to_float32() for tensor in tensors])
+    for tensor in tensors:
+        tensor.release()
+    array = ctx.gpu.mx.array(matrix)
+    ctx.gpu.mx.eval(array)
+    return Part("f32", len(matrix), Upload(array), None)
+
+
+def _join_biases(ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None) -> Any:
+    if biases is None or all(bias is None for bias in biases):
+        return None
+    vectors = [
+        np.zeros(tensor.shape[0], np.float32) if bias is None else bias
+        for tensor, bias in zip(tensors, biases, strict=True)
+    ]
+    joined = ctx.gpu.mx.array(np.concatenate(vectors))
+    ctx.gpu.mx.eval(joined)
+    return joined

@@ -1,0 +1,96 @@
+// A few rows of x times ROWS rows of a weight by each SIMD-group of a threadgroup.
+//
+// A threadgroup walks over the columns, 32 runs at a time. It brings x into shared memory in the order in which the
+// lanes will want it: for every unit, near and far, the four numbers of all lanes side by side. Then every lane
+// multiplies one run of each of its weight rows. Scale and offset follow once per run, so the sum of x over a run's
+// quads is shared by all weight rows. With NORM, x is multiplied by `norm` on the way in, and each thread sums the
+// squares of what it brought. A threadgroup has as many SIMD-groups as a run has quads, each brings one.
+
+enum { RUNS_AT_ONCE = 32, QUADS = 8, SHARED_PER_TOKEN = 1024 }; // quads of a run; numbers of x in shared memory
+
+template <typename Q, int ROWS, int T, bool NORM, typename X>
+FUNCTION void multiply_rows(Bytes weights, uint64_t total, PRIVATE const int *rows, const DEVICE X *x,
+                            const DEVICE float *norm, int columns, int tokens, int thread_id, GROUP float *shared,
+                            PRIVATE float *sums, PRIVATE float *squares) {
+  const int runs = columns / 32, blocks = columns / Q::BLOCK, lane = thread_id % 32;
+  UNROLL
+  for (int i = 0; i < ROWS * T; ++i)
+    sums[i] = 0.0f;
+  UNROLL
+  for (int t = 0; t < T; ++t)
+    squares[t] = 0.0f;
+  for (int base = 0; base < runs; base += RUNS_AT_ONCE) {
+    const int index = base + lane, block = index / Q::RUNS, run = index % Q::RUNS;
+    uint w[ROWS][Q::WORDS];
+    float scale[ROWS][2], offset[ROWS][2], v[T][4];
+    // everything that comes from far is asked for before anything waits
+    const int quad = thread_id / 32;
+    if (index < runs) {
+      UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        Q::load(weights, total, uint64_t(rows[r]) * blocks + block, run, w[r]);
+        Q::scales(weights, total, uint64_t(rows[r]) * blocks + block, run, scale[r], offset[r]);
+      }
+      const int column = block * Q::BLOCK + Q::first(run) + quad / 2 * Q::STEP + quad % 2 * Q::DELTA;
+      float gain[4];
+      if (NORM)
+        load<4>(norm + column, gain);
+      UNROLL
+      for (int t = 0; t < T; ++t) {
+        load<4>(x + uint64_t(t < tokens ? t : tokens - 1) * columns + column, v[t]);
+        UNROLL
+        for (int i = 0; i < 4; ++i)
+          if (NORM) {
+            squares[t] += v[t][i] * v[t][i];
+            v[t][i] *= gain[i];
+          }
+      }
+    }
+    barrier();
+    if (index < runs)
+      for (int t = 0; t < T; ++t)
+        store_shared(shared + (t * QUADS + quad) * RUNS_AT_ONCE * 4 + lane * 4, v[t]);
+    barrier();
+    if (index < runs) {
+      float a[ROWS][T], b[ROWS][T], near_sum[T], far_sum[T];
+      UNROLL
+      for (int t = 0; t < T; ++t) {
+        near_sum[t] = far_sum[t] = 0.0f;
+        UNROLL
+        for (int r = 0; r < ROWS; ++r)
+          a[r][t] = b[r][t] = 0.0f;
+      }
+      UNROLL
+      for (int u = 0; u < 4; ++u) {
+        float f[ROWS][8];
+        UNROLL
+        for (int r = 0; r < ROWS; ++r)
+          Q::unit(w[r], u, f[r]);
+        UNROLL
+        for (int t = 0; t < T; ++t) {
+          float x8[8];
+          const GROUP float *from = shared + (t * QUADS + 2 * u) * RUNS_AT_ONCE * 4 + lane * 4;
+          load_shared(from, x8);
+          load_shared(from + RUNS_AT_ONCE * 4, x8 + 4);
+          if (Q::OFFSETS) {
+            near_sum[t] += (x8[0] + x8[1]) + (x8[2] + x8[3]);
+            far_sum[t] += (x8[4] + x8[5]) + (x8[6] + x8[7]);
+          }
+          UNROLL
+          for (int r = 0; r < ROWS; ++r)
+            for (int i = 0; i < 4; ++i) {
+              a[r][t] += f[r][i] * x8[i];
+              b[r][t] += f[r][4 + i] * x8[4 + i];
+            }
+        }
+      }
+      UNROLL
+      for (int r = 0; r < ROWS; ++r)
+        for (int t = 0; t < T; ++t) {
+          sums[r * T + t] += scale[r][0] * a[r][t] + scale[r][1] * b[r][t];
+          if (Q::OFFSETS)
+            sums[r * T + t] += offset[r][0] * near_sum[t] + offset[r][1] * far_sum[t];
+        }
+    }
+  }
+}

@@ -1,0 +1,54 @@
+"""`rms_norm` on a GPU: the stream stays f32, the normed rows are what `linear` wants.
+
+What is added may be a product that has not been computed yet, which then adds the stream itself; and the norm waits for
+the product that follows, which may do it on the way. Else sum and norm are one launch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import Deferred, settle
+from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.linear.gpu import MAX_ROWS, Normed, add_product
+from mlxr.kernels.tensor import FloatArray
+
+MAX_THREADS = 512
+NORM = Kernel(
+    "rms_norm",
+    Path(__file__).parent,
+    "norm.body",
+    ("x", "residual", "weight", "numbers", "sizes"),
+    ("normed", "summed"),
+)
+KERNELS = (NORM,)
+
+
+def rms_norm(ctx: Context, x: Any, weight: FloatArray, eps: float, residual: Any | None) -> tuple[Any, Any]:
+    """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
+    gpu, scale, x = ctx.gpu, ctx.gpu.hold(weight), settle(x)
+    if gpu.launcher is None:
+        summed = x if residual is None else x + settle(residual)
+        return gpu.mx.fast.rms_norm(summed, scale, eps), summed
+    if isinstance(residual, Deferred) and residual.is_open:
+        x, residual = add_product(ctx, residual.parts, x), None
+    if residual is None and x.shape[0] <= MAX_ROWS:
+        parts = Normed(x, scale, eps)
+        return Deferred(x.shape, gpu.activations, parts, lambda: _norm(ctx, x, scale, eps, None)[0]), x
+    return _norm(ctx, x, scale, eps, settle(residual))
+
+
+def _norm(ctx: Context, x: Any, scale: Any, eps: float, residual: Any | None) -> tuple[Any, Any]:
+    gpu, (rows, columns) = ctx.gpu, x.shape
+    normed, summed = gpu.launcher.launch(
+        NORM,
+        [x, x if residual is None else residual, scale, gpu.launcher.numbers(eps), gpu.launcher.numbers(columns)],
+        groups=(rows, 1, 1),
+        threads=min(MAX_THREADS, -(-columns // LANES) * LANES),
+        outputs=[((rows, columns), gpu.activations), ((1, 1) if residual is None else (rows, columns), gpu.mx.float32)],
+        constants={"RESIDUAL": int(residual is not None)},
+        types={"Y": gpu.activations, "S": gpu.mx.float32},
+    )
+    return normed, x if residual is None else summed

@@ -1,0 +1,51 @@
+"""Rows of what the operators return: picked, repeated, fetched, without knowing what an array is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.tensor import FloatArray
+
+
+def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatArray:
+    """The rows of `array` (T, n) that the batch wants logits of."""
+    if ctx.gpu is None:
+        return array[batch.output_rows]
+    if len(batch.output_rows) == batch.tokens:
+        return array  # rows are distinct and rising, so these are all
+    picked: FloatArray = ctx.gpu.mx.take(settle(array), ctx.gpu.place(batch).output_rows, axis=0)
+    return picked
+
+
+def repeat_rows(ctx: Context, array: FloatArray, counts: Sequence[int]) -> FloatArray:
+    """Row i of `array` counts[i] times, one after another."""
+    if all(count == 1 for count in counts):
+        return array
+    rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    if isinstance(array, np.ndarray):
+        return array[rows]
+    repeated: FloatArray = ctx.gpu.mx.take(array, ctx.gpu.mx.array(rows), axis=0)
+    return repeated
+
+
+def fetch_rows(ctx: Context, array: FloatArray) -> FloatArray:
+    """`array` (R, n) in the host's memory, as f32; on a GPU this computes it and whatever is pending."""
+    if ctx.gpu is None:
+        return array
+    if not array.shape[0]:
+        ctx.gpu.submit()
+        return np.zeros(array.shape, np.float32)
+    wide = settle(array).astype(ctx.gpu.mx.float32)
+    ctx.gpu.submit(wide)
+    return np.ascontiguousarray(np.asarray(wide))
+
+
+def place_rows(ctx: Context, array: FloatArray) -> FloatArray:
+    """Rows (R, n) in the host's memory where the operators of the context want them."""
+    placed: FloatArray = array if ctx.gpu is None else ctx.gpu.mx.array(array)
+    return placed

@@ -1,0 +1,134 @@
+"""Inputs for the GPU kernels, and what NumPy makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxr.cache.arena import Arena
+from mlxr.formats import TensorSource, by_name
+from mlxr.kernels.attend import KVType, attend
+from mlxr.kernels.context import Context
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rope import RopeTable, build_table
+from mlxr.kernels.split_heads import HeadNorms, split_heads
+
+Floats = NDArray[np.float32]
+REFERENCE = Context("reference")
+QUANTISED = (
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4",
+)  # fmt: skip
+# Where in a block half-precision scales lie; the others are set below.
+_HALVES = {
+    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
+    "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "q8_k": (), "iq4_nl": (0,), "iq4_xs": (0,), "mxfp4": (),
+}  # fmt: skip
+
+
+def make_tensor(type_name: str, rows: int, columns: int, seed: int = 0) -> TensorSource:
+    """Random blocks that use every bit of every field, with scales of sensible size and both signs."""
+    rng = np.random.default_rng([seed, rows, columns, *type_name.encode()])
+    kind = by_name(type_name)
+    if type_name not in QUANTISED:
+        values = rng.standard_normal((rows, columns)).astype(np.float32) / np.float32(np.sqrt(columns))
+        return TensorSource("w", type_name, (rows, columns), kind.encode(values.reshape(-1, 1)).reshape(-1))  # type: ignore[misc]
+    blocks = rng.integers(0, 256, (rows * columns // kind.block_size, kind.type_size), dtype=np.uint8)
+    for offset in _HALVES[type_name]:
+        scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    if type_name == "mxfp4":
+        blocks[:, 0] = rng.integers(110, 130, len(blocks))
+    if type_name == "q8_k":
+        blocks[:, :4] = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float32).view(np.uint8).reshape(-1, 4)
+    return TensorSource("w", type_name, (rows, columns), blocks.reshape(-1))
+
+
+def random_floats(seed: int, *shape: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def relative_error(result: Any, expected: Floats) -> float:
+    """Root mean square of the difference over that of what is expected; not-a-number stays so."""
+    difference = np.asarray(result).astype(np.float64) - expected
+    assert difference.shape == expected.shape
+    return float(np.sqrt((difference**2).mean() / (expected.astype(np.float64) ** 2).mean()))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Sequences with some context in the cache, and the next tokens of each."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    contexts: tuple[int, ...]
+    queries: tuple[int, ...]
+    rot_dim: int = 0
+    interleaved: bool = False
+    normed: bool = False
+    window: int | None = None
+    kv_type: KVType = "bf16"
+
+    def table(self) -> RopeTable:
+        return build_table(max(self.contexts), self.rot_dim or self.head_dim, 1e4, interleaved=self.interleaved)
+
+    def norms(self) -> HeadNorms | None:
+        if not self.normed:
+            return None
+        return HeadNorms(random_floats(1, self.head_dim) + 1, random_floats(2, self.head_dim) + 1, 1e-5)
+
+    def batches(self) -> list[RaggedBatch]:
+        """One batch that fills the caches, then one with the queries."""
+        before = [context - count for context, count in zip(self.contexts, self.queries, strict=True)]
+        filled = [index for index, count in enumerate(before) if count]
+        return [
+            *([self._cut(filled, [0] * len(filled), [before[i] for i in filled])] if filled else []),
+            self._cut(range(len(before)), before, self.contexts),
+        ]
+
+    def _cut(self, chosen: Sequence[int], firsts: Sequence[int], lasts: Sequence[int]) -> RaggedBatch:
+        width = -(-max(self.contexts) // self.page_size)
+        order = np.random.default_rng(7).permutation(width * len(self.contexts)).astype(np.int32)
+        table = np.ascontiguousarray(order.reshape(len(self.contexts), width)[list(chosen)])
+        positions = np.concatenate([np.arange(a, b) for a, b in zip(firsts, lasts, strict=True)]).astype(np.int32)
+        counts = np.subtract(lasts, firsts)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        slots = table[owners, positions // self.page_size] * self.page_size + positions % self.page_size
+        return RaggedBatch(
+            token_ids=np.zeros(len(positions), np.int32),
+            positions=positions,
+            slots=slots.astype(np.int32),
+            query_starts=np.cumsum([0, *counts]).astype(np.int32),
+            context_lengths=np.asarray(lasts, np.int32),
+            page_table=table,
+            output_rows=np.arange(len(positions), dtype=np.int32),
+        )
+
+
+def play(ctx: Context, scene: Scene, repeat: int = 1) -> Floats:
+    """What attention gives for the queries of the scene, after all keys and values went through the pages."""
+    pages = -(-max(scene.contexts) // scene.page_size) * len(scene.contexts)
+    arena = Arena(ctx, 1, pages, scene.kv_heads, scene.page_size, scene.head_dim, scene.kv_type)
+    table, norms, result = scene.table(), scene.norms(), None
+    for index, batch in enumerate(scene.batches()):
+        columns = (scene.heads + 2 * scene.kv_heads) * scene.head_dim
+        qkv = random_floats(index, batch.tokens, columns)
+        array: Any = qkv if ctx.gpu is None else ctx.gpu.mx.array(qkv)
+        q = split_heads(ctx, array, scene.heads, batch, table, arena.k_pools[0], arena.v_pools[0], norms)
+        if ctx.gpu is not None:
+            ctx.gpu.submit(q)
+        result = attend(
+            ctx,
+            q,
+            arena.k_pools[0],
+            arena.v_pools[0],
+            batch,
+            scale=scene.head_dim**-0.5,
+            sliding_window=scene.window,
+        )
+    return np.asarray(result)

@@ -1,0 +1,79 @@
+"""The engine over a GPU's arrays: answers and texts to embed in one batch, masked rows, pages that are refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gpu_cases import REFERENCE, Floats, random_floats, relative_error
+
+from mlxr.cache.arena import Arena
+from mlxr.core.errors import DeviceError
+from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.sequence import TokenEvent
+from mlxr.kernels.context import Context
+from mlxr.kernels.sample import NO_TOKEN, SampleRow, sample
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from tiny_models import build_hf, read_golden
+
+CHUNK_TOKENS = 4
+
+
+def serve(ctx: Context) -> tuple[list[int], list[Floats]]:
+    """A greedy answer of three tokens beside two texts of several chunks, then a text alone; all their vectors."""
+    config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
+    text = tokens.reshape(-1).tolist()[:6]
+    model = build_hf(ctx, config, seed, "f32")
+    engine = Engine(model, ctx, eos_ids=(), pages=16, page_size=8, kv_type="f32", prefill_chunk_tokens=CHUNK_TOKENS)
+    answer = engine.submit(text[:2], SamplingParams(max_tokens=3, temperature=0))
+    texts = [engine.submit_embedding(text, "mean"), engine.submit_embedding(text[::-1], "last")]
+    events = finish(engine)
+    texts.append(engine.submit_embedding(text, "last"))  # no state of its first chunk is wanted
+    events += finish(engine)
+    embeddings = {event.sequence_id: event.embedding for event in events if event.embedding is not None}
+    drawn = [event.token_id for event in events if event.sequence_id == answer and event.token_id is not None]
+    return drawn, [embeddings[text_id] for text_id in texts]
+
+
+def finish(engine: Engine) -> list[TokenEvent]:
+    events = []
+    while engine.has_work:
+        events += engine.step()
+        engine.check()
+    return events
+
+
+def check_serving(ctx: Context, allowed: float) -> None:
+    (answer, embeddings), (expected_answer, expected) = serve(ctx), serve(REFERENCE)
+    assert answer == expected_answer
+    assert len(answer) == 3
+    for found, wanted in zip(embeddings, expected, strict=True):
+        assert relative_error(found, wanted) < allowed
+
+
+def test_texts_are_embedded_beside_answers(gpu: Context) -> None:
+    check_serving(gpu, 1e-3 if gpu.gpu.narrow else 5e-6)
+
+
+def test_texts_are_embedded_by_mlx_operations() -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed")
+    check_serving(Context("mlx-cpu"), 5e-6)
+
+
+def test_masked_rows_are_drawn_on_the_host(gpu: Context) -> None:
+    logits = random_floats(8, 3, 40)
+    allowed = np.array([1 << 7, 1 << 2], np.uint32)  # ids 7 and 34
+    rows = [SampleRow(), SampleRow(mask=allowed), SampleRow(mask=np.zeros(2, np.uint32))]
+    gpu.ledger.reset()
+    found = [row.token_id for row in sample(gpu, gpu.gpu.mx.array(logits), rows)]
+    assert found == [logits[0].argmax(), max((7, 34), key=lambda token_id: logits[1, token_id]), NO_TOKEN]
+    assert [row.implementation for row in gpu.ledger.snapshot().dispatches] == ["cpu"]
+
+
+def test_q8_pages_are_refused_by_name(gpu: Context) -> None:
+    with pytest.raises(DeviceError, match=f"device '{gpu.device}' keeps no q8 pages; kv_type must be one of bf16"):
+        Arena(gpu, 1, 2, 1, 16, 64, "q8")

@@ -1,0 +1,62 @@
+"""Norms, activations and the choice of tokens on the GPU against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu_cases import REFERENCE, random_floats, relative_error
+
+from mlxr.kernels.activate import activate
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.sample import SampleRow, sample
+
+EXACT = 2e-6
+
+
+@pytest.mark.parametrize("columns", [16, 100, 2048])
+@pytest.mark.parametrize("added", [False, True])
+def test_norm(gpu: Context, columns: int, added: bool) -> None:
+    x, weight = random_floats(1, 3, columns), random_floats(2, columns)
+    residual = random_floats(3, 3, columns) if added else None
+    mx = gpu.gpu.mx
+    normed, summed = rms_norm(gpu, mx.array(x), weight, 1e-5, None if residual is None else mx.array(residual))
+    expected, total = rms_norm(REFERENCE, x, weight, 1e-5, residual)
+    assert relative_error(settle(normed), expected) < EXACT
+    assert relative_error(summed, total) < EXACT
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+def test_activation(gpu: Context, kind: str) -> None:
+    gate_up = random_floats(4, 5, 2 * 300) * 6
+    gate_up[0, :2] = -200, 200
+    result = activate(gpu, gpu.gpu.mx.array(gate_up), kind)  # type: ignore[arg-type]
+    assert relative_error(result, activate(REFERENCE, gate_up, kind)) < EXACT  # type: ignore[arg-type]
+
+
+def test_greedy_tokens_come_with_their_logprobs(gpu: Context) -> None:
+    logits = random_floats(5, 4, 1000)
+    logits[1, [17, 400]] = 9  # the lower id wins
+    rows = [SampleRow() for _ in logits]
+    for found, wanted in zip(sample(gpu, gpu.gpu.mx.array(logits), rows), sample(REFERENCE, logits, rows), strict=True):
+        assert found.token_id == wanted.token_id
+        assert found.logprob == pytest.approx(wanted.logprob, abs=1e-5)
+
+
+def test_other_rules_draw_as_on_the_host(gpu: Context) -> None:
+    logits = random_floats(6, 2, 500)
+    rows = [
+        SampleRow(temperature=0.8, top_p=0.9, uniform=0.3),
+        SampleRow(top_logprobs=3, bias_ids=np.array([4], np.int32), bias_values=np.array([50], np.float32)),
+    ]
+    found, wanted = sample(gpu, gpu.gpu.mx.array(logits), rows), sample(REFERENCE, logits, rows)
+    assert [row.token_id for row in found] == [row.token_id for row in wanted]
+    assert [top.token_id for top in found[1].top] == [top.token_id for top in wanted[1].top]
+
+
+def test_not_a_number_is_an_error(gpu: Context) -> None:
+    logits = random_floats(7, 2, 50)
+    logits[1, 3] = np.nan
+    with pytest.raises(ValueError, match="row 1"):
+        sample(gpu, gpu.gpu.mx.array(logits), [SampleRow(), SampleRow()])

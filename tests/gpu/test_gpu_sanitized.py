@@ -1,0 +1,65 @@
+"""Every kernel once under the address sanitizer, and proof that the emulator sees what a GPU would not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gpu_cases import REFERENCE, Scene, make_tensor, play, random_floats, relative_error
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.activate import activate
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.rms_norm import rms_norm
+
+EXACT = 3e-6
+
+
+@pytest.mark.parametrize("tokens", [3, 9])
+def test_products_stay_within_their_arrays(sanitized: Context, tokens: int) -> None:
+    tensors = [make_tensor("q4_k", 21, 1280), make_tensor("q6_k", 5, 1280)]
+    x = random_floats(1, tokens, 1280)
+    result = settle(linear(sanitized, sanitized.gpu.mx.array(x), prepare(sanitized, tensors)))
+    assert relative_error(result, linear(REFERENCE, x, prepare(REFERENCE, tensors))) < EXACT
+
+
+def test_fused_layer_stays_within_its_arrays(sanitized: Context) -> None:
+    """Norm, product and gate in one launch, then product and sum in one."""
+    mx, x, weight = sanitized.gpu.mx, random_floats(1, 2, 256), random_floats(2, 256)
+    up, down = [make_tensor("q5_k", 2 * 256, 256)], [make_tensor("q8_0", 256, 256)]
+
+    def run(ctx: Context, array: object) -> object:
+        normed, stream = rms_norm(ctx, array, weight, 1e-5)  # type: ignore[arg-type]
+        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)))
+        return rms_norm(ctx, stream, weight, 1e-5, linear(ctx, made, prepare(ctx, down)))[1]
+
+    assert relative_error(run(sanitized, mx.array(x)), np.asarray(run(REFERENCE, x))) < EXACT
+
+
+@pytest.mark.parametrize(
+    "scene", [Scene(4, 2, 80, 8, (21, 3), (1, 1), normed=True), Scene(4, 2, 64, 32, (600,), (1,), window=515)]
+)
+def test_attention_stays_within_its_arrays(sanitized: Context, scene: Scene) -> None:
+    assert relative_error(play(sanitized, scene), play(REFERENCE, scene)) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("out[thread_id] = x[thread_id + 1];", "heap-buffer-overflow"),
+        ("if (thread_id < 16) barrier(); out[thread_id] = x[thread_id];", "others never reach"),
+        ("if (lane_id < 16) out[lane_id] = sum_lanes(x[lane_id]);", "others never reach"),
+        ("float v[4]; load<4>(x + 1, v); out[thread_id] = v[0];", "not aligned"),
+    ],
+)
+def test_what_is_wrong_in_a_kernel_is_seen(sanitized: Context, body: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.body").write_text(body + "\n")
+    kernel, mx = Kernel("broken", tmp_path, "broken.body", ("x",), ("out",)), sanitized.gpu.mx
+    with pytest.raises(DeviceError, match=message):
+        sanitized.gpu.launcher.launch(
+            kernel, [mx.zeros(32)], groups=(1, 1, 1), threads=32, outputs=[((32,), mx.float32)]
+        )
