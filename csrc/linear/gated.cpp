@@ -1,5 +1,5 @@
 // Gate, up and down of a feed-forward block for many tokens: 32 columns of gate and of up are multiplied, activated and
-// quantised while they are in the cache, so that between the products there are only int8 activations.
+// quantised while they are in the cache, so that between the products there are only quantised activations.
 #include <algorithm>
 
 #include "linear/call.h"
@@ -43,13 +43,14 @@ void activate_tile(const GatedCall& gated, int64_t index, int64_t first, int64_t
     alignas(64) float activated[kTileTokens * kPanelRows];
     const ActivateCall activate{sums, activated, kPanelRows, gated.kind};
     operator_table(gated.call.runtime.isa)->activate(activate, 0, last - first, 0, kPanelRows);
-    gated.call.runtime.kernels->quantize({.x = activated,
-                                          .x_stride = kPanelRows,
-                                          .first_token = first,
-                                          .last_token = last,
-                                          .first_group = index,
-                                          .last_group = index + 1,
-                                          .activations = &gated.activated});
+    quantize(gated.call.runtime, {.x = activated,
+                                  .x_stride = kPanelRows,
+                                  .columns = kPanelRows,
+                                  .first_token = first,
+                                  .last_token = last,
+                                  .first_group = index,
+                                  .last_group = index + 1,
+                                  .activations = &gated.activated});
 }
 
 void multiply_pair(const GatedCall& gated, int64_t index, int64_t first_token, int64_t last_token,

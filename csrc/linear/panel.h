@@ -2,7 +2,7 @@
 // cache, and then multiplied with all tokens, a tile of tokens and rows in registers at a time. Sums as in
 // rows.h, bit for bit.
 //
-// A panel holds for each group, of 32 rows each: 8 words; the step, or for fine forms the steps of both halves; then by
+// A panel holds for each group, of 32 rows each: 8 words (16 of shorts); the step, or for fine forms the steps of both halves; then by
 // form the shift, and fine_shift (2).
 #pragma once
 
@@ -23,7 +23,7 @@ template <Form F>
 struct PanelGroup {
     static constexpr bool kShifted = F == Form::shifted || F == Form::fine_shifted;
     static constexpr bool kFine = F == Form::fine || F == Form::fine_shifted;
-    static constexpr int kStep = 8;  // offsets in units of kRowBytes
+    static constexpr int kStep = F == Form::shorts ? kShortWords : 8;  // offsets in units of kRowBytes
     static constexpr int kShift = 9;
     static constexpr int kFineStep = 8;
     static constexpr int kFineShift = 10;
@@ -31,6 +31,7 @@ struct PanelGroup {
     static constexpr int kBytes = kRowBytes * (F == Form::plain     ? 9
                                                : F == Form::shifted ? 10
                                                : F == Form::fine    ? 10
+                                               : F == Form::shorts  ? kShortWords + 1
                                                                     : 13);
 };
 
@@ -56,7 +57,10 @@ MLXR_INLINE void store_group(uint8_t* at, const Ints* w, const Scales& s, int g)
 
 template <class W, int J>
 MLXR_INLINE void unpack_stride(Unit unit, int n, const Scales& s, uint8_t* at) {
-    if constexpr (J < W::kStride) {
+    if constexpr (W::kForm == Form::shorts) {
+        for (int i = 0; i < kShortWords; ++i) store_ints(at + kRowBytes * i, word(unit, i));
+        store_floats(reinterpret_cast<float*>(at + kRowBytes * kShortWords), s.step[0]);
+    } else if constexpr (J < W::kStride) {
         const int g = n * W::kStride + J;
         Ints w[8];
         W::template weights<J>(unit, n, w);
@@ -164,6 +168,29 @@ MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t
     });
 }
 
+// The same for 16-bit weights and activations.
+template <int M>
+MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_t item,
+                                 Floats (*total)[kTileVectors]) {
+    const int16_t* values = a.shorts + 32 * item;
+    Ints sums[M][kTileVectors];
+    repeat<M>([&](auto m) MLXR_BODY { repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = splat(0); }); });
+    repeat<kShortWords>([&](auto i) MLXR_BODY {
+        Ints w[kTileVectors];
+        repeat<kTileVectors>([&](auto v) MLXR_BODY { w[v] = ints_at(at, i, v); });
+        repeat<M>([&](auto m) MLXR_BODY {
+            const Ints pair = spread(values + 32 * m + 2 * i);
+            repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = dot_shorts(sums[m][v], w[v], pair); });
+        });
+    });
+    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        const Floats step = floats_at(at, kShortWords, v);
+        repeat<M>([&](auto m) MLXR_BODY {
+            total[m][v] = fma(mul(step, splat(a.short_scales[item + m])), to_floats(sums[m][v]), total[m][v]);
+        });
+    });
+}
+
 // M tokens, which lie in one tile, times kTileRows rows from row `column` of the panel.
 template <Form F, bool Wide, int Zero, int M>
 void multiply_tile(const PanelJob& job, int64_t token, int column) {
@@ -181,7 +208,9 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     const uint8_t* at = job.panel + 4 * column;
     int64_t item = mlxr::item_index(a, token, job.first_group);
     for (int64_t group = job.first_group; group < job.last_group; ++group, at += P::kBytes, item += a.tile) {
-        if constexpr (P::kFine) {
+        if constexpr (F == Form::shorts) {
+            add_short_panel<M>(at, a, item, total);
+        } else if constexpr (P::kFine) {
             add_fine_panel<F, Wide, Zero, M>(at, a, item, total);
         } else {
             add_panel<F, Wide, Zero, M>(at, a, item, total);

@@ -1,7 +1,9 @@
-// See repack.h. Field by field a transposition of 16 rows; memory-bound, hidden behind reading the file.
+// See repack.h. Field by field a transposition of 16 rows; memory-bound, hidden behind reading the file. f16 is made into
+// blocks of integers on the way.
 #include "linear/repack.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "kernel_table.h"
@@ -10,10 +12,6 @@
 namespace mlxr {
 
 namespace {
-
-const Layout& layout(Type type) {
-    return kLayouts[static_cast<int>(type) - static_cast<int>(Type::q4_0)];
-}
 
 // Bit 4*i+b to bit 8*b+i: every fourth bit, from bit b on, gathered into byte b.
 uint32_t spread_fifth_bits(uint32_t bits) {
@@ -67,6 +65,45 @@ void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, in
     }
 }
 
+// 32 halves, of which `count` are there, to a block of kFixedLayout. The unit of the integers is 2**-13 of the power of
+// two in the largest magnitude, but not below 2**-24, the step of f16's subnormal numbers: so they stay under 2**14,
+// values of at least an eighth of that power are exact, and others are rounded to nearest even. Of infinity or
+// not-a-number comes an infinite step times zeros, which is not-a-number in every output of the row.
+void fix_halves(const uint8_t* source, int64_t count, uint8_t* block) {
+    constexpr int kColumns = 32, kSpecial = 31, kBias = 127;
+    int16_t halves[kColumns] = {}, largest = 0;
+    std::memcpy(halves, source, static_cast<size_t>(std::min<int64_t>(count, kColumns)) * sizeof(int16_t));
+    for (const int16_t half : halves) largest = std::max<int16_t>(largest, half & 0x7fff);
+    const int exponent = std::max(largest >> 10, 4);  // of f16, whose bias is 15
+    if (exponent == kSpecial) {
+        std::memset(block, 0, 2 * kColumns);
+        block[2 * kColumns] = 255;
+        return;
+    }
+    block[2 * kColumns] = static_cast<uint8_t>(exponent - 15 - 13 + kBias);
+    const float per_unit = std::bit_cast<float>(static_cast<uint32_t>(28 - exponent + kBias) << 23);
+    int16_t integers[kColumns];
+    for (int i = 0; i < kColumns; ++i) {
+        const uint32_t half = static_cast<uint16_t>(halves[i]);
+        const float magnitude = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;  // exact
+        // Adding 1.5*2**23 leaves the integer, rounded to nearest even, in the low bits.
+        const float value = std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude * per_unit) | (half & 0x8000u) << 16);
+        integers[i] = static_cast<int16_t>(std::bit_cast<uint32_t>(value + 12582912.0f));
+    }
+    std::memcpy(block, integers, sizeof integers);
+}
+
+// 16 rows of f16, or `rows`, `columns` halves apart.
+void repack_halves(const uint8_t* source, int rows, int64_t columns, uint8_t* out) {
+    uint8_t blocks[kRepackRows * kFixedBlockBytes];
+    for (int64_t first = 0; first < columns; first += 32, out += unit_bytes(Type::f16)) {
+        for (int r = 0; r < rows; ++r) {
+            fix_halves(source + 2 * (r * columns + first), columns - first, blocks + r * kFixedBlockBytes);
+        }
+        repack_unit(kFixedLayout, blocks, kFixedBlockBytes, rows, out);
+    }
+}
+
 template <typename T>
 void repack_dense(const uint8_t* source, int rows, int64_t columns, uint8_t* out) {
     constexpr int64_t kColumns = 64 / sizeof(T);  // one cache line of each row at a time
@@ -102,7 +139,8 @@ int64_t block_rows(Type type) {
 int64_t block_bytes(Type type, int64_t columns) {
     const TypeInfo& info = type_info(type);
     if (type == Type::bf16) return kDenseRows * ((columns + 1) / 2) * 4;
-    if (is_dense(type)) return kDenseRows * columns * info.block_bytes;
+    if (type == Type::f32) return kDenseRows * columns * info.block_bytes;
+    if (type == Type::f16) return (columns + 31) / 32 * unit_bytes(type);
     return columns / info.block_elements * unit_bytes(type);
 }
 
@@ -117,11 +155,11 @@ void repack_block(Type type, const uint8_t* source, int64_t rows, int64_t column
     } else if (type == Type::bf16) {
         if (columns % 2 == 0) return repack_dense<uint32_t>(source, valid, columns / 2, out);  // a pair is a word
         repack_pairs(source, valid, columns, out);
-    } else if (is_dense(type)) {
-        repack_dense<uint16_t>(source, valid, columns, out);
+    } else if (type == Type::f16) {
+        repack_halves(source, valid, columns, out);
     } else {
         for (int64_t u = 0; u < units; ++u) {
-            repack_unit(layout(type), source + u * info.block_bytes, stride, valid, out + u * unit_bytes(type));
+            repack_unit(layout_of(type), source + u * info.block_bytes, stride, valid, out + u * unit_bytes(type));
         }
     }
 }

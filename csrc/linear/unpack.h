@@ -7,8 +7,9 @@
 //   shifted       step * q - shift
 //   fine          step * fine * (q - z)                 fine: integer, one for 16 columns; step * fine is exact
 //   fine_shifted  step * fine * q - shift * fine_shift  likewise
+//   shorts        step * q                              q: 16 bits with sign, and so is the activation
 // A type is a row here: its constants, `scales` (once per unit) and `weights<J>` (group n*kStride+J of the
-// unit).
+// unit); of shorts the words are multiplied as they lie.
 #pragma once
 
 #include "kernel_table.h"
@@ -19,7 +20,9 @@ namespace {
 
 using mlxr::Type;
 
-enum class Form { plain, shifted, fine, fine_shifted };
+enum class Form { plain, shifted, fine, fine_shifted, shorts };
+
+constexpr int kShortWords = 16;  // words of a group of 32 shorts
 
 // Where the sum of a group begins: minus its zero point times the sum of its activations, for item `item`.
 template <bool Wide, int Zero>
@@ -312,6 +315,13 @@ struct MXFP4 : TypeOf<Type::mxfp4, Form::plain, kZero12, false, 1, 1> {
     MLXR_INLINE void weights(Unit unit, int, Ints* w) {
         unpack_nibbles(unit, 0, w);
         map_bytes(kMxfp4Table, w);
+    }
+};
+
+// f16 as fixed point (layout.h): 16 words and the exponent of the step.
+struct F16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 1, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        s.step[0] = as_floats(shift_left(load_u8(unit.base + 64 * kShortWords + kLanes * unit.part), 23));
     }
 };
 

@@ -1,7 +1,7 @@
 """The native `linear` for every weight type, instruction set and shape.
 
-What it should be is computed here in float64, from the weights as the `gguf` package decodes them and from activations
-quantised by the definition in NumPy. Equality between batches, chunks, threads and instruction sets is demanded bit for
+What it should be is computed here in float64, from the weights as the `gguf` package decodes them (f16 then as the
+16-bit integers that the kernels make of them) and from activations quantised by the definition in NumPy. Equality between batches, chunks, threads and instruction sets is demanded bit for
 bit. The native module is called as `kernels/linear/cpu.py` calls it.
 """
 
@@ -82,17 +82,33 @@ def decode(type_name: str, raw: Bytes, rows: int, columns: int) -> Floats:
     return decoded.reshape(rows, columns)
 
 
-def quantise(x: Floats) -> npt.NDArray[np.float64]:
-    """Activations after quantisation to int8 per 32, as float64: scale * value."""
-    groups = x.reshape(len(x), -1, 32)
+def in_groups(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(rows, groups of 32 columns, 32), the last group filled up with zeros."""
+    filled = np.pad(x, ((0, 0), (0, -x.shape[1] % 32)))
+    return filled.reshape(len(x), -1, 32)
+
+
+def quantise(x: Floats, most: int = 127) -> npt.NDArray[np.float64]:
+    """Activations after quantisation to integers up to `most` per 32, as float64: scale * value."""
+    groups = in_groups(x)
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
-        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0)).astype(np.float32)
+        inverse = np.where(largest > 0, np.float32(most) / largest, np.float32(0)).astype(np.float32)
     values = np.rint(groups * inverse)
-    assert np.abs(values).max() <= 127
-    scales = (largest / np.float32(127)).astype(np.float64)
+    assert np.abs(values).max() <= most
+    scales = (largest / np.float32(most)).astype(np.float64)
     activations: npt.NDArray[np.float64] = values.astype(np.float64) * scales
-    return activations.reshape(x.shape)
+    return activations.reshape(len(x), -1)[:, : x.shape[1]]
+
+
+def fix_point(weights: Floats) -> npt.NDArray[np.float64]:
+    """f16 weights as the kernels hold them: multiples of a 2**-13th of the power of two in the largest of 32."""
+    groups = in_groups(weights).astype(np.float64)
+    largest = np.abs(groups).max(axis=-1, keepdims=True)
+    unit = np.exp2(np.maximum(np.floor(np.log2(np.maximum(largest, 2.0**-24))) - 13, -24))
+    fixed: npt.NDArray[np.float64] = np.rint(groups / unit) * unit
+    assert (np.abs(fixed) < unit * 2**14).all()
+    return fixed.reshape(len(weights), -1)[:, : weights.shape[1]]
 
 
 def round_to_bf16(x: Floats) -> Floats:
@@ -126,8 +142,13 @@ def make_input(tokens: int, columns: int, seed: int = 1) -> Floats:
 def expected(type_name: str, raw: Bytes, rows: int, x: Floats) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """The product in float64, and for each element the sum of magnitudes that bounds its rounding."""
     weights = decode(type_name, raw, rows, x.shape[1]).astype(np.float64)
-    inputs = {"f32": x, "f16": x, "bf16": round_to_bf16(x)}.get(type_name)
-    inputs = (quantise(x) if inputs is None else inputs).astype(np.float64)
+    inputs: npt.NDArray[Any]
+    if type_name == "f16":
+        weights, inputs = fix_point(weights.astype(np.float32)), quantise(x, 4095)
+    elif type_name in DENSE:
+        inputs = (x if type_name == "f32" else round_to_bf16(x)).astype(np.float64)
+    else:
+        inputs = quantise(x)
     return inputs @ weights.T, np.abs(inputs) @ np.abs(weights).T
 
 
