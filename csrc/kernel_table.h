@@ -30,7 +30,7 @@ inline constexpr int kZeroPointCount = 6;
 // a group token after token, so that a kernel reads one stream. Item item_index(token, group) of each array
 // belongs to that pair.
 struct Activations {
-    int64_t groups;  // columns / 32, the last may be cut short for f16
+    int64_t groups;  // columns / 32; with shorts of whole units, so that the last may have no columns
     int64_t tile;
     int8_t* values;                   // 32 an item, -127..127; null like the next four: only f16 weights
     float* scales;                    // activation = scale * value
@@ -38,7 +38,7 @@ struct Activations {
     int32_t* half_sums;               // 2 an item: sums of 16 values
     int32_t* zeros[kZeroPointCount];  // -z * sum, 1 an item, or 2 by halves; null: not needed
     int16_t* shorts;                  // 32 an item, -4095..4095; null like the next: no f16 weights
-    float* short_scales;              // activation = short_scale * short
+    float* short_scales;              // activation = 2**24 * short_scale * short
 };
 
 // Internal linkage: compiled per tier, it must not be shared between objects.
@@ -51,8 +51,8 @@ inline constexpr int64_t kTileTokens = 12;
 inline constexpr int64_t kManyTokens = 64;
 
 // Tokens [first_token, last_token) of columns [32*first_group, 32*last_group) to int8 or shorts. `x` is the first of
-// them, in rows of `x_stride` floats, of which `columns` count: zeros fill up the last group. `zeros` that are null are
-// left out.
+// them, in rows of `x_stride` floats, of which `columns` count: the rest of the shorts becomes zero. `zeros` that are
+// null are left out.
 struct QuantizeJob {
     const float* x;
     int64_t x_stride, columns;
@@ -83,7 +83,7 @@ struct UnpackJob {
 
 // Tokens [first_token, last_token), first_token at the start of a tile or all in one, times one panel, which holds
 // groups [first_group, last_group) of 32 rows. Sums begin at 0 with group 0 and continue from `out` otherwise; the bias
-// is added after the last group.
+// is added at the end.
 struct PanelJob {
     const uint8_t* panel;
     int64_t first_group, last_group;

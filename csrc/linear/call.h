@@ -41,6 +41,10 @@ inline int64_t units_of(const LinearCall& call, Type type) {
     return (call.weight.in_features() + unit_columns - 1) / unit_columns;
 }
 
+inline int64_t filled_columns(const LinearCall& call, Type type) {
+    return units_of(call, type) * kernels_of(call, type).unit_columns;
+}
+
 // To the forms that the activations have room for.
 inline void quantize(const Runtime& runtime, const QuantizeJob& job) {
     if (job.activations->values != nullptr) runtime.kernels->quantize(job);

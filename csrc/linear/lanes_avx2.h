@@ -78,6 +78,9 @@ MLXR_INLINE Floats load_f16(const uint8_t* p) {
 MLXR_INLINE Floats to_floats(Ints a) {
     return _mm256_cvtepi32_ps(a);
 }
+MLXR_INLINE Ints as_ints(Floats a) {
+    return _mm256_castps_si256(a);
+}
 MLXR_INLINE Floats as_floats(Ints a) {
     return _mm256_castsi256_ps(a);
 }

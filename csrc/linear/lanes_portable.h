@@ -92,6 +92,9 @@ __attribute__((noinline)) void store_some(float* p, Floats a, int valid) {
 MLXR_INLINE Floats to_floats(Ints a) {
     return __builtin_convertvector(a, Floats);
 }
+MLXR_INLINE Ints as_ints(Floats a) {
+    return (Ints)a;
+}
 MLXR_INLINE Floats as_floats(Ints a) {
     return (Floats)a;
 }

@@ -6,8 +6,8 @@
 // changed but the fifth bits of Q5_0 and Q5_1, whose order suits a shift and a mask here; so the repacked
 // weight is as large as the file's, and exactly the file's. Rows past the end are zero.
 //
-// f16 is turned into blocks of 32 columns first: 32 signed 16-bit integers and one byte, the exponent of an f32 power of
-// two that they are multiples of (repack.cpp). The last block of a row is filled up with zeros.
+// f16 is turned into blocks of 128 columns first: 128 signed 16-bit integers and 4 bytes, for each 32 integers the power
+// of two that they are multiplied with, besides 2**-24 (repack.cpp). The last block of a row is filled up with zeros.
 //
 // f32 and bf16 lie in blocks of 32 rows: f32 for each column the 32 values, bf16 for each pair of columns a word of each.
 #pragma once
@@ -57,8 +57,8 @@ inline constexpr Layout kLayouts[] = {
 };
 // clang-format on
 
-inline constexpr Layout kFixedLayout = {{{words, 0, 16}, {bytes, 64, 1}}};  // f16
-inline constexpr int kFixedBlockBytes = 65;
+inline constexpr Layout kFixedLayout = {{{words, 0, 65}}};  // f16
+inline constexpr int kFixedColumns = 128, kFixedBlockBytes = 260;
 
 static constexpr const Layout& layout_of(Type type) {
     if (type == Type::f16) return kFixedLayout;

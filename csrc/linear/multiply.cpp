@@ -59,7 +59,7 @@ std::byte* lay_out_activations(LinearCall& call, const Needs& needs, std::byte* 
     }
     if (!needs.groups()) return at;
     Activations& a = call.activations;
-    a.groups = (columns + kGroupColumns - 1) / kGroupColumns;
+    a.groups = (needs.shorts ? filled_columns(call, Type::f16) : columns) / kGroupColumns;
     a.tile = tile;
     const int64_t items = tokens * a.groups;
     if (needs.shorts) {

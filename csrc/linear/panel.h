@@ -2,8 +2,8 @@
 // cache, and then multiplied with all tokens, a tile of tokens and rows in registers at a time. Sums as in
 // rows.h, bit for bit.
 //
-// A panel holds for each group, of 32 rows each: 8 words (16 of shorts); the step, or for fine forms the steps of both halves; then by
-// form the shift, and fine_shift (2).
+// A panel holds for each group, of 32 rows each: 8 words; the step, or for fine forms the steps of both halves; then by
+// form the shift, and fine_shift (2). Of shorts: 16 words; the exponent.
 #pragma once
 
 #include "linear/unpack.h"
@@ -23,7 +23,7 @@ template <Form F>
 struct PanelGroup {
     static constexpr bool kShifted = F == Form::shifted || F == Form::fine_shifted;
     static constexpr bool kFine = F == Form::fine || F == Form::fine_shifted;
-    static constexpr int kStep = F == Form::shorts ? kShortWords : 8;  // offsets in units of kRowBytes
+    static constexpr int kStep = 8;  // offsets in units of kRowBytes
     static constexpr int kShift = 9;
     static constexpr int kFineStep = 8;
     static constexpr int kFineShift = 10;
@@ -58,8 +58,9 @@ MLXR_INLINE void store_group(uint8_t* at, const Ints* w, const Scales& s, int g)
 template <class W, int J>
 MLXR_INLINE void unpack_stride(Unit unit, int n, const Scales& s, uint8_t* at) {
     if constexpr (W::kForm == Form::shorts) {
-        for (int i = 0; i < kShortWords; ++i) store_ints(at + kRowBytes * i, word(unit, i));
-        store_floats(reinterpret_cast<float*>(at + kRowBytes * kShortWords), s.step[0]);
+        at += n * PanelGroup<W::kForm>::kBytes;
+        for (int i = 0; i < kShortWords; ++i) store_ints(at + kRowBytes * i, word(unit, kShortWords * n + i));
+        store_ints(at + kRowBytes * kShortWords, s.exponent[n]);
     } else if constexpr (J < W::kStride) {
         const int g = n * W::kStride + J;
         Ints w[8];
@@ -184,9 +185,9 @@ MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_
         });
     });
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
-        const Floats step = floats_at(at, kShortWords, v);
+        const Ints exponent = ints_at(at, kShortWords, v);
         repeat<M>([&](auto m) MLXR_BODY {
-            total[m][v] = fma(mul(step, splat(a.short_scales[item + m])), to_floats(sums[m][v]), total[m][v]);
+            total[m][v] = add_short_sum(sums[m][v], exponent, a.short_scales[item + m], total[m][v]);
         });
     });
 }
@@ -219,7 +220,7 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     repeat<M>([&](auto m) MLXR_BODY {
         repeat<kTileVectors>([&](auto v) MLXR_BODY {
             const int first = kLanes * v;
-            if (job.last_group == a.groups && job.bias != nullptr) {
+            if (job.bias != nullptr) {
                 total[m][v] = add(total[m][v], load_some(job.bias + column + first, valid - first));
             }
             store_some(out + m * job.out_stride + first, total[m][v], valid - first);

@@ -130,7 +130,7 @@ void multiply_panel(const LinearCall& call, const Part& part, int64_t index, int
                 .out = out,
                 .out_stride = out_stride,
                 .rows = std::min<int64_t>(kPanelRows, part.rows - row),
-                .bias = bias == nullptr ? nullptr : bias + row});
+                .bias = bias == nullptr || chunk + 1 < chunks.count ? nullptr : bias + row});
 }
 
 void multiply_many(const LinearCall& call) {

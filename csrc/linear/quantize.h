@@ -120,6 +120,7 @@ MLXR_INLINE void round_shorts(const float* x, float inverse, int16_t* values) {
 #endif
 
 constexpr float kMostByte = 127.0f, kMostShort = 4095.0f;
+constexpr float kShortFactor = 0x1p-24f;  // of the scales of shorts, see add_short_sum
 
 // The scale of 32 values and its inverse, of which 0 says that all count as zero.
 struct GroupScale {
@@ -152,7 +153,7 @@ MLXR_INLINE float quantize_short_group(const float* x, int16_t* values) {
     } else {
         round_shorts(x, group.inverse, values);
     }
-    return group.scale;
+    return group.scale * kShortFactor;
 }
 
 // Tokens [token, token + count) at one group: `x` is the first token's, rows of `stride` floats.
@@ -268,7 +269,8 @@ MLXR_INLINE void quantize_short_tokens(const float* x, int64_t stride, int count
     alignas(64) float inverse[16];
     _mm512_store_ps(inverse, scales.inverse);  // times zero as above
     for (int i = 0; i < count; ++i) round_shorts(x + i * stride, inverse[i], out.shorts + 32 * (at + i));
-    _mm512_mask_storeu_ps(out.short_scales + at, static_cast<__mmask16>((1u << count) - 1), scales.scale);
+    _mm512_mask_storeu_ps(out.short_scales + at, static_cast<__mmask16>((1u << count) - 1),
+                          _mm512_mul_ps(scales.scale, _mm512_set1_ps(kShortFactor)));
 }
 
 #else
@@ -319,7 +321,8 @@ MLXR_INLINE void visit_groups(const QuantizeJob& job, const Body& body) {
 
 void quantize_activations(const QuantizeJob& job) {
     const Activations out = *job.activations;
-    visit_groups(job, [&](const float* x, int64_t at, int count, int64_t) MLXR_BODY {
+    visit_groups(job, [&](const float* x, int64_t at, int count, int64_t columns) MLXR_BODY {
+        if (columns < 32) return;  // filled up for shorts
         if (kQuantizeTokens > 1 && count > kFewTokens) {
             quantize_tokens(x, job.x_stride, count, out, at);
         } else {
@@ -337,7 +340,10 @@ void quantize_shorts(const QuantizeJob& job) {
         for (int i = 0; i < count; ++i) {
             float filled[32] = {};
             const float* row = x + i * job.x_stride;
-            if (columns < 32) row = static_cast<const float*>(memcpy(filled, row, 4 * static_cast<size_t>(columns)));
+            if (columns < 32) {
+                for (int64_t column = 0; column < columns; ++column) filled[column] = row[column];
+                row = filled;
+            }
             out.short_scales[at + i] = quantize_short_group(row, out.shorts + 32 * (at + i));
         }
     });

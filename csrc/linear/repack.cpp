@@ -65,40 +65,44 @@ void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, in
     }
 }
 
-// 32 halves, of which `count` are there, to a block of kFixedLayout. The unit of the integers is 2**-13 of the power of
-// two in the largest magnitude, but not below 2**-24, the step of f16's subnormal numbers: so they stay under 2**14,
-// values of at least an eighth of that power are exact, and others are rounded to nearest even. Of infinity or
-// not-a-number comes an infinite step times zeros, which is not-a-number in every output of the row.
-void fix_halves(const uint8_t* source, int64_t count, uint8_t* block) {
-    constexpr int kColumns = 32, kSpecial = 31, kBias = 127;
+// 32 halves, of which `count` are there, to integers that are multiplied with 2**(exponent - 24), the step of f16's
+// subnormal numbers at least. The largest magnitude gets 14 bits, so values down to an eighth of its power of two are
+// exact, and others rounded to nearest even. Of infinity or not-a-number come zeros with an exponent that makes the sums
+// of the row infinite.
+void fix_halves(const uint8_t* source, int64_t count, uint8_t* integers, uint8_t& exponent) {
+    constexpr int kColumns = kGroupColumns, kSpecial = 31, kLowest = 4, kBias = 127;
     int16_t halves[kColumns] = {}, largest = 0;
-    std::memcpy(halves, source, static_cast<size_t>(std::min<int64_t>(count, kColumns)) * sizeof(int16_t));
+    if (count > 0) std::memcpy(halves, source, sizeof(int16_t) * static_cast<size_t>(std::min<int64_t>(count, kColumns)));
     for (const int16_t half : halves) largest = std::max<int16_t>(largest, half & 0x7fff);
-    const int exponent = std::max(largest >> 10, 4);  // of f16, whose bias is 15
-    if (exponent == kSpecial) {
-        std::memset(block, 0, 2 * kColumns);
-        block[2 * kColumns] = 255;
+    const int top = largest >> 10;
+    if (top == kSpecial) {
+        std::memset(integers, 0, sizeof halves);
+        exponent = 255;
         return;
     }
-    block[2 * kColumns] = static_cast<uint8_t>(exponent - 15 - 13 + kBias);
-    const float per_unit = std::bit_cast<float>(static_cast<uint32_t>(28 - exponent + kBias) << 23);
-    int16_t integers[kColumns];
+    exponent = static_cast<uint8_t>(std::max(top - kLowest, 0));
+    const float per_unit = std::bit_cast<float>(static_cast<uint32_t>(24 - exponent + kBias) << 23);
     for (int i = 0; i < kColumns; ++i) {
         const uint32_t half = static_cast<uint16_t>(halves[i]);
         const float magnitude = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;  // exact
         // Adding 1.5*2**23 leaves the integer, rounded to nearest even, in the low bits.
         const float value = std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude * per_unit) | (half & 0x8000u) << 16);
-        integers[i] = static_cast<int16_t>(std::bit_cast<uint32_t>(value + 12582912.0f));
+        halves[i] = static_cast<int16_t>(std::bit_cast<uint32_t>(value + 12582912.0f));
     }
-    std::memcpy(block, integers, sizeof integers);
+    std::memcpy(integers, halves, sizeof halves);
 }
 
 // 16 rows of f16, or `rows`, `columns` halves apart.
 void repack_halves(const uint8_t* source, int rows, int64_t columns, uint8_t* out) {
     uint8_t blocks[kRepackRows * kFixedBlockBytes];
-    for (int64_t first = 0; first < columns; first += 32, out += unit_bytes(Type::f16)) {
+    for (int64_t first = 0; first < columns; first += kFixedColumns, out += unit_bytes(Type::f16)) {
         for (int r = 0; r < rows; ++r) {
-            fix_halves(source + 2 * (r * columns + first), columns - first, blocks + r * kFixedBlockBytes);
+            uint8_t* const block = blocks + r * kFixedBlockBytes;
+            for (int g = 0; g < kFixedColumns / kGroupColumns; ++g) {
+                const int64_t column = first + g * kGroupColumns;
+                fix_halves(source + 2 * (r * columns + column), columns - column, block + 2 * g * kGroupColumns,
+                           block[2 * kFixedColumns + g]);
+            }
         }
         repack_unit(kFixedLayout, blocks, kFixedBlockBytes, rows, out);
     }
@@ -140,7 +144,7 @@ int64_t block_bytes(Type type, int64_t columns) {
     const TypeInfo& info = type_info(type);
     if (type == Type::bf16) return kDenseRows * ((columns + 1) / 2) * 4;
     if (type == Type::f32) return kDenseRows * columns * info.block_bytes;
-    if (type == Type::f16) return (columns + 31) / 32 * unit_bytes(type);
+    if (type == Type::f16) return (columns + kFixedColumns - 1) / kFixedColumns * unit_bytes(type);
     return columns / info.block_elements * unit_bytes(type);
 }
 

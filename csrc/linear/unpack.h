@@ -7,7 +7,7 @@
 //   shifted       step * q - shift
 //   fine          step * fine * (q - z)                 fine: integer, one for 16 columns; step * fine is exact
 //   fine_shifted  step * fine * q - shift * fine_shift  likewise
-//   shorts        step * q                              q: 16 bits with sign, and so is the activation
+//   shorts        2**(exponent - 24) * q                q: 16 bits with sign, and so is the activation
 // A type is a row here: its constants, `scales` (once per unit) and `weights<J>` (group n*kStride+J of the
 // unit); of shorts the words are multiplied as they lie.
 #pragma once
@@ -55,6 +55,7 @@ MLXR_INLINE Ints half_bits(Unit unit, int words, int index) {
 struct Scales {
     Floats step[8], shift[8];
     Ints fine[16], fine_shift[16];
+    Ints exponent[4];  // where an f32 has its own
 };
 
 // The step of 16 columns: of a half-precision and an 8-bit number, so no rounding.
@@ -318,11 +319,19 @@ struct MXFP4 : TypeOf<Type::mxfp4, Form::plain, kZero12, false, 1, 1> {
     }
 };
 
-// f16 as fixed point (layout.h): 16 words and the exponent of the step.
-struct F16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 1, 1> {
+// f16 as fixed point (layout.h): 16 words for each group, and a word of exponents.
+struct F16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 4, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
-        s.step[0] = as_floats(shift_left(load_u8(unit.base + 64 * kShortWords + kLanes * unit.part), 23));
+        const Ints exponents = word(unit, 4 * kShortWords);
+        for (int g = 0; g < 4; ++g) s.exponent[g] = shift_left(unsigned_byte(exponents, g), 23);
     }
 };
+
+// total + the sum of a group of shorts times its scales. The power of two is added to the exponent of the sum, which no
+// multiplying port has to do; an exact zero thereby counts as 2**-127 of the smallest product there is. The activation's
+// scale has the factor 2**-24.
+MLXR_INLINE Floats add_short_sum(Ints sum, Ints exponent, float scale, Floats total) {
+    return fma(splat(scale), as_floats(add(as_ints(to_floats(sum)), exponent)), total);
+}
 
 }  // namespace
