@@ -71,8 +71,13 @@ void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, in
 // of the row infinite.
 void fix_halves(const uint8_t* source, int64_t count, uint8_t* integers, uint8_t& exponent) {
     constexpr int kColumns = kGroupColumns, kSpecial = 31, kLowest = 4, kBias = 127;
-    int16_t halves[kColumns] = {}, largest = 0;
-    if (count > 0) std::memcpy(halves, source, sizeof(int16_t) * static_cast<size_t>(std::min<int64_t>(count, kColumns)));
+    int16_t halves[kColumns], largest = 0;
+    if (count >= kColumns) {
+        std::memcpy(halves, source, sizeof halves);
+    } else {
+        std::memset(halves, 0, sizeof halves);
+        for (int64_t i = 0; i < count; ++i) std::memcpy(halves + i, source + 2 * i, 2);
+    }
     for (const int16_t half : halves) largest = std::max<int16_t>(largest, half & 0x7fff);
     const int top = largest >> 10;
     if (top == kSpecial) {
