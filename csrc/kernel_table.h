@@ -3,8 +3,9 @@
 //
 // Weights lie in blocks of 16 output rows, repacked so that a vector register holds one 32-bit word of each
 // row (see linear/layout.h). Activations of quantised products are int8 in groups of 32 columns with one f32
-// scale each; where the weights are 16-bit integers (f16), they are 13-bit integers. Each output element is one f32 sum over the groups in ascending order, each step a fused
-// multiply-add, whichever kernel, tier, tile or thread computes it: equal bits everywhere.
+// scale each; where the weights are 16-bit integers (f16), they are 13-bit integers. Each output element is one f32 sum
+// over the groups in ascending order, each step a fused multiply-add, whichever kernel, tier, tile or thread computes
+// it: equal bits everywhere.
 #pragma once
 
 #include <cstdint>

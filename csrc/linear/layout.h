@@ -6,10 +6,12 @@
 // changed but the fifth bits of Q5_0 and Q5_1, whose order suits a shift and a mask here; so the repacked
 // weight is as large as the file's, and exactly the file's. Rows past the end are zero.
 //
-// f16 is turned into blocks of 128 columns first: 128 signed 16-bit integers and 4 bytes, for each 32 integers the power
-// of two that they are multiplied with, besides 2**-24 (repack.cpp). The last block of a row is filled up with zeros.
+// f16 is turned into blocks of 128 columns first: 128 signed 16-bit integers and 4 bytes, for each 32 integers the
+// power of two that they are multiplied with, besides 2**-24 (repack.cpp). The last block of a row is filled up with
+// zeros.
 //
-// f32 and bf16 lie in blocks of 32 rows: f32 for each column the 32 values, bf16 for each pair of columns a word of each.
+// f32 and bf16 lie in blocks of 32 rows: f32 for each column the 32 values, bf16 for each pair of columns a word of
+// each.
 #pragma once
 
 #include "quants.h"

@@ -171,8 +171,7 @@ MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t
 
 // The same for 16-bit weights and activations.
 template <int M>
-MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_t item,
-                                 Floats (*total)[kTileVectors]) {
+MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors]) {
     const int16_t* values = a.shorts + 32 * item;
     Ints sums[M][kTileVectors];
     repeat<M>([&](auto m) MLXR_BODY { repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = splat(0); }); });

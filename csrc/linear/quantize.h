@@ -1,5 +1,5 @@
-// Activations to int8: groups of 32 columns, scale = largest magnitude / 127, values rounded to nearest even. For 16-bit
-// weights to shorts: the same with 4095, so that 32 products with weights below 2**14 stay under 2**31.
+// Activations to int8: groups of 32 columns, scale = largest magnitude / 127, values rounded to nearest even. For
+// 16-bit weights to shorts: the same with 4095, so that 32 products with weights below 2**14 stay under 2**31.
 //
 // Every step is exact or one IEEE operation, so all tiers agree. A group with an infinity or a NaN gets a NaN
 // scale, so that it shows in every output it touches instead of vanishing. A group below 1e-30 counts as
@@ -199,8 +199,8 @@ MLXR_INLINE void sum_halves(const int8_t* values, int count, int32_t* low, int32
     }
 }
 
-// The scales of `count` tokens and their inverses, 0 where all values count as zero. Lanes are tokens here: one division
-// for all of them.
+// The scales of `count` tokens and their inverses, 0 where all values count as zero. Lanes are tokens here: one
+// division for all of them.
 struct TokenScales {
     __m512 scale, inverse;
 };

@@ -1,5 +1,5 @@
-// See repack.h. Field by field a transposition of 16 rows; memory-bound, hidden behind reading the file. f16 is made into
-// blocks of integers on the way.
+// See repack.h. Field by field a transposition of 16 rows; memory-bound, hidden behind reading the file. f16 is made
+// into blocks of integers on the way.
 #include "linear/repack.h"
 
 #include <algorithm>
@@ -67,8 +67,8 @@ void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, in
 
 // 32 halves, of which `count` are there, to integers that are multiplied with 2**(exponent - 24), the step of f16's
 // subnormal numbers at least. The largest magnitude gets 14 bits, so values down to an eighth of its power of two are
-// exact, and others rounded to nearest even. Of infinity or not-a-number come zeros with an exponent that makes the sums
-// of the row infinite.
+// exact, and others rounded to nearest even. Of infinity or not-a-number come zeros with an exponent that makes the
+// sums of the row infinite.
 void fix_halves(const uint8_t* source, int64_t count, uint8_t* integers, uint8_t& exponent) {
     constexpr int kColumns = kGroupColumns, kSpecial = 31, kLowest = 4, kBias = 127;
     int16_t halves[kColumns], largest = 0;
@@ -91,7 +91,8 @@ void fix_halves(const uint8_t* source, int64_t count, uint8_t* integers, uint8_t
         const uint32_t half = static_cast<uint16_t>(halves[i]);
         const float magnitude = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;  // exact
         // Adding 1.5*2**23 leaves the integer, rounded to nearest even, in the low bits.
-        const float value = std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude * per_unit) | (half & 0x8000u) << 16);
+        const float value =
+            std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude * per_unit) | (half & 0x8000u) << 16);
         halves[i] = static_cast<int16_t>(std::bit_cast<uint32_t>(value + 12582912.0f));
     }
     std::memcpy(integers, halves, sizeof halves);

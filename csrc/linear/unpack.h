@@ -328,8 +328,8 @@ struct F16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 4, 1> {
 };
 
 // total + the sum of a group of shorts times its scales. The power of two is added to the exponent of the sum, which no
-// multiplying port has to do; an exact zero thereby counts as 2**-127 of the smallest product there is. The activation's
-// scale has the factor 2**-24.
+// multiplying port has to do; an exact zero thereby counts as 2**-127 of the smallest product there is. The
+// activation's scale has the factor 2**-24.
 MLXR_INLINE Floats add_short_sum(Ints sum, Ints exponent, float scale, Floats total) {
     return fma(splat(scale), as_floats(add(as_ints(to_floats(sum)), exponent)), total);
 }

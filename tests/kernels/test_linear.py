@@ -1,8 +1,9 @@
 """The native `linear` for every weight type, instruction set and shape.
 
 What it should be is computed here in float64, from the weights as the `gguf` package decodes them (f16 then as the
-16-bit integers that the kernels make of them) and from activations quantised by the definition in NumPy. Equality between batches, chunks, threads and instruction sets is demanded bit for
-bit. The native module is called as `kernels/linear/cpu.py` calls it.
+16-bit integers that the kernels make of them) and from activations quantised by the definition in NumPy. Equality
+between batches, chunks, threads and instruction sets is demanded bit for bit. The native module is called as
+`kernels/linear/cpu.py` calls it.
 """
 
 from __future__ import annotations

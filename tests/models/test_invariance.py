@@ -101,7 +101,7 @@ def test_a_prompt_longer_than_the_chunk_gives_equal_bits(type_name: str) -> None
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", ["f32", "bf16", "q5_1", "q3_k", "q4_k", "q6_k", "mxfp4"])
+@pytest.mark.parametrize("type_name", ["f32", "f16", "bf16", "q5_1", "q3_k", "q4_k", "q6_k", "mxfp4"])
 def test_every_instruction_set_is_invariant(type_name: str, isa: str) -> None:
     if isa not in load_native().available_isas():
         pytest.skip(f"this machine or build lacks instruction set {isa}")
