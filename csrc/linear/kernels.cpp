@@ -43,9 +43,10 @@ constexpr mlxr::KernelTable make_table() {
     put<IQ4_NL>(table);
     put<IQ4_XS>(table);
     put<MXFP4>(table);
-    table.dense[0] = multiply_dense<DenseF32>;
-    table.dense[1] = multiply_dense<DenseF16>;
+    put<F16>(table);
+    table.dense = multiply_dense;
     table.quantize = quantize_activations;
+    table.quantize_shorts = quantize_shorts;
     return table;
 }
 
