@@ -15,8 +15,8 @@ using Part = LinearWeight::Part;
 // From so many tokens on arithmetic bounds a product rather than memory: rows are shared out in small pieces.
 constexpr int64_t kSomeTokens = 32;
 // Few tokens: shares of a weight that are left for whoever is free first.
-constexpr int64_t kSpareFraction = 10;                                   // one tenth of the bytes
-constexpr int64_t kSpareEnds[] = {0, 14, 28, 38, 48, 54, 58, 61, 64};    // of 64: the last are small, to end together
+constexpr int64_t kSpareFraction = 10;                                 // one tenth of the bytes
+constexpr int64_t kSpareEnds[] = {0, 14, 28, 38, 48, 54, 58, 61, 64};  // of 64: the last are small, to end together
 constexpr int kSpareTasks = std::size(kSpareEnds) - 1;
 // Less than this takes one thread no longer than starting the others.
 constexpr int64_t kSmallBytes = 32768;

@@ -41,8 +41,8 @@ class Slice {
     size_t bytes_ = 0;
 };
 
-// Deals out memory of weights, one right after the other, so that all of it is huge pages (a weight of its own would end
-// in small ones) and a stream finds what is read next where it expects it. Nothing is dealt out twice: all of it is
+// Deals out memory of weights, one right after the other, so that all of it is huge pages (a weight of its own would
+// end in small ones) and a stream finds what is read next where it expects it. Nothing is dealt out twice: all of it is
 // zeros.
 class Slices {
   public:
