@@ -72,26 +72,19 @@ MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations
 }
 
 // What to ask memory for while a block is multiplied with one tile of tokens of several: with the only tile, what comes
-// 8 KiB later; else each tile asks for its share of the next block, so that memory has work all the time. What is read
-// only once need not go through the second-level cache, where it would drive out what is used again.
+// 8 KiB later; else each tile asks for its share of the next block, so that memory has work all the time.
 template <class W>
 struct Ahead {
     static constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
     const uint8_t* next;
     int64_t bytes;  // with each stride
-    bool once;
 
     Ahead(const uint8_t* block, int64_t block_bytes, int64_t tile, int64_t tiles)
         : next(tiles == 1 ? block + kAheadBytes : block + block_bytes + block_bytes * tile / tiles),
-          bytes(kStrideBytes / tiles),
-          once(tiles == 1 && kParts == 1) {}
+          bytes(kStrideBytes / tiles) {}
 
     MLXR_INLINE void fetch(Ahead& self) {
-        if (self.once) {
-            for (int i = 0; i < kStrideBytes; i += 64) __builtin_prefetch(self.next + i, 0, 0);
-        } else {
-            for (int64_t i = 0; i < self.bytes; i += 64) __builtin_prefetch(self.next + i);
-        }
+        for (int64_t i = 0; i < self.bytes; i += 64) __builtin_prefetch(self.next + i);
         self.next += self.bytes;
     }
 };

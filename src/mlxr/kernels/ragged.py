@@ -80,8 +80,8 @@ class RaggedBatch:
     def _is_decode(self) -> bool:
         """Whether all is right, and each sequence has one token, which is wanted: known in less time than the rest."""
         order = list(range(self.tokens))
-        positions = self.positions.tolist()
-        return (
+        positions: list[int] = self.positions.tolist()
+        return bool(
             self.query_starts.tolist() == [*order, self.tokens]
             and self.output_rows.tolist() == order
             and self.context_lengths.tolist() == [position + 1 for position in positions]
