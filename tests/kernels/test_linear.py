@@ -445,6 +445,20 @@ def test_memory_is_that_of_the_file() -> None:
     assert weight.nbytes == 64 * 1024 * 2 * 65 // 64  # an exponent for 32
 
 
+def test_weights_come_and_go_beside_each_other() -> None:
+    """Weights share memory: one that goes, or comes later, leaves the others as they are, also beyond one region."""
+    runtime = native.Runtime(2, native.best_isa())
+    x = make_input(1, 4096)
+    raws = [make_raw("f32", 1504, 4096, seed) for seed in range(4)]  # 25 MB: two of them in a region
+    weights: list[Any] = [make_weight(runtime, [("f32", 1504, raw, None)], 4096) for raw in raws]
+    before = [multiply(runtime, weight, x) for weight in weights]
+    weights[0] = weights[2] = None
+    later = make_weight(runtime, [("f32", 1504, raws[0], None)], 4096)
+    assert np.array_equal(multiply(runtime, weights[1], x), before[1])
+    assert np.array_equal(multiply(runtime, weights[3], x), before[3])
+    assert np.array_equal(multiply(runtime, later, x), before[0])
+
+
 def test_threads_are_bounded_by_the_machine() -> None:
     assert 1 <= native.default_threads() <= 4096
     assert native.best_isa() == ISAS[-1]

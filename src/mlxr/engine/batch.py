@@ -46,6 +46,8 @@ class BatchPart:
 
 def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
     """One batch of all `parts` in their order; the logits come out in the same order."""
+    if all(len(part.token_ids) == part.output_tokens == 1 for part in parts):
+        return _build_decode(parts)
     query_starts = np.zeros(len(parts) + 1, dtype=np.int32)
     np.cumsum([len(part.token_ids) for part in parts], out=query_starts[1:])
     return RaggedBatch(
@@ -64,8 +66,30 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
     )
 
 
+def _build_decode(parts: Sequence[BatchPart]) -> RaggedBatch:
+    """`build_batch` for one token each, with few calls: between steps nothing is in the caches, and memory waits."""
+    rows = []
+    for row, part in enumerate(parts):
+        table = part.table
+        position, size = table.length_tokens, table.page_size
+        slot = table.pages[position // size] * size + position % size
+        rows.append((part.token_ids[0], position, slot, position + 1, row))
+    token_ids, positions, slots, lengths, output_rows = np.array(list(zip(*rows, strict=True)), dtype=np.int32)
+    return RaggedBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        query_starts=np.arange(len(parts) + 1, dtype=np.int32),
+        context_lengths=lengths,
+        page_table=_stack_tables([part.table.pages for part in parts]),
+        output_rows=output_rows,
+    )
+
+
 def _stack_tables(tables: Sequence[list[int]]) -> Ints:
     """(S, longest table) page ids, padded with -1."""
+    if len(tables) == 1:
+        return np.array(tables, dtype=np.int32)
     stacked = np.full((len(tables), max(map(len, tables))), -1, dtype=np.int32)
     for row, pages in zip(stacked, tables, strict=True):
         row[: len(pages)] = pages

@@ -95,16 +95,17 @@ class Runner:
     def forward(self, parts: Sequence[BatchPart]) -> Outputs:
         """Compute one batch of all `parts`, whose pages are reserved; what is wanted of them, in their order."""
         batch = build_batch(parts)
-        embeds = np.repeat([part.embeds for part in parts], [part.output_tokens for part in parts])
         hidden: list[Floats] = []
+        wanted_rows = sum(part.output_tokens for part in parts if not part.embeds)
         if any(part.embeds for part in parts):
+            embeds = np.repeat([part.embeds for part in parts], [part.output_tokens for part in parts])
             states = self._model.forward_hidden(batch, self._arena)
             logits = self._model.project(np.ascontiguousarray(states[~embeds]))
             ends = np.cumsum([part.output_tokens for part in parts if part.embeds])[:-1]
             hidden = np.split(states[embeds], ends)
         else:
             logits = self._model.forward(batch, self._arena)
-        wanted = (len(embeds) - int(embeds.sum()), self._model.config.vocab_size)
+        wanted = (wanted_rows, self._model.config.vocab_size)
         if logits.shape != wanted:
             raise ValueError(f"the model gave logits of shape {logits.shape}, wanted {wanted}")
         return Outputs(logits, hidden)

@@ -15,7 +15,7 @@ from mlxr.kernels.tensor import FloatArray
 def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatArray:
     """The rows of `array` (T, n) that the batch wants logits of."""
     if ctx.gpu is None:
-        return array[batch.output_rows]
+        return array if len(batch.output_rows) == batch.tokens == 1 else array[batch.output_rows]
     if len(batch.output_rows) == batch.tokens:
         return array  # rows are distinct and rising, so these are all
     picked: FloatArray = ctx.gpu.mx.take(settle(array), ctx.gpu.place(batch).output_rows, axis=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -50,10 +51,10 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[
         top_logprobs,
     )
     return [
-        SampleResult(int(token_ids[i]), float(logprobs[i]), _pair(top_ids[i, :top], top_logprobs[i, :top]))
-        if token_ids[i] != NO_TOKEN
+        SampleResult(token_id, logprob, _pair(top_ids[i, :top], top_logprobs[i, :top]) if top else [])
+        if token_id != NO_TOKEN
         else SampleResult(NO_TOKEN, -math.inf, [])
-        for i, top in enumerate(tops)
+        for i, (token_id, logprob, top) in enumerate(zip(token_ids.tolist(), logprobs.tolist(), tops, strict=True))
     ]
 
 
@@ -90,9 +91,7 @@ def _join(parts: list[AnyArray], empty: AnyArray) -> AnyArray:
 
 def _starts(parts: list[AnyArray]) -> IntArray:
     """Where each part starts in what `_join` gives, and the length of it all at the end."""
-    starts = np.zeros(len(parts) + 1, np.int32)
-    np.cumsum([part.shape[0] for part in parts], out=starts[1:])
-    return starts
+    return np.array([0, *accumulate(part.shape[0] for part in parts)], np.int32)
 
 
 def _pair(ids: IntArray, logprobs: npt.NDArray[np.float64]) -> list[TokenLogprob]:
