@@ -4,6 +4,7 @@
 #include "linear/panel.h"
 #include "linear/quantize.h"
 #include "linear/rows.h"
+#include "linear/strips.h"
 
 #define MLXR_JOIN_NAMES(a, b) a##b
 #define MLXR_JOIN(a, b) MLXR_JOIN_NAMES(a, b)
@@ -12,6 +13,16 @@
 
 namespace {
 
+// With few registers unpacking twice is cheaper than storing, but for scales of 16 columns.
+template <Form F>
+constexpr int strip_tokens() {
+#if defined(MLXR_TIER_avx512)
+    return kTokens + 1;
+#else
+    return PanelGroup<F>::kFine ? 2 * kTokens + 1 : mlxr::kManyTokens;
+#endif
+}
+
 template <class W>
 constexpr void put(mlxr::KernelTable& table) {
     table.quant[static_cast<int>(W::kType)] = {
@@ -19,8 +30,9 @@ constexpr void put(mlxr::KernelTable& table) {
         .unit_bytes = W::kUnitBytes,
         .panel_group_bytes = PanelGroup<W::kForm>::kBytes,
         .zero_point = W::kZeroPoint,
-        .panel_tokens = PanelGroup<W::kForm>::kFine ? 32 : 64,
+        .strip_tokens = strip_tokens<W::kForm>(),
         .rows = multiply_rows<W>,
+        .strips = multiply_strips<W>,
         .unpack = unpack_panel<W>,
         .panel = multiply_panel<W::kForm, W::kWide, W::kZeroPoint>,
     };
