@@ -13,11 +13,12 @@
 
 namespace {
 
-// With few registers unpacking twice is cheaper than storing, but for scales of 16 columns.
+// Where strips begin to be faster, see docs/cpu-kernels.md: with 32 registers two full tiles of rows are as fast for
+// types with minimums; with 16, unpacking twice costs less than storing, but for types with scales of 16 columns.
 template <Form F>
 constexpr int strip_tokens() {
 #if defined(MLXR_TIER_avx512)
-    return kTokens + 1;
+    return F == Form::shifted ? 2 * kTokens + 1 : kTokens + 1;
 #else
     return PanelGroup<F>::kFine ? 2 * kTokens + 1 : mlxr::kManyTokens;
 #endif
