@@ -113,9 +113,10 @@ struct DenseJob {
 struct QuantKernels {
     int unit_columns, unit_bytes;  // of 16 rows
     int panel_group_bytes;
-    int zero_point;    // index into kZeroPoints, or -1
-    int panel_tokens;  // from so many tokens on (at most kManyTokens) panels are faster than rows
-    void (*rows)(const RowsJob& job);
+    int zero_point;                      // index into kZeroPoints, or -1
+    int strip_tokens;                    // from so many tokens on strips are faster than rows
+    void (*rows)(const RowsJob& job);    // 1 to kManyTokens - 1 tokens
+    void (*strips)(const RowsJob& job);  // strip_tokens to kManyTokens - 1
     void (*unpack)(const UnpackJob& job);
     void (*panel)(const PanelJob& job);
 };

@@ -31,6 +31,11 @@ inline const QuantKernels& kernels_of(const LinearCall& call, Type type) {
     return call.runtime.kernels->quant[static_cast<int>(type)];
 }
 
+// Whether strips multiply a part, two blocks at a time.
+inline bool uses_strips(const LinearCall& call, const LinearWeight::Part& part) {
+    return !is_dense(part.type) && call.tokens >= kernels_of(call, part.type).strip_tokens;
+}
+
 inline const float* bias_of(const LinearWeight::Part& part) {
     return part.bias.empty() ? nullptr : part.bias.data();
 }

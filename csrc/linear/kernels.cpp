@@ -4,6 +4,7 @@
 #include "linear/panel.h"
 #include "linear/quantize.h"
 #include "linear/rows.h"
+#include "linear/strips.h"
 
 #define MLXR_JOIN_NAMES(a, b) a##b
 #define MLXR_JOIN(a, b) MLXR_JOIN_NAMES(a, b)
@@ -12,6 +13,28 @@
 
 namespace {
 
+// Where strips begin to be faster, see docs/cpu-kernels.md: with 32 registers two full tiles of rows are as fast for
+// types with minimums; with 16, unpacking twice costs less than storing, but for types with scales of 16 columns.
+// Shorts have nothing to unpack.
+template <Form F>
+constexpr int strip_tokens() {
+    if (F == Form::shorts) return mlxr::kManyTokens;
+#if defined(MLXR_TIER_avx512)
+    return F == Form::shifted ? 2 * kTokens + 1 : kTokens + 1;
+#else
+    return PanelGroup<F>::kFine ? 2 * kTokens + 1 : mlxr::kManyTokens;
+#endif
+}
+
+template <class W>
+constexpr auto find_strips() -> void (*)(const mlxr::RowsJob&) {
+    if constexpr (W::kForm == Form::shorts) {
+        return nullptr;
+    } else {
+        return multiply_strips<W>;
+    }
+}
+
 template <class W>
 constexpr void put(mlxr::KernelTable& table) {
     table.quant[static_cast<int>(W::kType)] = {
@@ -19,8 +42,9 @@ constexpr void put(mlxr::KernelTable& table) {
         .unit_bytes = W::kUnitBytes,
         .panel_group_bytes = PanelGroup<W::kForm>::kBytes,
         .zero_point = W::kZeroPoint,
-        .panel_tokens = PanelGroup<W::kForm>::kFine ? 32 : 64,
+        .strip_tokens = strip_tokens<W::kForm>(),
         .rows = multiply_rows<W>,
+        .strips = find_strips<W>(),
         .unpack = unpack_panel<W>,
         .panel = multiply_panel<W::kForm, W::kWide, W::kZeroPoint>,
     };

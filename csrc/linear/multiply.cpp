@@ -157,26 +157,29 @@ void multiply_dense(const LinearCall& call, const Part& part, int64_t first, int
 void multiply_blocks(const LinearCall& call, const Part& part, int64_t first, int64_t last) {
     if (is_dense(part.type)) return multiply_dense(call, part, first, last, 0, call.tokens);
     const QuantKernels& kernels = kernels_of(call, part.type);
-    kernels.rows({.weights = part.memory.data(),
-                  .units = units_of(call, part.type),
-                  .first_block = first,
-                  .last_block = last,
-                  .rows = part.rows,
-                  .activations = &call.activations,
-                  .tokens = call.tokens,
-                  .out = call.out + part.first_column,
-                  .out_stride = call.weight.out_features(),
-                  .bias = bias_of(part)});
+    const auto multiply = uses_strips(call, part) ? kernels.strips : kernels.rows;
+    multiply({.weights = part.memory.data(),
+              .units = units_of(call, part.type),
+              .first_block = first,
+              .last_block = last,
+              .rows = part.rows,
+              .activations = &call.activations,
+              .tokens = call.tokens,
+              .out = call.out + part.first_column,
+              .out_stride = call.weight.out_features(),
+              .bias = bias_of(part)});
 }
 
 namespace {
 
-// The bytes [first, last) of all parts, one after another; a block belongs to where it begins.
+// The bytes [first, last) of all parts, one after another; a block, or strip of blocks, belongs to where it begins.
 void multiply_bytes(const LinearCall& call, int64_t first, int64_t last) {
     int64_t begin = 0;
     for (const Part& part : call.weight.parts()) {
+        const int64_t step = uses_strips(call, part) ? kPanelRows / kRepackRows : 1,
+                      step_bytes = step * part.block_bytes;
         const auto block_at = [&](int64_t byte) {
-            return std::clamp<int64_t>((byte - begin + part.block_bytes - 1) / part.block_bytes, 0, part.blocks);
+            return std::clamp<int64_t>((byte - begin + step_bytes - 1) / step_bytes * step, 0, part.blocks);
         };
         const int64_t first_block = first <= begin ? 0 : block_at(first),
                       last_block = last <= begin ? 0 : block_at(last);

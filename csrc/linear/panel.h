@@ -36,9 +36,8 @@ struct PanelGroup {
 };
 
 template <Form F>
-MLXR_INLINE void store_group(uint8_t* at, const Ints* w, const Scales& s, int g) {
+MLXR_INLINE void store_scales(uint8_t* at, const Scales& s, int g) {
     using P = PanelGroup<F>;
-    for (int i = 0; i < 8; ++i) store_ints(at + kRowBytes * i, w[i]);
     const auto put = [at](int field, Floats value)
                          MLXR_BODY { store_floats(reinterpret_cast<float*>(at + kRowBytes * field), value); };
     if constexpr (P::kFine) {
@@ -65,7 +64,9 @@ MLXR_INLINE void unpack_stride(Unit unit, int n, const Scales& s, uint8_t* at) {
         const int g = n * W::kStride + J;
         Ints w[8];
         W::template weights<J>(unit, n, w);
-        store_group<W::kForm>(at + g * PanelGroup<W::kForm>::kBytes, w, s, g);
+        uint8_t* const group = at + g * PanelGroup<W::kForm>::kBytes;
+        for (int i = 0; i < 8; ++i) store_ints(group + kRowBytes * i, w[i]);
+        store_scales<W::kForm>(group, s, g);
         unpack_stride<W, J + 1>(unit, n, s, at);
     }
 }
@@ -94,9 +95,13 @@ void unpack_panel(const UnpackJob& job) {
     }
 }
 
-// sums[m][v] += N words from the group at `at` times the values of M items.
-template <bool Wide, int M, int N>
-MLXR_INLINE void add_products(const uint8_t* at, const int8_t* values, Ints (*sums)[kTileVectors]) {
+// sums[m][v] += N words from the group at `at` times the values of M items. `beside(i)` is called after words 2i and
+// 2i+1 of the group, which begin with word First.
+template <bool Wide, int M, int First, int N, class Beside>
+MLXR_INLINE void add_products(const uint8_t* at, const int8_t* values, Ints (*sums)[kTileVectors],
+                              const Beside& beside) {
+    at += kRowBytes * First;
+    values += 4 * First;
     repeat<N / 2>([&](auto pair) MLXR_BODY {
         constexpr int i = 2 * pair;
         Ints w[kTileVectors][2];
@@ -109,8 +114,15 @@ MLXR_INLINE void add_products(const uint8_t* at, const int8_t* values, Ints (*su
             repeat<kTileVectors>([&](auto v)
                                      MLXR_BODY { sums[m][v] = dot_pair<Wide>(sums[m][v], w[v][0], w[v][1], a0, a1); });
         });
+        beside(Index<First / 2 + pair>{});
     });
 }
+
+// Nothing beside the products.
+struct Alone {
+    template <class I>
+    MLXR_BODY void operator()(I) const {}
+};
 
 MLXR_INLINE Floats floats_at(const uint8_t* at, int field, int v) {
     return as_floats(load_ints(at + kRowBytes * field + 4 * kLanes * v));
@@ -121,14 +133,15 @@ MLXR_INLINE Ints ints_at(const uint8_t* at, int field, int v) {
 
 // One step of each sum for a group, of one scale: plus one more where the form has a shift. `item` is the first of the
 // M tokens' items.
-template <Form F, bool Wide, int Zero, int M>
-MLXR_INLINE void add_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors]) {
+template <Form F, bool Wide, int Zero, int M, class Beside>
+MLXR_INLINE void add_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors],
+                           const Beside& beside) {
     using P = PanelGroup<F>;
     Ints sums[M][kTileVectors];
     repeat<M>([&](auto m) MLXR_BODY {
         repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, item + m); });
     });
-    add_products<Wide, M, 8>(at, a.values + 32 * item, sums);
+    add_products<Wide, M, 0, 8>(at, a.values + 32 * item, sums, beside);
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
         const Floats step = floats_at(at, P::kStep, v);
         repeat<M>([&](auto m) MLXR_BODY {
@@ -141,8 +154,9 @@ MLXR_INLINE void add_panel(const uint8_t* at, const Activations& a, int64_t item
 }
 
 // The same with a scale for each half of the group.
-template <Form F, bool Wide, int Zero, int M>
-MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors]) {
+template <Form F, bool Wide, int Zero, int M, class Beside>
+MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors],
+                                const Beside& beside) {
     using P = PanelGroup<F>;
     Ints sums[M][kTileVectors], second[M][kTileVectors];
     repeat<M>([&](auto m) MLXR_BODY {
@@ -151,8 +165,8 @@ MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t
             second[m][v] = start_group<Wide, Zero>(a, 2 * (item + m) + 1);
         });
     });
-    add_products<Wide, M, 4>(at, a.values + 32 * item, sums);
-    add_products<Wide, M, 4>(at + 4 * kRowBytes, a.values + 32 * item + 16, second);
+    add_products<Wide, M, 0, 4>(at, a.values + 32 * item, sums, beside);
+    add_products<Wide, M, 4, 4>(at, a.values + 32 * item, second, beside);
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
         const Floats step = floats_at(at, P::kFineStep, v), second_step = floats_at(at, P::kFineStep + 1, v);
         repeat<M>([&](auto m) MLXR_BODY {
@@ -191,6 +205,19 @@ MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_
     });
 }
 
+// A group of any kind; shorts have no strips, so nothing goes beside them.
+template <Form F, bool Wide, int Zero, int M, class Beside>
+MLXR_INLINE void add_panel_group(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors],
+                                 const Beside& beside) {
+    if constexpr (F == Form::shorts) {
+        add_short_panel<M>(at, a, item, total);
+    } else if constexpr (PanelGroup<F>::kFine) {
+        add_fine_panel<F, Wide, Zero, M>(at, a, item, total, beside);
+    } else {
+        add_panel<F, Wide, Zero, M>(at, a, item, total, beside);
+    }
+}
+
 // M tokens, which lie in one tile, times kTileRows rows from row `column` of the panel.
 template <Form F, bool Wide, int Zero, int M>
 void multiply_tile(const PanelJob& job, int64_t token, int column) {
@@ -208,13 +235,7 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     const uint8_t* at = job.panel + 4 * column;
     int64_t item = mlxr::item_index(a, token, job.first_group);
     for (int64_t group = job.first_group; group < job.last_group; ++group, at += P::kBytes, item += a.tile) {
-        if constexpr (F == Form::shorts) {
-            add_short_panel<M>(at, a, item, total);
-        } else if constexpr (P::kFine) {
-            add_fine_panel<F, Wide, Zero, M>(at, a, item, total);
-        } else {
-            add_panel<F, Wide, Zero, M>(at, a, item, total);
-        }
+        add_panel_group<F, Wide, Zero, M>(at, a, item, total, Alone{});
     }
     repeat<M>([&](auto m) MLXR_BODY {
         repeat<kTileVectors>([&](auto v) MLXR_BODY {

@@ -141,7 +141,7 @@ void multiply_many(const LinearCall& call) {
     const std::vector<Piece> pieces = cut_pieces(call);
     call.runtime.pool.parallel_for(static_cast<int>(pieces.size()), [&](int task, int thread) {
         const Piece& piece = pieces[static_cast<size_t>(task)];
-        if (is_dense(piece.part->type) || call.tokens < kernels_of(call, piece.part->type).panel_tokens) {
+        if (is_dense(piece.part->type) || call.tokens < kManyTokens) {
             return multiply_rows(call, piece);
         }
         uint8_t* const panels = reinterpret_cast<uint8_t*>(scratch + kPiecePanels * panel_bytes * thread);

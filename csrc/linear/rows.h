@@ -90,16 +90,16 @@ MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations
 // What to ask memory for while a block is multiplied with one tile of tokens of several: with the only tile, what comes
 // 8 KiB later; else each tile asks for its share of the next block, so that memory has work all the time.
 template <class W>
-struct Ahead {
+struct RowsAhead {
     static constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
     const uint8_t* next;
     int64_t bytes;  // with each stride
 
-    Ahead(const uint8_t* block, int64_t block_bytes, int64_t tile, int64_t tiles)
+    RowsAhead(const uint8_t* block, int64_t block_bytes, int64_t tile, int64_t tiles)
         : next(tiles == 1 ? block + kAheadBytes : block + block_bytes + block_bytes * tile / tiles),
           bytes(kStrideBytes / tiles) {}
 
-    MLXR_INLINE void fetch(Ahead& self) {
+    MLXR_INLINE void fetch(RowsAhead& self) {
         for (int64_t i = 0; i < self.bytes; i += 64) __builtin_prefetch(self.next + i);
         self.next += self.bytes;
     }
@@ -107,7 +107,7 @@ struct Ahead {
 
 // One block times M tokens.
 template <class W, int M>
-void multiply_block(const RowsJob& job, int64_t block, int64_t token, Ahead<W> ahead) {
+void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<W> ahead) {
     const uint8_t* base = job.weights + block * job.units * W::kUnitBytes;
     const Activations a = *job.activations;
     for (int part = 0; part < kParts; ++part) {
@@ -120,8 +120,8 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, Ahead<W> a
             const Unit unit{base + u * W::kUnitBytes, part};
             Scales s;
             W::scales(unit, s);
-            for (int n = 0; n < Ahead<W>::kStrides; ++n) {
-                if (part == 0) Ahead<W>::fetch(ahead);
+            for (int n = 0; n < RowsAhead<W>::kStrides; ++n) {
+                if (part == 0) RowsAhead<W>::fetch(ahead);
                 add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, sums);
             }
         }
@@ -134,7 +134,7 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, Ahead<W> a
 
 // `tokens` tokens, at most M.
 template <class W, int M>
-MLXR_INLINE void multiply_tokens(const RowsJob& job, int64_t block, int64_t token, int64_t tokens, Ahead<W> ahead) {
+MLXR_INLINE void multiply_tokens(const RowsJob& job, int64_t block, int64_t token, int64_t tokens, RowsAhead<W> ahead) {
     if constexpr (M > 1) {
         if (tokens < M) return multiply_tokens<W, M - 1>(job, block, token, tokens, ahead);
     }
@@ -154,7 +154,7 @@ void multiply_rows(const RowsJob& job) {
         const uint8_t* const base = job.weights + block * block_bytes;
         for (int64_t tile = 0; tile < tiles; ++tile) {
             const int64_t first = job.tokens * tile / tiles, last = job.tokens * (tile + 1) / tiles;
-            multiply_tokens<W, kTokens>(job, block, first, last - first, Ahead<W>(base, block_bytes, tile, tiles));
+            multiply_tokens<W, kTokens>(job, block, first, last - first, RowsAhead<W>(base, block_bytes, tile, tiles));
         }
     }
 }

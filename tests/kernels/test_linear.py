@@ -160,7 +160,7 @@ def test_equals_float64_product(type_name: str, isa: str) -> None:
     step = 1 if type_name in DENSE else BLOCKS[type_name][0]
     widths = {"1": (1, 7, 33, 160), "32": (32, 96, 352), "256": (256, 512, 1024)}[str(step)]
     for columns in widths:
-        for rows, tokens in ((1, 1), (15, 3), (16, 8), (17, 33), (33, 71), (67, 17), (130, 5)):
+        for rows, tokens in ((1, 1), (15, 3), (16, 8), (17, 33), (33, 71), (49, 9), (67, 17), (130, 5)):
             raw, x = make_raw(type_name, rows, columns), make_input(tokens, columns)
             result = multiply(runtime, make_weight(runtime, [(type_name, rows, raw, None)], columns), x)
             product, magnitude = expected(type_name, raw, rows, x)
@@ -179,7 +179,7 @@ def test_same_bits_for_any_batch_threads_and_isa(type_name: str) -> None:
         for threads in (1, 2, 3):
             runtime = native.Runtime(threads, isa)
             weight = make_weight(runtime, [(type_name, rows, raw, bias)], columns)
-            for chunk in (1, 2, 7, 16, 23, 40, 64, 130):
+            for chunk in (1, 2, 7, 9, 13, 16, 23, 40, 63, 64, 130):
                 pieces = [multiply(runtime, weight, x[at : at + chunk]) for at in range(0, tokens, chunk)]
                 results[isa, threads, chunk] = np.concatenate(pieces)
     first = results[ISAS[0], 1, 1]
