@@ -54,16 +54,17 @@ class GrammarConstraint:
     def __init__(self, compiled: _Compiled, matcher: LLMatcher, accepted: list[int]) -> None:
         self._compiled, self._matcher, self._accepted = compiled, matcher, accepted
         self._mask: Mask | None = None
-        self._address = 0
+        self._address = self._mask_bytes = 0
 
     def fill_mask(self, mask: Mask) -> None:
         """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),)."""
         if mask is not self._mask:  # nearly always the same; its address takes longer to find than some masks
-            self._mask, self._address = mask, mask.ctypes.data
-        self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
-        if self._matcher.is_error():
-            self._renew()
-            self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
+            self._mask, self._address, self._mask_bytes = mask, mask.ctypes.data, mask.nbytes
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._mask_bytes)
+        if not self._matcher.is_error():
+            return
+        self._renew()
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._mask_bytes)
         if self._matcher.is_error():
             raise GrammarError(_summarize(self._matcher.get_error()))
 
