@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -127,14 +127,21 @@ class GrammarCompiler:
             tokenizer, eos_ids, vocab_size = self._vocabulary
             if not eos_ids:
                 raise InvalidRequest(field, "the model has no end token, so that no answer could end with the grammar")
-            wrapper = TokenizerWrapper(GrammarVocabulary(tokenizer, eos_ids, vocab_size))
-            self._library = LLTokenizer(wrapper, eos_token=sorted(eos_ids))
+            vocabulary = GrammarVocabulary(tokenizer, eos_ids, vocab_size)
+            groups = group_tokens(max(map(len, vocabulary.tokens)))
+            self._library = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=sorted(eos_ids), slices=groups)
         return self._library
 
 
-def embed_schema(schema: Mapping[str, object]) -> str:
-    """The schema as an expression of Lark, with the same white space as a grammar that is all JSON schema."""
-    return "%json " + json.dumps(dict(schema) | _JSON_OPTIONS)
+def group_tokens(longest_bytes: int) -> list[str]:
+    """Tokens that the library allows in one go where a text in JSON may go on for so long: a pattern for each group.
+
+    These are its own groups for texts, without those that no token is in, as each takes time in every mask; and without
+    that for white space of any length, which `_JSON_OPTIONS` never allows.
+    """
+    text = r'[^"\\\x00-\x1F\x7F]'
+    groups = {0: text + "{1,10}", 10: text + "{1,30}", 30: text + "+"}
+    return [pattern for shorter, pattern in groups.items() if longest_bytes > shorter]
 
 
 def _write_source(grammar: Grammar | str, field: str) -> str:
