@@ -256,7 +256,11 @@ def test_the_client_raises_its_own_errors(server: str) -> None:
         with pytest.raises(openai.APIError) as late:
             list(
                 ai.completions.create(
-                    model="demo", prompt="Hi", max_tokens=2000, stream=True, extra_body={"deadline_s": 0.05}
+                    model="demo",
+                    prompt="Hi",
+                    max_tokens=2000,
+                    stream=True,
+                    extra_body={"deadline_s": 0.05, "ignore_eos": True},
                 )
             )
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
