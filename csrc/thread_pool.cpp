@@ -29,9 +29,9 @@ namespace mlxr {
 namespace {
 
 // A wait spins for so long, then also lets others have the processor, then sleeps. The second time covers what the
-// caller does between the steps of a model, grammars included.
+// caller does between the steps of a model.
 constexpr auto kSpin = std::chrono::microseconds(30);
-constexpr auto kYield = std::chrono::microseconds(1000);
+constexpr auto kYield = std::chrono::microseconds(400);
 
 inline void pause_cpu() {
 #if defined(MLXR_X86)
