@@ -154,6 +154,9 @@ struct OperatorTable {
     LogitScan (*scan_logits)(const float* logits, int64_t count, float* block_peaks);
     // Sum of the terms e**((logit - peak) * factor), which also go to `terms` unless it is null.
     double (*sum_exponentials)(const float* logits, int64_t count, float peak, float factor, float* terms);
+    // The same for a row that is -inf but at `ids`, rising, of which `logits` are the values, with a factor of 1: the
+    // same bits. `terms` has room for as many.
+    double (*sum_few_exponentials)(const float* logits, const int32_t* ids, int64_t count, float peak, float* terms);
     // Indices of logits >= threshold, ascending; at most `count`. Returns how many.
     int64_t (*collect_logits)(const float* logits, int64_t count, float threshold, int32_t* indices);
 };

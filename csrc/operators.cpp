@@ -19,7 +19,7 @@ namespace {
 
 constexpr mlxr::OperatorTable kTable{
     rms_norm, rope,         activate,    write_pages, narrow_rows,      multiply_dense_pairs, attend_scratch_bytes,
-    attend,   attend_merge, mask_logits, scan_logits, sum_exponentials, collect_logits,
+    attend,   attend_merge, mask_logits, scan_logits, sum_exponentials, sum_few_exponentials, collect_logits,
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // See sample.h. Without top_k the order of all logits would have to be known; instead their probability mass
-// is summed into bins of nearly equal logits, and only the bin in which a sum is reached is sorted.
+// is summed into bins of nearly equal logits, and only the bin in which a sum is reached is sorted. Where a mask
+// leaves few tokens, as grammars mostly do, only those are looked at: they are moved together first.
 #include "sample.h"
 
 #include <algorithm>
@@ -20,17 +21,27 @@ constexpr int64_t kBins = 8192;
 constexpr int64_t kSpareBins = 8;  // for what has no weight
 constexpr int64_t kMassBytes = (kBins + kSpareBins) * 8;
 constexpr float kBinsPerNat = 64.0f;
+constexpr int64_t kFew = 256;
 
-// One thread's scratch for rows of one vocabulary.
+// One thread's scratch for one row. Its candidates are all tokens, or the few that were moved together: then `count`
+// is how many, and a candidate's place is not its id.
 struct Workspace {
     const OperatorTable* table;
-    int64_t vocabulary, blocks;
-    float* adjusted;     // (vocabulary)
-    float* terms;        // (vocabulary)
-    int32_t* ids;        // (vocabulary)
+    int64_t count, blocks;
+    bool is_few;
+    float* adjusted;     // (count)
+    float* terms;        // (count)
+    int32_t* ids;        // (count)
+    int32_t* few_ids;    // (kFew), rising
     float* block_peaks;  // (blocks)
     float* peak_order;   // (blocks)
     double* masses;      // (kBins + kSpareBins)
+
+    void set_count(int64_t candidates) {
+        count = candidates;
+        blocks = (candidates + kScanBlock - 1) / kScanBlock;
+    }
+    int32_t id_of(int64_t place) const { return is_few ? few_ids[place] : static_cast<int32_t>(place); }
 };
 
 int64_t round_up(int64_t value, int64_t unit) {
@@ -39,17 +50,17 @@ int64_t round_up(int64_t value, int64_t unit) {
 
 int64_t workspace_bytes(int64_t vocabulary) {
     const int64_t blocks = vocabulary / kScanBlock + 1;
-    return round_up(kMassBytes + 3 * round_up(vocabulary * 4, 64) + 2 * round_up(blocks * 4, 64), 4096);
+    return round_up(kMassBytes + kFew * 4 + 3 * round_up(vocabulary * 4, 64) + 2 * round_up(blocks * 4, 64), 4096);
 }
 
 Workspace lay_out_workspace(std::byte* scratch, int64_t vocabulary, const OperatorTable* table) {
     Workspace space{};
     space.table = table;
-    space.vocabulary = vocabulary;
-    space.blocks = (vocabulary + kScanBlock - 1) / kScanBlock;
+    space.set_count(vocabulary);
     const int64_t row_bytes = round_up(vocabulary * 4, 64);
     space.masses = reinterpret_cast<double*>(scratch);
-    space.adjusted = reinterpret_cast<float*>(scratch += kMassBytes);
+    space.few_ids = reinterpret_cast<int32_t*>(scratch += kMassBytes);
+    space.adjusted = reinterpret_cast<float*>(scratch += kFew * 4);
     space.terms = reinterpret_cast<float*>(scratch += row_bytes);
     space.ids = reinterpret_cast<int32_t*>(scratch += row_bytes);
     space.block_peaks = reinterpret_cast<float*>(scratch += row_bytes);
@@ -69,33 +80,66 @@ float bound_logit(double value) {
     return static_cast<float>(std::min(value, static_cast<double>(kLargest)));
 }
 
+// The ids that the mask leaves, rising. Returns how many; -1 if they are more than kFew.
+int64_t list_few(const uint32_t* mask, int64_t vocabulary, int32_t* ids) {
+    int64_t found = 0;
+    for (int64_t first = 0; first < vocabulary; first += 32) {
+        uint32_t bits = mask[first / 32];
+        if (vocabulary - first < 32) bits &= (1u << (vocabulary - first)) - 1u;
+        if (found + std::popcount(bits) > kFew) return -1;
+        for (; bits != 0; bits &= bits - 1u) ids[found++] = static_cast<int32_t>(first + std::countr_zero(bits));
+    }
+    return found;
+}
+
+// Fills space.adjusted with the logits that the mask leaves: alone if they are few, else -inf for all others.
+void apply_mask(const float* logits, const SampleRules& rules, Workspace& space) {
+    const int64_t few = list_few(rules.mask, space.count, space.few_ids);
+    if (few < rules.top_logprobs) {  // too many, or impossible tokens are asked for
+        space.table->mask_logits(logits, rules.mask, space.count, space.adjusted);
+        return;
+    }
+    space.is_few = true;
+    space.set_count(few);
+    for (int64_t i = 0; i < few; ++i) space.adjusted[i] = logits[space.few_ids[i]];
+}
+
+// Where the logit of a token is; null if the mask leaves it out.
+float* find_logit(int32_t id, const SampleRules& rules, const Workspace& space) {
+    if (!space.is_few) return space.adjusted + id;
+    if ((rules.mask[id / 32] >> id % 32 & 1u) == 0) return nullptr;
+    return space.adjusted + (std::lower_bound(space.few_ids, space.few_ids + space.count, id) - space.few_ids);
+}
+
 const float* adjust_logits(const float* logits, const SampleRules& rules, bool infinite, Workspace& space) {
     if (rules.mask == nullptr && rules.bias_size == 0 && rules.history_size == 0 && !infinite) return logits;
     if (rules.mask == nullptr) {
-        std::memcpy(space.adjusted, logits, static_cast<size_t>(space.vocabulary) * sizeof(float));
+        std::memcpy(space.adjusted, logits, static_cast<size_t>(space.count) * sizeof(float));
     } else {
-        space.table->mask_logits(logits, rules.mask, space.vocabulary, space.adjusted);
+        apply_mask(logits, rules, space);
     }
-    for (int64_t i = 0; infinite && i < space.vocabulary; ++i) space.adjusted[i] = bound_logit(space.adjusted[i]);
+    for (int64_t i = 0; infinite && i < space.count; ++i) space.adjusted[i] = bound_logit(space.adjusted[i]);
     for (int64_t i = 0; i < rules.bias_size; ++i) {
-        float& logit = space.adjusted[rules.bias_ids[i]];
-        logit = bound_logit(static_cast<double>(logit) + static_cast<double>(rules.bias_values[i]));
+        float* const logit = find_logit(rules.bias_ids[i], rules, space);
+        if (logit == nullptr) continue;
+        *logit = bound_logit(static_cast<double>(*logit) + static_cast<double>(rules.bias_values[i]));
     }
     for (int64_t i = 0; i < rules.history_size; ++i) {
-        float& logit = space.adjusted[rules.history_ids[i]];
+        float* const logit = find_logit(rules.history_ids[i], rules, space);
+        if (logit == nullptr) continue;
         const int32_t count = rules.history_counts[i];
-        double value = logit;
+        double value = *logit;
         value = value > 0 ? value / rules.repetition_penalty : value * rules.repetition_penalty;
         value -= (count > 0 ? rules.presence_penalty : 0.0) + rules.frequency_penalty * count;
-        logit = bound_logit(value);
+        *logit = bound_logit(value);
     }
     return space.adjusted;
 }
 
-// The first `wanted` candidates, in order, at the start of space.ids. Returns how many (the vocabulary may be
-// smaller).
+// The places of the first `wanted` candidates, in order, at the start of space.ids. Returns how many (there may be
+// fewer).
 int64_t sort_best(const float* logits, int64_t wanted, Workspace& space) {
-    wanted = std::min(wanted, space.vocabulary);
+    wanted = std::min(wanted, space.count);
     if (wanted == 0) return 0;
     float threshold = -kLargest;
     if (wanted <= space.blocks) {  // that many blocks have a logit of at least the wanted-th greatest peak
@@ -104,7 +148,7 @@ int64_t sort_best(const float* logits, int64_t wanted, Workspace& space) {
                          [](float a, float b) { return a > b; });
         threshold = std::max(threshold, space.peak_order[wanted - 1]);
     }
-    const int64_t found = space.table->collect_logits(logits, space.vocabulary, threshold, space.ids);
+    const int64_t found = space.table->collect_logits(logits, space.count, threshold, space.ids);
     const Before before{logits};
     if (wanted < found) std::nth_element(space.ids, space.ids + wanted, space.ids + found, before);
     std::sort(space.ids, space.ids + std::min(wanted, found), before);
@@ -115,9 +159,10 @@ int64_t sort_best(const float* logits, int64_t wanted, Workspace& space) {
     return wanted;
 }
 
-// Draw among the top_k candidates, sorted.
-int32_t draw_among_best(const float* logits, float peak, float factor, const SampleRules& rules, Workspace& space) {
-    int64_t kept = sort_best(logits, rules.top_k, space);
+// Draw among the `wanted` best candidates, sorted.
+int32_t draw_among_best(const float* logits, float peak, float factor, const SampleRules& rules, int64_t wanted,
+                        Workspace& space) {
+    int64_t kept = sort_best(logits, wanted, space);
     for (int64_t i = 0; i < kept; ++i) space.terms[i] = logits[space.ids[i]];
     space.table->sum_exponentials(space.terms, kept, peak, factor, space.terms);
     if (rules.top_p < 1) {
@@ -145,7 +190,7 @@ class MassBins {
     // Sums all weights into their bins.
     void fill() {
         std::fill_n(space_.masses, kBins + kSpareBins, 0.0);
-        for (int64_t i = 0; i < space_.vocabulary; ++i) {
+        for (int64_t i = 0; i < space_.count; ++i) {
             // What has no weight may go anywhere, and goes to several bins so that no addition waits for another.
             const int64_t aside = static_cast<int64_t>(space_.terms[i] == 0) * (1 + i % kSpareBins);
             space_.masses[bin_of(i) + aside] += space_.terms[i];
@@ -176,7 +221,7 @@ class MassBins {
     // Takes out every candidate after `last`.
     void cut_after(int32_t last) {
         const Before before{logits_};
-        for (int64_t i = 0; i < space_.vocabulary; ++i) {
+        for (int64_t i = 0; i < space_.count; ++i) {
             if (before(last, static_cast<int32_t>(i))) space_.terms[i] = 0;
         }
     }
@@ -192,7 +237,7 @@ class MassBins {
     // The candidates of a bin that have weight, in order, at the start of ids.
     int64_t collect(int64_t bin) {
         int64_t members = 0;
-        for (int64_t i = 0; i < space_.vocabulary; ++i) {
+        for (int64_t i = 0; i < space_.count; ++i) {
             if (bin_of(i) == bin && space_.terms[i] > 0) space_.ids[members++] = static_cast<int32_t>(i);
         }
         std::sort(space_.ids, space_.ids + members, Before{logits_});
@@ -207,25 +252,32 @@ class MassBins {
 
 // Draw among all candidates.
 int32_t draw_among_all(const float* logits, float peak, float factor, const SampleRules& rules, Workspace& space) {
-    space.table->sum_exponentials(logits, space.vocabulary, peak, factor, space.terms);
+    space.table->sum_exponentials(logits, space.count, peak, factor, space.terms);
     MassBins bins(logits, peak, factor, space);
     if (rules.top_p < 1) {
         bins.fill();
         bins.cut_after(bins.find(rules.top_p, false));
     }
-    for (int64_t i = 0; rules.min_p > 0 && i < space.vocabulary; ++i) {
+    for (int64_t i = 0; rules.min_p > 0 && i < space.count; ++i) {
         if (space.terms[i] < rules.min_p) space.terms[i] = 0;
     }
     bins.fill();
     return bins.find(rules.uniform, true);
 }
 
-int32_t draw_token(const float* logits, float peak, const SampleRules& rules, Workspace& space) {
+// The place of the candidate that is drawn.
+int32_t draw_candidate(const float* logits, float peak, const SampleRules& rules, Workspace& space) {
     const float factor = static_cast<float>(std::min(1.0 / rules.temperature, static_cast<double>(kLargest)));
-    if (rules.top_k > 0 && rules.top_k < space.vocabulary) {
-        return draw_among_best(logits, peak, factor, rules, space);
+    if (rules.top_k > 0 && rules.top_k < space.count) {
+        return draw_among_best(logits, peak, factor, rules, rules.top_k, space);
     }
+    if (space.is_few) return draw_among_best(logits, peak, factor, rules, space.count, space);
     return draw_among_all(logits, peak, factor, rules, space);
+}
+
+double sum_weights(const float* logits, float peak, const Workspace& space) {
+    if (!space.is_few) return space.table->sum_exponentials(logits, space.count, peak, 1.0f, nullptr);
+    return space.table->sum_few_exponentials(logits, space.few_ids, space.count, peak, space.terms);
 }
 
 void sample_row(const SampleCall& call, int64_t row, Workspace space) {
@@ -240,23 +292,22 @@ void sample_row(const SampleCall& call, int64_t row, Workspace space) {
         return;
     }
     const float* const adjusted = adjust_logits(logits, rules, scan.peak > kLargest, space);
-    if (adjusted != logits) scan = space.table->scan_logits(adjusted, call.vocabulary, space.block_peaks);
+    if (adjusted != logits) scan = space.table->scan_logits(adjusted, space.count, space.block_peaks);
     if (scan.peak == kNothing) {
         outcome.token_id = kNoToken;
         outcome.logprob = kNothing;
         return;
     }
-    const double log_total =
-        std::log(space.table->sum_exponentials(adjusted, call.vocabulary, scan.peak, 1.0f, nullptr));
-    const auto logprob_of = [&](int32_t id) {
-        return static_cast<double>(adjusted[id]) - static_cast<double>(scan.peak) - log_total;
+    const double log_total = std::log(sum_weights(adjusted, scan.peak, space));
+    const auto logprob_of = [&](int64_t place) {
+        return static_cast<double>(adjusted[place]) - static_cast<double>(scan.peak) - log_total;
     };
-    outcome.token_id =
-        rules.temperature == 0 ? static_cast<int32_t>(scan.best) : draw_token(adjusted, scan.peak, rules, space);
-    outcome.logprob = logprob_of(outcome.token_id);
+    const int64_t chosen = rules.temperature == 0 ? scan.best : draw_candidate(adjusted, scan.peak, rules, space);
+    outcome.token_id = space.id_of(chosen);
+    outcome.logprob = logprob_of(chosen);
     const int64_t best = sort_best(adjusted, rules.top_logprobs, space);
     for (int64_t i = 0; i < best; ++i) {
-        call.top_ids[row * call.top_width + i] = space.ids[i];
+        call.top_ids[row * call.top_width + i] = space.id_of(space.ids[i]);
         call.top_logprobs[row * call.top_width + i] = logprob_of(space.ids[i]);
     }
 }

@@ -442,8 +442,9 @@ def test_a_request_of_a_closed_loop_is_cancelled() -> None:
 
 
 def test_the_thread_ends_with_the_object() -> None:
+    before = set(threading.enumerate())  # those of other tests' servers
     server = AsyncEngine(make_engine())
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "mlxr-engine")
+    (thread,) = (thread for thread in set(threading.enumerate()) - before if thread.name == "mlxr-engine")
     del server
     gc.collect()
     assert not thread.is_alive()

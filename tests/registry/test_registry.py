@@ -12,8 +12,10 @@ import pytest
 from paper_models import inspect_paper, make_model, paper_registry
 
 from mlxr.core.errors import FormatError, InvalidRequest, NotFound, RegistryError
-from mlxr.registry import Changes, Registry
+from mlxr.registry import Changes, Registry, model_files
 from mlxr.registry.migrations import MIGRATIONS
+from mlxr.registry.model_files import hash_files
+from mlxr.registry.record import ModelFile
 
 
 def store(registry: Registry, data: bytes) -> str:
@@ -51,17 +53,40 @@ def test_import_references_the_file(registry: Registry, model_file: Path) -> Non
 
 def test_files_that_change_are_refused(registry: Registry, model_file: Path) -> None:
     registry.import_file(model_file, "mine")
-    os.utime(model_file, ns=(0, 10**18))
-    with pytest.raises(RegistryError, match="changed since it was imported"):
-        registry.get("mine")
-    assert "changed" in (registry.list()[0].problem or "")
-    registry.import_file(model_file, "mine")
+    content = model_file.read_bytes()
+    for other in (content[:-1] + bytes([content[-1] ^ 1]), content + b"x"):
+        model_file.write_bytes(other)
+        os.utime(model_file, ns=(0, 10**18))
+        with pytest.raises(RegistryError, match="changed since it was imported"):
+            registry.get("mine")
+        assert "changed" in (registry.list()[0].problem or "")
+    model_file.write_bytes(content)
     assert registry.get("mine").problem is None
     model_file.unlink()
     with pytest.raises(RegistryError, match="No such file"):
         registry.get("mine")
     registry.remove("mine")
     assert registry.list() == ()
+
+
+def test_files_of_another_time_are_read_once(
+    registry: Registry, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = registry.import_file(model_file, "mine")
+    read: list[Path] = []
+
+    def note(paths: list[Path]) -> tuple[ModelFile, ...]:
+        read.extend(paths)
+        return hash_files(paths)
+
+    monkeypatch.setattr(model_files, "hash_files", note)
+    os.utime(model_file, ns=(0, 10**18))
+    found = registry.get("mine")
+    assert found.files[0].changed_ns == 10**18
+    assert found.digest == record.digest
+    again = Registry(registry.folder, inspect=registry._inspect)
+    assert again.get("mine") == found == registry.list()[0]
+    assert read == [model_file]
 
 
 def test_a_half_file_is_not_imported(registry: Registry, model_file: Path) -> None:

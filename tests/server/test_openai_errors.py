@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import openai
@@ -46,7 +47,7 @@ def message_of(path: str, reply: httpx.Response) -> str:
         *((path, "no_such_field", 1) for path in GOOD),
         *((path, "stream", "yes") for path in (CHAT, COMPLETION, RESPONSE, MESSAGE)),
         *((path, "temperature", value) for path in (CHAT, RESPONSE, MESSAGE) for value in (-1, "hot", HUGE, True)),
-        *((path, "top_p", value) for path in (CHAT, COMPLETION) for value in (0, 1.5, -HUGE)),
+        *((path, "top_p", value) for path in (CHAT, COMPLETION, RESPONSE, MESSAGE) for value in (-0.1, 1.5, -HUGE)),
         *((path, "max_tokens", value) for path in (CHAT, COMPLETION, MESSAGE) for value in (0, -1, 2.5, "9", HUGE)),
         *((path, "top_k", value) for path in (CHAT, MESSAGE) for value in (-1, HUGE, 0.5)),
         *((path, "seed", value) for path in (CHAT, COMPLETION) for value in (2**64, -HUGE, 1.5, "1")),
@@ -151,6 +152,68 @@ def test_half_a_character_is_no_text(client: httpx.Client, path: str) -> None:
     assert message_of(path, reply).startswith(field)
 
 
+ASKED = {"role": "user", "content": "Hi"}
+HALF = {"path": "a\ud800"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": json.dumps(HALF)}}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "given"),
+    [
+        (
+            CHAT,
+            "messages[1].tool_calls[0].function.arguments",
+            {"messages": [ASKED, {"role": "assistant", "tool_calls": [CALL]}]},
+        ),
+        (
+            RESPONSE,
+            "input[1].arguments",
+            {
+                "input": [
+                    ASKED,
+                    {"type": "function_call", "call_id": "c1", "name": "look", "arguments": json.dumps(HALF)},
+                ]
+            },
+        ),
+        (
+            MESSAGE,
+            "messages[1].content[0].input",
+            {
+                "messages": [
+                    ASKED,
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": HALF}]},
+                ]
+            },
+        ),
+    ],
+)
+def test_half_a_character_in_the_arguments_of_a_call(
+    client: httpx.Client, path: str, field: str, given: dict[str, object]
+) -> None:
+    reply = client.post(path, content=json.dumps({**GOOD[path], **given}), headers={"content-type": "application/json"})
+    assert reply.status_code == 400, reply.text
+    message = message_of(path, reply)
+    assert message.startswith(field)
+    assert "surrogate" in message
+    if path != MESSAGE:
+        assert reply.json()["error"]["param"] == field
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, RESPONSE, MESSAGE])
+def test_top_p_0_takes_the_likeliest_token(client: httpx.Client, path: str) -> None:
+    texts = set()
+    for sampling in ({"temperature": 0}, {"top_p": 0}, {"temperature": 1, "top_p": 0}):
+        reply = client.post(path, json={**GOOD[path], **sampling})
+        assert reply.status_code == 200, reply.text
+        texts.add(json.dumps([reply.json().get(part) for part in ("content", "choices")] + _texts(reply.json())))
+    assert len(texts) == 1
+
+
+def _texts(reply: dict[str, Any]) -> list[str]:
+    """What an answer of /v1/responses says; its items have ids of their own."""
+    return [part["text"] for item in reply.get("output", ()) for part in item.get("content", ())]
+
+
 @pytest.mark.parametrize("path", GOOD)
 def test_a_prompt_beyond_the_context(client: httpx.Client, path: str) -> None:
     body = json.dumps(GOOD[path]).replace("Hi", "word " * 20_000).encode()
@@ -193,7 +256,11 @@ def test_the_client_raises_its_own_errors(server: str) -> None:
         with pytest.raises(openai.APIError) as late:
             list(
                 ai.completions.create(
-                    model="demo", prompt="Hi", max_tokens=2000, stream=True, extra_body={"deadline_s": 0.05}
+                    model="demo",
+                    prompt="Hi",
+                    max_tokens=2000,
+                    stream=True,
+                    extra_body={"deadline_s": 0.05, "ignore_eos": True},
                 )
             )
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")

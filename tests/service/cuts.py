@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterable
 from typing import Any
 
 from hypothesis import strategies as st
 
+from mlxr.core.events import Event
+from mlxr.service.completion import Completion, fold_events
 from mlxr.service.reasoning import Thought
 from mlxr.service.tools.format import CallPiece
 
@@ -33,3 +36,8 @@ def merge(parts: list[Any]) -> list[Any]:
         else:
             merged.append(part)
     return merged
+
+
+async def fold_stream(events: AsyncIterable[Event]) -> Completion:
+    """What an answer whose events come one by one adds up to."""
+    return fold_events([event async for event in events])

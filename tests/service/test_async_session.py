@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuts import fold_stream
 from service_models import open_demo
 
 from mlxr.core.errors import EngineStopped, InvalidRequest, OutOfPages, QueueFull, TemplateError
@@ -20,7 +21,7 @@ from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallD
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.service.async_session import AsyncSession, AsyncStream
-from mlxr.service.completion import Completion, fold_events, fold_stream
+from mlxr.service.completion import Completion, fold_events
 from mlxr.service.opening import build_engine, build_session, open_model
 from mlxr.service.requests import ChatRequest, NamedTool, TextRequest, Tool
 from mlxr.tokenizers import ChatTemplate

@@ -13,13 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cuts import fold_stream
 
 from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError, NotFound
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.loading import ASSETS
 from mlxr.registry.record import ModelRecord
-from mlxr.service.completion import fold_events, fold_stream
+from mlxr.service.completion import fold_events
 from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool
 from mlxr.service.requests import ChatRequest, TextRequest
 

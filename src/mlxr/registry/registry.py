@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,9 +16,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
-from mlxr.registry.blobs import CHUNK_BYTES, Blobs, list_ages, parse_digest
+from mlxr.registry.blobs import Blobs, list_ages, parse_digest
 from mlxr.registry.bundles import Bundles
 from mlxr.registry.catalogue import Catalogue
+from mlxr.registry.model_files import FileCheck, hash_files
 from mlxr.registry.names import ModelName
 from mlxr.registry.record import Changes, Inspect, ModelFacts, ModelFile, ModelRecord, Progress, name_for
 
@@ -43,11 +43,12 @@ class Registry:
         self._catalogue = Catalogue(self.folder / CATALOGUE_NAME)
         self._inspect = inspect
         self._builtin = {str(ModelName.parse(name)): path for name, path in builtin.items()}
+        self._file_check = FileCheck()
         self._inspected: dict[tuple[Path, tuple[int, int]], ModelRecord] = {}
 
     def list(self) -> tuple[ModelRecord, ...]:
         """All models by name, built-in ones last; `problem` is set for those whose files are gone or changed."""
-        named = [self._with_problem(record) for record in self._catalogue.list()]
+        named = [self._keep_check(record) for record in self._catalogue.list()]
         taken = {record.name.lower() for record in named}
         builtin = [self._describe(path, name) for name, path in self._builtin.items() if name not in taken]
         return (*named, *builtin)
@@ -64,7 +65,7 @@ class Registry:
             if path is None:
                 raise NotFound(f"model {name!r} not found; `mlxr pull` fetches one, `mlxr list` shows all")
             return self._describe(path, checked.lower())
-        record = self._with_problem(record)
+        record = self._keep_check(record)
         if record.problem is not None:
             raise RegistryError(f"{record.short_name}: {record.problem}")
         return record
@@ -90,7 +91,7 @@ class Registry:
         model_name = name_for(path) if name is None else ModelName.parse(name, "NAME")
         place = path.expanduser().absolute()
         facts = self._inspect(place)
-        files = _hash_files(facts.files, progress)
+        files = hash_files(facts.files, progress)
         record = _apply(_make_record(str(model_name), place, facts, files, is_owned=False), changes)
         return self._put(record)
 
@@ -170,9 +171,9 @@ class Registry:
         if str(ModelName.parse(record.name)).lower() in self._builtin:
             raise InvalidRequest("NAME", f"{record.short_name} comes with mlxr; choose another name")
         with self._catalogue.change() as transaction:
-            problem = self._find_problem(record)
-            if problem is not None:
-                raise RegistryError(f"{record.short_name}: {problem}")
+            record = self._check_files(record)
+            if record.problem is not None:
+                raise RegistryError(f"{record.short_name}: {record.problem}")
             old = transaction.find(record.name)
             transaction.put(record)
         if old is not None and old.is_owned:
@@ -203,24 +204,26 @@ class Registry:
             self._inspected[key] = record
         return replace(record, name=name)
 
-    def _with_problem(self, record: ModelRecord) -> ModelRecord:
-        return replace(record, problem=self._find_problem(record))
+    def _keep_check(self, record: ModelRecord) -> ModelRecord:
+        """The checked record, whose files are not read again where only their times were new."""
+        checked = self._check_files(record)
+        if checked.files != record.files:
+            with self._catalogue.change() as transaction:
+                if transaction.find(record.name) == record:
+                    transaction.put(checked)
+        return checked
 
-    def _find_problem(self, record: ModelRecord) -> str | None:
-        """Why the files of a record cannot be used, None if they are what they were."""
+    def _check_files(self, record: ModelRecord) -> ModelRecord:
+        """The record with its `problem`: why its files cannot be used, None if they hold what they did."""
         try:
             if record.is_owned:
-                return self._bundles.find_problem(record.path, record.files)
+                return replace(record, problem=self._bundles.find_problem(record.path, record.files))
             folder = record.path if record.path.is_dir() else record.path.parent
-            for file in record.files:
-                status = (folder / file.name).stat()
-                if (status.st_size, status.st_mtime_ns) != (file.size_bytes, file.changed_ns):
-                    return f"{folder / file.name} changed since it was imported; import it again"
+            return replace(record, files=self._file_check.refresh(folder, record.files), problem=None)
         except OSError as error:
-            return f"{error.filename}: {error.strerror or error}"
+            return replace(record, problem=f"{error.filename}: {error.strerror or error}")
         except MlxrError as error:
-            return str(error)
-        return None
+            return replace(record, problem=str(error))
 
 
 def _expand(text: str) -> Path | None:
@@ -275,21 +278,3 @@ def _apply(record: ModelRecord, changes: Changes) -> ModelRecord:
 
 def _hash_json(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _hash_files(paths: Sequence[Path], progress: Progress | None) -> tuple[ModelFile, ...]:
-    """Read the files for their digests. One that changes meanwhile is found changed when it is used."""
-    total_bytes = sum(path.stat().st_size for path in paths)
-    done_bytes = 0
-    files = []
-    for path in paths:
-        digest = hashlib.sha256()
-        with path.open("rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-                done_bytes += len(chunk)
-                if progress is not None:
-                    progress(done_bytes, total_bytes)
-        files.append(ModelFile(path.name, digest.hexdigest(), status.st_size, status.st_mtime_ns))
-    return tuple(files)

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from mlxr.core.types import SamplingParams
 from mlxr.registry.record import ModelRecord
+from mlxr.server.json_models import bound_top_p
 from mlxr.service.requests import ChatRequest, TextRequest
 
 # Ollama's name of an option, and that of SamplingParams; `num_predict` and `stop` are read below.
@@ -66,4 +67,6 @@ def _fill_params(params: SamplingParams, record: ModelRecord, given: frozenset[s
             found["stop"] = tuple(value)
     if isinstance(found.get("seed"), int) and found["seed"] < 0:
         found["seed"] = None
+    if "top_p" in found:
+        found["top_p"] = bound_top_p(found["top_p"])
     return replace(params, **{name: value for name, value in found.items() if name not in given})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
@@ -99,8 +99,3 @@ def fold_events(events: Iterable[Event]) -> Completion:
     if not whole or len(whole) < len(completions):
         raise ValueError("the events end without a Finish")
     return replace(whole[0], others=tuple(whole[1:]))
-
-
-async def fold_stream(events: AsyncIterable[Event]) -> Completion:
-    """`fold_events` for events that come one by one."""
-    return fold_events([event async for event in events])

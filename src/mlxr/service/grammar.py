@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -54,16 +54,17 @@ class GrammarConstraint:
     def __init__(self, compiled: _Compiled, matcher: LLMatcher, accepted: list[int]) -> None:
         self._compiled, self._matcher, self._accepted = compiled, matcher, accepted
         self._mask: Mask | None = None
-        self._address = 0
+        self._address = self._mask_bytes = 0
 
     def fill_mask(self, mask: Mask) -> None:
         """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),)."""
         if mask is not self._mask:  # nearly always the same; its address takes longer to find than some masks
-            self._mask, self._address = mask, mask.ctypes.data
-        self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
-        if self._matcher.is_error():
-            self._renew()
-            self._matcher.unsafe_compute_mask_ptr(self._address, mask.nbytes)
+            self._mask, self._address, self._mask_bytes = mask, mask.ctypes.data, mask.nbytes
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._mask_bytes)
+        if not self._matcher.is_error():
+            return
+        self._renew()
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._mask_bytes)
         if self._matcher.is_error():
             raise GrammarError(_summarize(self._matcher.get_error()))
 
@@ -126,14 +127,21 @@ class GrammarCompiler:
             tokenizer, eos_ids, vocab_size = self._vocabulary
             if not eos_ids:
                 raise InvalidRequest(field, "the model has no end token, so that no answer could end with the grammar")
-            wrapper = TokenizerWrapper(GrammarVocabulary(tokenizer, eos_ids, vocab_size))
-            self._library = LLTokenizer(wrapper, eos_token=sorted(eos_ids))
+            vocabulary = GrammarVocabulary(tokenizer, eos_ids, vocab_size)
+            groups = group_tokens(max(map(len, vocabulary.tokens)))
+            self._library = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=sorted(eos_ids), slices=groups)
         return self._library
 
 
-def embed_schema(schema: Mapping[str, object]) -> str:
-    """The schema as an expression of Lark, with the same white space as a grammar that is all JSON schema."""
-    return "%json " + json.dumps(dict(schema) | _JSON_OPTIONS)
+def group_tokens(longest_bytes: int) -> list[str]:
+    """Tokens that the library allows in one go where a text in JSON may go on for so long: a pattern for each group.
+
+    These are its own groups for texts, without those that no token is in, as each takes time in every mask; and without
+    that for white space of any length, which `_JSON_OPTIONS` never allows.
+    """
+    text = r'[^"\\\x00-\x1F\x7F]'
+    groups = {0: text + "{1,10}", 10: text + "{1,30}", 30: text + "+"}
+    return [pattern for shorter, pattern in groups.items() if longest_bytes > shorter]
 
 
 def _write_source(grammar: Grammar | str, field: str) -> str:

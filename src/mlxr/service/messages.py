@@ -113,6 +113,7 @@ def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
             raise InvalidRequest(field, f"is not JSON ({error})") from None
     if not isinstance(arguments, Mapping):
         raise InvalidRequest(field, f"must be a JSON object, got {type(arguments).__name__}")
+    _check_unicode(json.dumps(arguments, ensure_ascii=False, default=str), field)
     return arguments
 
 

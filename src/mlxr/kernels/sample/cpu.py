@@ -78,7 +78,7 @@ def _stack_masks(rows: Sequence[SampleRow]) -> tuple[npt.NDArray[np.uint32], Int
     if not masked:
         return _NO_MASKS, places
     places[masked] = np.arange(len(masked))
-    return np.stack([row.mask for row in rows if row.mask is not None]), places
+    return np.array([row.mask for row in rows if row.mask is not None]), places
 
 
 def _join(parts: list[AnyArray], empty: AnyArray) -> AnyArray:

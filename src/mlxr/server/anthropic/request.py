@@ -10,7 +10,7 @@ from pydantic import Field
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import MAX_STOP_STRINGS, Grammar, SamplingParams
 from mlxr.server.anthropic.content import CacheControl, MessageInput, System, read_messages
-from mlxr.server.json_models import MAX_INT, JsonObject, RequestModel, Text, dump_json
+from mlxr.server.json_models import MAX_INT, JsonObject, RequestModel, Share, Text, bound_top_p, dump_json
 from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -177,7 +177,7 @@ class MessageRequest(ConversationFields):
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
     temperature: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(None, description="Absent: 1.")
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(None, description="Absent: 1.")
+    top_p: Share | None = Field(None, description="Absent: 1. 0: the likeliest token.")
     top_k: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(None, description="Absent or 0: off.")
     stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
@@ -197,7 +197,7 @@ class MessageRequest(ConversationFields):
             SamplingParams(
                 max_tokens=self.max_tokens,
                 temperature=1.0 if self.temperature is None else self.temperature,
-                top_p=1.0 if self.top_p is None else self.top_p,
+                top_p=bound_top_p(self.top_p),
                 top_k=self.top_k or 0,
                 stop=tuple(self.stop_sequences or ()),
             )

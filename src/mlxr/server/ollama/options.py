@@ -17,7 +17,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.registry.options import BY_NAME, check_options
-from mlxr.server.json_models import JsonObject, dump_json
+from mlxr.server.json_models import JsonObject, bound_top_p, dump_json
 
 logger = logging.getLogger(__name__)
 KeepAlive = Annotated[
@@ -39,7 +39,6 @@ _DEFAULTS: Mapping[str, object] = {
     "num_predict": -1,
     "stop": [],
 }
-_SMALLEST_TOP_P = 1e-9  # Ollama's 0 leaves the likeliest token; ours must be above it
 _FIELDS = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)")
@@ -62,7 +61,7 @@ def make_params(
             max_tokens=chosen["num_predict"] if chosen["num_predict"] > 0 else None,
             temperature=float(chosen["temperature"]),
             top_k=max(chosen["top_k"], 0),
-            top_p=float(chosen["top_p"]) or _SMALLEST_TOP_P,
+            top_p=bound_top_p(float(chosen["top_p"])),
             min_p=float(chosen["min_p"]),
             repetition_penalty=float(chosen["repeat_penalty"]) if chosen["repeat_last_n"] != 0 else 1.0,
             presence_penalty=float(chosen["presence_penalty"]),

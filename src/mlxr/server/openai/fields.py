@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.core.types import MAX_ANSWERS, MAX_SEED, MAX_STOP_STRINGS, SamplingParams
-from mlxr.server.json_models import MAX_INT, Off, RequestModel, Text
+from mlxr.server.json_models import MAX_INT, Off, RequestModel, Share, Text, bound_top_p
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
@@ -19,7 +19,6 @@ Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 Penalty = Annotated[float, Field(ge=-100.0, le=100.0)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=MAX_SEED)]
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 StopStrings = Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)]
 
@@ -48,7 +47,7 @@ class SamplingFields(CallerFields):
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = Field(None, description="Absent: 1.")
-    top_p: Share | None = Field(None, description="Absent: 1.")
+    top_p: Share | None = Field(None, description="Absent: 1. 0: the likeliest token.")
     top_k: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(None, description="Absent or 0: off.")
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
@@ -78,7 +77,7 @@ class SamplingFields(CallerFields):
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=self.top_k or 0,
-            top_p=1.0 if self.top_p is None else self.top_p,
+            top_p=bound_top_p(self.top_p),
             min_p=self.min_p or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             presence_penalty=presence_penalty or 0.0,

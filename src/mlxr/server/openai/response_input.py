@@ -13,6 +13,7 @@ from pydantic import Discriminator, Field, Tag
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call
+from mlxr.service.messages import parse_arguments
 from mlxr.service.prompt import Message
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -105,7 +106,9 @@ def read_input(instructions: str | None, items: str | Sequence[InputItem]) -> li
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]
     turn: dict[str, object] | None = None  # the assistant's turn that is being put together
-    for item in items:
+    for index, item in enumerate(items):
+        if isinstance(item, FunctionCallItem):
+            parse_arguments(item.arguments, f"input[{index}].arguments")  # here the item still has its number
         if isinstance(item, FunctionOutputItem):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _join(item.output)})
             turn = None
