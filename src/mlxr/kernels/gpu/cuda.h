@@ -13,6 +13,8 @@ typedef unsigned int uint;
 
 FUNCTION float bits_to_float(uint bits) { return __uint_as_float(bits); }
 FUNCTION float half_bits_to_float(uint bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
+FUNCTION uint float_to_bits(float v) { return __float_as_uint(v); }
+FUNCTION float log_of(float x) { return logf(x); }
 FUNCTION float exp_of(float x) { return expf(x); }
 FUNCTION float exp2_of(float x) { return exp2f(x); }
 FUNCTION float tanh_of(float x) { return tanhf(x); }

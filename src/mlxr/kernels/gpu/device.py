@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +22,12 @@ import numpy.typing as npt
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.launcher import Launcher
+from mlxr.kernels.gpu.machine import CudaMachine, EmulatedMachine
+from mlxr.kernels.gpu.steps import Steps
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import TensorSource
 
+logger = logging.getLogger(__name__)
 AnyArray = npt.NDArray[Any]
 Arrange = Callable[[Any, str, Any], Any]  # mlx, type name and raw blocks to the blocks as kernels read them
 GPU_DEVICES = ("metal", "cuda", "mlx-cpu", "emulated")
@@ -80,6 +84,21 @@ class Gpu:
         self.drawn: tuple[Any, Any, Any] | None = None  # logits, and of each row the likeliest id and its logprob
         self.is_greedy = False  # whether the last tokens were the likeliest ones
         self.ahead: Any = None  # the step that was started with them (`graph.Ahead`)
+        self.pool: Any = None  # whose pages the last recorded step used
+        self._is_busy = False  # whether MLX was given work since it was last waited for
+        self.steps = self._make_steps()
+
+    def _make_steps(self) -> Steps | None:
+        """What records steps and runs them without MLX, where there is a way to."""
+        if self.device == "emulated":
+            return Steps(self, EmulatedMachine(self.mx, self.launcher.emulator))
+        if self.device != "cuda":
+            return None
+        try:
+            return Steps(self, CudaMachine(self.mx, self.launcher))
+        except DeviceError as error:
+            logger.warning("steps are recorded by MLX, not by the driver: %s", error)
+            return None
 
     def describe(self) -> str:
         """What can change the numbers that are computed: the device, MLX's version and the kernels."""
@@ -150,7 +169,16 @@ class Gpu:
     def submit(self, *results: Any) -> None:
         """Start computing `results` and whatever else is pending, without waiting for it."""
         pending, self.pending = self.pending, []
+        if self.steps is not None:
+            self.steps.machine.synchronize()  # it may write pages
         self.mx.async_eval(*results, *pending)
+        self._is_busy = True
+
+    def settle_arrays(self) -> None:
+        """Wait until MLX has computed all that was submitted."""
+        if self._is_busy:
+            self.mx.synchronize()
+            self._is_busy = False
 
     def read(self, tensor: TensorSource) -> Any:
         """A copy of the tensor on the device: blocks as bytes, floats as they are."""

@@ -274,6 +274,12 @@ FUNCTION float half_bits_to_float(uint bits) {
   v.bits = uint16_t(bits);
   return float(v);
 }
+FUNCTION uint float_to_bits(float v) {
+  uint bits;
+  memcpy(&bits, &v, 4);
+  return bits;
+}
+FUNCTION float log_of(float x) { return std::log(x); }
 FUNCTION float exp_of(float x) { return std::exp(x); }
 FUNCTION float exp2_of(float x) { return std::exp2(x); }
 FUNCTION float tanh_of(float x) { return std::tanh(x); }

@@ -72,12 +72,17 @@ class Emulator:
         if self._sanitize:
             self._run_apart(self._compile(kernel, variant), arrays, groups, threads)
             return
+        self.run_at(kernel, variant, [array.ctypes.data for array in arrays], groups, threads)
+
+    def run_at(
+        self, kernel: Kernel, variant: Variant, addresses: Sequence[int], groups: tuple[int, int, int], threads: int
+    ) -> None:
+        """`run` over arrays that are known by their addresses alone, without the sanitizer."""
         library = self._libraries.get((kernel, variant))
         if library is None:
             library = ctypes.CDLL(str(self._compile(kernel, variant))).mlxr_run
             self._libraries[kernel, variant] = library
-        pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-        library(pointers, (ctypes.c_int * 3)(*groups), threads)
+        library((ctypes.c_void_p * len(addresses))(*addresses), (ctypes.c_int * 3)(*groups), threads)
 
     def _run_apart(self, program: Path, arrays: Sequence[AnyArray], groups: tuple[int, int, int], threads: int) -> None:
         blob = [struct.pack("5i", *groups, threads, len(arrays))]

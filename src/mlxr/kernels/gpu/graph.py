@@ -17,6 +17,8 @@ import numpy as np
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.gpu.recording import Buffer
+from mlxr.kernels.gpu.steps import RecordedStep
 from mlxr.kernels.ledger import Dispatch, Ledger
 from mlxr.kernels.ragged import RaggedBatch
 
@@ -70,11 +72,15 @@ def run_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch, poo
     shape = (key, *padded.page_table.shape)
     graph = pool.graphs.get(shape)
     if graph is None:
-        graph = pool.graphs[shape] = _record(gpu, ledger, compute, padded)
+        graph = gpu.steps and gpu.steps.record(ledger, compute, padded)
+        graph = pool.graphs[shape] = graph or _record(gpu, ledger, compute, padded)
     else:
         check_step(padded, pool)
     for row in graph.dispatches:
         ledger.count(row.operator, row.implementation, row.variant, row.count)
+    if isinstance(graph, RecordedStep):
+        gpu.pool = pool
+        return gpu.steps.run(graph, padded, pack_batch(padded), batch.tokens)
     ahead, gpu.ahead = gpu.ahead, None
     if ahead is not None and ahead.is_for(graph, padded, batch.tokens):
         results = ahead.results
@@ -113,6 +119,12 @@ def _record(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> _
     # traced by this; that the step is computed twice changes nothing
     mx.eval(replay(mx.array(batch.token_ids), mx.array(pack_batch(batch))))
     return _Graph(replay, ledger.take_back(before))
+
+
+def draw_recorded(gpu: Gpu, logits: Buffer) -> tuple[Any, Any]:
+    """The likeliest tokens of a recorded step and their log-probabilities; the step after it is started first."""
+    following = advance_batch(gpu.steps.batch, logits.shape[0], gpu.pool)
+    return gpu.steps.draw(logits, None if following is None else (following, pack_batch(following)))
 
 
 def advance_batch(batch: RaggedBatch, rows: int, pool: Pool) -> RaggedBatch | None:

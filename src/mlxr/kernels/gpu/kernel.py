@@ -46,6 +46,17 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
     },
 }
 _HOST_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int", "uint8": "uint8_t"}
+_CUDA_TYPES = {**_HOST_TYPES, "float16": "__half", "bfloat16": "__nv_bfloat16"}
+_CUDA_WORDS = """#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+typedef unsigned char uint8_t;
+typedef unsigned int uint32_t;
+typedef unsigned long uint64_t;
+"""
+# a launch that starts before the one in front of it has ended, and waits here for what that one writes
+_START_EARLY = (
+    '  asm volatile("griddepcontrol.launch_dependents;");\n  asm volatile("griddepcontrol.wait;" ::: "memory");\n'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +107,40 @@ def make_host_source(kernel: Kernel, variant: Variant) -> str:
     """A whole C++ file for the host: `mlxr_run` runs every threadgroup, one after another."""
     arrays = _declare_arrays(kernel.inputs, variant.input_types, 0, "const ")
     arrays += _declare_arrays(kernel.outputs, variant.output_types, len(kernel.inputs), "")
-    constants = [f"  constexpr int {name} = {value};\n" for name, value in variant.constants]
-    types = [f"  using {name} = {_HOST_TYPES[kind]};\n" for name, kind in variant.types]
     return (
         f"{read_header(kernel, 'emulated')}\nstatic void body(void **arrays) {{\n"
-        f"{''.join(arrays + constants + types)}{read_body(kernel, 'emulated')}\n}}\n\n"
+        f"{''.join(arrays)}{_declare_constants(variant, _HOST_TYPES)}{read_body(kernel, 'emulated')}\n}}\n\n"
         'extern "C" void mlxr_run(void **arrays, const int *groups, int threads) {\n'
         "  emulated::run(body, arrays, groups[0], groups[1], groups[2], threads);\n}\n"
     )
+
+
+def make_cuda_source(kernels: Sequence[tuple[Kernel, Variant]], *, starts_early: bool) -> str:
+    """A whole CUDA C++ file: kernel number i is `mlxr_i`, with the addresses of its arrays as its arguments.
+
+    With `starts_early` each kernel lets the next one start, and waits for the one before.
+    """
+    parts = [_CUDA_WORDS]
+    for number, (kernel, variant) in enumerate(kernels):
+        arrays = [
+            f"const {_CUDA_TYPES[kind]} *{name}" for name, kind in zip(kernel.inputs, variant.input_types, strict=True)
+        ]
+        arrays += [
+            f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(kernel.outputs, variant.output_types, strict=True)
+        ]
+        threads = dict(variant.constants)["THREADS"]
+        parts.append(
+            f"namespace part_{number} {{\n{read_header(kernel, 'cuda')}\n"
+            f'extern "C" __global__ void __launch_bounds__({threads}) mlxr_{number}({", ".join(arrays)}) {{\n'
+            f"{_declare_constants(variant, _CUDA_TYPES)}{_START_EARLY if starts_early else ''}"
+            f"{read_body(kernel, 'cuda')}\n}}\n}}\n"
+        )
+    return "".join(parts)
+
+
+def _declare_constants(variant: Variant, types: Mapping[str, str]) -> str:
+    lines = [f"  constexpr int {name} = {value};\n" for name, value in variant.constants]
+    return "".join([*lines, *(f"  using {name} = {types[kind]};\n" for name, kind in variant.types)])
 
 
 def _declare_arrays(names: Sequence[str], types: Sequence[str], first: int, qualifier: str) -> list[str]:

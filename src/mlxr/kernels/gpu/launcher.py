@@ -22,14 +22,14 @@ class Launcher:
 
     def __init__(self, mx: Any, target: Target, emulator: Emulator | None = None) -> None:
         self._mx, self._target = mx, target
-        self._emulator = (emulator or Emulator()) if target == "emulated" else None
+        self.emulator = (emulator or Emulator()) if target == "emulated" else None
         self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...]], Any] = {}
         self._numbers: dict[tuple[Any, tuple[float, ...]], Any] = {}
 
     @property
     def is_lazy(self) -> bool:
         """Whether a launch is a node of MLX's graph, computed when its results are."""
-        return self._emulator is None
+        return self.emulator is None
 
     def numbers(self, *values: float) -> Any:
         """Sizes or other numbers that a body reads at run time, as an array on the device, made once."""
@@ -54,7 +54,7 @@ class Launcher:
     ) -> list[Any]:
         """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes."""
         template = {"THREADS": threads, **(constants or {})}
-        if self._emulator is not None:
+        if self.emulator is not None:
             return self._emulate(kernel, inputs, groups, threads, outputs, template, types or {})
         input_types = tuple(_name_type(array.dtype) for array in inputs)
         output_types = tuple(_name_type(kind) for _, kind in outputs)
@@ -93,7 +93,7 @@ class Launcher:
         constants: Mapping[str, int],
         types: Mapping[str, Any],
     ) -> list[Any]:
-        assert self._emulator is not None
+        assert self.emulator is not None
         mx = self._mx
         variant = Variant(
             constants=tuple((name, int(value)) for name, value in constants.items()),
@@ -104,7 +104,7 @@ class Launcher:
         held = [mx.contiguous(array) for array in inputs]
         made = [mx.full(shape, float("nan"), kind) for shape, kind in outputs]  # what stays unwritten shows
         mx.eval(held, made)
-        self._emulator.run(kernel, variant, [view_host(mx, array) for array in [*held, *made]], groups, threads)
+        self.emulator.run(kernel, variant, [view_host(mx, array) for array in [*held, *made]], groups, threads)
         return made
 
 

@@ -16,6 +16,8 @@ typedef half f16;
 
 FUNCTION float bits_to_float(uint bits) { return as_type<float>(bits); }
 FUNCTION float half_bits_to_float(uint bits) { return float(as_type<half>(ushort(bits))); }
+FUNCTION uint float_to_bits(float v) { return as_type<uint>(v); }
+FUNCTION float log_of(float x) { return precise::log(x); }
 FUNCTION float exp_of(float x) { return precise::exp(x); }
 FUNCTION float exp2_of(float x) { return precise::exp2(x); }
 FUNCTION float tanh_of(float x) { return precise::tanh(x); }

@@ -13,14 +13,21 @@ import numpy as np
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.graph import draw_recorded
+from mlxr.kernels.gpu.recording import Buffer
+from mlxr.kernels.gpu.steps import DRAW
 from mlxr.kernels.sample.row import SampleResult, SampleRow
 from mlxr.kernels.tensor import FloatArray
+
+KERNELS = (DRAW,)
 
 
 def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleResult]:
     """Every row by itself; they are rows that `takes_rows` takes."""
     mx, drawn = ctx.gpu.mx, ctx.gpu.drawn
-    if drawn is not None and drawn[0] is logits:
+    if isinstance(logits, Buffer):
+        ids, logprobs = draw_recorded(ctx.gpu, logits)
+    elif drawn is not None and drawn[0] is logits:
         _, ids, logprobs = drawn
     else:
         wide = logits.astype(mx.float32)
@@ -40,6 +47,8 @@ def takes_rows(rows: Sequence[SampleRow]) -> bool:
 
 def fetch_logits(ctx: Context, logits: Any) -> FloatArray:
     """The logits on the host."""
+    if isinstance(logits, Buffer):
+        return np.asarray(ctx.gpu.steps.fetch(logits))
     return np.ascontiguousarray(np.asarray(logits.astype(ctx.gpu.mx.float32)))
 
 

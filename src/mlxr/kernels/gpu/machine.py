@@ -1,0 +1,219 @@
+"""What runs recorded launches: NVIDIA's driver, or the emulator over the host's memory.
+
+Both have one stream in which everything happens in the order given. `Results` are numbers on their way to the host.
+A machine is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.kernels.gpu.cuda_driver import CudaDriver
+from mlxr.kernels.gpu.emulator import Emulator
+from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source
+from mlxr.kernels.gpu.launcher import Launcher, view_host
+from mlxr.kernels.gpu.recording import Launch
+
+AnyArray = npt.NDArray[Any]
+ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
+
+
+class Machine(Protocol):
+    """Where recorded launches run."""
+
+    def allocate(self, size_bytes: int) -> int:
+        """The address of new memory."""
+
+    def free(self, addresses: Sequence[int], *prepared: Any) -> None:
+        """Return memory and prepared launches."""
+
+    def prepare(self, launches: Sequence[Launch]) -> Any:
+        """The launches in a form that `start` takes."""
+
+    def start(self, prepared: Any) -> None:
+        """Run prepared launches after what was given before."""
+
+    def write(self, address: int, values: AnyArray) -> None:
+        """Copy numbers to the device."""
+
+    def read(self, address: int, size: int, dtype: npt.DTypeLike) -> Results:
+        """Have `size` numbers copied to the host."""
+
+    def synchronize(self) -> None:
+        """Wait until all is done."""
+
+
+class Results(Protocol):
+    """Numbers on their way to the host."""
+
+    def wait(self) -> AnyArray:
+        """The numbers; asked for once."""
+
+
+class EmulatedMachine:
+    """Everything happens at once, over the host's memory."""
+
+    def __init__(self, mx: Any, emulator: Emulator) -> None:
+        self._mx, self._emulator = mx, emulator
+        self._memory: dict[int, AnyArray] = {}
+
+    def allocate(self, size_bytes: int) -> int:
+        """Rubbish, so that what stays unwritten shows."""
+        memory = np.full(size_bytes, 0xFF, np.uint8)
+        address = int(memory.ctypes.data)
+        self._memory[address] = memory
+        return address
+
+    def free(self, addresses: Sequence[int], *_prepared: Any) -> None:
+        """Forget the memory."""
+        for address in addresses:
+            del self._memory[address]
+
+    def prepare(self, launches: Sequence[Launch]) -> list[tuple[Launch, list[int]]]:
+        """Each with its addresses."""
+        return [(launch, [self._find(array) for array in launch.arrays]) for launch in launches]
+
+    def start(self, prepared: list[tuple[Launch, list[int]]]) -> None:
+        """Run them."""
+        for launch, addresses in prepared:
+            self._emulator.run_at(launch.kernel, launch.variant, addresses, launch.groups, launch.threads)
+
+    def write(self, address: int, values: AnyArray) -> None:
+        """A copy."""
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
+
+    def read(self, address: int, size: int, dtype: npt.DTypeLike) -> _Here:
+        """A copy."""
+        values = np.empty(size, dtype)
+        ctypes.memmove(values.ctypes.data, address, values.nbytes)
+        return _Here(values)
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+    def _find(self, array: Any) -> int:
+        return array if isinstance(array, int) else int(view_host(self._mx, array).ctypes.data)
+
+
+class _Here:
+    def __init__(self, values: AnyArray) -> None:
+        self._values = values
+
+    def wait(self) -> AnyArray:
+        return self._values
+
+
+class CudaMachine:
+    """NVIDIA's driver; `launcher` is MLX's way, by which addresses of MLX's arrays are found."""
+
+    def __init__(self, mx: Any, launcher: Launcher) -> None:
+        self._mx, self._launcher, self._driver = mx, launcher, CudaDriver()
+        self._functions: dict[tuple[Kernel, Variant], int] = {}
+        self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
+        self._written: list[tuple[int, int, int]] = []
+
+    def allocate(self, size_bytes: int) -> int:
+        """Memory of the device."""
+        self._driver.enter()
+        return self._driver.allocate(size_bytes)
+
+    def free(self, addresses: Sequence[int], *prepared: int) -> None:
+        """Return memory and graphs, once nothing runs any more."""
+        self.synchronize()
+        for address in addresses:
+            self._driver.free(address)
+        for graph in prepared:
+            self._driver.drop(graph)
+
+    def prepare(self, launches: Sequence[Launch]) -> int:
+        """A captured graph."""
+        self._driver.enter()
+        self._compile(launches)
+        addresses = self._find_arrays([array for launch in launches for array in launch.arrays])
+        return self._driver.capture(
+            [
+                (
+                    self._functions[launch.kernel, launch.variant],
+                    launch.groups,
+                    launch.threads,
+                    [array if isinstance(array, int) else addresses[id(array)] for array in launch.arrays],
+                )
+                for launch in launches
+            ]
+        )
+
+    def start(self, prepared: int) -> None:
+        """Launch the graph."""
+        self._driver.start(prepared)
+
+    def write(self, address: int, values: AnyArray) -> None:
+        """By way of pinned memory, which is used again when the copy has happened."""
+        self._driver.enter()
+        place, event = self._borrow(values.nbytes)
+        ctypes.memmove(place, values.ctypes.data, values.nbytes)
+        self._driver.copy_in(address, place, values.nbytes)
+        self._driver.record(event)
+        self._written.append((values.nbytes, place, event))
+        if len(self._written) > 8:  # by now the oldest one has long happened
+            nbytes, place, event = self._written.pop(0)
+            self._driver.wait(event)
+            self._staging[nbytes].append((place, event))
+
+    def read(self, address: int, size: int, dtype: npt.DTypeLike) -> _Under:
+        """By way of pinned memory."""
+        nbytes = size * np.dtype(dtype).itemsize
+        place, event = self._borrow(nbytes)
+        self._driver.copy_out(place, address, nbytes)
+        self._driver.record(event)
+        return _Under(self, place, event, size, np.dtype(dtype))
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        self._driver.enter()
+        self._driver.synchronize()
+
+    def collect(self, place: int, event: int, size: int, dtype: np.dtype[Any]) -> AnyArray:
+        """What has come into pinned memory."""
+        self._driver.wait(event)
+        values = np.empty(size, dtype)
+        ctypes.memmove(values.ctypes.data, place, values.nbytes)
+        self._staging[values.nbytes].append((place, event))
+        return values
+
+    def _borrow(self, nbytes: int) -> tuple[int, int]:
+        free = self._staging.setdefault(nbytes, [])
+        return free.pop() if free else (self._driver.allocate_host(nbytes), self._driver.make_event())
+
+    def _compile(self, launches: Sequence[Launch]) -> None:
+        wanted = {(launch.kernel, launch.variant) for launch in launches} - self._functions.keys()
+        if not wanted:
+            return
+        missing = list(wanted)
+        source = make_cuda_source(missing, starts_early=self._driver.starts_early)
+        code = self._driver.compile(source)
+        names = [f"mlxr_{number}" for number in range(len(missing))]
+        self._functions.update(zip(missing, self._driver.load(code, names), strict=True))
+
+    def _find_arrays(self, arrays: Sequence[Any]) -> dict[int, int]:
+        """The address of each of MLX's arrays, by identity."""
+        mx, found = self._mx, {id(array): array for array in arrays if not isinstance(array, int)}
+        told = [
+            self._launcher.launch(ADDRESS, [array], groups=(1, 1, 1), threads=32, outputs=[((8,), mx.int64)])[0]
+            for array in found.values()
+        ]
+        mx.eval(told)
+        return {key: int(out[0].item()) for key, out in zip(found, told, strict=True)}
+
+
+class _Under:
+    def __init__(self, machine: CudaMachine, *place: Any) -> None:
+        self._machine, self._place = machine, place
+
+    def wait(self) -> AnyArray:
+        return self._machine.collect(*self._place)
