@@ -17,13 +17,13 @@ import time
 from typing import Any
 
 import numpy as np
-from gpu import NAMES, Case, Ours
-from synthetic import SHAPES
 
+from gpu import NAMES, Case, Ours
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.kernels.gpu.graph import pack_batch
 from mlxr.kernels.gpu.steps import RecordedStep
+from synthetic import SHAPES
 
 QUEUED_STEPS = 30
 
@@ -65,14 +65,14 @@ def run_engine(engine: Engine) -> tuple[float, list[list[int | None]]]:
 def time_step(ours: Ours, engine: Engine) -> tuple[float, float]:
     """Seconds that starting a step costs the host, and seconds a step takes when many are queued."""
     gpu = ours.ctx.gpu
-    recorded = list(engine._arena.k_pools[0].graphs.values())[-1]  # noqa: SLF001
+    recorded = list(engine._arena.k_pools[0].graphs.values())[-1]
     if isinstance(recorded, RecordedStep):
-        steps, run = gpu.steps, gpu.steps._current  # noqa: SLF001
+        steps, run = gpu.steps, gpu.steps._current
         packed = pack_batch(run.batch)
 
         def start() -> Any:
-            again = steps._start(recorded, run.batch, packed, run.logits)  # noqa: SLF001
-            steps._draw(again)  # noqa: SLF001
+            again = steps._start(recorded, run.batch, packed, run.logits)
+            steps._draw(again)
             return again.results
 
         def finish(results: Any) -> None:
@@ -99,7 +99,7 @@ def time_step(ours: Ours, engine: Engine) -> tuple[float, float]:
 
 def recorded_inputs(ours: Ours, engine: Engine) -> tuple[Any, Any]:
     """Tokens and packed integers of a step at the pages that the batch has."""
-    mx, pool = ours.ctx.gpu.mx, engine._arena.k_pools[0]  # noqa: SLF001
+    mx, pool = ours.ctx.gpu.mx, engine._arena.k_pools[0]
     _, rows, width = list(pool.graphs)[-1]
     packed = np.concatenate(
         [

@@ -167,6 +167,7 @@ class CudaMachine:
 
     def read(self, address: int, size: int, dtype: npt.DTypeLike) -> _Under:
         """By way of pinned memory."""
+        self._driver.enter()
         nbytes = size * np.dtype(dtype).itemsize
         place, event = self._borrow(nbytes)
         self._driver.copy_out(place, address, nbytes)

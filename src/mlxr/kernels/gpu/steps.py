@@ -158,7 +158,8 @@ class Steps:
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """The likeliest token of each row and its log-probability, once the step on `following` is under way."""
         current = self._current
-        assert current is not None and logits is current.logits
+        assert current is not None
+        assert logits is current.logits
         self._draw(current)
         step, results, rows = current.step, current.results, logits.shape[0]
         assert results is not None
