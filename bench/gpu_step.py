@@ -72,7 +72,7 @@ def time_step(ours: Ours, engine: Engine) -> tuple[float, float]:
 
         def start() -> Any:
             again = steps._start(recorded, run.batch, packed, run.logits)
-            steps._draw(again)
+            steps._draw(again, None)
             return again.results
 
         def finish(results: Any) -> None:

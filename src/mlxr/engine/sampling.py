@@ -10,12 +10,15 @@ import secrets
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import MaskSource
 from mlxr.engine.history import TokenHistory
 from mlxr.kernels.sample import SampleRow
 
+Doubles = npt.NDArray[np.float64]
+_UNIFORMS = 64  # made at a time
 _NO_PENALTIES = (1.0, 0.0, 0.0)
 
 
@@ -26,14 +29,30 @@ def draw_uniform(seed: int, index: int, answer: int = 0) -> float:
     key; the low word of the counter is the place, the next one the answer. The raw output is used because NumPy
     promises it never to change.
     """
-    counter = index + (answer << 64)
-    return float(int(np.random.Philox(key=seed, counter=counter).random_raw()) >> 11) * 2.0**-53
+    return float(draw_uniforms(seed, index, 1, answer)[0])
+
+
+def draw_uniforms(seed: int, index: int, count: int, answer: int = 0) -> Doubles:
+    """`draw_uniform` of `count` neighbouring places."""
+    words = np.random.Philox(key=seed, counter=index + (answer << 64)).random_raw(4 * count)  # four to a place
+    return (words[::4] >> np.uint64(11)) * 2.0**-53
 
 
 class Sampler:
     """Sampling state of one answer to a request; `seed` is the one asked for, or else drawn from the system once."""
 
-    __slots__ = ("_answer", "_bias_ids", "_bias_values", "_drawn_tokens", "_history", "masks", "params", "seed")
+    __slots__ = (
+        "_answer",
+        "_bias_ids",
+        "_bias_values",
+        "_drawn_tokens",
+        "_history",
+        "_uniforms",
+        "_uniforms_start",
+        "masks",
+        "params",
+        "seed",
+    )
 
     def __init__(
         self, params: SamplingParams, prompt: Sequence[int], answer: int = 0, masks: MaskSource | None = None
@@ -43,6 +62,8 @@ class Sampler:
         self._answer = answer
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._drawn_tokens = 0
+        self._uniforms: list[float] = []
+        self._uniforms_start = 0  # the place of the first of them
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         self._history = TokenHistory(prompt if penalties != _NO_PENALTIES else ())
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int32)
@@ -65,10 +86,19 @@ class Sampler:
             history_counts=self._history.counts,
             bias_ids=self._bias_ids,
             bias_values=self._bias_values,
-            uniform=draw_uniform(self.seed, self._drawn_tokens, self._answer) if params.temperature > 0 else 0.0,
+            uniform=self._uniform(0) if params.temperature > 0 else 0.0,
+            following_uniform=self._uniform(1) if params.temperature > 0 else None,
             top_logprobs=params.logprobs or 0,
             mask=None if self.masks is None else self.masks.mask,
         )
+
+    def _uniform(self, ahead: int) -> float:
+        """The number of the next token, or of one that comes `ahead` of it."""
+        place = self._drawn_tokens + ahead - self._uniforms_start
+        if place >= len(self._uniforms):
+            self._uniforms_start, place = self._drawn_tokens, ahead
+            self._uniforms = draw_uniforms(self.seed, self._drawn_tokens, _UNIFORMS, self._answer).tolist()
+        return self._uniforms[place]
 
     @property
     def error(self) -> str | None:

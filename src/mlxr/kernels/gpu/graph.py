@@ -121,10 +121,15 @@ def _record(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> _
     return _Graph(replay, ledger.take_back(before))
 
 
-def draw_recorded(gpu: Gpu, logits: Buffer) -> tuple[Any, Any]:
-    """The likeliest tokens of a recorded step and their log-probabilities; the step after it is started first."""
-    following = advance_batch(gpu.steps.batch, logits.shape[0], gpu.pool)
-    return gpu.steps.draw(logits, None if following is None else (following, pack_batch(following)))
+def draw_recorded(gpu: Gpu, logits: Buffer, numbers: Any, following_numbers: Any) -> tuple[Any, Any]:
+    """Tokens of a recorded step and their log-probabilities; the step after it is started first, if it can be known.
+
+    `numbers` and `following_numbers` are what `Steps.draw` wants for the two; ... for the latter where it is unknown.
+    """
+    following = None if following_numbers is ... else advance_batch(gpu.steps.batch, logits.shape[0], gpu.pool)
+    ahead = None if following is None else (following, pack_batch(following), following_numbers)
+    ids, logprobs = gpu.steps.draw(logits, numbers, ahead)
+    return ids, logprobs
 
 
 def advance_batch(batch: RaggedBatch, rows: int, pool: Pool) -> RaggedBatch | None:

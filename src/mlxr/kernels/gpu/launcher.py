@@ -102,7 +102,7 @@ class Launcher:
             output_types=tuple(_name_type(kind) for _, kind in outputs),
         )
         held = [mx.contiguous(array) for array in inputs]
-        made = [mx.full(shape, float("nan"), kind) for shape, kind in outputs]  # what stays unwritten shows
+        made = [mx.full(shape, float("nan")).astype(kind) for shape, kind in outputs]  # what stays unwritten shows
         mx.eval(held, made)
         self.emulator.run(kernel, variant, [view_host(mx, array) for array in [*held, *made]], groups, threads)
         return made

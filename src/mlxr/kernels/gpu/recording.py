@@ -58,6 +58,10 @@ class Launch:
     groups: tuple[int, int, int]
     threads: int
 
+    def put_out(self, address: int) -> Launch:
+        """The same with its last result at `address`."""
+        return Launch(self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads)
+
 
 class Recorder:
     """Stands for the launcher while a step is recorded. `allocate(bytes)` gives addresses, which stay good."""

@@ -1,22 +1,21 @@
 """Decode steps that were recorded as launches over fixed addresses, and the step that runs ahead.
 
-A step is two lists of launches: from tokens and packed integers to logits, and from logits to the likeliest tokens,
-which are put where the next step reads its own. So while rows take their likeliest token, the next step starts before
-the tokens of this one are read, and the host is not waited for. Knows no model: what is recorded comes from the caller.
+A step is two lists of launches: from tokens and packed integers to logits, and from logits to drawn tokens, which are
+put where the next step reads its own. So the next step starts before the tokens of this one are read, and nothing waits
+for the host. Knows no model: what is recorded comes from the caller.
 """
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.draw import NUMBERS, launch_draw, split_drawn
 from mlxr.kernels.gpu.recording import Buffer, Launch, Recorder
 from mlxr.kernels.ledger import Dispatch, Ledger
 from mlxr.kernels.ragged import RaggedBatch
@@ -26,16 +25,18 @@ if TYPE_CHECKING:
     from mlxr.kernels.gpu.graph import Compute
     from mlxr.kernels.gpu.machine import Machine, Results
 
-DRAW = Kernel("draw", Path(__file__).parents[1] / "sample", "draw.body", ("logits", "sizes"), ("out",))
-DRAW_THREADS = 512
+
+Numbers = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RecordedStep:
-    """`forward` and `draw` are ready to start; `drawn` has the tokens of all rows, then bits of log-probabilities."""
+    """`forward`, `draw` and `draw_largest` are ready to start; see `draw` for what `numbers` and `drawn` hold."""
 
     forward: Any
     draw: Any
+    draw_largest: Any
+    numbers: Buffer
     drawn: Buffer
     packed: Buffer
     logits: Buffer
@@ -69,6 +70,7 @@ class _Run:
     step: RecordedStep
     batch: RaggedBatch
     logits: Buffer
+    numbers: Numbers | None = None  # by which its results are drawn
     results: Results | None = None
     token_ids: npt.NDArray[np.int32] | None = None  # what it computes, known once the step before was read
 
@@ -115,7 +117,7 @@ class Steps:
             self.machine.free(addresses)
             return None
         step.dispatches.extend(dispatches)
-        weakref.finalize(step, self.machine.free, addresses, step.forward, step.draw).atexit = False
+        weakref.finalize(step, self.machine.free, addresses, step.forward, step.draw, step.draw_largest).atexit = False
         return step
 
     def _record(self, recorder: Recorder, compute: Compute, batch: RaggedBatch) -> RecordedStep:
@@ -124,22 +126,12 @@ class Steps:
         columns = [packed.part(index * rows, (rows,)) for index in range(3)]
         gpu.place_traced(batch, (drawn.part(0, (rows,)), *columns, packed.part(3 * rows, (rows, width))))
         logits = settle(compute(batch))
-        forward = recorder.take_launches()
-        (out,) = recorder.launch(
-            DRAW,
-            [logits, recorder.numbers(logits.shape[1], rows)],
-            groups=(rows, 1, 1),
-            threads=DRAW_THREADS,
-            outputs=[((2 * rows,), mx.int32)],
-            types={"X": logits.dtype},
-        )
-        (draw,) = recorder.take_launches()
-        draw = Launch(draw.kernel, draw.variant, (*draw.arrays[:-1], drawn.address), draw.groups, draw.threads)
-        del out
-        machine = self.machine
-        return RecordedStep(
-            machine.prepare(forward), machine.prepare([draw]), drawn, packed, logits, [], [*forward, draw]
-        )
+        forward, numbers = recorder.take_launches(), recorder.make((rows, NUMBERS), mx.float32)
+        launch_draw(mx, recorder, logits, numbers)
+        launch_draw(mx, recorder, logits, None)
+        draws = [launch.put_out(drawn.address) for launch in recorder.take_launches()]
+        ready = [self.machine.prepare(launches) for launches in (forward, *([draw] for draw in draws))]
+        return RecordedStep(*ready, numbers, drawn, packed, logits, [], [*forward, *draws])
 
     def run(self, step: RecordedStep, batch: RaggedBatch, packed: npt.NDArray[np.int32], rows: int) -> Buffer:
         """Start the step on `batch`, of which `rows` count, unless it has run ahead; its logits (rows, vocabulary)."""
@@ -154,22 +146,29 @@ class Steps:
         return logits
 
     def draw(
-        self, logits: Buffer, following: tuple[RaggedBatch, npt.NDArray[np.int32]] | None
+        self,
+        logits: Buffer,
+        numbers: Numbers | None,
+        following: tuple[RaggedBatch, npt.NDArray[np.int32], Numbers | None] | None,
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The likeliest token of each row and its log-probability, once the step on `following` is under way."""
+        """Tokens of the step that `run` started, and their log-probabilities, once the `following` one is under way.
+
+        `numbers` (rows, NUMBERS) say how to draw, without padding; None takes the largest logits.
+        """
         current = self._current
         assert current is not None
         assert logits is current.logits
-        self._draw(current)
-        step, results, rows = current.step, current.results, logits.shape[0]
+        self._draw(current, numbers)
+        step, results = current.step, current.results
         assert results is not None
         if following is not None:
-            self._ahead = self._start(step, *following, Logits(self, step, rows))
-            self._draw(self._ahead)
-        values = results.wait()
+            batch, packed, numbers = following
+            self._ahead = self._start(step, batch, packed, Logits(self, step, logits.shape[0]))
+            self._draw(self._ahead, numbers)
+        ids, logprobs = split_drawn(results.wait(), logits.shape[0])
         if self._ahead is not None:
-            self._ahead.token_ids = values[:rows]
-        return values[:rows], values[step.rows : step.rows + rows].view(np.float32)
+            self._ahead.token_ids = ids
+        return ids, logprobs
 
     @property
     def batch(self) -> RaggedBatch:
@@ -191,7 +190,18 @@ class Steps:
         self.machine.start(step.forward)
         return _Run(step, batch, logits)
 
-    def _draw(self, run: _Run) -> None:
-        if run.results is None:
-            self.machine.start(run.step.draw)
-            run.results = self.machine.read(run.step.drawn.address, 2 * run.step.rows, np.int32)
+    def _draw(self, run: _Run, numbers: Numbers | None) -> None:
+        """Have tokens drawn and read, unless it was done by the same numbers."""
+        step, machine = run.step, self.machine
+        if run.results is not None and _are_same(run.numbers, numbers):
+            return
+        if numbers is not None:
+            padded = np.zeros(step.numbers.shape, np.float32)
+            padded[: len(numbers)] = numbers
+            machine.write(step.numbers.address, padded)
+        machine.start(step.draw_largest if numbers is None else step.draw)
+        run.numbers, run.results = numbers, machine.read(step.drawn.address, 2 * step.rows, np.int32)
+
+
+def _are_same(a: Numbers | None, b: Numbers | None) -> bool:
+    return np.array_equal(a, b) if a is not None and b is not None else a is b

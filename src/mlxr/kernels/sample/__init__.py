@@ -36,8 +36,9 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[
         return []
     name, implementation = CHOICE.pick(ctx.device)
     if name == "gpu":
-        ctx.gpu.is_greedy = implementation.takes_rows(rows)
-        if not ctx.gpu.is_greedy:
+        takes_rows = implementation.takes_rows(ctx, rows)
+        ctx.gpu.is_greedy = takes_rows and implementation.is_greedy(rows)
+        if not takes_rows:
             logits = implementation.fetch_logits(ctx, logits)
             name, implementation = CHOICE.pick("reference" if ctx.native is None else "cpu")
     ctx.ledger.count("sample", name, "greedy" if all(row.temperature == 0 for row in rows) else "random")
