@@ -20,6 +20,7 @@ from mlxr.core.errors import DeviceError
 _COMPILERS = ("libnvrtc.so.13", "libnvrtc.so.12")
 _CUDA_FOLDER = Path("/usr/local/cuda")
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
+STARTS_EARLY = False  # launches that start before the one in front has ended: took longer, see docs/gpu.md
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may go on using the device
@@ -72,7 +73,7 @@ class CudaDriver:
         self._call("cuDeviceGetAttribute", byref(minor), c_int(_CAPABILITY_MINOR), device)
         # the letter: instructions of just this chip
         self.architecture = f"sm_{major.value}{minor.value}{'a' if major.value >= 9 else ''}"
-        self.starts_early = major.value >= 9
+        self.starts_early = STARTS_EARLY and major.value >= 9
         self._stream = c_void_p()
         self._call("cuStreamCreate", byref(self._stream), c_uint(_NON_BLOCKING))
 
@@ -84,16 +85,12 @@ class CudaDriver:
         """Machine code of a CUDA C++ source. Raises DeviceError with what the compiler says."""
         return compile_source(self._compiler, self._headers, source, self.architecture)
 
-    def load(self, code: bytes, names: Sequence[str]) -> list[int]:
-        """The kernels `names` of compiled code, which stays loaded for good."""
-        module = c_void_p()
+    def load(self, code: bytes, name: str) -> int:
+        """The kernel `name` of compiled code, which stays loaded for good."""
+        module, function = c_void_p(), c_void_p()
         self._call("cuModuleLoadData", byref(module), c_char_p(code))
-        functions = []
-        for name in names:
-            function = c_void_p()
-            self._call("cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
-            functions.append(function.value or 0)
-        return functions
+        self._call("cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
+        return function.value or 0
 
     def allocate(self, size_bytes: int) -> int:
         """The address of new memory on the device."""

@@ -12,6 +12,10 @@
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
+//   load_stream           four words of an array whose numbers are read once; the address is a multiple of 16
+//   split_pair            the two 16-bit numbers in a word; the pointer only tells their type
+//   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
+//                         beside the launch in front of it, as far as that is recorded
 //   writable              a page pool, which MLX knows as an input, to be written in place
 #include <cmath>
 #include <cstdint>
@@ -339,3 +343,15 @@ FUNCTION float sum_lanes(float v) {
 }
 FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
+
+FUNCTION void await_inputs() {}
+template <typename T> FUNCTION void load_stream(const T *p, uint *w) {
+  check_alignment(p, 16);
+  memcpy(w, p, 16);
+}
+template <typename T> FUNCTION void split_pair(const T *, uint pair, float *v) {
+  T halves[2];
+  memcpy(halves, &pair, 4);
+  v[0] = float(halves[0]);
+  v[1] = float(halves[1]);
+}

@@ -47,16 +47,16 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
 }
 _HOST_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int", "uint8": "uint8_t"}
 _CUDA_TYPES = {**_HOST_TYPES, "float16": "__half", "bfloat16": "__nv_bfloat16"}
+CUDA_NAME = "mlxr_kernel"
 _CUDA_WORDS = """#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 typedef unsigned char uint8_t;
 typedef unsigned int uint32_t;
 typedef unsigned long uint64_t;
 """
-# a launch that starts before the one in front of it has ended, and waits here for what that one writes
-_START_EARLY = (
-    '  asm volatile("griddepcontrol.launch_dependents;");\n  asm volatile("griddepcontrol.wait;" ::: "memory");\n'
-)
+# a launch starts before the one in front has ended, and waits for what that one writes: at once, or where it says so
+_LET_NEXT_START = '  asm volatile("griddepcontrol.launch_dependents;");\n'
+_AWAIT = "await_inputs()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,27 +115,28 @@ def make_host_source(kernel: Kernel, variant: Variant) -> str:
     )
 
 
-def make_cuda_source(kernels: Sequence[tuple[Kernel, Variant]], *, starts_early: bool) -> str:
-    """A whole CUDA C++ file: kernel number i is `mlxr_i`, with the addresses of its arrays as its arguments.
+def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) -> str:
+    """A whole CUDA C++ file with one kernel, CUDA_NAME, whose arguments are the addresses of its arrays.
 
-    With `starts_early` each kernel lets the next one start, and waits for the one before.
+    With `starts_early` it lets the next launch start, and waits for the one before.
     """
-    parts = [_CUDA_WORDS]
-    for number, (kernel, variant) in enumerate(kernels):
-        arrays = [
-            f"const {_CUDA_TYPES[kind]} *{name}" for name, kind in zip(kernel.inputs, variant.input_types, strict=True)
-        ]
-        arrays += [
-            f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(kernel.outputs, variant.output_types, strict=True)
-        ]
-        threads = dict(variant.constants)["THREADS"]
-        parts.append(
-            f"namespace part_{number} {{\n{read_header(kernel, 'cuda')}\n"
-            f'extern "C" __global__ void __launch_bounds__({threads}) mlxr_{number}({", ".join(arrays)}) {{\n'
-            f"{_declare_constants(variant, _CUDA_TYPES)}{_START_EARLY if starts_early else ''}"
-            f"{read_body(kernel, 'cuda')}\n}}\n}}\n"
-        )
-    return "".join(parts)
+    inputs, outputs = (
+        [f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(names, kinds, strict=True)]
+        for names, kinds in ((kernel.inputs, variant.input_types), (kernel.outputs, variant.output_types))
+    )
+    arrays = ", ".join([*(f"const {one}" for one in inputs), *outputs])
+    threads = dict(variant.constants)["THREADS"]
+    return (
+        f"{_CUDA_WORDS}{'#define MLXR_STARTS_EARLY' if starts_early else ''}\n{read_header(kernel, 'cuda')}\n"
+        f'extern "C" __global__ void __launch_bounds__({threads}) {CUDA_NAME}({arrays}) {{\n'
+        f"{_declare_constants(variant, _CUDA_TYPES)}{_begin_early(kernel) if starts_early else ''}"
+        f"{read_body(kernel, 'cuda')}\n}}\n"
+    )
+
+
+def _begin_early(kernel: Kernel) -> str:
+    own = "".join((kernel.folder / name).read_text() for name in (kernel.body, *kernel.headers))
+    return _LET_NEXT_START if _AWAIT in own else f"{_LET_NEXT_START}  {_AWAIT};\n"
 
 
 def _declare_constants(variant: Variant, types: Mapping[str, str]) -> str:

@@ -7,7 +7,11 @@ A machine is used by one thread at a time.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +20,11 @@ import numpy.typing as npt
 
 from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.emulator import Emulator
-from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source
+from mlxr.kernels.gpu.kernel import CUDA_NAME, Kernel, Variant, make_cuda_source
 from mlxr.kernels.gpu.launcher import Launcher, view_host
 from mlxr.kernels.gpu.recording import Launch
 
+MAX_COMPILERS = 8
 AnyArray = npt.NDArray[Any]
 ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
 
@@ -30,7 +35,7 @@ class Machine(Protocol):
     def allocate(self, size_bytes: int) -> int:
         """The address of new memory."""
 
-    def free(self, addresses: Sequence[int], *prepared: Any) -> None:
+    def free(self, addresses: Sequence[int], prepared: Mapping[str, Any]) -> None:
         """Return memory and prepared launches."""
 
     def prepare(self, launches: Sequence[Launch]) -> Any:
@@ -70,7 +75,7 @@ class EmulatedMachine:
         self._memory[address] = memory
         return address
 
-    def free(self, addresses: Sequence[int], *_prepared: Any) -> None:
+    def free(self, addresses: Sequence[int], _prepared: Mapping[str, Any]) -> None:
         """Forget the memory."""
         for address in addresses:
             del self._memory[address]
@@ -114,6 +119,8 @@ class CudaMachine:
 
     def __init__(self, mx: Any, launcher: Launcher) -> None:
         self._mx, self._launcher, self._driver = mx, launcher, CudaDriver()
+        self._folder = Path(tempfile.gettempdir()) / f"mlxr-cuda-{os.getuid()}"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._functions: dict[tuple[Kernel, Variant], int] = {}
         self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
         self._written: list[tuple[int, int, int]] = []
@@ -123,12 +130,12 @@ class CudaMachine:
         self._driver.enter()
         return self._driver.allocate(size_bytes)
 
-    def free(self, addresses: Sequence[int], *prepared: int) -> None:
+    def free(self, addresses: Sequence[int], prepared: Mapping[str, int]) -> None:
         """Return memory and graphs, once nothing runs any more."""
         self.synchronize()
         for address in addresses:
             self._driver.free(address)
-        for graph in prepared:
+        for graph in prepared.values():
             self._driver.drop(graph)
 
     def prepare(self, launches: Sequence[Launch]) -> int:
@@ -192,14 +199,26 @@ class CudaMachine:
         return free.pop() if free else (self._driver.allocate_host(nbytes), self._driver.make_event())
 
     def _compile(self, launches: Sequence[Launch]) -> None:
-        wanted = {(launch.kernel, launch.variant) for launch in launches} - self._functions.keys()
-        if not wanted:
+        missing = list({(launch.kernel, launch.variant) for launch in launches} - self._functions.keys())
+        if not missing:
             return
-        missing = list(wanted)
-        source = make_cuda_source(missing, starts_early=self._driver.starts_early)
+        with ThreadPoolExecutor(min(len(missing), MAX_COMPILERS)) as pool:
+            codes = list(pool.map(self._make_code, missing))
+        for key, code in zip(missing, codes, strict=True):
+            self._functions[key] = self._driver.load(code, CUDA_NAME)
+
+    def _make_code(self, key: tuple[Kernel, Variant]) -> bytes:
+        """Machine code of a kernel, as it was kept when it was first compiled."""
+        source = make_cuda_source(*key, starts_early=self._driver.starts_early)
+        name = hashlib.blake2b(f"{self._driver.architecture}\0{source}".encode(), digest_size=16).hexdigest()
+        path = self._folder / f"{key[0].name}-{name}.cubin"
+        if path.exists():
+            return path.read_bytes()
         code = self._driver.compile(source)
-        names = [f"mlxr_{number}" for number in range(len(missing))]
-        self._functions.update(zip(missing, self._driver.load(code, names), strict=True))
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_bytes(code)
+        scratch.replace(path)  # whole or not at all, also when two processes compile the same
+        return code
 
     def _find_arrays(self, arrays: Sequence[Any]) -> dict[int, int]:
         """The address of each of MLX's arrays, by identity."""

@@ -26,22 +26,24 @@ if TYPE_CHECKING:
     from mlxr.kernels.gpu.machine import Machine, Results
 
 
+FORWARD, DRAW, LARGEST = "forward", "draw", "largest"
 Numbers = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RecordedStep:
-    """`forward`, `draw` and `draw_largest` are ready to start; see `draw` for what `numbers` and `drawn` hold."""
+    """What a step launches: FORWARD, then DRAW or LARGEST; `ready` has what of it was started before.
 
-    forward: Any
-    draw: Any
-    draw_largest: Any
+    The launches hold the arrays. See `gpu.draw` for what `numbers` and `drawn` hold.
+    """
+
+    launches: dict[str, list[Launch]]
+    ready: dict[str, Any]
     numbers: Buffer
     drawn: Buffer
     packed: Buffer
     logits: Buffer
     dispatches: list[Dispatch]
-    launches: list[Launch]  # they hold the arrays
 
     @property
     def rows(self) -> int:
@@ -114,10 +116,10 @@ class Steps:
             gpu.forget_placed()
         dispatches = ledger.take_back(before)
         if step is None:
-            self.machine.free(addresses)
+            self.machine.free(addresses, {})
             return None
         step.dispatches.extend(dispatches)
-        weakref.finalize(step, self.machine.free, addresses, step.forward, step.draw, step.draw_largest).atexit = False
+        weakref.finalize(step, self.machine.free, addresses, step.ready).atexit = False
         return step
 
     def _record(self, recorder: Recorder, compute: Compute, batch: RaggedBatch) -> RecordedStep:
@@ -129,9 +131,9 @@ class Steps:
         forward, numbers = recorder.take_launches(), recorder.make((rows, NUMBERS), mx.float32)
         launch_draw(mx, recorder, logits, numbers)
         launch_draw(mx, recorder, logits, None)
-        draws = [launch.put_out(drawn.address) for launch in recorder.take_launches()]
-        ready = [self.machine.prepare(launches) for launches in (forward, *([draw] for draw in draws))]
-        return RecordedStep(*ready, numbers, drawn, packed, logits, [], [*forward, *draws])
+        draw, largest = ([launch.put_out(drawn.address)] for launch in recorder.take_launches())
+        launches = {FORWARD: forward, DRAW: draw, LARGEST: largest}
+        return RecordedStep(launches, {}, numbers, drawn, packed, logits, [])
 
     def run(self, step: RecordedStep, batch: RaggedBatch, packed: npt.NDArray[np.int32], rows: int) -> Buffer:
         """Start the step on `batch`, of which `rows` count, unless it has run ahead; its logits (rows, vocabulary)."""
@@ -187,7 +189,7 @@ class Steps:
 
     def _start(self, step: RecordedStep, batch: RaggedBatch, packed: npt.NDArray[np.int32], logits: Buffer) -> _Run:
         self.machine.write(step.packed.address, packed)
-        self.machine.start(step.forward)
+        self._launch(step, FORWARD)
         return _Run(step, batch, logits)
 
     def _draw(self, run: _Run, numbers: Numbers | None) -> None:
@@ -199,8 +201,13 @@ class Steps:
             padded = np.zeros(step.numbers.shape, np.float32)
             padded[: len(numbers)] = numbers
             machine.write(step.numbers.address, padded)
-        machine.start(step.draw_largest if numbers is None else step.draw)
+        self._launch(step, LARGEST if numbers is None else DRAW)
         run.numbers, run.results = numbers, machine.read(step.drawn.address, 2 * step.rows, np.int32)
+
+    def _launch(self, step: RecordedStep, part: str) -> None:
+        if part not in step.ready:
+            step.ready[part] = self.machine.prepare(step.launches[part])
+        self.machine.start(step.ready[part])
 
 
 def _are_same(a: Numbers | None, b: Numbers | None) -> bool:

@@ -75,7 +75,14 @@ ROWS = Kernel(
     ("blocks.h", "rows.h"),
 )
 EXPAND = Kernel("linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h",))
-KERNELS = (ROWS, EXPAND)
+FLOAT_ROWS = Kernel(
+    "linear_floats",
+    _FOLDER,
+    "floats.body",
+    ("x", "weight", "bias", "norm", "residual", "numbers", "sizes"),
+    ("out",),
+)
+KERNELS = (ROWS, FLOAT_ROWS, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,6 +178,8 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
+    if len(product.parts) == 1 and product.parts[0].type_name in FLOATS:
+        return _multiply_plain(ctx, product, x, normed, gate, residual)
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
     width = next(width for width in (1, 2, 4, 8) if width >= tokens)
@@ -208,6 +217,57 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
         types={"X": x.dtype, "Y": kind},
     )
     return out
+
+
+def _multiply_plain(ctx: Context, product: Product, x: Any, normed: Normed | None, gate: int, residual: Any) -> Any:
+    gpu, numbers, (part,), (tokens, columns) = ctx.gpu, ctx.gpu.launcher.numbers, product.parts, x.shape
+    made = part.rows // 2 if gate else part.rows
+    plan = choose_float_plan(tokens, part.rows)
+    step = plan.simd_groups * (plan.rows // 2 if gate else plan.rows)
+    kind = gpu.activations if residual is None else gpu.mx.float32
+    none = numbers(0.0)
+    (out,) = gpu.launcher.launch(
+        FLOAT_ROWS,
+        [
+            x,
+            part.upload.array,
+            none if product.bias is None else product.bias,
+            none if normed is None else normed.weight,
+            none if residual is None else residual,
+            none if normed is None else numbers(normed.eps),
+            numbers(columns, tokens, part.rows),
+        ],
+        groups=(-(-made // step), 1, 1),
+        threads=32 * plan.simd_groups,
+        outputs=[((tokens, made), kind)],
+        constants={
+            "ROWS": plan.rows,
+            "AHEAD": plan.ahead,
+            "T": next(width for width in (1, 2, 4) if width >= tokens),
+            "BIAS": int(product.bias is not None),
+            "NORM": int(normed is not None),
+            "GATE": gate,
+            "RESIDUAL": int(residual is not None),
+        },
+        types={"W": part.upload.array.dtype, "Y": kind},
+    )
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class FloatPlan:
+    """Outputs of a SIMD-group (even, since a gate takes two), pieces read before they are multiplied, SIMD-groups."""
+
+    rows: int
+    ahead: int
+    simd_groups: int
+
+
+def choose_float_plan(tokens: int, outputs: int) -> FloatPlan:
+    """For few rows and weights of 16-bit numbers."""
+    if outputs < MANY_OUTPUTS or tokens > 2:
+        return FloatPlan(2, 2, 4)
+    return FloatPlan(2, 4, 8)
 
 
 def choose_rows(tokens: int, outputs: int) -> int:
