@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import MaskSource
 from mlxr.engine.history import TokenHistory
-from mlxr.kernels.sample import SampleRow
+from mlxr.kernels.sample import NO_IDS, SampleRow
 
 Doubles = npt.NDArray[np.float64]
 _UNIFORMS = 64  # made at a time
@@ -46,6 +46,7 @@ class Sampler:
         "_bias_ids",
         "_bias_values",
         "_drawn_tokens",
+        "_fixed",
         "_history",
         "_uniforms",
         "_uniforms_start",
@@ -62,16 +63,25 @@ class Sampler:
         self._answer = answer
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self._drawn_tokens = 0
+        self._fixed: SampleRow | None = None  # where all rows are the same one
         self._uniforms: list[float] = []
         self._uniforms_start = 0  # the place of the first of them
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self._history = TokenHistory(prompt if penalties != _NO_PENALTIES else ())
+        self._history = TokenHistory(prompt) if penalties != _NO_PENALTIES else None
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int32)
         self._bias_values = np.array(list(params.logit_bias.values()), dtype=np.float32)
 
     def row(self) -> SampleRow:
         """What the operator needs for the next token; asking twice gives the same."""
-        params = self.params
+        if self._fixed is None:
+            row = self._make_row()
+            if self._history is None and self.masks is None and self.params.temperature == 0:
+                self._fixed = row
+            return row
+        return self._fixed
+
+    def _make_row(self) -> SampleRow:
+        params, history = self.params, self._history
         if self.masks is not None:
             self.masks.fill()
         return SampleRow(
@@ -82,8 +92,8 @@ class Sampler:
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
-            history_ids=self._history.ids,
-            history_counts=self._history.counts,
+            history_ids=NO_IDS if history is None else history.ids,
+            history_counts=NO_IDS if history is None else history.counts,
             bias_ids=self._bias_ids,
             bias_values=self._bias_values,
             uniform=self._uniform(0) if params.temperature > 0 else 0.0,
@@ -108,6 +118,7 @@ class Sampler:
     def accept(self, token_id: int, *, goes_on: bool = True) -> None:
         """The token that was chosen with `row`, and whether another one is wanted."""
         self._drawn_tokens += 1
-        self._history.add(token_id)
+        if self._history is not None:
+            self._history.add(token_id)
         if self.masks is not None and goes_on:
             self.masks.accept(token_id)

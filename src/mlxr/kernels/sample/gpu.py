@@ -41,11 +41,10 @@ def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleR
     else:
         drawn = launch_draw(gpu.mx, gpu.launcher, logits, gpu.mx.array(numbers))
         ids, logprobs = split_drawn(np.array(drawn), len(rows))
-    results = [SampleResult(i, p, []) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
-    for index, result in enumerate(results):
-        if not np.isfinite(result.logprob):
-            refuse("sample", f"logits of row {index}", "not all numbers, or none of them finite", "numbers")
-    return results
+    broken = np.flatnonzero(~np.isfinite(np.asarray(logprobs)))
+    if broken.size:
+        refuse("sample", f"logits of row {broken[0]}", "not all numbers, or none of them finite", "numbers")
+    return [SampleResult(i, p, []) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
 
 def takes_rows(ctx: Context, rows: Sequence[SampleRow]) -> bool:
