@@ -21,8 +21,6 @@ import numpy as np
 from gpu import NAMES, Case, Ours
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
-from mlxr.kernels.gpu.graph import pack_batch
-from mlxr.kernels.gpu.steps import RecordedStep
 from synthetic import SHAPES
 
 QUEUED_STEPS = 30
@@ -66,50 +64,20 @@ def time_step(ours: Ours, engine: Engine) -> tuple[float, float]:
     """Seconds that starting a step costs the host, and seconds a step takes when many are queued."""
     gpu = ours.ctx.gpu
     recorded = list(engine._arena.k_pools[0].graphs.values())[-1]
-    if isinstance(recorded, RecordedStep):
-        steps, run = gpu.steps, gpu.steps._current
-        packed = pack_batch(run.batch)
+    run = gpu.steps._current
 
-        def start() -> Any:
-            again = steps._start(recorded, run.batch, packed, run.logits)
-            steps._draw(again, None)
-            return again.results
+    def start() -> Any:
+        again = recorded.start(run.batch, run.rows, None)
+        again.draw(None)
+        return again.results
 
-        def finish(results: Any) -> None:
-            results.wait()
-    else:
-        ids, packed_batch = recorded_inputs(ours, engine)
-
-        def start() -> Any:
-            results = recorded.replay(ids, packed_batch)
-            gpu.submit(results[1], results[2])
-            return results
-
-        def finish(results: Any) -> None:
-            results[1].tolist()
-
-    finish(start())
+    start().wait()
     begun = time.perf_counter()
     made = [start() for _ in range(QUEUED_STEPS)]
     started = time.perf_counter()
     for results in made:
-        finish(results)
+        results.wait()
     return (started - begun) / QUEUED_STEPS, (time.perf_counter() - begun) / QUEUED_STEPS
-
-
-def recorded_inputs(ours: Ours, engine: Engine) -> tuple[Any, Any]:
-    """Tokens and packed integers of a step at the pages that the batch has."""
-    mx, pool = ours.ctx.gpu.mx, engine._arena.k_pools[0]
-    _, rows, width = list(pool.graphs)[-1]
-    packed = np.concatenate(
-        [
-            np.zeros(rows),
-            np.full(rows, pool.shape[0] * pool.shape[2]),
-            np.ones(rows),
-            np.full(rows * width, pool.shape[0]),
-        ]
-    )
-    return mx.zeros((rows,), mx.int32), mx.array(packed.astype(np.int32))
 
 
 def measure(ours: Ours, case: Case, profile: bool) -> None:
@@ -118,8 +86,8 @@ def measure(ours: Ours, case: Case, profile: bool) -> None:
     ways = [
         (name, steps) for name, steps in (("driver", gpu.steps), ("mlx", None)) if steps is not None or name == "mlx"
     ]
-    for name, steps in ways:
-        gpu.steps, gpu.ahead = steps, None
+    for name, machine in ways:
+        gpu.machine = machine
         begun = time.perf_counter()
         engine = make_engine(ours, case, 40)
         ready = time.perf_counter() - begun
@@ -144,8 +112,7 @@ def measure(ours: Ours, case: Case, profile: bool) -> None:
     if len(drawn) == 2:
         same = np.mean([a == b for a, b in zip(*drawn, strict=False)])
         print(f"steps whose tokens are the same both ways: {100 * same:.0f} %", flush=True)
-    if ways[0][1] is not None:
-        gpu.steps = ways[0][1]
+    gpu.machine = ways[0][1]
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sampling import draw_uniform, draw_uniforms
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.sample import SampleRow, sample
 
 RULES = (
@@ -73,35 +74,36 @@ def test_numbers_of_a_stream_are_the_same_one_by_one() -> None:
     assert many.tolist() == [draw_uniform(11, index, 2) for index in range(5, 14)]
 
 
-def answer(ctx: Context, *params: SamplingParams) -> list[list[int]]:
-    """The tokens of one request for each of `params`, all at once."""
+def answer(ctx: Context, type_name: str, *params: SamplingParams) -> tuple[list[list[int]], set[str]]:
+    """The tokens of one request for each of `params`, all at once, and how steps were recorded."""
     config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
-    engine = Engine(build_hf(ctx, config, seed, "q8_0"), ctx, eos_ids=(), pages=40, page_size=8, kv_type="f32")
+    engine = Engine(build_hf(ctx, config, seed, type_name), ctx, eos_ids=(), pages=40, page_size=8, kv_type="f32")
     text = tokens.reshape(-1).tolist()[:5]
     ids = [engine.submit(text[: 2 + index], one) for index, one in enumerate(params)]
     events = finish(engine)
-    return [
-        [event.token_id for event in events if event.sequence_id == one and event.token_id is not None] for one in ids
-    ]
+    drawn = [(event.sequence_id, event.token_id) for event in events if event.token_id is not None]
+    pool = engine._arena.k_pools[0]
+    ways = {type(step).__name__ for step in pool.graphs.values()} if isinstance(pool, Pool) else set()
+    return [[token_id for answer_id, token_id in drawn if answer_id == one] for one in ids], ways
 
 
-def test_recorded_steps_answer_as_the_reference(gpu: Context) -> None:
-    """Answers of several lengths, across pages, drawn and greedy; none of the steps is left to MLX."""
+@pytest.mark.parametrize(("type_name", "way"), [("q8_0", "RecordedStep"), ("f32", "CompiledStep")])
+def test_recorded_steps_answer_as_the_reference(gpu: Context, type_name: str, way: str) -> None:
+    """Answers of several lengths, across pages, drawn and greedy; only f32 weights need MLX's own product."""
     params = [
         SamplingParams(max_tokens=12, temperature=0),
         SamplingParams(max_tokens=9, temperature=0.9, top_p=0.8, seed=5),
         SamplingParams(max_tokens=14, temperature=1.2, top_k=20, min_p=0.02, seed=6),
     ]
-    assert gpu.gpu.steps is not None
-    refused = gpu.gpu.steps.refused
-    assert answer(gpu, *params) == answer(REFERENCE, *params)
-    assert gpu.gpu.steps.refused == refused
+    found, ways = answer(gpu, type_name, *params)
+    assert found == answer(REFERENCE, type_name, *params)[0]
+    assert ways == {way}
 
 
-def test_a_request_that_needs_the_host_joins_recorded_steps(gpu: Context) -> None:
+def test_requests_that_need_the_host_join_recorded_steps(gpu: Context) -> None:
     params = [
         SamplingParams(max_tokens=6, temperature=0),
         SamplingParams(max_tokens=6, temperature=0.8, seed=2, repetition_penalty=1.3),
         SamplingParams(max_tokens=5, temperature=0, logprobs=2, n=2),
     ]
-    assert answer(gpu, *params) == answer(REFERENCE, *params)
+    assert answer(gpu, "q8_0", *params)[0] == answer(REFERENCE, "q8_0", *params)[0]

@@ -31,7 +31,7 @@ def repeat_rows(ctx: Context, array: FloatArray, counts: Sequence[int]) -> Float
     if isinstance(array, np.ndarray):
         return array[rows]
     if isinstance(array, Buffer):
-        array = ctx.gpu.mx.array(ctx.gpu.steps.fetch(array))
+        array = ctx.gpu.mx.array(np.asarray(array))
     repeated: FloatArray = ctx.gpu.mx.take(array, ctx.gpu.mx.array(rows), axis=0)
     return repeated
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.launcher import Launcher
-from mlxr.kernels.gpu.machine import CudaMachine, EmulatedMachine
+from mlxr.kernels.gpu.machine import CudaMachine, EmulatedMachine, Machine
 from mlxr.kernels.gpu.steps import Steps
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import TensorSource
@@ -81,21 +81,18 @@ class Gpu:
         self._held: dict[int, Any] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
-        self.drawn: tuple[Any, Any, Any] | None = None  # logits, and of each row the likeliest id and its logprob
-        self.is_greedy = False  # whether the last tokens were the likeliest ones
-        self.ahead: Any = None  # the step that was started with them (`graph.Ahead`)
-        self.pool: Any = None  # whose pages the last recorded step used
+        self.steps = Steps()
         self._is_busy = False  # whether MLX was given work since it was last waited for
-        self.steps = self._make_steps()
+        self.machine = self._make_machine()
 
-    def _make_steps(self) -> Steps | None:
-        """What records steps and runs them without MLX, where there is a way to."""
-        if self.device == "emulated":
-            return Steps(self, EmulatedMachine(self.mx, self.launcher.emulator))
+    def _make_machine(self) -> Machine | None:
+        """What runs recorded steps without MLX, where there is a way to."""
+        if self.device == "emulated" and not self.launcher.emulator.sanitizes:
+            return EmulatedMachine(self.mx, self.launcher.emulator)
         if self.device != "cuda":
             return None
         try:
-            return Steps(self, CudaMachine(self.mx, self.launcher))
+            return CudaMachine(self.mx, self.launcher)
         except DeviceError as error:
             logger.warning("steps are recorded by MLX, not by the driver: %s", error)
             return None
@@ -169,8 +166,8 @@ class Gpu:
     def submit(self, *results: Any) -> None:
         """Start computing `results` and whatever else is pending, without waiting for it."""
         pending, self.pending = self.pending, []
-        if self.steps is not None:
-            self.steps.machine.synchronize()  # it may write pages
+        if self.machine is not None:
+            self.machine.synchronize()  # it may write pages
         self.mx.async_eval(*results, *pending)
         self._is_busy = True
 

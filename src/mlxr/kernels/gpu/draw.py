@@ -30,7 +30,11 @@ def launch_draw(mx: Any, launcher: Any, logits: Any, numbers: Any | None) -> Any
         groups=(rows, 1, 1),
         threads=THREADS,
         outputs=[((2 * rows,), mx.int32)],
-        constants={"RANDOM": int(numbers is not None), "LOWEST": 16 if logits.dtype == mx.bfloat16 else 0},
+        constants={
+            "RANDOM": int(numbers is not None),
+            "LOWEST": 16 if logits.dtype == mx.bfloat16 else 0,
+            "WIDE": 1 if vocabulary % 8 else 8,
+        },
         types={"X": logits.dtype},
     )
     return out

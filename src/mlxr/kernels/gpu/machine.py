@@ -1,6 +1,6 @@
 """What runs recorded launches: NVIDIA's driver, or the emulator over the host's memory.
 
-Both have one stream in which everything happens in the order given. `Results` are numbers on their way to the host.
+Both have one stream in which everything happens in the order given.
 A machine is used by one thread at a time.
 """
 
@@ -23,6 +23,7 @@ from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import CUDA_NAME, Kernel, Variant, make_cuda_source
 from mlxr.kernels.gpu.launcher import Launcher, view_host
 from mlxr.kernels.gpu.recording import Launch
+from mlxr.kernels.gpu.steps import Results
 
 MAX_COMPILERS = 8
 AnyArray = npt.NDArray[Any]
@@ -52,13 +53,6 @@ class Machine(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all is done."""
-
-
-class Results(Protocol):
-    """Numbers on their way to the host."""
-
-    def wait(self) -> AnyArray:
-        """The numbers; asked for once."""
 
 
 class EmulatedMachine:

@@ -222,7 +222,7 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
 def _multiply_plain(ctx: Context, product: Product, x: Any, normed: Normed | None, gate: int, residual: Any) -> Any:
     gpu, numbers, (part,), (tokens, columns) = ctx.gpu, ctx.gpu.launcher.numbers, product.parts, x.shape
     made = part.rows // 2 if gate else part.rows
-    plan = choose_float_plan(tokens, part.rows)
+    plan = choose_float_plan(tokens)
     step = plan.simd_groups * (plan.rows // 2 if gate else plan.rows)
     kind = gpu.activations if residual is None else gpu.mx.float32
     none = numbers(0.0)
@@ -263,11 +263,9 @@ class FloatPlan:
     simd_groups: int
 
 
-def choose_float_plan(tokens: int, outputs: int) -> FloatPlan:
-    """For few rows and weights of 16-bit numbers."""
-    if outputs < MANY_OUTPUTS or tokens > 2:
-        return FloatPlan(2, 2, 4)
-    return FloatPlan(2, 4, 8)
+def choose_float_plan(tokens: int) -> FloatPlan:
+    """For few rows and weights of 16-bit numbers, as measured."""
+    return FloatPlan(4, 2, 4) if tokens <= 2 else FloatPlan(2, 2, 4)
 
 
 def choose_rows(tokens: int, outputs: int) -> int:

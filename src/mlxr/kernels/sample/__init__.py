@@ -35,12 +35,9 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[
     if not rows:
         return []
     name, implementation = CHOICE.pick(ctx.device)
-    if name == "gpu":
-        takes_rows = implementation.takes_rows(ctx, rows)
-        ctx.gpu.is_greedy = takes_rows and implementation.is_greedy(rows)
-        if not takes_rows:
-            logits = implementation.fetch_logits(ctx, logits)
-            name, implementation = CHOICE.pick("reference" if ctx.native is None else "cpu")
+    if name == "gpu" and not implementation.takes_rows(ctx, rows):
+        logits = implementation.fetch_logits(ctx, logits)
+        name, implementation = CHOICE.pick("reference" if ctx.native is None else "cpu")
     ctx.ledger.count("sample", name, "greedy" if all(row.temperature == 0 for row in rows) else "random")
     results: list[SampleResult] = implementation.sample(ctx, logits, rows)
     return results

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.draw import DRAW, NUMBERS, launch_draw, split_drawn
-from mlxr.kernels.gpu.graph import draw_recorded
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.sample.row import SampleResult, SampleRow
 from mlxr.kernels.tensor import FloatArray
@@ -30,17 +29,15 @@ def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleR
     gpu, numbers = ctx.gpu, _collect_numbers(rows)
     ids: Any
     logprobs: Any
-    if isinstance(logits, Buffer):
-        ids, logprobs = draw_recorded(gpu, logits, numbers, _collect_following(rows, numbers))
-    elif numbers is None and gpu.drawn is not None and gpu.drawn[0] is logits:
-        _, ids, logprobs = gpu.drawn
-    elif numbers is None:
+    if gpu.steps.has(logits):
+        ids, logprobs = gpu.steps.draw(numbers, _collect_following(rows, numbers))
+    elif gpu.launcher is not None:
+        drawn = launch_draw(gpu.mx, gpu.launcher, logits, None if numbers is None else gpu.mx.array(numbers))
+        ids, logprobs = split_drawn(np.array(drawn), len(rows))
+    else:
         wide = logits.astype(gpu.mx.float32)
         ids, logprobs = gpu.mx.argmax(wide, axis=1), gpu.mx.max(wide, axis=1) - gpu.mx.logsumexp(wide, axis=1)
         gpu.mx.eval(ids, logprobs)
-    else:
-        drawn = launch_draw(gpu.mx, gpu.launcher, logits, gpu.mx.array(numbers))
-        ids, logprobs = split_drawn(np.array(drawn), len(rows))
     broken = np.flatnonzero(~np.isfinite(np.asarray(logprobs)))
     if broken.size:
         refuse("sample", f"logits of row {broken[0]}", "not all numbers, or none of them finite", "numbers")
@@ -53,15 +50,10 @@ def takes_rows(ctx: Context, rows: Sequence[SampleRow]) -> bool:
     return all(_is_plain(row) and (draws or row.temperature == 0) for row in rows)
 
 
-def is_greedy(rows: Sequence[SampleRow]) -> bool:
-    """Whether all rows take their largest logit."""
-    return all(row.temperature == 0 for row in rows)
-
-
 def fetch_logits(ctx: Context, logits: Any) -> FloatArray:
     """The logits on the host."""
     if isinstance(logits, Buffer):
-        return np.asarray(ctx.gpu.steps.fetch(logits))
+        return np.asarray(logits)
     return np.ascontiguousarray(np.asarray(logits.astype(ctx.gpu.mx.float32)))
 
 
@@ -74,7 +66,7 @@ def _is_plain(row: SampleRow) -> bool:
 
 def _collect_numbers(rows: Sequence[SampleRow]) -> Numbers | None:
     """What the kernel draws by; None where it takes the largest."""
-    if is_greedy(rows):
+    if all(row.temperature == 0 for row in rows):
         return None
     numbers = np.zeros((len(rows), NUMBERS), np.float32)
     numbers[:, :5] = [(row.temperature, row.top_p, row.min_p, row.uniform, min(row.top_k, 1 << 24)) for row in rows]

@@ -1,0 +1,132 @@
+"""A step as launches over fixed addresses, which a machine starts without MLX: one call for all of them.
+
+The operators run once over stand-ins for arrays (`recording`). A step that does something else than launch our kernels
+cannot be recorded so. Tokens are drawn into the place where the next step reads its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
+from mlxr.kernels.gpu.recording import Buffer, Launch, Recorder
+from mlxr.kernels.gpu.steps import Numbers, Results, Run, pack_batch
+from mlxr.kernels.ledger import Dispatch, Ledger
+from mlxr.kernels.ragged import RaggedBatch
+
+if TYPE_CHECKING:
+    from mlxr.kernels.gpu.device import Gpu
+    from mlxr.kernels.gpu.graph import Compute
+
+FORWARD, DRAW, LARGEST = "forward", "draw", "largest"
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class RecordedStep:
+    """What a step launches: FORWARD, then DRAW or LARGEST; `ready` has what of it was started before.
+
+    The launches hold the arrays. See `gpu.draw` for what `numbers` and `drawn` hold.
+    """
+
+    gpu: Gpu
+    launches: dict[str, list[Launch]]
+    ready: dict[str, Any]
+    numbers: Buffer
+    drawn: Buffer
+    packed: Buffer
+    logits: Buffer
+    dispatches: list[Dispatch]
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Always: a machine has a stream."""
+        return True
+
+    def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
+        """See `Step`."""
+        machine = self.gpu.machine
+        if before is None:
+            self.gpu.settle_arrays()
+            machine.write(self.drawn.address, batch.token_ids)
+        machine.write(self.packed.address, pack_batch(batch))
+        self._launch(FORWARD)
+        return Run(self, batch, Logits(self, rows), batch.token_ids[:rows] if before is None else None)
+
+    def draw(self, _run: Run, numbers: Numbers | None) -> Results:
+        """See `Step`."""
+        if numbers is not None:
+            padded = np.zeros(self.numbers.shape, np.float32)
+            padded[: len(numbers)] = numbers
+            self.gpu.machine.write(self.numbers.address, padded)
+        self._launch(LARGEST if numbers is None else DRAW)
+        results: Results = self.gpu.machine.read(self.drawn.address, self.drawn.shape[0], np.int32)
+        return results
+
+    def _launch(self, part: str) -> None:
+        machine = self.gpu.machine
+        if part not in self.ready:
+            self.ready[part] = machine.prepare(self.launches[part])
+        machine.start(self.ready[part])
+
+
+class Logits(Buffer):
+    """Logits (rows, vocabulary) of a recorded step, until the next one starts."""
+
+    __slots__ = ("_gpu",)
+
+    def __init__(self, step: RecordedStep, rows: int) -> None:
+        whole = step.logits
+        super().__init__((rows, whole.shape[1]), whole.dtype, whole.address, step)
+        self._gpu = step.gpu
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        mx = self._gpu.mx
+        kind = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}[self.dtype]
+        values = self._gpu.machine.read(self.address, int(np.prod(self.shape)), kind).wait().reshape(self.shape)
+        if self.dtype == mx.bfloat16:
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        return np.asarray(values, dtype or np.float32)
+
+
+def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> RecordedStep | None:
+    """The launches of `compute(batch)`; None where it does something that is not one of our launches."""
+    machine, launcher, before, addresses = gpu.machine, gpu.launcher, ledger.snapshot(), []
+
+    def allocate(size_bytes: int) -> int:
+        addresses.append(machine.allocate(size_bytes))
+        return addresses[-1]
+
+    gpu.launcher = recorder = Recorder(launcher.numbers, allocate)
+    try:
+        step = _record(gpu, recorder, compute, batch)
+    except (TypeError, AttributeError):  # MLX's operations do not take a Buffer, nor is it an array
+        step = None
+    finally:
+        gpu.launcher, gpu.pending = launcher, []
+        gpu.forget_placed()
+    dispatches = ledger.take_back(before)
+    if step is None:
+        machine.free(addresses, {})
+        return None
+    step.dispatches.extend(dispatches)
+    weakref.finalize(step, machine.free, addresses, step.ready).atexit = False
+    return step
+
+
+def _record(gpu: Gpu, recorder: Recorder, compute: Compute, batch: RaggedBatch) -> RecordedStep:
+    mx, (rows, width) = gpu.mx, batch.page_table.shape
+    drawn, packed = recorder.make((2 * rows,), mx.int32), recorder.make((rows * (3 + width),), mx.int32)
+    columns = [packed.part(index * rows, (rows,)) for index in range(3)]
+    gpu.place_traced(batch, (drawn.part(0, (rows,)), *columns, packed.part(3 * rows, (rows, width))))
+    logits = settle(compute(batch))
+    forward, numbers = recorder.take_launches(), recorder.make((rows, NUMBERS), mx.float32)
+    launch_draw(mx, recorder, logits, numbers)
+    launch_draw(mx, recorder, logits, None)
+    draw, largest = ([launch.put_out(drawn.address)] for launch in recorder.take_launches())
+    return RecordedStep(gpu, {FORWARD: forward, DRAW: draw, LARGEST: largest}, {}, numbers, drawn, packed, logits, [])
