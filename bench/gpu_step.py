@@ -26,7 +26,7 @@ from synthetic import SHAPES
 QUEUED_STEPS = 30
 
 
-def make_engine(ours: Ours, case: Case, steps: int) -> Engine:
+def make_engine(ours: Ours, case: Case, steps: int, temperature: float = 0.0) -> Engine:
     """An engine whose prompts are computed and whose steps are recorded."""
     total = case.context + steps + 10
     engine = Engine(
@@ -40,10 +40,11 @@ def make_engine(ours: Ours, case: Case, steps: int) -> Engine:
         max_sequences=case.batch,
         prefill_chunk_tokens=2048,
     )
+    params = SamplingParams(max_tokens=steps, ignore_eos=True, temperature=temperature, top_p=0.9, seed=1)
     random = np.random.default_rng(1)
     for _ in range(case.batch):
         prompt = random.integers(3, ours.shape.vocab_size, case.context).tolist()
-        engine.submit(prompt, SamplingParams(max_tokens=steps, ignore_eos=True, temperature=0))
+        engine.submit(prompt, params)
     while engine.stats().decode_tokens < 4 * case.batch:
         engine.step()
     return engine
@@ -93,6 +94,7 @@ def measure(ours: Ours, case: Case, profile: bool) -> None:
         ready = time.perf_counter() - begun
         host, queued = time_step(ours, engine)
         engine = make_engine(ours, case, 40)
+        drawing, _ = run_engine(make_engine(ours, case, 40, temperature=0.8))
         if profile:
             profiler = cProfile.Profile()
             profiler.enable()
@@ -104,7 +106,7 @@ def measure(ours: Ours, case: Case, profile: bool) -> None:
         print(
             f"{case.shape}-{case.type_name}:{case.batch}@{case.context} {name:6s} {case.batch / median:9.0f} tok/s "
             f"{1e3 * median:8.3f} ms a step; alone: host {1e3 * host:7.3f} ms, queued {1e3 * queued:7.3f} ms; "
-            f"ready after {ready:.1f} s",
+            f"drawn {case.batch / drawing:.0f} tok/s; ready after {ready:.1f} s",
             flush=True,
         )
         if profile:

@@ -35,7 +35,8 @@ def draw_uniform(seed: int, index: int, answer: int = 0) -> float:
 def draw_uniforms(seed: int, index: int, count: int, answer: int = 0) -> Doubles:
     """`draw_uniform` of `count` neighbouring places."""
     words = np.random.Philox(key=seed, counter=index + (answer << 64)).random_raw(4 * count)  # four to a place
-    return (words[::4] >> np.uint64(11)) * 2.0**-53
+    drawn: Doubles = (words[::4] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return drawn
 
 
 class Sampler:

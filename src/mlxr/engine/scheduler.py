@@ -124,7 +124,8 @@ class Scheduler:
         """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do."""
         self._admit()
         chunks: dict[Sequence, Chunk] = {}
-        decoding, prefilling = [], []
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
         for sequence in self.running:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
         for sequence in decoding:

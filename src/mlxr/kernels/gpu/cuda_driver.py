@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,8 @@ class CudaDriver:
     """Device 0. Raises DeviceError where the driver, the compiler or its headers are missing."""
 
     def __init__(self) -> None:
-        self._cuda = _load(("libcuda.so.1",))
-        self._compiler = _load(_COMPILERS)
+        self._cuda = load_library(("libcuda.so.1",))
+        self._compiler = load_library(_COMPILERS)
         self._headers = _find_headers()
         for name, kinds in _ARGUMENTS.items():
             getattr(self._cuda, name).argtypes = kinds
@@ -74,8 +74,8 @@ class CudaDriver:
         # the letter: instructions of just this chip
         self.architecture = f"sm_{major.value}{minor.value}{'a' if major.value >= 9 else ''}"
         self.starts_early = STARTS_EARLY and major.value >= 9
-        self._stream = c_void_p()
-        self._call("cuStreamCreate", byref(self._stream), c_uint(_NON_BLOCKING))
+        self.stream = c_void_p()
+        self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
 
     def enter(self) -> None:
         """Let the calling thread use the device."""
@@ -116,7 +116,7 @@ class CudaDriver:
 
     def record(self, event: int) -> None:
         """Let `event` happen after all that was given to the stream so far."""
-        self._call("cuEventRecord", event, self._stream)
+        self._call("cuEventRecord", event, self.stream)
 
     def wait(self, event: int) -> None:
         """Wait until `event` has happened."""
@@ -124,54 +124,43 @@ class CudaDriver:
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""
-        self._call("cuStreamSynchronize", self._stream)
+        self._call("cuStreamSynchronize", self.stream)
 
     def copy_in(self, address: int, host_address: int, size_bytes: int) -> None:
         """From the host, which leaves its memory as it is until the stream has come here."""
-        self._call("cuMemcpyHtoDAsync_v2", address, host_address, size_bytes, self._stream)
+        self._call("cuMemcpyHtoDAsync_v2", address, host_address, size_bytes, self.stream)
 
     def copy_out(self, host_address: int, address: int, size_bytes: int) -> None:
         """To the host, once the stream has come here."""
-        self._call("cuMemcpyDtoHAsync_v2", host_address, address, size_bytes, self._stream)
+        self._call("cuMemcpyDtoHAsync_v2", host_address, address, size_bytes, self.stream)
 
-    def capture(self, launches: Sequence[tuple[int, tuple[int, int, int], int, Sequence[int]]]) -> int:
-        """A graph of launches in a row: each is a kernel, its threadgroups, their threads and the addresses it gets."""
-        self._call("cuStreamBeginCapture_v2", self._stream, c_int(_CAPTURE_RELAXED))
+    def capture(self, launch_all: Callable[[], None]) -> int:
+        """A graph of what `launch_all` gives to the stream, which does not happen now."""
+        self._call("cuStreamBeginCapture_v2", self.stream, c_int(_CAPTURE_RELAXED))
         graph, executable = c_void_p(), c_void_p()
         try:
-            for number, launch in enumerate(launches):
-                self._launch(*launch, starts_early=self.starts_early and number > 0)
+            launch_all()
         finally:
-            self._call("cuStreamEndCapture", self._stream, byref(graph))
+            self._call("cuStreamEndCapture", self.stream, byref(graph))
         self._call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
         self._call("cuGraphDestroy", graph)
         return executable.value or 0
 
     def start(self, graph: int) -> None:
         """Run a captured graph after what the stream has."""
-        self._call("cuGraphLaunch", graph, self._stream)
+        self._call("cuGraphLaunch", graph, self.stream)
 
     def drop(self, graph: int) -> None:
         """Let go of a captured graph."""
         self._call("cuGraphExecDestroy", graph)
 
-    def _launch(
-        self,
-        function: int,
-        groups: tuple[int, int, int],
-        threads: int,
-        addresses: Sequence[int],
-        *,
-        starts_early: bool,
+    def launch(
+        self, function: int, groups: tuple[int, int, int], threads: int, addresses: Sequence[int], *, early: bool
     ) -> None:
-        early = _Attribute(_EARLY_START, 0, 1)
+        """A kernel over arrays at these addresses; `early` lets it start beside the launch in front of it."""
+        attribute = _Attribute(_EARLY_START, 0, 1)
         launch = _Launch(
-            (c_uint * 3)(*groups),
-            (c_uint * 3)(threads, 1, 1),
-            0,
-            self._stream,
-            ctypes.pointer(early),
-            int(starts_early),
+            (c_uint * 3)(*groups), (c_uint * 3)(threads, 1, 1), 0, self.stream, ctypes.pointer(attribute), int(early)
         )
         held = [c_uint64(address) for address in addresses]
         pointers = (c_void_p * len(held))(*(ctypes.addressof(one) for one in held))
@@ -210,7 +199,8 @@ def _check(code: int) -> None:
         raise DeviceError(f"CUDA: the run-time compiler failed with error {code}")
 
 
-def _load(names: Sequence[str]) -> Any:
+def load_library(names: Sequence[str]) -> Any:
+    """The first of these shared libraries that loads; DeviceError when none does."""
     for name in names:
         try:
             return ctypes.CDLL(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,20 +19,25 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.cuda_driver import CudaDriver
+from mlxr.kernels.gpu.cuda_products import CudaProducts, Shape
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import CUDA_NAME, Kernel, Variant, make_cuda_source
 from mlxr.kernels.gpu.launcher import Launcher, view_host
-from mlxr.kernels.gpu.recording import Launch
+from mlxr.kernels.gpu.recording import Launch, Product
 from mlxr.kernels.gpu.steps import Results
 
+logger = logging.getLogger(__name__)
 MAX_COMPILERS = 8
 AnyArray = npt.NDArray[Any]
 ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
 
 
 class Machine(Protocol):
-    """Where recorded launches run."""
+    """Where recorded launches run; `multiplies` says whether products are among them."""
+
+    multiplies: bool
 
     def allocate(self, size_bytes: int) -> int:
         """The address of new memory."""
@@ -39,7 +45,7 @@ class Machine(Protocol):
     def free(self, addresses: Sequence[int], prepared: Mapping[str, Any]) -> None:
         """Return memory and prepared launches."""
 
-    def prepare(self, launches: Sequence[Launch]) -> Any:
+    def prepare(self, launches: Sequence[Launch | Product]) -> Any:
         """The launches in a form that `start` takes."""
 
     def start(self, prepared: Any) -> None:
@@ -58,6 +64,8 @@ class Machine(Protocol):
 class EmulatedMachine:
     """Everything happens at once, over the host's memory."""
 
+    multiplies = True
+
     def __init__(self, mx: Any, emulator: Emulator) -> None:
         self._mx, self._emulator = mx, emulator
         self._memory: dict[int, AnyArray] = {}
@@ -74,13 +82,16 @@ class EmulatedMachine:
         for address in addresses:
             del self._memory[address]
 
-    def prepare(self, launches: Sequence[Launch]) -> list[tuple[Launch, list[int]]]:
+    def prepare(self, launches: Sequence[Launch | Product]) -> list[tuple[Launch | Product, list[int]]]:
         """Each with its addresses."""
         return [(launch, [self._find(array) for array in launch.arrays]) for launch in launches]
 
-    def start(self, prepared: list[tuple[Launch, list[int]]]) -> None:
+    def start(self, prepared: list[tuple[Launch | Product, list[int]]]) -> None:
         """Run them."""
         for launch, addresses in prepared:
+            if isinstance(launch, Product):
+                _multiply(launch, *addresses)
+                continue
             self._emulator.run_at(launch.kernel, launch.variant, addresses, launch.groups, launch.threads)
 
     def write(self, address: int, values: AnyArray) -> None:
@@ -108,6 +119,36 @@ class _Here:
         return self._values
 
 
+def _multiply(product: Product, x: int, weight: int, out: int) -> None:
+    """The same with NumPy, in f32."""
+    left = _view(x, (product.tokens, product.inputs), product.kind)
+    right = _view(weight, (product.outputs, product.inputs), product.weight_kind)
+    made = _view(out, (product.tokens, product.outputs), "float32")
+    made[:] = _widen(left) @ _widen(right).T
+
+
+def _view(address: int, shape: tuple[int, int], kind: str) -> AnyArray:
+    numbers = {"float32": ctypes.c_float, "float16": ctypes.c_uint16, "bfloat16": ctypes.c_uint16}[kind]
+    array = np.ctypeslib.as_array((numbers * (shape[0] * shape[1])).from_address(address)).reshape(shape)
+    return array.view(np.float16) if kind == "float16" else array
+
+
+def _widen(array: AnyArray) -> AnyArray:
+    return (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array.astype(np.float32)
+
+
+def _load_products(driver: CudaDriver) -> CudaProducts | None:
+    try:
+        return CudaProducts(driver)
+    except DeviceError as error:
+        logger.warning("steps of many sequences are recorded by MLX: %s", error)
+        return None
+
+
+def _shape_of(product: Product) -> Shape:
+    return Shape(product.tokens, product.outputs, product.inputs, product.kind)
+
+
 class CudaMachine:
     """NVIDIA's driver; `launcher` is MLX's way, by which addresses of MLX's arrays are found."""
 
@@ -116,6 +157,8 @@ class CudaMachine:
         self._folder = Path(tempfile.gettempdir()) / f"mlxr-cuda-{os.getuid()}"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._functions: dict[tuple[Kernel, Variant], int] = {}
+        self._products = _load_products(self._driver)
+        self.multiplies = self._products is not None
         self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
         self._written: list[tuple[int, int, int]] = []
 
@@ -132,22 +175,28 @@ class CudaMachine:
         for graph in prepared.values():
             self._driver.drop(graph)
 
-    def prepare(self, launches: Sequence[Launch]) -> int:
+    def prepare(self, launches: Sequence[Launch | Product]) -> int:
         """A captured graph."""
         self._driver.enter()
         self._compile(launches)
-        addresses = self._find_arrays([array for launch in launches for array in launch.arrays])
-        return self._driver.capture(
-            [
-                (
-                    self._functions[launch.kernel, launch.variant],
-                    launch.groups,
-                    launch.threads,
-                    [array if isinstance(array, int) else addresses[id(array)] for array in launch.arrays],
-                )
-                for launch in launches
-            ]
-        )
+        found = self._find_arrays([array for launch in launches for array in launch.arrays])
+        addresses = [
+            [array if isinstance(array, int) else found[id(array)] for array in launch.arrays] for launch in launches
+        ]
+        shapes = [_shape_of(launch) if isinstance(launch, Product) else None for launch in launches]
+        for shape, arrays in zip(shapes, addresses, strict=True):
+            if shape is not None and self._products is not None:
+                self._products.prepare(shape, *arrays)
+
+        def launch_all() -> None:
+            for number, (launch, shape, arrays) in enumerate(zip(launches, shapes, addresses, strict=True)):
+                if isinstance(launch, Launch):
+                    function, early = self._functions[launch.kernel, launch.variant], self._driver.starts_early
+                    self._driver.launch(function, launch.groups, launch.threads, arrays, early=early and number > 0)
+                elif shape is not None and self._products is not None:
+                    self._products.multiply(shape, *arrays)
+
+        return self._driver.capture(launch_all)
 
     def start(self, prepared: int) -> None:
         """Launch the graph."""
@@ -192,8 +241,11 @@ class CudaMachine:
         free = self._staging.setdefault(nbytes, [])
         return free.pop() if free else (self._driver.allocate_host(nbytes), self._driver.make_event())
 
-    def _compile(self, launches: Sequence[Launch]) -> None:
-        missing = list({(launch.kernel, launch.variant) for launch in launches} - self._functions.keys())
+    def _compile(self, launches: Sequence[Launch | Product]) -> None:
+        missing = list(
+            {(launch.kernel, launch.variant) for launch in launches if isinstance(launch, Launch)}
+            - self._functions.keys()
+        )
         if not missing:
             return
         with ThreadPoolExecutor(min(len(missing), MAX_COMPILERS)) as pool:

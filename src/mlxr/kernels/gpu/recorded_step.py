@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
-from mlxr.kernels.gpu.recording import Buffer, Launch, Recorder
+from mlxr.kernels.gpu.recording import Buffer, Recorder
 from mlxr.kernels.gpu.steps import Numbers, Results, Run, pack_batch
 from mlxr.kernels.ledger import Dispatch, Ledger
 from mlxr.kernels.ragged import RaggedBatch
@@ -23,6 +23,7 @@ from mlxr.kernels.ragged import RaggedBatch
 if TYPE_CHECKING:
     from mlxr.kernels.gpu.device import Gpu
     from mlxr.kernels.gpu.graph import Compute
+    from mlxr.kernels.gpu.machine import Machine
 
 FORWARD, DRAW, LARGEST = "forward", "draw", "largest"
 
@@ -35,7 +36,8 @@ class RecordedStep:
     """
 
     gpu: Gpu
-    launches: dict[str, list[Launch]]
+    machine: Machine
+    launches: dict[str, list[Any]]
     ready: dict[str, Any]
     numbers: Buffer
     drawn: Buffer
@@ -50,7 +52,7 @@ class RecordedStep:
 
     def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
         """See `Step`."""
-        machine = self.gpu.machine
+        machine = self.machine
         if before is None:
             self.gpu.settle_arrays()
             machine.write(self.drawn.address, batch.token_ids)
@@ -63,13 +65,13 @@ class RecordedStep:
         if numbers is not None:
             padded = np.zeros(self.numbers.shape, np.float32)
             padded[: len(numbers)] = numbers
-            self.gpu.machine.write(self.numbers.address, padded)
+            self.machine.write(self.numbers.address, padded)
         self._launch(LARGEST if numbers is None else DRAW)
-        results: Results = self.gpu.machine.read(self.drawn.address, self.drawn.shape[0], np.int32)
+        results: Results = self.machine.read(self.drawn.address, self.drawn.shape[0], np.int32)
         return results
 
     def _launch(self, part: str) -> None:
-        machine = self.gpu.machine
+        machine = self.machine
         if part not in self.ready:
             self.ready[part] = machine.prepare(self.launches[part])
         machine.start(self.ready[part])
@@ -78,17 +80,17 @@ class RecordedStep:
 class Logits(Buffer):
     """Logits (rows, vocabulary) of a recorded step, until the next one starts."""
 
-    __slots__ = ("_gpu",)
+    __slots__ = ("_gpu", "_machine")
 
     def __init__(self, step: RecordedStep, rows: int) -> None:
         whole = step.logits
         super().__init__((rows, whole.shape[1]), whole.dtype, whole.address, step)
-        self._gpu = step.gpu
+        self._gpu, self._machine = step.gpu, step.machine
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         mx = self._gpu.mx
         kind = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}[self.dtype]
-        values = self._gpu.machine.read(self.address, int(np.prod(self.shape)), kind).wait().reshape(self.shape)
+        values = self._machine.read(self.address, int(np.prod(self.shape)), kind).wait().reshape(self.shape)
         if self.dtype == mx.bfloat16:
             values = (values.astype(np.uint32) << 16).view(np.float32)
         return np.asarray(values, dtype or np.float32)
@@ -96,15 +98,17 @@ class Logits(Buffer):
 
 def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> RecordedStep | None:
     """The launches of `compute(batch)`; None where it does something that is not one of our launches."""
-    machine, launcher, before, addresses = gpu.machine, gpu.launcher, ledger.snapshot(), []
+    machine, launcher, before = gpu.machine, gpu.launcher, ledger.snapshot()
+    addresses: list[int] = []
+    assert machine is not None
 
     def allocate(size_bytes: int) -> int:
         addresses.append(machine.allocate(size_bytes))
         return addresses[-1]
 
-    gpu.launcher = recorder = Recorder(launcher.numbers, allocate)
+    gpu.launcher = recorder = Recorder(launcher.numbers, allocate, multiplies=machine.multiplies)
     try:
-        step = _record(gpu, recorder, compute, batch)
+        step = _record(gpu, machine, recorder, compute, batch)
     except (TypeError, AttributeError):  # MLX's operations do not take a Buffer, nor is it an array
         step = None
     finally:
@@ -119,7 +123,7 @@ def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) 
     return step
 
 
-def _record(gpu: Gpu, recorder: Recorder, compute: Compute, batch: RaggedBatch) -> RecordedStep:
+def _record(gpu: Gpu, machine: Machine, recorder: Recorder, compute: Compute, batch: RaggedBatch) -> RecordedStep:
     mx, (rows, width) = gpu.mx, batch.page_table.shape
     drawn, packed = recorder.make((2 * rows,), mx.int32), recorder.make((rows * (3 + width),), mx.int32)
     columns = [packed.part(index * rows, (rows,)) for index in range(3)]
@@ -129,4 +133,5 @@ def _record(gpu: Gpu, recorder: Recorder, compute: Compute, batch: RaggedBatch) 
     launch_draw(mx, recorder, logits, numbers)
     launch_draw(mx, recorder, logits, None)
     draw, largest = ([launch.put_out(drawn.address)] for launch in recorder.take_launches())
-    return RecordedStep(gpu, {FORWARD: forward, DRAW: draw, LARGEST: largest}, {}, numbers, drawn, packed, logits, [])
+    launches = {FORWARD: forward, DRAW: draw, LARGEST: largest}
+    return RecordedStep(gpu, machine, launches, {}, numbers, drawn, packed, logits, [])

@@ -43,6 +43,12 @@ class Buffer:
             raise ValueError(f"{self.shape} cannot become {shape}")
         return Buffer(shape, self.dtype, self.address, self)
 
+    def astype(self, dtype: Any) -> Buffer:
+        """The same, in the type that it has; another one would take a launch."""
+        if dtype != self.dtype:
+            raise TypeError(f"a {self.dtype} buffer is not {dtype}")
+        return self
+
     def part(self, start: int, shape: tuple[int, ...]) -> Buffer:
         """Of all numbers in a row, those from `start` on."""
         return Buffer(shape, self.dtype, self.address + start * self.dtype.size, self)
@@ -63,17 +69,29 @@ class Launch:
         return Launch(self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """x (tokens, inputs) times a weight (outputs, inputs) by a library; `arrays` are x, the weight and the result."""
+
+    tokens: int
+    outputs: int
+    inputs: int
+    kind: str
+    weight_kind: str
+    arrays: tuple[Any, ...]
+
+
 class Recorder:
     """Stands for the launcher while a step is recorded. `allocate(bytes)` gives addresses, which stay good."""
 
     is_lazy = True
 
-    def __init__(self, numbers: Callable[..., Any], allocate: Callable[[int], int]) -> None:
-        self.numbers, self._allocate = numbers, allocate
-        self.launches: list[Launch] = []
+    def __init__(self, numbers: Callable[..., Any], allocate: Callable[[int], int], *, multiplies: bool) -> None:
+        self.numbers, self._allocate, self._multiplies = numbers, allocate, multiplies
+        self.launches: list[Launch | Product] = []
         self._free: defaultdict[int, list[int]] = defaultdict(list)
 
-    def take_launches(self) -> list[Launch]:
+    def take_launches(self) -> list[Any]:
         """What was noted since the last call."""
         launches, self.launches = self.launches, []
         return launches
@@ -108,6 +126,16 @@ class Recorder:
         arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
         self.launches.append(Launch(kernel, variant, arrays, groups, threads))
         return made
+
+    def multiply(self, x: Buffer, weight: Any) -> Buffer:
+        """x (tokens, inputs) times weight (outputs, inputs), in the type of x."""
+        if not self._multiplies:
+            raise TypeError("products are not recorded here")
+        (tokens, inputs), outputs = x.shape, weight.shape[0]
+        out = self.make((tokens, outputs), x.dtype)
+        arrays = (x.address, weight, out.address)
+        self.launches.append(Product(tokens, outputs, inputs, name_type(x.dtype), name_type(weight.dtype), arrays))
+        return out
 
 
 def name_type(kind: Any) -> str:

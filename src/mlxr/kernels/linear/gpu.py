@@ -20,6 +20,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
@@ -61,6 +62,7 @@ BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
 MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
 TILE_BYTES = 256 * 2**20
+STREAMED = True  # weights of 16-bit numbers have a kernel of their own
 SIMD_GROUPS = 4
 PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
 MANY_OUTPUTS = 4096
@@ -178,7 +180,7 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
-    if len(product.parts) == 1 and product.parts[0].type_name in FLOATS:
+    if STREAMED and len(product.parts) == 1 and product.parts[0].type_name in FLOATS:
         return _multiply_plain(ctx, product, x, normed, gate, residual)
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
@@ -365,6 +367,9 @@ def _multiply_tiles(ctx: Context, x: Any, part: Part) -> list[Any]:
 
 
 def _multiply_floats(ctx: Context, x: Any, matrix: Any) -> Any:
+    if isinstance(x, Buffer):
+        kind = matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32
+        return ctx.gpu.launcher.multiply(x.astype(kind), matrix)
     if ctx.gpu.narrow:
         return x.astype(matrix.dtype) @ matrix.T
     return x.astype(ctx.gpu.mx.float32) @ matrix.T.astype(ctx.gpu.mx.float32)
