@@ -84,9 +84,8 @@ def time_step(ours: Ours, engine: Engine) -> tuple[float, float]:
 def measure(ours: Ours, case: Case, profile: bool) -> None:
     """All figures of one case."""
     gpu, drawn = ours.ctx.gpu, []
-    ways = [
-        (name, steps) for name, steps in (("driver", gpu.steps), ("mlx", None)) if steps is not None or name == "mlx"
-    ]
+    ways = [("driver", gpu.machine)] if gpu.machine is not None else []
+    ways.append(("mlx", None))
     for name, machine in ways:
         gpu.machine = machine
         begun = time.perf_counter()
