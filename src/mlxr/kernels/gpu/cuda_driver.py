@@ -20,7 +20,6 @@ from mlxr.core.errors import DeviceError
 _COMPILERS = ("libnvrtc.so.13", "libnvrtc.so.12")
 _CUDA_FOLDER = Path("/usr/local/cuda")
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
-STARTS_EARLY = False  # launches that start before the one in front has ended: took longer, see docs/gpu.md
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may go on using the device
@@ -73,7 +72,7 @@ class CudaDriver:
         self._call("cuDeviceGetAttribute", byref(minor), c_int(_CAPABILITY_MINOR), device)
         # the letter: instructions of just this chip
         self.architecture = f"sm_{major.value}{minor.value}{'a' if major.value >= 9 else ''}"
-        self.starts_early = STARTS_EARLY and major.value >= 9
+        self.starts_early = major.value >= 9
         self.stream = c_void_p()
         self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
 

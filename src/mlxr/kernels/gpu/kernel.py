@@ -54,8 +54,8 @@ typedef unsigned char uint8_t;
 typedef unsigned int uint32_t;
 typedef unsigned long uint64_t;
 """
-# a launch starts before the one in front has ended, and waits for what that one writes: at once, or where it says so
-_LET_NEXT_START = '  asm volatile("griddepcontrol.launch_dependents;");\n'
+# A launch comes to its place before the one in front has ended, and waits for what that one writes: at once, or where it
+# says so. Letting the next one come any earlier (griddepcontrol.launch_dependents) took longer on an H200.
 _AWAIT = "await_inputs()"
 
 
@@ -118,17 +118,18 @@ def make_host_source(kernel: Kernel, variant: Variant) -> str:
 def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) -> str:
     """A whole CUDA C++ file with one kernel, CUDA_NAME, whose arguments are the addresses of its arrays.
 
-    With `starts_early` it lets the next launch start, and waits for the one before.
+    With `starts_early` it may come to its place before the launch in front of it has ended.
     """
     inputs, outputs = (
         [f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(names, kinds, strict=True)]
         for names, kinds in ((kernel.inputs, variant.input_types), (kernel.outputs, variant.output_types))
     )
     arrays = ", ".join([*(f"const {one}" for one in inputs), *outputs])
-    threads = dict(variant.constants)["THREADS"]
+    constants = dict(variant.constants)
+    threads, resident = constants["THREADS"], constants.get("RESIDENT", 1)
     return (
         f"{_CUDA_WORDS}{'#define MLXR_STARTS_EARLY' if starts_early else ''}\n{read_header(kernel, 'cuda')}\n"
-        f'extern "C" __global__ void __launch_bounds__({threads}) {CUDA_NAME}({arrays}) {{\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, {resident}) {CUDA_NAME}({arrays}) {{\n'
         f"{_declare_constants(variant, _CUDA_TYPES)}{_begin_early(kernel) if starts_early else ''}"
         f"{read_body(kernel, 'cuda')}\n}}\n"
     )
@@ -136,7 +137,7 @@ def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) ->
 
 def _begin_early(kernel: Kernel) -> str:
     own = "".join((kernel.folder / name).read_text() for name in (kernel.body, *kernel.headers))
-    return _LET_NEXT_START if _AWAIT in own else f"{_LET_NEXT_START}  {_AWAIT};\n"
+    return "" if _AWAIT in own else f"  {_AWAIT};\n"
 
 
 def _declare_constants(variant: Variant, types: Mapping[str, str]) -> str:

@@ -30,6 +30,7 @@ from mlxr.kernels.gpu.steps import Results
 
 logger = logging.getLogger(__name__)
 MAX_COMPILERS = 8
+PRODUCTS = True  # whether steps with products of the library are recorded; without, MLX compiles them
 AnyArray = npt.NDArray[Any]
 ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
 
@@ -128,9 +129,9 @@ def _multiply(product: Product, x: int, weight: int, out: int) -> None:
 
 
 def _view(address: int, shape: tuple[int, int], kind: str) -> AnyArray:
-    numbers = {"float32": ctypes.c_float, "float16": ctypes.c_uint16, "bfloat16": ctypes.c_uint16}[kind]
-    array = np.ctypeslib.as_array((numbers * (shape[0] * shape[1])).from_address(address)).reshape(shape)
-    return array.view(np.float16) if kind == "float16" else array
+    dtype = np.dtype({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[kind])
+    held = (ctypes.c_uint8 * (shape[0] * shape[1] * dtype.itemsize)).from_address(address)
+    return np.frombuffer(held, dtype).reshape(shape)
 
 
 def _widen(array: AnyArray) -> AnyArray:
@@ -138,6 +139,8 @@ def _widen(array: AnyArray) -> AnyArray:
 
 
 def _load_products(driver: CudaDriver) -> CudaProducts | None:
+    if not PRODUCTS:
+        return None
     try:
         return CudaProducts(driver)
     except DeviceError as error:

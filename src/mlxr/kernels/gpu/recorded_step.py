@@ -6,6 +6,7 @@ cannot be recorded so. Tokens are drawn into the place where the next step reads
 
 from __future__ import annotations
 
+import logging
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
 from mlxr.kernels.gpu.recording import Buffer, Recorder
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from mlxr.kernels.gpu.graph import Compute
     from mlxr.kernels.gpu.machine import Machine
 
+logger = logging.getLogger(__name__)
 FORWARD, DRAW, LARGEST = "forward", "draw", "largest"
 
 
@@ -109,7 +112,11 @@ def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) 
     gpu.launcher = recorder = Recorder(launcher.numbers, allocate, multiplies=machine.multiplies)
     try:
         step = _record(gpu, machine, recorder, compute, batch)
+        step.ready[FORWARD] = machine.prepare(step.launches[FORWARD])
     except (TypeError, AttributeError):  # MLX's operations do not take a Buffer, nor is it an array
+        step = None
+    except DeviceError as error:
+        logger.warning("a step is left to MLX: %s", error)
         step = None
     finally:
         gpu.launcher, gpu.pending = launcher, []
