@@ -15,6 +15,15 @@ from typing import Any
 import numpy as np
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.attend.tiles import (
+    MERGE,
+    TILES,
+    attend_tiles,
+    choose_shares,
+    count_positions,
+    merge_shares,
+    takes_pool,
+)
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
@@ -22,8 +31,7 @@ from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 
 SIMD_GROUPS = 4
-WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
-MIN_SHARE = 256  # positions below which a share is not worth a merge
+MAX_TILED_QUERIES = 512  # from here on gathering is worth it for MLX's own attention
 _FOLDER = Path(__file__).parent
 DECODE = Kernel(
     "attend_decode",
@@ -32,13 +40,12 @@ DECODE = Kernel(
     ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "numbers", "sizes"),
     ("out", "stats"),
 )
-MERGE = Kernel("attend_merge", _FOLDER, "merge.body", ("sums", "stats", "sizes"), ("out",))
 GATHER = Kernel(
     "attend_gather", _FOLDER, "gather.body", ("k_pool", "v_pool", "pages", "after", "sizes"), ("keys", "values")
 )
 GATHER_THREADS = 256
 PLAIN_TYPES = ("bf16", "f16", "f32")
-KERNELS = (DECODE, MERGE, GATHER)
+KERNELS = (DECODE, TILES, MERGE, GATHER)
 
 
 def allocate_pools(
@@ -66,12 +73,13 @@ def attend(
     """Every query token against the pages of its sequence, (T, heads * head_dim)."""
     mx, (tokens, heads, head_dim) = ctx.gpu.mx, q.shape
     _check_pages(batch, k_pool, sliding_window)
-    kernel = ctx.gpu.launcher is not None and head_dim % 8 == 0 and head_dim <= 256
     results = []
-    for first, last in _runs(batch, kernel):
+    for kind, first, last in _runs(batch, _list_kinds(ctx, k_pool)):
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         part = q if (start, stop) == (0, tokens) else q[start:stop]
-        if kernel and stop - start == last - first:
+        if kind == "tiles":
+            results.append(attend_tiles(ctx, part, k_pool, v_pool, batch, first, last, scale, sliding_window))
+        elif kind == "lanes":
             results.append(_decode(ctx, part, k_pool, v_pool, batch, start, stop, scale, sliding_window))
         else:
             results.append(_prefill(ctx, part, k_pool, v_pool, batch, first, scale, sliding_window))
@@ -79,14 +87,26 @@ def attend(
     return joined.reshape(tokens, heads * head_dim)
 
 
-def _runs(batch: RaggedBatch, kernel: bool) -> Iterator[tuple[int, int]]:
-    """Sequences [first, last) to compute together: neighbours with one query each, or one sequence with several."""
-    counts = np.diff(batch.query_starts).tolist()
+def _list_kinds(ctx: Context, pool: Pool) -> tuple[str, str]:
+    """How sequences with one query, and those with a few, are computed: by "tiles", "lanes" or "gather"."""
+    head_dim = pool.shape[3]
+    if ctx.gpu.launcher is None:
+        return "gather", "gather"
+    if takes_pool(ctx, pool):
+        return "tiles", "tiles"
+    return ("lanes" if head_dim % 8 == 0 and head_dim <= 256 else "gather"), "gather"
+
+
+def _runs(batch: RaggedBatch, kinds: tuple[str, str]) -> Iterator[tuple[str, int, int]]:
+    """Sequences [first, last) to compute together: neighbours of a kind that have one query each, or all a few."""
+    counts = np.diff(batch.query_starts)
+    classes = np.where(counts == 1, 0, np.where(counts <= MAX_TILED_QUERIES, 1, 2))
     first = 0
-    for index, count in enumerate(counts):
-        is_last = index + 1 == len(counts)
-        if not kernel or count > 1 or is_last or counts[index + 1] > 1:
-            yield first, index + 1
+    for index in range(len(classes)):
+        group = int(classes[index])
+        kind = kinds[group] if group < 2 else "gather"
+        if kind == "gather" or index + 1 == len(classes) or classes[index + 1] != group:
+            yield kind, first, index + 1
             first = index + 1
 
 
@@ -107,8 +127,7 @@ def _decode(
     tile = 4 if head_dim <= 128 else 2
     tile = next(size for size in (1, 2, 4) if size >= min(tile, heads // kv_heads))
     groups = kv_heads * -(-(heads // kv_heads) // tile)
-    longest = batch.page_table.shape[1] * page_size  # not the longest context: a recorded step serves longer ones
-    longest = min(longest, sliding_window or longest)
+    longest = count_positions(batch, page_size, sliding_window)
     shares = choose_shares(longest, groups * tokens)
     share = -(-longest // shares)
     share = 1 << (share - 1).bit_length() if shares > 1 else 1 << 30
@@ -136,23 +155,7 @@ def _decode(
         constants={"D": head_dim, "G": tile, "SPLIT": int(split)},
         types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.activations},
     )
-    if not split:
-        return out.reshape(tokens, heads, head_dim)
-    (out,) = gpu.launcher.launch(
-        MERGE,
-        [out, stats, gpu.launcher.numbers(tokens * heads, shares)],
-        groups=(-(-tokens * heads // SIMD_GROUPS), 1, 1),
-        threads=32 * SIMD_GROUPS,
-        outputs=[((tokens, heads, head_dim), gpu.activations)],
-        constants={"D": head_dim},
-        types={"Y": gpu.activations},
-    )
-    return out
-
-
-def choose_shares(positions: int, groups: int) -> int:
-    """Into how many shares to split `positions`, when so many threadgroups exist without."""
-    return max(1, min(positions // MIN_SHARE, WANTED_GROUPS // groups))
+    return merge_shares(ctx, out, stats) if split else out.reshape(q.shape)
 
 
 def _prefill(
@@ -190,14 +193,14 @@ def _gather(ctx: Context, k_pool: Pool, v_pool: Pool, pages: Any, length: int, q
         taken = (gpu.mx.take(pool.array, pages, axis=0).transpose(1, 0, 2, 3) for pool in (k_pool, v_pool))
         keys, values = (part.reshape(kv_heads, -1, head_dim)[:, :length].astype(q.dtype) for part in taken)
         return keys, values
-    shape = (kv_heads, length, head_dim)
+    shape, width = (kv_heads, length, head_dim), 8 if head_dim % 8 == 0 else 1
     keys, values = gpu.launcher.launch(
         GATHER,
-        [k_pool.array, v_pool.array, pages, q, gpu.launcher.numbers(kv_heads, page_size, head_dim, length)],
-        groups=(-(-length * head_dim // GATHER_THREADS), kv_heads, 1),
+        [k_pool.array, v_pool.array, pages, q, gpu.launcher.numbers(kv_heads, page_size, length)],
+        groups=(-(-length * head_dim // (GATHER_THREADS * width)), kv_heads, 1),
         threads=GATHER_THREADS,
         outputs=[(shape, q.dtype), (shape, q.dtype)],
-        types={"Y": q.dtype},
+        constants={"D": head_dim, "N": width},
     )
     return keys, values
 

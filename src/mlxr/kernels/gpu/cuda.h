@@ -78,3 +78,30 @@ FUNCTION float sum_lanes(float v) {
 }
 FUNCTION void barrier() { __syncthreads(); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
+
+template <typename T> FUNCTION uint pack_pair(float a, float b);
+template <> FUNCTION uint pack_pair<bf16>(float a, float b) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  uint bits;
+  memcpy(&bits, &pair, 4);
+  return bits;
+}
+template <> FUNCTION uint pack_pair<f16>(float a, float b) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  uint bits;
+  memcpy(&bits, &pair, 4);
+  return bits;
+}
+template <typename T> FUNCTION void multiply_tile(float *c, const uint *a, const uint *b);
+template <> FUNCTION void multiply_tile<bf16>(float *c, const uint *a, const uint *b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+template <> FUNCTION void multiply_tile<f16>(float *c, const uint *a, const uint *b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.launcher import Launcher
 from mlxr.kernels.ragged import RaggedBatch
@@ -37,7 +38,10 @@ _REMEDY = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedBatch:
-    """The arrays of a RaggedBatch on the device; `owners` is the sequence of each token, `lengths` what it sees."""
+    """The arrays of a RaggedBatch on the device; `owners` is the sequence of each token, `lengths` what it sees.
+
+    `parts` keeps what an operator makes of them once for all layers.
+    """
 
     token_ids: Any
     positions: Any
@@ -46,6 +50,7 @@ class PlacedBatch:
     lengths: Any
     page_table: Any
     output_rows: Any
+    parts: dict[object, Any] = field(default_factory=dict)
 
 
 class Upload:
@@ -77,6 +82,7 @@ class Gpu:
         self._held: dict[int, Any] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
+        self._is_traced = False
         self.drawn: tuple[Any, Any, Any] | None = None  # logits, and of each row the likeliest id and its logprob
         self.is_greedy = False  # whether the last tokens were the likeliest ones
         self.ahead: Any = None  # the step that was started with them (`graph.Ahead`)
@@ -136,10 +142,12 @@ class Gpu:
         rows = self.mx.arange(batch.tokens, dtype=self.mx.int32)
         placed = PlacedBatch(token_ids, positions, slots, rows, lengths, page_table, rows)
         self._placed = (batch, placed)
+        self._is_traced = True
 
     def forget_placed(self) -> None:
         """Let go of the arrays of the last step."""
         self._placed = None
+        self._is_traced = False
 
     def place_ids(self, token_ids: AnyArray) -> Any:
         """Token ids on the device, those of the step where they are its own."""
@@ -151,6 +159,11 @@ class Gpu:
         """Start computing `results` and whatever else is pending, without waiting for it."""
         pending, self.pending = self.pending, []
         self.mx.async_eval(*results, *pending)
+
+    def start(self, *results: Any) -> None:
+        """Let the device begin with `results` while the host goes on to say what follows; nothing in a trace."""
+        if not self._is_traced and not any(isinstance(result, Deferred) and result.is_open for result in results):
+            self.mx.async_eval(*(settle(result) for result in results))
 
     def read(self, tensor: TensorSource) -> Any:
         """A copy of the tensor on the device: blocks as bytes, floats as they are."""

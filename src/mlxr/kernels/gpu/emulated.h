@@ -12,6 +12,11 @@
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
+//   pack_pair<T>          two floats as 16-bit numbers T (bf16, f16) in one word, the first in the lower half
+//   multiply_tile<T>      c (16, 8) += a (16, 16) b (16, 8) by all lanes of a SIMD-group, 16-bit numbers T, sums in f32.
+//                         Lane l holds of c row l / 4, columns l % 4 * 2 and + 1, then those of row l / 4 + 8; of a the
+//                         pairs of columns l % 4 * 2 of row l / 4 and of that + 8, then the same 8 columns on; of b the
+//                         pairs of rows l % 4 * 2 and of that + 8 of column l / 4. (As PTX's mma.m16n8k16.)
 //   writable              a page pool, which MLX knows as an input, to be written in place
 #include <cmath>
 #include <cstdint>
@@ -86,10 +91,15 @@ struct Fiber {
 #endif
 };
 
+struct Operands {
+  uint a[4], b[2];
+};
+
 struct Group {
   int threads = 0, x = 0, y = 0, z = 0;
   std::vector<Fiber> fibers;
   std::vector<float> exchanged; // per SIMD-group two sets of lanes, used in turn
+  std::vector<Operands> operands; // the same
   Fiber *running = nullptr;
   void (*body)(void **arrays) = nullptr;
   void **arrays = nullptr;
@@ -211,6 +221,7 @@ inline void run(void (*body)(void **), void **arrays, int groups_x, int groups_y
   group.threads = threads;
   group.fibers.resize(threads);
   group.exchanged.assign(2 * threads, NAN);
+  group.operands.assign(2 * threads, Operands());
   for (int i = 0; i < threads; ++i) {
     group.fibers[i].thread = i;
     if (!group.fibers[i].stack)
@@ -230,6 +241,15 @@ inline const float *exchange(float v) {
   values[self->thread % LANES] = v;
   leave(Wait::LANES);
   return values;
+}
+
+inline const Operands *exchange(const Operands &mine) {
+  Fiber *self = group.running;
+  const int simd = self->thread / LANES;
+  Operands *all = &group.operands[(2 * simd + (self->exchanges++ & 1)) * LANES];
+  all[self->thread % LANES] = mine;
+  leave(Wait::LANES);
+  return all;
 }
 
 } // namespace emulated
@@ -333,3 +353,24 @@ FUNCTION float sum_lanes(float v) {
 }
 FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
+
+template <typename T> FUNCTION uint pack_pair(float a, float b) { return T(a).bits | uint(T(b).bits) << 16; }
+template <typename T> FUNCTION float unpack(uint pair, int index) {
+  T v;
+  v.bits = uint16_t(pair >> 16 * index);
+  return float(v);
+}
+template <typename T> FUNCTION void multiply_tile(float *c, const uint *a, const uint *b) {
+  emulated::Operands mine;
+  memcpy(mine.a, a, sizeof(mine.a));
+  memcpy(mine.b, b, sizeof(mine.b));
+  const emulated::Operands *all = emulated::exchange(mine);
+  const int lane = emulated::group.running->thread % emulated::LANES;
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const float left = unpack<T>(all[row * 4 + k % 8 / 2].a[k / 8 * 2 + i / 2], k % 2);
+      c[i] += left * unpack<T>(all[column * 4 + k % 8 / 2].b[k / 8], k % 2);
+    }
+  }
+}

@@ -60,3 +60,18 @@ FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, usho
 FUNCTION float sum_lanes(float v) { return simd_sum(v); }
 FUNCTION void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 template <typename T> FUNCTION DEVICE T *writable(const DEVICE T *p) { return const_cast<DEVICE T *>(p); }
+
+template <typename T> FUNCTION uint pack_pair(float a, float b) {
+  return uint(as_type<ushort>(T(a))) | uint(as_type<ushort>(T(b))) << 16;
+}
+template <typename T> FUNCTION float unpack(uint pair, uint index) { return float(as_type<T>(ushort(pair >> 16 * index))); }
+template <typename T> FUNCTION void multiply_tile(PRIVATE float *c, PRIVATE const uint *a, PRIVATE const uint *b) {
+  const ushort lane = ushort(simd_prefix_exclusive_sum(1)), row = lane / 4, column = lane % 4 * 2;
+  for (ushort part = 0; part < 4; ++part) // the columns of a that one lane in four holds
+    for (ushort half_k = 0; half_k < 2; ++half_k)
+      for (ushort i = 0; i < 4; ++i) {
+        const uint left = simd_shuffle(a[half_k * 2 + i / 2], ushort(row * 4 + part));
+        const uint right = simd_shuffle(b[half_k], ushort((column + i % 2) * 4 + part));
+        c[i] += unpack<T>(left, 0) * unpack<T>(right, 0) + unpack<T>(left, 1) * unpack<T>(right, 1);
+      }
+}

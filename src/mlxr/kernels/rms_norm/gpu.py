@@ -42,13 +42,14 @@ def rms_norm(ctx: Context, x: Any, weight: FloatArray, eps: float, residual: Any
 
 def _norm(ctx: Context, x: Any, scale: Any, eps: float, residual: Any | None) -> tuple[Any, Any]:
     gpu, (rows, columns) = ctx.gpu, x.shape
+    width = 8 if columns % 8 == 0 else 1
     normed, summed = gpu.launcher.launch(
         NORM,
         [x, x if residual is None else residual, scale, gpu.launcher.numbers(eps), gpu.launcher.numbers(columns)],
         groups=(rows, 1, 1),
-        threads=min(MAX_THREADS, -(-columns // LANES) * LANES),
+        threads=min(MAX_THREADS, -(-columns // (LANES * width)) * LANES),
         outputs=[((rows, columns), gpu.activations), ((1, 1) if residual is None else (rows, columns), gpu.mx.float32)],
-        constants={"RESIDUAL": int(residual is not None)},
+        constants={"RESIDUAL": int(residual is not None), "N": width},
         types={"Y": gpu.activations, "S": gpu.mx.float32},
     )
     return normed, x if residual is None else summed
