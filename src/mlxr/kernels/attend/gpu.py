@@ -174,6 +174,8 @@ def _prefill(
     first_page = 0 if sliding_window is None else max(0, length - queries + 1 - sliding_window) // page_size
     seen = length - first_page * page_size
     pages = gpu.place(batch).page_table[sequence, first_page : -(-length // page_size)]
+    if gpu.narrow and k_pool.kind in ("bf16", "f16"):
+        q = q.astype(k_pool.array.dtype)  # MLX has fused attention for 16 bits only
     keys, values = _gather(ctx, k_pool, v_pool, pages, seen, q)
     mask: Any = "causal"
     if sliding_window is not None and seen > sliding_window:
@@ -182,7 +184,7 @@ def _prefill(
     attended = mx.fast.scaled_dot_product_attention(
         q.transpose(1, 0, 2)[None], keys[None], values[None], scale=scale, mask=mask
     )
-    return attended[0].transpose(1, 0, 2)
+    return attended[0].transpose(1, 0, 2).astype(gpu.activations)
 
 
 def _gather(ctx: Context, k_pool: Pool, v_pool: Pool, pages: Any, length: int, q: Any) -> tuple[Any, Any]:

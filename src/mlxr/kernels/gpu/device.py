@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from mlxr.kernels.tensor import TensorSource
 
 AnyArray = npt.NDArray[Any]
 Arrange = Callable[[Any, str, Any], Any]  # mlx, type name and raw blocks to the blocks as kernels read them
+MAX_STARTED = 2
 GPU_DEVICES = ("metal", "cuda", "mlx-cpu", "emulated")
 _REMEDY = {
     "metal": "pip install mlx (on a Mac with Apple silicon)",
@@ -83,6 +85,7 @@ class Gpu:
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
         self._is_traced = False
+        self._started: deque[list[Any]] = deque()
         self.drawn: tuple[Any, Any, Any] | None = None  # logits, and of each row the likeliest id and its logprob
         self.is_greedy = False  # whether the last tokens were the likeliest ones
         self.ahead: Any = None  # the step that was started with them (`graph.Ahead`)
@@ -158,12 +161,22 @@ class Gpu:
     def submit(self, *results: Any) -> None:
         """Start computing `results` and whatever else is pending, without waiting for it."""
         pending, self.pending = self.pending, []
+        self._started.clear()
         self.mx.async_eval(*results, *pending)
 
     def start(self, *results: Any) -> None:
-        """Let the device begin with `results` while the host goes on to say what follows; nothing in a trace."""
-        if not self._is_traced and not any(isinstance(result, Deferred) and result.is_open for result in results):
-            self.mx.async_eval(*(settle(result) for result in results))
+        """Let the device begin with `results` while the host goes on to say what follows; nothing in a trace.
+
+        The host waits for what was started MAX_STARTED times before: arrays between operators live until the device is
+        done with them, so their memory is bounded by how far the host may be ahead.
+        """
+        if self._is_traced or any(isinstance(result, Deferred) and result.is_open for result in results):
+            return
+        arrays = [settle(result) for result in results if result is not None]
+        self.mx.async_eval(*arrays)
+        self._started.append(arrays)
+        if len(self._started) > MAX_STARTED:
+            self.mx.eval(self._started.popleft())
 
     def read(self, tensor: TensorSource) -> Any:
         """A copy of the tensor on the device: blocks as bytes, floats as they are."""

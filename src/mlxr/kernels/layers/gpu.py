@@ -18,7 +18,7 @@ from mlxr.kernels.rope import RopeTable
 
 __all__ = ["prepare", "run_layers"]
 
-START_LAYERS = 2  # layers after which the device is told to start on them
+START_LAYERS = 1  # layers after which the device is told to start on them
 
 
 def run_layers(
