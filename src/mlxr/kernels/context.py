@@ -86,6 +86,15 @@ class Context:
             return  # what is left to the host runs in NumPy then
         self.native = self.module.Runtime(self.module.default_threads(), self.module.best_isa())
 
+    @property
+    def uses_host_memory(self) -> bool:
+        """Whether arrays take the host's memory: everywhere but on a GPU with memory of its own."""
+        return self.device != "cuda"
+
+    def read_free_bytes(self) -> int | None:
+        """Bytes that arrays may still take as far as the GPU is concerned; None without one, or if it does not tell."""
+        return None if self.gpu is None else self.gpu.read_free_bytes()
+
     def choose_activations(self, type_names: Iterable[str]) -> None:
         """Choose how results travel between operators, by the types of the weights that will be multiplied.
 

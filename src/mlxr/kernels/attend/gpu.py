@@ -155,7 +155,7 @@ def _decode(
         constants={"D": head_dim, "G": tile, "SPLIT": int(split)},
         types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.activations},
     )
-    return merge_shares(ctx, out, stats) if split else out.reshape(q.shape)
+    return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
 
 
 def _prefill(

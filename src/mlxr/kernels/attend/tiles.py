@@ -87,7 +87,7 @@ def attend_tiles(
         constants={"D": head_dim, "G": per_tile, "PAGE": page_size, "SPLIT": int(split), "SINGLE": int(single)},
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )
-    return merge_shares(ctx, out, stats) if split else out.reshape(q.shape)
+    return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
 
 
 def merge_shares(ctx: Context, sums: Any, stats: Any) -> Any:

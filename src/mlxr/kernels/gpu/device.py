@@ -23,6 +23,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.launcher import Launcher
+from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import TensorSource
 
@@ -85,6 +86,7 @@ class Gpu:
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
         self._is_traced = False
+        self.workspace = Workspace(mx)
         self._started: deque[list[Any]] = deque()
         self.drawn: tuple[Any, Any, Any] | None = None  # logits, and of each row the likeliest id and its logprob
         self.is_greedy = False  # whether the last tokens were the likeliest ones
@@ -95,6 +97,10 @@ class Gpu:
         sources = sorted(path for path in Path(__file__).parents[1].rglob("*") if path.suffix in (".h", ".body"))
         text = hashlib.blake2b(b"".join(path.read_bytes() for path in sources)).hexdigest()
         return f"{self.device}: mlx {version('mlx')}: {text}"
+
+    def read_free_bytes(self) -> int | None:
+        """Bytes that arrays may still take in the GPU's memory; None where it does not tell, or where there is none."""
+        return read_free_bytes(self.mx, self.device) if self.narrow else None
 
     def hold(self, array: AnyArray) -> Any:
         """`array` on the device, for as long as it lives on the host."""
