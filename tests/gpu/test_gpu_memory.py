@@ -1,4 +1,4 @@
-"""Memory on a GPU's arrays: pools stay where they are, what is free bounds the arena, the workspace bounds MLX's cache."""
+"""Memory of a GPU: pools stay where they are, what is free bounds the arena, the workspace what MLX keeps."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_device_that_does_not_tell_wants_a_setting(gpu: Context, monkeypatch: 
     monkeypatch.setattr(Context, "read_free_bytes", lambda _self: None)
     monkeypatch.setattr(Context, "uses_host_memory", False)
     config, seed, _, _ = read_golden("llama-gqa-80-tied")
-    with pytest.raises(SettingError, match="arena_bytes: .* does not tell its free memory; set arena_bytes"):
+    with pytest.raises(SettingError, match=r"arena_bytes: .* does not tell its free memory; set arena_bytes"):
         Engine(build_hf(gpu, config, seed, "f32"), gpu, eos_ids=())
 
 

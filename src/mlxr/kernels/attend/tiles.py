@@ -107,7 +107,7 @@ def merge_shares(ctx: Context, sums: Any, stats: Any) -> Any:
 
 def count_positions(batch: RaggedBatch, page_size: int, sliding_window: int | None) -> int:
     """Most positions that a query may see: those of the table, since a recorded step serves longer contexts too."""
-    return min(batch.page_table.shape[1] * page_size, sliding_window or 2**31)
+    return min(int(batch.page_table.shape[1]) * page_size, sliding_window or 2**31)
 
 
 def choose_shares(positions: int, groups: int) -> int:

@@ -18,10 +18,10 @@ def read_free_bytes(mx: Any, device: str) -> int | None:
         free_bytes = info.get("free_memory")
         if free_bytes is None:
             return None
-        rest_bytes = mx.get_memory_limit() - mx.get_active_memory()
-        return max(0, min(int(free_bytes) + mx.get_cache_memory(), rest_bytes))
+        rest_bytes = int(mx.get_memory_limit() - mx.get_active_memory())
+        return max(0, min(int(free_bytes) + int(mx.get_cache_memory()), rest_bytes))
     limit_bytes = info.get("max_recommended_working_set_size")
-    return None if limit_bytes is None else max(0, int(limit_bytes) - mx.get_active_memory())
+    return None if limit_bytes is None else max(0, int(limit_bytes) - int(mx.get_active_memory()))
 
 
 class Workspace:

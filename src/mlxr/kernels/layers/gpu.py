@@ -11,7 +11,6 @@ from typing import Any
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import MAX_STARTED
-from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.layers.block import Layer, Layers
 from mlxr.kernels.layers.reference import run_layer
 from mlxr.kernels.ragged import RaggedBatch
@@ -41,8 +40,8 @@ def run_layers(
     layers: Layers,
     batch: RaggedBatch,
     table: RopeTable,
-    k_pools: Sequence[Pool],
-    v_pools: Sequence[Pool],
+    k_pools: Sequence[Any],
+    v_pools: Sequence[Any],
 ) -> tuple[Any, Any]:
     """Layer after layer."""
     delta: Any = None
