@@ -50,7 +50,7 @@ MIXED = {
 
 @pytest.mark.parametrize("name", TILES)
 def test_tiles_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(attend_gpu, "MAX_TILED_QUERIES", 10_000)
+    monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 2**40)
     gpu.ledger.reset()
     result = play(gpu, TILES[name])
     assert relative_error(result, play(REFERENCE, TILES[name])) < (6e-4 if TILES[name].kv_type == "f16" else NARROW)
@@ -59,7 +59,7 @@ def test_tiles_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_long_prompts_beside_short_ones(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attend_gpu, "MAX_TILED_QUERIES", 16)
+    monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 128)
     scene = Scene(4, 2, 64, 16, (30, 9, 40, 60, 12, 1), (30, 9, 5, 17, 12, 1))
     gpu.ledger.reset()
     assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < NARROW

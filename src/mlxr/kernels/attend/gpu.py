@@ -31,7 +31,8 @@ from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 
 SIMD_GROUPS = 4
-MAX_TILED_QUERIES = 512  # from here on gathering is worth it for MLX's own attention
+MAX_TILED_PAIRS = 2**17  # of a query and a position; with more, gathering is worth it for MLX's own attention
+QUERY_CLASS = 256  # MLX's attention is planned anew, in some 40 ms, for each number of queries
 _FOLDER = Path(__file__).parent
 DECODE = Kernel(
     "attend_decode",
@@ -100,7 +101,8 @@ def _list_kinds(ctx: Context, pool: Pool) -> tuple[str, str]:
 def _runs(batch: RaggedBatch, kinds: tuple[str, str]) -> Iterator[tuple[str, int, int]]:
     """Sequences [first, last) to compute together: neighbours of a kind that have one query each, or all a few."""
     counts = np.diff(batch.query_starts)
-    classes = np.where(counts == 1, 0, np.where(counts <= MAX_TILED_QUERIES, 1, 2))
+    pairs = counts.astype(np.int64) * (batch.context_lengths - counts // 2)
+    classes = np.where(counts == 1, 0, np.where(pairs <= MAX_TILED_PAIRS, 1, 2))
     first = 0
     for index in range(len(classes)):
         group = int(classes[index])
@@ -168,38 +170,54 @@ def _prefill(
     scale: float,
     sliding_window: int | None,
 ) -> Any:
-    gpu, mx = ctx.gpu, ctx.gpu.mx
-    queries, length = q.shape[0], int(batch.context_lengths[sequence])
-    page_size = k_pool.shape[2]
-    first_page = 0 if sliding_window is None else max(0, length - queries + 1 - sliding_window) // page_size
-    seen = length - first_page * page_size
-    pages = gpu.place(batch).page_table[sequence, first_page : -(-length // page_size)]
+    gpu, mx, queries = ctx.gpu, ctx.gpu.mx, q.shape[0]
     if gpu.narrow and k_pool.kind in ("bf16", "f16"):
         q = q.astype(k_pool.array.dtype)  # MLX has fused attention for 16 bits only
-    keys, values = _gather(ctx, k_pool, v_pool, pages, seen, q)
-    mask: Any = "causal"
-    if sliding_window is not None and seen > sliding_window:
-        distance = np.arange(seen - queries, seen)[:, None] - np.arange(seen)[None]
-        mask = mx.array((distance >= 0) & (distance < sliding_window))
+    padding = 0 if gpu.launcher is None else -queries % QUERY_CLASS
+    pages, seen, mask = _place_run(ctx, batch, sequence, k_pool.shape[2], padding, sliding_window)
+    keys, values = _gather(ctx, k_pool, v_pool, pages, seen, padding, q)
+    if padding:
+        q = mx.pad(q, ((0, padding), (0, 0), (0, 0)))
     attended = mx.fast.scaled_dot_product_attention(
         q.transpose(1, 0, 2)[None], keys[None], values[None], scale=scale, mask=mask
     )
-    return attended[0].transpose(1, 0, 2).astype(gpu.activations)
+    return attended.squeeze(0).transpose(1, 0, 2)[:queries].astype(gpu.activations)
 
 
-def _gather(ctx: Context, k_pool: Pool, v_pool: Pool, pages: Any, length: int, q: Any) -> tuple[Any, Any]:
-    """The first `length` positions of `pages`, each (kv_heads, length, head_dim) in the type of q."""
+def _place_run(
+    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, padding: int, sliding_window: int | None
+) -> tuple[Any, int, Any]:
+    """Pages that a sequence's queries see, positions in them, and the mask; made once for all layers of a step."""
+    gpu, placed = ctx.gpu, ctx.gpu.place(batch)
+    key = ("run", sequence, sliding_window)
+    found: tuple[Any, int, Any] | None = placed.parts.get(key)
+    if found is None:
+        queries = int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])
+        length = int(batch.context_lengths[sequence])
+        first_page = 0 if sliding_window is None else max(0, length - queries + 1 - sliding_window) // page_size
+        seen = length - first_page * page_size
+        pages = placed.page_table[sequence : sequence + 1, first_page : -(-length // page_size)].reshape(-1)
+        mask: Any = "causal"
+        if sliding_window is not None and seen > sliding_window:
+            distance = np.arange(seen - queries, seen + padding)[:, None] - np.arange(seen + padding)[None]
+            mask = gpu.mx.array((distance >= 0) & (distance < sliding_window))
+        found = placed.parts[key] = (pages, seen, mask)
+    return found
+
+
+def _gather(ctx: Context, k_pool: Pool, v_pool: Pool, pages: Any, length: int, padding: int, q: Any) -> tuple[Any, Any]:
+    """The first `length` positions of `pages` and zeros, each (kv_heads, length + padding, head_dim) as q's type."""
     gpu, (_, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
     ctx.ledger.add_copied_bytes(2 * length * kv_heads * head_dim * k_pool.array.itemsize)
     if gpu.launcher is None:
         taken = (gpu.mx.take(pool.array, pages, axis=0).transpose(1, 0, 2, 3) for pool in (k_pool, v_pool))
         keys, values = (part.reshape(kv_heads, -1, head_dim)[:, :length].astype(q.dtype) for part in taken)
         return keys, values
-    shape, width = (kv_heads, length, head_dim), 8 if head_dim % 8 == 0 else 1
+    shape, width = (kv_heads, length + padding, head_dim), 8 if head_dim % 8 == 0 else 1
     keys, values = gpu.launcher.launch(
         GATHER,
-        [k_pool.array, v_pool.array, pages, q, gpu.launcher.numbers(kv_heads, page_size, length)],
-        groups=(-(-length * head_dim // (GATHER_THREADS * width)), kv_heads, 1),
+        [k_pool.array, v_pool.array, pages, q, gpu.launcher.numbers(kv_heads, page_size, length, padding)],
+        groups=(-(-shape[1] * head_dim // (GATHER_THREADS * width)), kv_heads, 1),
         threads=GATHER_THREADS,
         outputs=[(shape, q.dtype), (shape, q.dtype)],
         constants={"D": head_dim, "N": width},

@@ -19,6 +19,7 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import IntArray
 
 SIMD_GROUPS = 4
+SINGLE_SIMD_GROUPS = 2  # where they share a tile
 TILE_ROWS = 16
 TILE_POSITIONS = 16
 WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
@@ -60,7 +61,8 @@ def attend_tiles(
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
     single = tokens == last - first
     table, owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile)
-    groups = count if single else -(-count // SIMD_GROUPS)
+    simd_groups = SINGLE_SIMD_GROUPS if single else SIMD_GROUPS
+    groups = count if single else -(-count // simd_groups)
     shares = choose_shares(count_positions(batch, page_size, sliding_window), parts * groups)
     split = shares > 1
     kind = gpu.mx.float32 if split else gpu.activations
@@ -79,7 +81,7 @@ def attend_tiles(
             gpu.launcher.numbers(*sizes),
         ],
         groups=(parts, groups, shares),
-        threads=32 * SIMD_GROUPS,
+        threads=32 * simd_groups,
         outputs=[
             ((tokens, heads, shares, head_dim), kind),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),

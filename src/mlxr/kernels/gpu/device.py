@@ -133,14 +133,14 @@ class Gpu:
         if self._placed is None or self._placed[0] is not batch:
             mx = self.mx
             owners = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
+            columns = (batch.token_ids, batch.positions, batch.slots, owners, batch.positions + np.int32(1))
+            # one array, since the device fetches each new one from the host by itself
+            packed = mx.array(np.concatenate([*columns, batch.output_rows, batch.page_table.reshape(-1)]))
+            tokens, start = batch.tokens, 5 * batch.tokens + len(batch.output_rows)
             placed = PlacedBatch(
-                token_ids=mx.array(batch.token_ids),
-                positions=mx.array(batch.positions),
-                slots=mx.array(batch.slots),
-                owners=mx.array(owners),
-                lengths=mx.array(batch.positions + 1),
-                page_table=mx.array(batch.page_table),
-                output_rows=mx.array(batch.output_rows),
+                *(packed[index * tokens : (index + 1) * tokens] for index in range(5)),
+                page_table=packed[start:].reshape(batch.page_table.shape),
+                output_rows=packed[5 * tokens : start],
             )
             self._placed = (batch, placed)
         return self._placed[1]
