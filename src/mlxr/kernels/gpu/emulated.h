@@ -12,6 +12,13 @@
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
+//   pack_pair             two floats as bf16 in one word, the first in the lower half
+//   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
+//   multiply_pairs        a * b + c of each half
+//   load_pairs            eight neighbours of any type as four pairs; the address is a multiple of 16 bytes
+//   multiply_tile         sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
+//                         lane 4 g + t holds of a the columns 2 t, 2 t + 1 of rows g and g + 8, then columns 2 t + 8,
+//                         2 t + 9 of both, of b the same rows of column g, of sums columns 2 t, 2 t + 1 of g and g + 8
 //   writable              a page pool, which MLX knows as an input, to be written in place
 #include <cmath>
 #include <cstdint>
@@ -40,6 +47,7 @@ typedef unsigned int uint;
 namespace emulated {
 
 constexpr int LANES = 32;
+constexpr int WORDS = 6; // that a lane gives in an exchange
 constexpr size_t STACK_BYTES = 64 * 1024;
 
 [[noreturn]] inline void fail(const char *what) {
@@ -89,7 +97,7 @@ struct Fiber {
 struct Group {
   int threads = 0, x = 0, y = 0, z = 0;
   std::vector<Fiber> fibers;
-  std::vector<float> exchanged; // per SIMD-group two sets of lanes, used in turn
+  std::vector<uint> exchanged; // per SIMD-group two sets of lanes, used in turn, WORDS of each lane
   Fiber *running = nullptr;
   void (*body)(void **arrays) = nullptr;
   void **arrays = nullptr;
@@ -210,7 +218,7 @@ inline void run(void (*body)(void **), void **arrays, int groups_x, int groups_y
   group.arrays = arrays;
   group.threads = threads;
   group.fibers.resize(threads);
-  group.exchanged.assign(2 * threads, NAN);
+  group.exchanged.assign(2 * WORDS * threads, ~0u);
   for (int i = 0; i < threads; ++i) {
     group.fibers[i].thread = i;
     if (!group.fibers[i].stack)
@@ -222,14 +230,24 @@ inline void run(void (*body)(void **), void **arrays, int groups_x, int groups_y
         run_group();
 }
 
-// Every lane gives a value; afterwards each may read those of all lanes of its SIMD-group.
-inline const float *exchange(float v) {
+// Every lane gives some words; afterwards each may read those of all lanes of its SIMD-group, WORDS to a lane.
+inline const uint *exchange(const uint *words, int count) {
   Fiber *self = group.running;
   const int simd = self->thread / LANES;
-  float *values = &group.exchanged[(2 * simd + (self->exchanges++ & 1)) * LANES];
-  values[self->thread % LANES] = v;
+  uint *all = &group.exchanged[(2 * simd + (self->exchanges++ & 1)) * LANES * WORDS];
+  memcpy(all + self->thread % LANES * WORDS, words, count * sizeof(uint));
   leave(Wait::LANES);
-  return values;
+  return all;
+}
+inline float exchanged_float(const uint *all, int lane) {
+  float v;
+  memcpy(&v, all + lane * WORDS, sizeof(v));
+  return v;
+}
+inline const uint *exchange(float v) {
+  uint bits;
+  memcpy(&bits, &v, sizeof(v));
+  return exchange(&bits, 1);
 }
 
 } // namespace emulated
@@ -273,6 +291,11 @@ FUNCTION float half_bits_to_float(uint bits) {
   f16 v;
   v.bits = uint16_t(bits);
   return float(v);
+}
+FUNCTION uint float_to_bits(float v) {
+  uint bits;
+  memcpy(&bits, &v, 4);
+  return bits;
 }
 FUNCTION float exp_of(float x) { return std::exp(x); }
 FUNCTION float exp2_of(float x) { return std::exp2(x); }
@@ -321,11 +344,13 @@ FUNCTION void store_shared(float *p, const float *v) {
 }
 
 FUNCTION float shuffle_xor(float v, uint mask) {
-  return emulated::exchange(v)[(emulated::group.running->thread % emulated::LANES) ^ mask];
+  return emulated::exchanged_float(emulated::exchange(v), (emulated::group.running->thread % emulated::LANES) ^ mask);
 }
 FUNCTION float sum_lanes(float v) {
   float parts[emulated::LANES];
-  memcpy(parts, emulated::exchange(v), sizeof(parts));
+  const uint *all = emulated::exchange(v);
+  for (int lane = 0; lane < emulated::LANES; ++lane)
+    parts[lane] = emulated::exchanged_float(all, lane);
   for (int mask = 16; mask > 0; mask >>= 1) // in the order of a butterfly
     for (int lane = 0; lane < mask; ++lane)
       parts[lane] += parts[lane + mask];
@@ -333,3 +358,34 @@ FUNCTION float sum_lanes(float v) {
 }
 FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
+
+FUNCTION uint pack_pair(float low, float high) { return uint(bf16(low).bits) | uint(bf16(high).bits) << 16; }
+FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }
+FUNCTION float high_of(uint pair) { return bits_to_float(pair & 0xFFFF0000u); }
+FUNCTION uint widen_bytes(uint word, int half) {
+  word >>= 16 * half;
+  return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
+}
+FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
+  return pack_pair(float(double(low_of(a)) * low_of(b) + low_of(c)), float(double(high_of(a)) * high_of(b) + high_of(c)));
+}
+template <typename T> FUNCTION void load_pairs(const T *p, uint *out) {
+  check_alignment(p, 16);
+  for (int i = 0; i < 4; ++i)
+    out[i] = pack_pair(float(p[2 * i]), float(p[2 * i + 1]));
+}
+FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
+  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const uint *all = emulated::exchange(words, 6);
+  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; ++i) {
+    float sum = 0.0f;
+    for (int other = 0; other < 4; ++other) {
+      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
+      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
+      for (int j = 0; j < 2; ++j)
+        sum += low_of(from[2 * j]) * low_of(to[j]) + high_of(from[2 * j]) * high_of(to[j]);
+    }
+    sums[i] += sum;
+  }
+}

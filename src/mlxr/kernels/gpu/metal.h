@@ -15,6 +15,7 @@ typedef bfloat16_t bf16;
 typedef half f16;
 
 FUNCTION float bits_to_float(uint bits) { return as_type<float>(bits); }
+FUNCTION uint float_to_bits(float v) { return as_type<uint>(v); }
 FUNCTION float half_bits_to_float(uint bits) { return float(as_type<half>(ushort(bits))); }
 FUNCTION float exp_of(float x) { return precise::exp(x); }
 FUNCTION float exp2_of(float x) { return precise::exp2(x); }
@@ -60,3 +61,35 @@ FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, usho
 FUNCTION float sum_lanes(float v) { return simd_sum(v); }
 FUNCTION void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 template <typename T> FUNCTION DEVICE T *writable(const DEVICE T *p) { return const_cast<DEVICE T *>(p); }
+
+FUNCTION uint pack_pair(float low, float high) {
+  return uint(as_type<ushort>(bfloat(low))) | uint(as_type<ushort>(bfloat(high))) << 16;
+}
+FUNCTION float low_of(uint pair) { return as_type<float>(pair << 16); }
+FUNCTION float high_of(uint pair) { return as_type<float>(pair & 0xFFFF0000u); }
+FUNCTION uint widen_bytes(uint word, int half_) {
+  word >>= 16 * half_;
+  return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
+}
+FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
+  return pack_pair(fma(low_of(a), low_of(b), low_of(c)), fma(high_of(a), high_of(b), high_of(c)));
+}
+template <typename T> FUNCTION void load_pairs(const DEVICE T *p, PRIVATE uint *out) {
+  float v[8];
+  load<8>(p, v);
+  for (int i = 0; i < 4; ++i)
+    out[i] = pack_pair(v[2 * i], v[2 * i + 1]);
+}
+// What a lane of a simdgroup_matrix holds is not documented, so the tile is multiplied lane by lane.
+FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  const ushort lane = ushort(simd_prefix_exclusive_sum(1u)), row = lane / 4 * 4, column = lane % 4 * 8;
+  for (ushort other = 0; other < 4; ++other)
+    for (ushort j = 0; j < 2; ++j) {
+      const uint near = simd_shuffle(a[2 * j], row + other), far = simd_shuffle(a[2 * j + 1], row + other);
+      for (ushort i = 0; i < 2; ++i) {
+        const uint x = simd_shuffle(b[j], column + 4 * i + other);
+        sums[i] += low_of(near) * low_of(x) + high_of(near) * high_of(x);
+        sums[2 + i] += low_of(far) * low_of(x) + high_of(far) * high_of(x);
+      }
+    }
+}

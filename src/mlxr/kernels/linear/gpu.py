@@ -72,7 +72,7 @@ ROWS = Kernel(
     "rows.body",
     ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
-    ("blocks.h", "rows.h"),
+    ("blocks.h", "rows.h", "gate.h"),
 )
 EXPAND = Kernel("linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h",))
 KERNELS = (ROWS, EXPAND)

@@ -1,0 +1,185 @@
+// Tiles of 16 rows of a weight times 8 tokens, on the matrix units.
+//
+// A SIMD-group multiplies M tiles of rows with N tiles of tokens over every SPLIT-th step of columns. A step is eight
+// runs of each row. Lane 4 g + t holds rows g and g + 8 of a tile and runs t and t + 4 of the step; one quad of its run
+// is what it has to bring of 16 columns of the tile. So a lane multiplies the words that it loaded itself, and the
+// columns are taken in whatever order the blocks have them: x is loaded in the same order, straight from its rows.
+// Weights are scaled to bf16 in the lane, two at a time; sums are f32.
+
+// What a lane holds of a step of one row: `fetch` brings the raw words, `words` makes those of `Q::load` of run j out
+// of them, `terms` scale and offset of near and far quads as pairs, for numbers q instead of 1 + q / 2^BITS.
+template <typename Q> struct Tile {
+  enum { EACH = Q::WORDS + 4, RAW = 2 * EACH };
+  static FUNCTION void fetch(Bytes base, uint64_t total, uint64_t row, int runs, int first, PRIVATE uint *raw) {
+    UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const int index = first + 4 * j < runs ? first + 4 * j : runs - 1;
+      float scale[2], offset[2];
+      Q::load(base, total, row + index / Q::RUNS, index % Q::RUNS, raw + j * EACH);
+      Q::scales(base, total, row + index / Q::RUNS, index % Q::RUNS, scale, offset);
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        raw[j * EACH + Q::WORDS + i] = float_to_bits(scale[i]);
+        raw[j * EACH + Q::WORDS + 2 + i] = float_to_bits(offset[i]);
+      }
+    }
+  }
+  static FUNCTION void words(PRIVATE const uint *raw, int j, int, PRIVATE uint *w) {
+    UNROLL
+    for (int i = 0; i < Q::WORDS; ++i)
+      w[i] = raw[j * EACH + i];
+  }
+  static FUNCTION void terms(PRIVATE const uint *raw, int j, int, PRIVATE uint *scale, PRIVATE uint *offset) {
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float s = bits_to_float(raw[j * EACH + Q::WORDS + i]);
+      const float o = bits_to_float(raw[j * EACH + Q::WORDS + 2 + i]);
+      Q::pack_terms(s, o, scale + i, offset + i);
+    }
+  }
+};
+
+FUNCTION void split_nibbles(PRIVATE const uint *raw, PRIVATE uint *w) {
+  UNROLL
+  for (int u = 0; u < 4; ++u) {
+    w[u] = raw[u] & 0x0F0F0F0Fu;
+    w[4 + u] = raw[u] >> 4 & 0x0F0F0F0Fu;
+  }
+}
+
+FUNCTION uint pack_twice(float v) { return pack_pair(v, v); }
+
+template <> struct Tile<Q4_K> {
+  enum { RAW = 12 };
+  static FUNCTION void fetch(Bytes base, uint64_t, uint64_t row, int, int first, PRIVATE uint *raw) {
+    Bytes block = base + (row + first / 8) * 144;
+    load_words(block, raw);
+    load_words(block + 16 + 16 * (first % 8), raw + 4);
+    load_words(block + 80 + 16 * (first % 8), raw + 8);
+  }
+  static FUNCTION void words(PRIVATE const uint *raw, int j, int, PRIVATE uint *w) { split_nibbles(raw + 4 + 4 * j, w); }
+  static FUNCTION void terms(PRIVATE const uint *raw, int j, int t, PRIVATE uint *scale, PRIVATE uint *offset) {
+    const float d = half_bits_to_float(raw[0] & 0xFFFFu), least = half_bits_to_float(raw[0] >> 16);
+    const uint shift = 16 * (t / 2), s = raw[1] >> shift, m = raw[2] >> shift, more = raw[3] >> shift;
+    scale[0] = pack_twice(d * float(j ? (more & 15u) | (s >> 2 & 48u) : s & 63u));
+    scale[1] = pack_twice(d * float(j ? (more >> 8 & 15u) | (s >> 10 & 48u) : s >> 8 & 63u));
+    offset[0] = pack_twice(-least * float(j ? (more >> 4 & 15u) | (m >> 2 & 48u) : m & 63u));
+    offset[1] = pack_twice(-least * float(j ? (more >> 12 & 15u) | (m >> 10 & 48u) : m >> 8 & 63u));
+  }
+};
+
+template <> struct Tile<Q6_K> {
+  enum { RAW = 21 };
+  static FUNCTION void fetch(Bytes base, uint64_t total, uint64_t row, int, int first, PRIVATE uint *raw) {
+    const uint64_t block = row + first / 8;
+    Bytes low = field<0, 128>(base, total, block) + 16 * (first % 8);
+    Bytes high = field<128, 64>(base, total, block) + 16 * (first % 2);
+    load_words(low, raw);
+    load_words(low + 64, raw + 4);
+    load_words(high, raw + 8);
+    load_words(high + 32, raw + 12);
+    load_words(field<192, 16>(base, total, block), raw + 16);
+    raw[20] = load_u16(field<208, 2>(base, total, block));
+  }
+  static FUNCTION void words(PRIVATE const uint *raw, int j, int t, PRIVATE uint *w) {
+    split_nibbles(raw + 4 * j, w);
+    UNROLL
+    for (int u = 0; u < 4; ++u) {
+      const uint word = raw[8 + 4 * j + u] >> (2 * (t / 2));
+      w[u] |= (word & 0x03030303u) << 4;
+      w[4 + u] |= word & 0x30303030u;
+    }
+  }
+  static FUNCTION void terms(PRIVATE const uint *raw, int j, int t, PRIVATE uint *scale, PRIVATE uint *offset) {
+    const float d = half_bits_to_float(raw[20]);
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const uint group = raw[16 + 2 * j + i] >> (8 * t) & 255u;
+      const float step = d * float(int(group ^ 128u) - 128);
+      scale[i] = pack_twice(step);
+      offset[i] = pack_twice(-32.0f * step);
+    }
+  }
+};
+
+template <typename Q, int M, int N, int SPLIT, typename X>
+FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *rows, const DEVICE X *x, int columns,
+                             int tokens, int slice, int lane, PRIVATE float *sums) {
+  const int runs = columns / 32, blocks = columns / Q::BLOCK, steps = (runs + 7) / 8, t = lane % 4;
+  uint64_t first_block[2 * M];
+  const DEVICE X *from[N];
+  UNROLL
+  for (int i = 0; i < 2 * M; ++i)
+    first_block[i] = uint64_t(rows[i]) * blocks;
+  UNROLL
+  for (int n = 0; n < N; ++n) {
+    const int token = 8 * n + lane / 4;
+    from[n] = x + uint64_t(token < tokens ? token : tokens - 1) * columns;
+  }
+  UNROLL
+  for (int i = 0; i < M * N * 4; ++i)
+    sums[i] = 0.0f;
+  uint next[2 * M][Tile<Q>::RAW];
+  if (slice < steps) {
+    UNROLL
+    for (int i = 0; i < 2 * M; ++i)
+      Tile<Q>::fetch(weights, total, first_block[i], runs, 8 * slice + t, next[i]);
+  }
+  for (int step = slice; step < steps; step += SPLIT) {
+    uint raw[2 * M][Tile<Q>::RAW];
+    UNROLL
+    for (int i = 0; i < 2 * M; ++i) {
+      UNROLL
+      for (int k = 0; k < Tile<Q>::RAW; ++k)
+        raw[i][k] = next[i][k];
+    }
+    // the words of the next step are under way while these are multiplied
+    if (step + SPLIT < steps) {
+      UNROLL
+      for (int i = 0; i < 2 * M; ++i)
+        Tile<Q>::fetch(weights, total, first_block[i], runs, 8 * (step + SPLIT) + t, next[i]);
+    }
+    UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const int index = 8 * step + 4 * j + t;
+      const bool inside = index < runs;
+      const int run = inside ? index : runs - 1, column = run / Q::RUNS * Q::BLOCK + Q::first(run % Q::RUNS);
+      uint w[2 * M][Q::WORDS], scale[2 * M][2], offset[2 * M][2];
+      UNROLL
+      for (int i = 0; i < 2 * M; ++i) {
+        Tile<Q>::words(raw[i], j, t, w[i]);
+        Tile<Q>::terms(raw[i], j, t, scale[i], offset[i]);
+      }
+      UNROLL
+      for (int half = 0; half < 2; ++half) {
+        uint near[N][4], far[N][4];
+        UNROLL
+        for (int n = 0; n < N; ++n) {
+          load_pairs(from[n] + column + 8 * half, near[n]);
+          load_pairs(from[n] + column + 8 * half + Q::DELTA, far[n]);
+          UNROLL
+          for (int k = 0; k < 4; ++k) {
+            near[n][k] = inside ? near[n][k] : 0u;
+            far[n][k] = inside ? far[n][k] : 0u;
+          }
+        }
+        UNROLL
+        for (int v = 0; v < 2; ++v) {
+          UNROLL
+          for (int m = 0; m < M; ++m) {
+            uint upper[4], lower[4], a[4]; // near and far pairs of rows g and g + 8
+            Q::pairs(w[2 * m], 2 * half + v, scale[2 * m], offset[2 * m], upper);
+            Q::pairs(w[2 * m + 1], 2 * half + v, scale[2 * m + 1], offset[2 * m + 1], lower);
+            UNROLL
+            for (int side = 0; side < 2; ++side) {
+              a[0] = upper[2 * side], a[1] = lower[2 * side], a[2] = upper[2 * side + 1], a[3] = lower[2 * side + 1];
+              UNROLL
+              for (int n = 0; n < N; ++n)
+                multiply_tile(sums + (m * N + n) * 4, a, (side ? far[n] : near[n]) + 2 * v);
+            }
+          }
+        }
+      }
+    }
+  }
+}
