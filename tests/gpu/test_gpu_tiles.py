@@ -14,7 +14,7 @@ from mlxr.kernels.linear.gpu import LAYOUTS
 from mlxr.kernels.linear.tiles import Plan, choose_plan, multiply_tiles
 
 NARROW = 4e-3  # weights rounded to bf16; x is exact in it
-PLANS = [Plan(1, 1, 8), Plan(2, 1, 4), Plan(1, 2, 2), Plan(2, 4, 4), Plan(2, 8, 4)]
+PLANS = [Plan(1, 1, 8), Plan(2, 1, 4, ahead=True), Plan(1, 2, 2), Plan(2, 4, 4), Plan(2, 8, 4)]
 
 
 def round_floats(*shape: int) -> Floats:

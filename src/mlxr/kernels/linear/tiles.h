@@ -102,7 +102,54 @@ template <> struct Tile<Q6_K> {
   }
 };
 
-template <typename Q, int M, int N, int SPLIT, typename X>
+// One of the two runs of a step: all its quads times the same columns of x.
+template <typename Q, int M, int N, typename X>
+FUNCTION void multiply_runs(PRIVATE const uint (*raw)[Tile<Q>::RAW], int j, int t, const DEVICE X *PRIVATE const *from,
+                            int column, bool inside, PRIVATE float *sums) {
+  uint w[2 * M][Q::WORDS], scale[2 * M][2], offset[2 * M][2];
+  UNROLL
+  for (int i = 0; i < 2 * M; ++i) {
+    Tile<Q>::words(raw[i], j, t, w[i]);
+    Tile<Q>::terms(raw[i], j, t, scale[i], offset[i]);
+  }
+  UNROLL
+  for (int half = 0; half < 2; ++half) {
+    uint a[M][2][2][4]; // of two units, near and far
+    UNROLL
+    for (int m = 0; m < M; ++m) {
+      UNROLL
+      for (int v = 0; v < 2; ++v) {
+        uint upper[4], lower[4]; // near and far pairs of rows g and g + 8
+        Q::pairs(w[2 * m], 2 * half + v, scale[2 * m], offset[2 * m], upper);
+        Q::pairs(w[2 * m + 1], 2 * half + v, scale[2 * m + 1], offset[2 * m + 1], lower);
+        UNROLL
+        for (int side = 0; side < 2; ++side) {
+          a[m][v][side][0] = upper[2 * side], a[m][v][side][1] = lower[2 * side];
+          a[m][v][side][2] = upper[2 * side + 1], a[m][v][side][3] = lower[2 * side + 1];
+        }
+      }
+    }
+    UNROLL
+    for (int n = 0; n < N; ++n) {
+      UNROLL
+      for (int side = 0; side < 2; ++side) {
+        uint b[4];
+        load_pairs(from[n] + column + 8 * half + side * Q::DELTA, b);
+        UNROLL
+        for (int k = 0; k < 4; ++k)
+          b[k] = inside ? b[k] : 0u;
+        UNROLL
+        for (int v = 0; v < 2; ++v) {
+          UNROLL
+          for (int m = 0; m < M; ++m)
+            multiply_tile(sums + (m * N + n) * 4, a[m][v][side], b + 2 * v);
+        }
+      }
+    }
+  }
+}
+
+template <typename Q, int M, int N, int SPLIT, bool AHEAD, typename X>
 FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *rows, const DEVICE X *x, int columns,
                              int tokens, int slice, int lane, PRIVATE float *sums) {
   const int runs = columns / 32, blocks = columns / Q::BLOCK, steps = (runs + 7) / 8, t = lane % 4;
@@ -120,7 +167,7 @@ FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *r
   for (int i = 0; i < M * N * 4; ++i)
     sums[i] = 0.0f;
   uint next[2 * M][Tile<Q>::RAW];
-  if (slice < steps) {
+  if (AHEAD && slice < steps) {
     UNROLL
     for (int i = 0; i < 2 * M; ++i)
       Tile<Q>::fetch(weights, total, first_block[i], runs, 8 * slice + t, next[i]);
@@ -129,57 +176,24 @@ FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *r
     uint raw[2 * M][Tile<Q>::RAW];
     UNROLL
     for (int i = 0; i < 2 * M; ++i) {
-      UNROLL
-      for (int k = 0; k < Tile<Q>::RAW; ++k)
-        raw[i][k] = next[i][k];
+      if (AHEAD) {
+        UNROLL
+        for (int k = 0; k < Tile<Q>::RAW; ++k)
+          raw[i][k] = next[i][k];
+      } else {
+        Tile<Q>::fetch(weights, total, first_block[i], runs, 8 * step + t, raw[i]);
+      }
     }
     // the words of the next step are under way while these are multiplied
-    if (step + SPLIT < steps) {
+    if (AHEAD && step + SPLIT < steps) {
       UNROLL
       for (int i = 0; i < 2 * M; ++i)
         Tile<Q>::fetch(weights, total, first_block[i], runs, 8 * (step + SPLIT) + t, next[i]);
     }
     UNROLL
     for (int j = 0; j < 2; ++j) {
-      const int index = 8 * step + 4 * j + t;
-      const bool inside = index < runs;
-      const int run = inside ? index : runs - 1, column = run / Q::RUNS * Q::BLOCK + Q::first(run % Q::RUNS);
-      uint w[2 * M][Q::WORDS], scale[2 * M][2], offset[2 * M][2];
-      UNROLL
-      for (int i = 0; i < 2 * M; ++i) {
-        Tile<Q>::words(raw[i], j, t, w[i]);
-        Tile<Q>::terms(raw[i], j, t, scale[i], offset[i]);
-      }
-      UNROLL
-      for (int half = 0; half < 2; ++half) {
-        uint near[N][4], far[N][4];
-        UNROLL
-        for (int n = 0; n < N; ++n) {
-          load_pairs(from[n] + column + 8 * half, near[n]);
-          load_pairs(from[n] + column + 8 * half + Q::DELTA, far[n]);
-          UNROLL
-          for (int k = 0; k < 4; ++k) {
-            near[n][k] = inside ? near[n][k] : 0u;
-            far[n][k] = inside ? far[n][k] : 0u;
-          }
-        }
-        UNROLL
-        for (int v = 0; v < 2; ++v) {
-          UNROLL
-          for (int m = 0; m < M; ++m) {
-            uint upper[4], lower[4], a[4]; // near and far pairs of rows g and g + 8
-            Q::pairs(w[2 * m], 2 * half + v, scale[2 * m], offset[2 * m], upper);
-            Q::pairs(w[2 * m + 1], 2 * half + v, scale[2 * m + 1], offset[2 * m + 1], lower);
-            UNROLL
-            for (int side = 0; side < 2; ++side) {
-              a[0] = upper[2 * side], a[1] = lower[2 * side], a[2] = upper[2 * side + 1], a[3] = lower[2 * side + 1];
-              UNROLL
-              for (int n = 0; n < N; ++n)
-                multiply_tile(sums + (m * N + n) * 4, a, (side ? far[n] : near[n]) + 2 * v);
-            }
-          }
-        }
-      }
+      const int index = 8 * step + 4 * j + t, run = index < runs ? index : runs - 1;
+      multiply_runs<Q, M, N>(raw, j, t, from, run / Q::RUNS * Q::BLOCK + Q::first(run % Q::RUNS), index < runs, sums);
     }
   }
 }

@@ -26,11 +26,12 @@ TILES = Kernel(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A SIMD-group's tiles of rows and of tokens, and how many of them share the columns of the same tiles."""
+    """A SIMD-group's tiles of rows and of tokens, how many share the columns of one tile, and if they load ahead."""
 
     row_tiles: int
     token_tiles: int
     split: int
+    ahead: bool = False
 
     def count_groups(self, made: int, is_gated: bool) -> int:
         """Threadgroups that it takes to make `made` outputs of one weight."""
@@ -41,7 +42,7 @@ class Plan:
 def choose_plan(tokens: int) -> Plan:
     """What was fastest on one H200 (docs/gpu.md)."""
     token_tiles = next(count for count in (1, 2, 4, 8) if count == 8 or count * TILE_TOKENS >= tokens)
-    return {1: Plan(1, 1, 8), 2: Plan(2, 2, 8), 4: Plan(2, 4, 4), 8: Plan(2, 8, 4)}[token_tiles]
+    return {1: Plan(1, 1, 8, ahead=True), 2: Plan(2, 2, 8), 4: Plan(2, 4, 4), 8: Plan(2, 8, 4)}[token_tiles]
 
 
 def multiply_tiles(
@@ -77,6 +78,7 @@ def multiply_tiles(
             "M": plan.row_tiles,
             "N": plan.token_tiles,
             "SPLIT": plan.split,
+            "AHEAD": int(plan.ahead),
             "BIAS": int(bias is not None),
             "GATE": gate,
             "RESIDUAL": int(residual is not None),
