@@ -9,9 +9,11 @@ from gpu_cases import QUANTISED, REFERENCE, Floats, make_tensor, random_floats, 
 from mlxr.formats import TensorSource
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear.gpu import LAYOUTS
 from mlxr.kernels.linear.tiles import Plan, choose_plan, multiply_tiles
+from mlxr.kernels.rms_norm import rms_norm
 
 NARROW = 4e-3  # weights rounded to bf16; x is exact in it
 PLANS = [Plan(1, 1, 8), Plan(2, 1, 4, ahead=True), Plan(1, 2, 2), Plan(2, 4, 4), Plan(2, 8, 4)]
@@ -82,3 +84,28 @@ def test_gate_with_bias(gpu: Context, gate: int) -> None:
 def test_parts_of_two_types_with_biases_and_sum(gpu: Context) -> None:
     tensors = [make_tensor("q4_k", 21, 512), make_tensor("q6_k", 35, 512)]
     assert run(gpu, tensors, 2, biased=True, added=True) < NARROW
+
+
+@pytest.mark.parametrize("tokens", [2, 9])
+def test_layer_goes_through_tiles(gpu: Context, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norm, product with gate, and product with sum, as the operators call for them."""
+    monkeypatch.setattr(gpu.gpu, "has_tiles", True)
+    monkeypatch.setattr(gpu.gpu, "operands", gpu.gpu.mx.bfloat16)
+    launched, launch = [], gpu.gpu.launcher.launch
+
+    def note(kernel: Kernel, *arguments: object, **named: object) -> object:
+        launched.append(kernel.name)
+        return launch(kernel, *arguments, **named)
+
+    monkeypatch.setattr(gpu.gpu.launcher, "launch", note)
+    x, weight = random_floats(1, tokens, 256), random_floats(2, 256)
+    up, down = [make_tensor("q5_k", 2 * 256, 256)], [make_tensor("q8_0", 256, 256)]
+
+    def compute(ctx: Context, array: object) -> object:
+        normed, stream = rms_norm(ctx, array, weight, 1e-5)  # type: ignore[arg-type]
+        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
+        return rms_norm(ctx, stream, weight, 1e-5, linear(ctx, made, prepare(ctx, down)))[1]
+
+    expected = np.asarray(compute(REFERENCE, x))
+    assert relative_error(compute(gpu, gpu.gpu.mx.array(x)), expected) < 2 * NARROW  # rounded four times
+    assert launched == ["rms_norm", "linear_tiles", "linear_tiles"]

@@ -30,9 +30,9 @@ def activate(ctx: Context, gate_up: Any, kind: str) -> Any:
         [gate_up, gpu.launcher.numbers(half, rows)],
         groups=(-(-rows * half // THREADS), 1, 1),
         threads=THREADS,
-        outputs=[((rows, half), gpu.activations)],
+        outputs=[((rows, half), gpu.operands)],
         constants={"GELU": int(kind == "gelu_tanh")},
-        types={"Y": gpu.activations},
+        types={"Y": gpu.operands},
     )
     return out
 

@@ -130,11 +130,11 @@ def _decode(
         groups=(groups, tokens, shares),
         threads=32 * SIMD_GROUPS,
         outputs=[
-            ((tokens, heads, shares, head_dim), gpu.mx.float32 if split else gpu.activations),
+            ((tokens, heads, shares, head_dim), gpu.mx.float32 if split else gpu.operands),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
         ],
         constants={"D": head_dim, "G": tile, "SPLIT": int(split)},
-        types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.activations},
+        types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.operands},
     )
     if not split:
         return out.reshape(tokens, heads, head_dim)
@@ -143,9 +143,9 @@ def _decode(
         [out, stats, gpu.launcher.numbers(tokens * heads, shares)],
         groups=(-(-tokens * heads // SIMD_GROUPS), 1, 1),
         threads=32 * SIMD_GROUPS,
-        outputs=[((tokens, heads, head_dim), gpu.activations)],
+        outputs=[((tokens, heads, head_dim), gpu.operands)],
         constants={"D": head_dim},
-        types={"Y": gpu.activations},
+        types={"Y": gpu.operands},
     )
     return out
 

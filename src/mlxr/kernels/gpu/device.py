@@ -60,7 +60,8 @@ class Upload:
 class Gpu:
     """`mx` is mlx.core; `launcher` is None where kernels cannot run and MLX's own operations take their place.
 
-    `narrow`: products are computed in 16 bits, as GPUs do fastest. `activations` is the type between operators.
+    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units.
+    `activations` is the type between operators, `operands` that of results which only products read.
     """
 
     def __init__(self, device: str, emulator: Emulator | None = None) -> None:
@@ -71,7 +72,9 @@ class Gpu:
         self.launcher: Any = None
         if device != "mlx-cpu":
             self.launcher = Launcher(mx, "emulated" if device == "emulated" else device, emulator)  # type: ignore[arg-type]
+        self.has_tiles = device == "cuda"
         self.activations = mx.float32
+        self.operands = mx.float32
         self.pending: list[Any] = []
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, Any] = {}

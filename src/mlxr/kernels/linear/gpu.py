@@ -1,8 +1,8 @@
 """`linear` on a GPU: quantised weights stay in the blocks of the file, floats go to MLX's matmul.
 
-Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. More rows: the weight is expanded a tile at a
-time, small enough to stay in the device's cache, and MLX multiplies. Without kernels (MLX on CPU) weights are decoded
-when they are loaded.
+Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
+over (`tiles.py`), from MIN_TILED to MAX_TILED rows. More rows: the weight is expanded a tile at a time, small enough to
+stay in the device's cache, and MLX multiplies. Without kernels (MLX on CPU) weights are decoded when they are loaded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.tiles import TILES, choose_plan, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
@@ -60,6 +61,7 @@ LAYOUTS = {
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
 MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
+MIN_TILED, MAX_TILED = 2, 64
 TILE_BYTES = 256 * 2**20
 SIMD_GROUPS = 4
 PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
@@ -75,7 +77,7 @@ ROWS = Kernel(
     ("blocks.h", "rows.h", "gate.h"),
 )
 EXPAND = Kernel("linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h",))
-KERNELS = (ROWS, EXPAND)
+KERNELS = (ROWS, TILES, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,14 +148,15 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
     tokens = x.shape[0]
     if not tokens:
         return mx.zeros((0, weight.out_features), gpu.activations)
-    if len(parts) <= 2 and all(_has_kernel(part, tokens) for part in parts):
-        inputs = x.parts if isinstance(x, Deferred) and x.is_open else settle(x)
+    tiled = all(_takes_tiles(ctx, part, tokens) for part in parts)
+    if len(parts) <= 2 and (tiled or all(_has_kernel(part, tokens) for part in parts)):
+        inputs = x.parts if isinstance(x, Deferred) and x.is_open and not tiled else settle(x)
         product = Product(inputs, parts, bias)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
     x = settle(x)
     outputs = []
     for part in parts:
-        if _has_kernel(part, tokens):
+        if _takes_tiles(ctx, part, tokens) or _has_kernel(part, tokens):
             outputs.append(multiply(ctx, Product(x, [part], None)))
         elif part.type_name in FLOATS:
             outputs.append(_multiply_floats(ctx, x, part.upload.array))
@@ -168,6 +171,11 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
 def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None) -> Any:
     """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
+    kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
+    if all(_takes_tiles(ctx, part, product.tokens) for part in product.parts):
+        weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
+        plan = choose_plan(product.tokens)
+        return multiply_tiles(gpu, settle(product.x), weights, product.bias, gate, residual, kind, plan)
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
@@ -178,7 +186,6 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     made = rows[0] // 2 if gate else sum(rows)
     step = PRODUCT_SIMD_GROUPS * (per_group // 2 if gate else per_group)
     groups = -(-made // step) if gate else sum(-(-count // step) for count in rows)
-    kind = gpu.activations if residual is None else gpu.mx.float32
     none = numbers(0.0)
     (out,) = gpu.launcher.launch(
         ROWS,
@@ -228,6 +235,10 @@ def can_gate(product: Product) -> bool:
 def gate_product(ctx: Context, product: Product, kind: str) -> Any:
     """act(first half of the product) * second half."""
     return multiply(ctx, product, gate=1 if kind == "silu" else 2)
+
+
+def _takes_tiles(ctx: Context, part: Part, tokens: int) -> bool:
+    return ctx.gpu.has_tiles and part.raw is not None and part.type_name in BLOCKS and MIN_TILED <= tokens <= MAX_TILED
 
 
 def _has_kernel(part: Part, tokens: int) -> bool:
