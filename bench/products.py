@@ -4,15 +4,19 @@
 
 Each launch of a graph takes another copy of the weight, more of them than the cache holds, so the bandwidth is the
 memory's; gaps between launches count. The error is that of the result against a float product of the same blocks.
-Needs CuPy.
+Needs CuPy and nvcc.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cupy as cp
@@ -26,10 +30,7 @@ from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, Plan
 TYPES = {"f32": "float", "bf16": "__nv_bfloat16", "i32": "int", "u8": "uint8_t"}
 HEADER = """#include <cuda_fp16.h>
 #include <cuda_bf16.h>
-typedef unsigned char uint8_t;
-typedef unsigned short uint16_t;
-typedef unsigned int uint32_t;
-typedef unsigned long long uint64_t;
+#include <cstdint>
 """
 POOL_ROWS = 128
 GRAPH_BYTES = 1 << 30
@@ -191,6 +192,14 @@ def measure(case: Case, tokens: int, module: Any, described: tuple[Any, ...], is
     return min(times[1:]), error
 
 
+def compile_source(source: str, path: Path) -> Path:
+    """Write and compile it: the path of the binary."""
+    path.write_text(source)
+    target = path.with_suffix(".cubin")
+    subprocess.run(["nvcc", "-arch=sm_90a", "-std=c++17", "-cubin", "-o", target, path], check=True)
+    return target
+
+
 def main() -> None:
     """Compile all variants at once, then measure and print one after another."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -205,16 +214,11 @@ def main() -> None:
             describe = describe_rows if isinstance(plan, int) else describe_tiles
             jobs.append((name, tokens, variant, describe(SHAPES[name], tokens, plan)))
 
-    def compile_source(source: str) -> Any:
-        cp.cuda.Device(0).use()
-        module = cp.RawModule(code=source, backend="nvrtc", options=("-std=c++17", "-I/usr/local/cuda/include"))
-        module.get_function("product")
-        return module
-
-    cp.zeros(1)
     sources = list(dict.fromkeys(job[3][0] for job in jobs))
-    with ThreadPoolExecutor(14) as workers:
-        modules = dict(zip(sources, workers.map(compile_source, sources), strict=True))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
+        paths = [Path(folder) / f"{index}.cu" for index in range(len(sources))]
+        built = list(workers.map(compile_source, sources, paths))
+        modules = {source: cp.RawModule(path=str(path)) for source, path in zip(sources, built, strict=True)}
     print(f"{len(sources)} kernels compiled", flush=True)
     cases: dict[str, Case] = {}
     for name, tokens, variant, described in jobs:
