@@ -76,6 +76,8 @@ class Gpu:
         self.activations = mx.float32
         self.operands = mx.float32
         self.pending: list[Any] = []
+        self.last_expanded: Any = None  # the product that last read the scratch array
+        self._scratch: dict[str, Any] = {}
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, Any] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
@@ -142,13 +144,21 @@ class Gpu:
 
     def forget_placed(self) -> None:
         """Let go of the arrays of the last step."""
-        self._placed = None
+        self._placed = self.last_expanded = None
 
     def place_ids(self, token_ids: AnyArray) -> Any:
         """Token ids on the device, those of the step where they are its own."""
         if self._placed is not None and self._placed[0].token_ids is token_ids:
             return self._placed[1].token_ids
         return self.mx.array(token_ids)
+
+    def reserve(self, count: int, kind: Any) -> Any:
+        """`count` numbers at least, always in the same memory; larger memory only where that does not do."""
+        held = self._scratch.get(str(kind))
+        if held is None or held.size < count:
+            held = self._scratch[str(kind)] = self.mx.zeros((count,), kind)
+            self.mx.eval(held)
+        return held
 
     def submit(self, *results: Any) -> None:
         """Start computing `results` and whatever else is pending, without waiting for it."""

@@ -1,8 +1,8 @@
 """`linear` on a GPU: quantised weights stay in the blocks of the file, floats go to MLX's matmul.
 
 Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
-over (`tiles.py`), from MIN_TILED to MAX_TILED rows. More rows: the weight is expanded a tile at a time, small enough to
-stay in the device's cache, and MLX multiplies. Without kernels (MLX on CPU) weights are decoded when they are loaded.
+over (`tiles.py`), from MIN_TILED to MAX_TILED rows. More rows: the weight is expanded and MLX multiplies
+(`expand.py`). Without kernels (MLX on CPU) weights are decoded when they are loaded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.expand import FILL, multiply_expanded
 from mlxr.kernels.linear.tiles import TILES, choose_plan, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
@@ -62,7 +63,6 @@ BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
 MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
 MIN_TILED, MAX_TILED = 2, 64
-TILE_BYTES = 256 * 2**20
 SIMD_GROUPS = 4
 PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
 MANY_OUTPUTS = 4096
@@ -76,8 +76,10 @@ ROWS = Kernel(
     ("out",),
     ("blocks.h", "rows.h", "gate.h"),
 )
-EXPAND = Kernel("linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h",))
-KERNELS = (ROWS, TILES, EXPAND)
+EXPAND = Kernel(
+    "linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h", "expand.h")
+)
+KERNELS = (ROWS, TILES, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +163,7 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
         elif part.type_name in FLOATS:
             outputs.append(_multiply_floats(ctx, x, part.upload.array))
         else:
-            outputs += _multiply_tiles(ctx, x, part)
+            outputs += multiply_expanded(gpu, x, LAYOUTS[part.type_name].number, part.rows, part.raw)
     result = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
     if bias is not None:
         result = result + bias
@@ -277,44 +279,19 @@ def arrange_blocks(mx: Any, type_name: str, raw: Any) -> Any:
     return raw
 
 
-def expand_blocks(ctx: Context, part: Part, columns: int, rows: range, kind: Any) -> Any:
-    """Rows of quantised weights as plain numbers of type `kind`, (rows, columns)."""
-    sizes = ctx.gpu.launcher.numbers(columns, len(rows), rows.start, part.rows)
-    return _launch_expand(ctx, part.upload, part.type_name, sizes, sizes, (len(rows), columns), kind, pick=0)
-
-
 def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: Any, kind: Any) -> Any:
     """The rows of an uploaded table that `ids` names as plain numbers, (ids, columns)."""
     rows, columns = table.shape
-    sizes = ctx.gpu.launcher.numbers(columns, ids.shape[0], 0, rows)
-    return _launch_expand(ctx, upload, table.type_name, ids, sizes, (ids.shape[0], columns), kind, pick=1)
-
-
-def _launch_expand(
-    ctx: Context, upload: Upload, type_name: str, ids: Any, sizes: Any, shape: tuple[int, int], kind: Any, pick: int
-) -> Any:
     (out,) = ctx.gpu.launcher.launch(
         EXPAND,
-        [upload.array, ids, sizes],
-        groups=(-(-shape[0] // SIMD_GROUPS), 1, 1),
+        [upload.array, ids, ctx.gpu.launcher.numbers(columns, ids.shape[0], rows)],
+        groups=(-(-ids.shape[0] // SIMD_GROUPS), 1, 1),
         threads=32 * SIMD_GROUPS,
-        outputs=[(shape, kind)],
-        constants={"TYPE_A": LAYOUTS[type_name].number, "PICK": pick},
+        outputs=[((ids.shape[0], columns), kind)],
+        constants={"TYPE_A": LAYOUTS[table.type_name].number},
         types={"Y": kind},
     )
     return out
-
-
-def _multiply_tiles(ctx: Context, x: Any, part: Part) -> list[Any]:
-    mx = ctx.gpu.mx
-    kind = mx.bfloat16 if ctx.gpu.narrow else mx.float32
-    inputs, columns = x.astype(kind), x.shape[1]
-    step = max(1, TILE_BYTES // (columns * kind.size))
-    outputs = []
-    for start in range(0, part.rows, step):
-        rows = range(start, min(start + step, part.rows))
-        outputs.append(inputs @ expand_blocks(ctx, part, columns, rows, kind).T)
-    return outputs
 
 
 def _multiply_floats(ctx: Context, x: Any, matrix: Any) -> Any:
