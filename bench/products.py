@@ -25,7 +25,7 @@ from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.kernel import Kernel, read_body, read_header
 from mlxr.kernels.linear.gpu import LAYOUTS, PRODUCT_SIMD_GROUPS, ROWS
-from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, Plan
+from mlxr.kernels.linear.tiles import SIMD_GROUPS, STAGE, TILES, Plan
 
 TYPES = {"f32": "float", "bf16": "__nv_bfloat16", "i32": "int", "u8": "uint8_t"}
 HEADER = """#include <cuda_fp16.h>
@@ -109,13 +109,15 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
         "N": plan.token_tiles,
         "SPLIT": plan.split,
         "AHEAD": int(plan.ahead),
+        "STAGED": -(-shape.columns // STAGE) * STAGE if plan.staged else 0,
+        "NORM": 0,
         "BIAS": 0,
         "GATE": shape.gate,
         "RESIDUAL": 0,
     }
     blocks = -(-tokens // (8 * plan.token_tiles))
     made = shape.rows // 2 if shape.gate else shape.rows
-    source = make_source(TILES, constants, ["bf16", "u8", "u8", "f32", "f32", "i32"], "bf16")
+    source = make_source(TILES, constants, ["bf16", "u8", "u8", "f32", "f32", "f32", "f32", "i32"], "bf16")
     sizes = [shape.columns, tokens, shape.rows, 0, blocks, 0, 0, 0]
     return source, sizes, plan.count_groups(made, shape.gate != 0) * blocks, 32 * SIMD_GROUPS
 
@@ -150,6 +152,10 @@ def list_variants(tokens: int, few: bool) -> dict[str, Any]:
         if few and ((ahead and row_tiles * width > 2) or (split == 2 and width < 4) or (split == 8 and width > 4)):
             continue
         found[f"tiles {row_tiles} {width} /{split}{' ahead' if ahead else ''}"] = Plan(row_tiles, width, split, ahead)
+        if tokens == 1:
+            found[f"tiles {row_tiles} staged /{split}{' ahead' if ahead else ''}"] = Plan(
+                row_tiles, width, split, ahead, staged=True
+            )
     return found
 
 
@@ -164,10 +170,9 @@ def measure(case: Case, tokens: int, module: Any, described: tuple[Any, ...], is
     given = x if is_rows else cp.asarray((bits >> 16).astype(np.uint16))
     out, none = cp.full((tokens, made), np.nan, np.float32), cp.zeros(8, np.float32)
     numbers = cp.asarray(np.array(sizes, np.int32))
-    between = [none] * (4 if is_rows else 2)
 
     def launch(weight: Any) -> None:
-        function((groups,), (threads,), (given, weight, weight, *between, numbers, out))
+        function((groups,), (threads,), (given, weight, weight, none, none, none, none, numbers, out))
 
     launch(case.copies[0])
     expected = case.expect(x.astype(cp.float64))

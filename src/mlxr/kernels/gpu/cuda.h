@@ -70,6 +70,15 @@ FUNCTION void store_shared(float *p, const float *v) {
   *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
 }
 
+FUNCTION void read_words(const uint *p, uint *w) {
+  const uint4 v = *reinterpret_cast<const uint4 *>(p);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
+
+FUNCTION void store_words(uint *p, const uint *w) {
+  *reinterpret_cast<uint4 *>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+}
+
 FUNCTION float shuffle_xor(float v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 FUNCTION float sum_lanes(float v) {
 #pragma unroll

@@ -8,6 +8,7 @@
 //   THREADS               threads in a threadgroup
 //   load<N>, store<N>     N neighbours at once, as floats; the address is a multiple of N elements, or of 16 bytes
 //   load_shared, store_shared    four neighbours in the threadgroup's memory
+//   read_words, store_words      the same of words
 //   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
@@ -341,6 +342,16 @@ FUNCTION void load_shared(const float *p, float *out) {
 FUNCTION void store_shared(float *p, const float *v) {
   check_alignment(p, 16);
   memcpy(p, v, 16);
+}
+
+FUNCTION void read_words(const uint *p, uint *w) {
+  check_alignment(p, 16);
+  memcpy(w, p, 16);
+}
+
+FUNCTION void store_words(uint *p, const uint *w) {
+  check_alignment(p, 16);
+  memcpy(p, w, 16);
 }
 
 FUNCTION float shuffle_xor(float v, uint mask) {

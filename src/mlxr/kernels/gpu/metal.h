@@ -57,6 +57,16 @@ FUNCTION void store_shared(GROUP float *p, PRIVATE const float *v) {
     p[i] = v[i];
 }
 
+FUNCTION void read_words(const GROUP uint *p, PRIVATE uint *w) {
+  for (int i = 0; i < 4; ++i)
+    w[i] = p[i];
+}
+
+FUNCTION void store_words(GROUP uint *p, PRIVATE const uint *w) {
+  for (int i = 0; i < 4; ++i)
+    p[i] = w[i];
+}
+
 FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, ushort(mask)); }
 FUNCTION float sum_lanes(float v) { return simd_sum(v); }
 FUNCTION void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }

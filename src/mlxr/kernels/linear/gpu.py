@@ -152,7 +152,8 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
         return mx.zeros((0, weight.out_features), gpu.activations)
     tiled = all(_takes_tiles(ctx, part, tokens) for part in parts)
     if len(parts) <= 2 and (tiled or all(_has_kernel(part, tokens) for part in parts)):
-        inputs = x.parts if isinstance(x, Deferred) and x.is_open and not tiled else settle(x)
+        norms = not tiled or choose_plan(tokens, weight.in_features).staged
+        inputs = x.parts if isinstance(x, Deferred) and x.is_open and norms else settle(x)
         product = Product(inputs, parts, bias)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
     x = settle(x)
@@ -174,13 +175,14 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
     kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
-    if all(_takes_tiles(ctx, part, product.tokens) for part in product.parts):
-        weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
-        plan = choose_plan(product.tokens)
-        return multiply_tiles(gpu, settle(product.x), weights, product.bias, gate, residual, kind, plan)
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
+    if all(_takes_tiles(ctx, part, tokens) for part in product.parts):
+        norm = None if normed is None else (normed.weight, normed.eps)
+        plan = choose_plan(tokens, columns)
+        weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
+        return multiply_tiles(gpu, x, weights, product.bias, gate, residual, kind, plan, norm)
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
     width = next(width for width in (1, 2, 4, 8) if width >= tokens)

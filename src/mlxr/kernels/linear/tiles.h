@@ -102,9 +102,64 @@ template <> struct Tile<Q6_K> {
   }
 };
 
+// Where the columns of x come from, eight neighbours at a time: straight from its rows.
+template <int N, typename X> struct FromRows {
+  const DEVICE X *from[N];
+  float squares;
+  FUNCTION FromRows(const DEVICE X *x, const DEVICE float *, GROUP uint *, int columns, int tokens, int thread)
+      : squares(0.0f) {
+    UNROLL
+    for (int n = 0; n < N; ++n) {
+      const int token = 8 * n + thread % 32 / 4;
+      from[n] = x + uint64_t(token < tokens ? token : tokens - 1) * columns;
+    }
+  }
+  FUNCTION void bring() {}
+  FUNCTION void read(int n, int column, PRIVATE uint *b) const { load_pairs(from[n] + column, b); }
+};
+
+// Or out of the threadgroup's memory, to which its threads bring the one row, multiplied by `norm`; each of them sums
+// the squares of what it brings.
+template <bool NORM, int THREADS, typename X> struct FromShared {
+  const DEVICE X *from;
+  const DEVICE float *norm;
+  GROUP uint *shared;
+  int columns, thread;
+  float squares;
+  FUNCTION FromShared(const DEVICE X *x, const DEVICE float *norm_, GROUP uint *shared_, int columns_, int, int thread_)
+      : from(x), norm(norm_), shared(shared_), columns(columns_), thread(thread_), squares(0.0f) {}
+  FUNCTION void bring() {
+    for (int column = 8 * thread; column < columns; column += 8 * THREADS) {
+      float v[8], gain[8];
+      uint pairs[4];
+      load<8>(from + column, v);
+      if (NORM) {
+        load<8>(norm + column, gain);
+        UNROLL
+        for (int i = 0; i < 8; ++i) {
+          squares += v[i] * v[i];
+          v[i] *= gain[i];
+        }
+      }
+      UNROLL
+      for (int i = 0; i < 4; ++i)
+        pairs[i] = pack_pair(v[2 * i], v[2 * i + 1]);
+      store_words(shared + column / 2, pairs);
+    }
+    barrier();
+  }
+  FUNCTION void read(int, int column, PRIVATE uint *b) const { read_words(shared + column / 2, b); }
+};
+template <bool IS_SHARED, int N, bool NORM, int THREADS, typename X> struct Source {
+  typedef FromRows<N, X> type;
+};
+template <int N, bool NORM, int THREADS, typename X> struct Source<true, N, NORM, THREADS, X> {
+  typedef FromShared<NORM, THREADS, X> type;
+};
+
 // One of the two runs of a step: all its quads times the same columns of x.
-template <typename Q, int M, int N, typename X>
-FUNCTION void multiply_runs(PRIVATE const uint (*raw)[Tile<Q>::RAW], int j, int t, const DEVICE X *PRIVATE const *from,
+template <typename Q, int M, int N, typename From>
+FUNCTION void multiply_runs(PRIVATE const uint (*raw)[Tile<Q>::RAW], int j, int t, PRIVATE const From &source,
                             int column, bool inside, PRIVATE float *sums) {
   uint w[2 * M][Q::WORDS], scale[2 * M][2], offset[2 * M][2];
   UNROLL
@@ -134,7 +189,7 @@ FUNCTION void multiply_runs(PRIVATE const uint (*raw)[Tile<Q>::RAW], int j, int 
       UNROLL
       for (int side = 0; side < 2; ++side) {
         uint b[4];
-        load_pairs(from[n] + column + 8 * half + side * Q::DELTA, b);
+        source.read(n, column + 8 * half + side * Q::DELTA, b);
         UNROLL
         for (int k = 0; k < 4; ++k)
           b[k] = inside ? b[k] : 0u;
@@ -149,20 +204,14 @@ FUNCTION void multiply_runs(PRIVATE const uint (*raw)[Tile<Q>::RAW], int j, int 
   }
 }
 
-template <typename Q, int M, int N, int SPLIT, bool AHEAD, typename X>
-FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *rows, const DEVICE X *x, int columns,
-                             int tokens, int slice, int lane, PRIVATE float *sums) {
+template <typename Q, int M, int N, int SPLIT, bool AHEAD, typename From>
+FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *rows, PRIVATE From &source, int columns,
+                             int slice, int lane, PRIVATE float *sums) {
   const int runs = columns / 32, blocks = columns / Q::BLOCK, steps = (runs + 7) / 8, t = lane % 4;
   uint64_t first_block[2 * M];
-  const DEVICE X *from[N];
   UNROLL
   for (int i = 0; i < 2 * M; ++i)
     first_block[i] = uint64_t(rows[i]) * blocks;
-  UNROLL
-  for (int n = 0; n < N; ++n) {
-    const int token = 8 * n + lane / 4;
-    from[n] = x + uint64_t(token < tokens ? token : tokens - 1) * columns;
-  }
   UNROLL
   for (int i = 0; i < M * N * 4; ++i)
     sums[i] = 0.0f;
@@ -172,6 +221,7 @@ FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *r
     for (int i = 0; i < 2 * M; ++i)
       Tile<Q>::fetch(weights, total, first_block[i], runs, 8 * slice + t, next[i]);
   }
+  source.bring();
   for (int step = slice; step < steps; step += SPLIT) {
     uint raw[2 * M][Tile<Q>::RAW];
     UNROLL
@@ -193,7 +243,7 @@ FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *r
     UNROLL
     for (int j = 0; j < 2; ++j) {
       const int index = 8 * step + 4 * j + t, run = index < runs ? index : runs - 1;
-      multiply_runs<Q, M, N>(raw, j, t, from, run / Q::RUNS * Q::BLOCK + Q::first(run % Q::RUNS), index < runs, sums);
+      multiply_runs<Q, M, N>(raw, j, t, source, run / Q::RUNS * Q::BLOCK + Q::first(run % Q::RUNS), index < runs, sums);
     }
   }
 }

@@ -13,12 +13,14 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Kernel
 
 SIMD_GROUPS = 8
+MAX_STAGED = 16384  # columns; 32 KiB of shared memory
+STAGE = 4096  # columns are rounded up to it, for fewer variants
 TILE_ROWS, TILE_TOKENS = 16, 8
 TILES = Kernel(
     "linear_tiles",
     Path(__file__).parent,
     "tiles.body",
-    ("x", "a", "b", "bias", "residual", "sizes"),
+    ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
     ("blocks.h", "tiles.h", "gate.h"),
 )
@@ -26,12 +28,16 @@ TILES = Kernel(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A SIMD-group's tiles of rows and of tokens, how many share the columns of one tile, and if they load ahead."""
+    """How a SIMD-group works: its tiles of rows and of tokens, and how many share the columns of the same tile.
+
+    `ahead`: it loads words of the next step before it multiplies; `staged`: x, one row, goes through shared memory.
+    """
 
     row_tiles: int
     token_tiles: int
     split: int
     ahead: bool = False
+    staged: bool = False
 
     def count_groups(self, made: int, is_gated: bool) -> int:
         """Threadgroups that it takes to make `made` outputs of one weight."""
@@ -39,18 +45,29 @@ class Plan:
         return -(-made // rows)
 
 
-def choose_plan(tokens: int) -> Plan:
+def choose_plan(tokens: int, columns: int) -> Plan:
     """What was fastest on one H200 (docs/gpu.md)."""
+    if tokens == 1 and columns <= MAX_STAGED:
+        return Plan(1, 1, 8, ahead=True, staged=True)
     token_tiles = next(count for count in (1, 2, 4, 8) if count == 8 or count * TILE_TOKENS >= tokens)
     return {1: Plan(1, 1, 8, ahead=True), 2: Plan(2, 2, 8), 4: Plan(2, 4, 4), 8: Plan(2, 8, 4)}[token_tiles]
 
 
 def multiply_tiles(
-    gpu: Any, x: Any, weights: list[tuple[int, int, Any]], bias: Any, gate: int, residual: Any, kind: Any, plan: Plan
+    gpu: Any,
+    x: Any,
+    weights: list[tuple[int, int, Any]],
+    bias: Any,
+    gate: int,
+    residual: Any,
+    kind: Any,
+    plan: Plan,
+    norm: tuple[Any, float] | None = None,
 ) -> Any:
     """One launch for one or two weights, each (number of its type, rows, planes): out (tokens, outputs) of type `kind`.
 
     x is (tokens, columns) in bf16 or f32. `gate` 1 silu, 2 gelu: the upper half of the rows gates the lower one.
+    `norm`, weight and epsilon, is applied to x first; only staged plans do that.
     """
     numbers = gpu.launcher.numbers
     tokens, columns = x.shape
@@ -66,7 +83,9 @@ def multiply_tiles(
             first[2],
             second[2],
             none if bias is None else bias,
+            none if norm is None else norm[0],
             none if residual is None else residual,
+            none if norm is None else numbers(norm[1]),
             numbers(columns, tokens, *rows, blocks),
         ],
         groups=(sum(plan.count_groups(count, gate != 0) for count in made) * blocks, 1, 1),
@@ -79,6 +98,8 @@ def multiply_tiles(
             "N": plan.token_tiles,
             "SPLIT": plan.split,
             "AHEAD": int(plan.ahead),
+            "STAGED": -(-columns // STAGE) * STAGE if plan.staged else 0,
+            "NORM": int(norm is not None),
             "BIAS": int(bias is not None),
             "GATE": gate,
             "RESIDUAL": int(residual is not None),
