@@ -95,6 +95,7 @@ FUNCTION uint pack_pair(float low, float high) {
   return pair;
 }
 FUNCTION uint widen_bytes(uint word, int half) { return __byte_perm(word, 0x43434343u, half ? 0x4342 : 0x4140); }
+FUNCTION uint widen_byte(uint word, int which) { return __byte_perm(word, 0x43434343u, 0x4040 + 0x0101 * which); }
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   uint pair;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));

@@ -15,6 +15,7 @@
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
 //   pack_pair             two floats as bf16 in one word, the first in the lower half
 //   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
+//   widen_byte            one byte below 128 of a word, as the same twice
 //   multiply_pairs        a * b + c of each half
 //   load_pairs            eight neighbours of any type as four pairs; the address is a multiple of 16 bytes
 //   multiply_tile         sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
@@ -377,6 +378,7 @@ FUNCTION uint widen_bytes(uint word, int half) {
   word >>= 16 * half;
   return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
+FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   return pack_pair(float(double(low_of(a)) * low_of(b) + low_of(c)), float(double(high_of(a)) * high_of(b) + high_of(c)));
 }

@@ -49,6 +49,11 @@ FUNCTION void split_nibbles(PRIVATE const uint *raw, PRIVATE uint *w) {
 
 FUNCTION uint pack_twice(float v) { return pack_pair(v, v); }
 
+// Small integers, byte `which` of each word, times d: a pair that holds it twice.
+FUNCTION uint scale_byte(uint bytes, int which, uint d) {
+  return multiply_pairs(multiply_pairs(widen_byte(bytes, which), 0x3F803F80u, 0xC300C300u), d, 0x80008000u);
+}
+
 template <> struct Tile<Q4_K> {
   enum { RAW = 12 };
   static FUNCTION void fetch(Bytes base, uint64_t, uint64_t row, int, int first, PRIVATE uint *raw) {
@@ -59,12 +64,15 @@ template <> struct Tile<Q4_K> {
   }
   static FUNCTION void words(PRIVATE const uint *raw, int j, int, PRIVATE uint *w) { split_nibbles(raw + 4 + 4 * j, w); }
   static FUNCTION void terms(PRIVATE const uint *raw, int j, int t, PRIVATE uint *scale, PRIVATE uint *offset) {
-    const float d = half_bits_to_float(raw[0] & 0xFFFFu), least = half_bits_to_float(raw[0] >> 16);
-    const uint shift = 16 * (t / 2), s = raw[1] >> shift, m = raw[2] >> shift, more = raw[3] >> shift;
-    scale[0] = pack_twice(d * float(j ? (more & 15u) | (s >> 2 & 48u) : s & 63u));
-    scale[1] = pack_twice(d * float(j ? (more >> 8 & 15u) | (s >> 10 & 48u) : s >> 8 & 63u));
-    offset[0] = pack_twice(-least * float(j ? (more >> 4 & 15u) | (m >> 2 & 48u) : m & 63u));
-    offset[1] = pack_twice(-least * float(j ? (more >> 12 & 15u) | (m >> 10 & 48u) : m >> 8 & 63u));
+    const uint d = pack_twice(half_bits_to_float(raw[0] & 0xFFFFu));
+    const uint least = pack_twice(-half_bits_to_float(raw[0] >> 16));
+    const uint steps = j ? (raw[3] & 0x0F0F0F0Fu) | (raw[1] >> 2 & 0x30303030u) : raw[1] & 0x3F3F3F3Fu;
+    const uint lows = j ? (raw[3] >> 4 & 0x0F0F0F0Fu) | (raw[2] >> 2 & 0x30303030u) : raw[2] & 0x3F3F3F3Fu;
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      scale[i] = scale_byte(steps, t / 2 * 2 + i, d);
+      offset[i] = scale_byte(lows, t / 2 * 2 + i, least);
+    }
   }
 };
 
@@ -242,8 +250,10 @@ FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *r
     }
     UNROLL
     for (int j = 0; j < 2; ++j) {
-      const int index = 8 * step + 4 * j + t, run = index < runs ? index : runs - 1;
-      multiply_runs<Q, M, N>(raw, j, t, source, run / Q::RUNS * Q::BLOCK + Q::first(run % Q::RUNS), index < runs, sums);
+      const int index = 8 * step + 4 * j + t;
+      const bool inside = Q::RUNS == 8 || index < runs; // blocks of eight runs are whole steps
+      const int run = inside ? index : runs - 1;
+      multiply_runs<Q, M, N>(raw, j, t, source, run / Q::RUNS * Q::BLOCK + Q::first(run % Q::RUNS), inside, sums);
     }
   }
 }
