@@ -61,12 +61,12 @@ SHAPES = {
 def make_source(kernel: Kernel, constants: dict[str, int], inputs: list[str], x: str) -> str:
     """A whole CUDA file with the kernel `product`."""
     arguments = [f"const {TYPES[kind]} *{name}" for name, kind in zip(kernel.inputs, inputs, strict=True)]
-    lines = [f"  constexpr int {name} = {value};" for name, value in constants.items()]
+    lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
     return (
-        f"{HEADER}{read_header(kernel, 'cuda')}\n"
+        f"{HEADER}{read_header(kernel, 'cuda')}\n" + "\n".join(lines) + "\n"
         f'extern "C" __global__ void product({", ".join(arguments)}, float *out) {{\n'
-        + "\n".join([*lines, f"  using X = {TYPES[x]};", "  using Y = float;"])
-        + f"\n{read_body(kernel, 'cuda')}\n}}\n"
+        f"  using X = {TYPES[x]};\n  using Y = float;\n"
+        f"{read_body(kernel, 'cuda')}\n}}\n"
     )
 
 
@@ -108,6 +108,7 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
         "M": plan.row_tiles,
         "N": plan.token_tiles,
         "SPLIT": plan.split,
+        "RESIDENT": plan.resident,
         "AHEAD": int(plan.ahead),
         "STAGED": -(-shape.columns // STAGE) * STAGE if plan.staged else 0,
         "NORM": 0,
@@ -148,14 +149,17 @@ def list_variants(tokens: int, few: bool) -> dict[str, Any]:
         found["rows 2"] = 2
         found["rows 4"] = 4
     width = next(count for count in (1, 2, 4, 8) if count == 8 or 8 * count >= tokens)
-    for row_tiles, split, ahead in itertools.product((1, 2), (8, 4, 2), (False, True)):
-        if few and ((ahead and row_tiles * width > 2) or (split == 2 and width < 4) or (split == 8 and width > 4)):
+    for rows, split, resident, ahead, staged in itertools.product(
+        (1, 2), (8, 4, 2), (1, 2, 3, 4), (False, True), (False, True)
+    ):
+        if staged and tokens > 1:
             continue
-        found[f"tiles {row_tiles} {width} /{split}{' ahead' if ahead else ''}"] = Plan(row_tiles, width, split, ahead)
-        if tokens == 1:
-            found[f"tiles {row_tiles} staged /{split}{' ahead' if ahead else ''}"] = Plan(
-                row_tiles, width, split, ahead, staged=True
-            )
+        if few and (
+            ahead or split == (2 if width < 8 else 8) or resident > (4, 3, 2, 2)[(1, 2, 4, 8).index(width)] - rows // 2
+        ):
+            continue
+        name = f"tiles {rows} x {width} /{split} {resident}{' ahead' if ahead else ''}{' staged' if staged else ''}"
+        found[name] = Plan(rows, width, split, resident, ahead, staged)
     return found
 
 
@@ -234,7 +238,7 @@ def main() -> None:
         spilled = module.get_function("product").local_size_bytes
         seconds, error = measure(case, tokens, module, described, variant.startswith("rows"))
         print(
-            f"{name:8s} {tokens:3d} tokens  {variant:22s} {1e6 * seconds:8.1f} us "
+            f"{name:8s} {tokens:3d} tokens  {variant:24s} {1e6 * seconds:8.1f} us "
             f"{case.nbytes / seconds / 1e9:6.0f} GB/s  error {error:.1e}  "
             f"{registers} registers, {spilled} bytes spilled, {described[2]} groups",
             flush=True,

@@ -30,12 +30,14 @@ TILES = Kernel(
 class Plan:
     """How a SIMD-group works: its tiles of rows and of tokens, and how many share the columns of the same tile.
 
-    `ahead`: it loads words of the next step before it multiplies; `staged`: x, one row, goes through shared memory.
+    `resident`: threadgroups that share a multiprocessor, which bounds the registers. `ahead`: words of the next step
+    are loaded before those of one are multiplied. `staged`: x, one row, goes through shared memory.
     """
 
     row_tiles: int
     token_tiles: int
     split: int
+    resident: int = 1
     ahead: bool = False
     staged: bool = False
 
@@ -48,9 +50,9 @@ class Plan:
 def choose_plan(tokens: int, columns: int) -> Plan:
     """What was fastest on one H200 (docs/gpu.md)."""
     if tokens == 1 and columns <= MAX_STAGED:
-        return Plan(1, 1, 8, ahead=True, staged=True)
+        return Plan(1, 1, 8, resident=3, staged=True)
     token_tiles = next(count for count in (1, 2, 4, 8) if count == 8 or count * TILE_TOKENS >= tokens)
-    return {1: Plan(1, 1, 8, ahead=True), 2: Plan(2, 2, 8), 4: Plan(2, 4, 4), 8: Plan(2, 8, 4)}[token_tiles]
+    return {1: Plan(1, 1, 8, resident=3), 2: Plan(2, 2, 8), 4: Plan(2, 4, 8), 8: Plan(2, 8, 4)}[token_tiles]
 
 
 def multiply_tiles(
@@ -97,6 +99,7 @@ def multiply_tiles(
             "M": plan.row_tiles,
             "N": plan.token_tiles,
             "SPLIT": plan.split,
+            "RESIDENT": plan.resident,
             "AHEAD": int(plan.ahead),
             "STAGED": -(-columns // STAGE) * STAGE if plan.staged else 0,
             "NORM": int(norm is not None),
