@@ -163,10 +163,10 @@ def list_variants(tokens: int, few: bool) -> dict[str, Any]:
     return found
 
 
-def measure(case: Case, tokens: int, module: Any, described: tuple[Any, ...], is_rows: bool) -> tuple[float, float]:
+def measure(case: Case, tokens: int, function: Any, described: tuple[Any, ...], is_rows: bool) -> tuple[float, float]:
     """Seconds of one launch, and the relative error."""
     _, sizes, groups, threads = described
-    shape, function = case.shape, module.get_function("product")
+    shape = case.shape
     made = shape.rows // 2 if shape.gate else shape.rows
     random = np.random.default_rng(tokens)
     bits = random.standard_normal((tokens, shape.columns)).astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
@@ -227,16 +227,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as workers:
         paths = [Path(folder) / f"{index}.cu" for index in range(len(sources))]
         built = list(workers.map(compile_source, sources, paths))
-        modules = {source: cp.RawModule(path=str(path)) for source, path in zip(sources, built, strict=True)}
+        functions = [cp.RawModule(path=str(path)).get_function("product") for path in built]
+        resources = [(function.num_regs, function.local_size_bytes) for function in functions]  # this loads them
     print(f"{len(sources)} kernels compiled", flush=True)
     cases: dict[str, Case] = {}
     for name, tokens, variant, described in jobs:
         if name not in cases:
             cases = {name: Case(SHAPES[name])}
-        case, module = cases[name], modules[described[0]]
-        registers = module.get_function("product").num_regs
-        spilled = module.get_function("product").local_size_bytes
-        seconds, error = measure(case, tokens, module, described, variant.startswith("rows"))
+        case, index = cases[name], sources.index(described[0])
+        registers, spilled = resources[index]
+        seconds, error = measure(case, tokens, functions[index], described, variant.startswith("rows"))
         print(
             f"{name:8s} {tokens:3d} tokens  {variant:24s} {1e6 * seconds:8.1f} us "
             f"{case.nbytes / seconds / 1e9:6.0f} GB/s  error {error:.1e}  "
