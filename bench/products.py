@@ -99,7 +99,7 @@ class Case:
         return gate / (1 + cp.exp(-gate)) * up
 
 
-def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any], int, int]:
+def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any], tuple[int, ...], int]:
     """Source, sizes, threadgroups and threads."""
     constants = {
         "THREADS": 32 * SIMD_GROUPS,
@@ -119,11 +119,11 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
     blocks = -(-tokens // (8 * plan.token_tiles))
     made = shape.rows // 2 if shape.gate else shape.rows
     source = make_source(TILES, constants, ["bf16", "u8", "u8", "f32", "f32", "f32", "f32", "i32"], "bf16")
-    sizes = [shape.columns, tokens, shape.rows, 0, blocks, 0, 0, 0]
-    return source, sizes, plan.count_groups(made, shape.gate != 0) * blocks, 32 * SIMD_GROUPS
+    sizes = [shape.columns, tokens, shape.rows, 0, 0, 0, 0, 0]
+    return source, sizes, (blocks, plan.count_groups(made, shape.gate != 0)), 32 * SIMD_GROUPS
 
 
-def describe_rows(shape: Shape, tokens: int, per_group: int) -> tuple[str, list[Any], int, int]:
+def describe_rows(shape: Shape, tokens: int, per_group: int) -> tuple[str, list[Any], tuple[int, ...], int]:
     """The same of the kernel for few rows."""
     constants = {
         "THREADS": 32 * PRODUCT_SIMD_GROUPS,
@@ -139,7 +139,7 @@ def describe_rows(shape: Shape, tokens: int, per_group: int) -> tuple[str, list[
     source = make_source(ROWS, constants, ["f32", "u8", "u8", "f32", "f32", "f32", "f32", "i32"], "f32")
     made = shape.rows // 2 if shape.gate else shape.rows
     step = PRODUCT_SIMD_GROUPS * (per_group // 2 if shape.gate else per_group)
-    return source, [shape.columns, tokens, shape.rows, 0, 0, 0, 0, 0], -(-made // step), 32 * PRODUCT_SIMD_GROUPS
+    return source, [shape.columns, tokens, shape.rows, 0, 0, 0, 0, 0], (-(-made // step),), 32 * PRODUCT_SIMD_GROUPS
 
 
 def list_variants(tokens: int, few: bool) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def measure(case: Case, tokens: int, function: Any, described: tuple[Any, ...], 
     numbers = cp.asarray(np.array(sizes, np.int32))
 
     def launch(weight: Any) -> None:
-        function((groups,), (threads,), (given, weight, weight, none, none, none, none, numbers, out))
+        function(groups, (threads,), (given, weight, weight, none, none, none, none, numbers, out))
 
     launch(case.copies[0])
     expected = case.expect(x.astype(cp.float64))

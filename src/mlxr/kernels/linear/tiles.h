@@ -108,10 +108,8 @@ template <> struct Tile<Q6_K> {
     const float d = half_bits_to_float(raw[20]);
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      const uint group = raw[16 + 2 * j + i] >> (8 * t) & 255u;
-      const float step = d * float(int(group ^ 128u) - 128);
-      scale[i] = pack_twice(step);
-      offset[i] = pack_twice(-32.0f * step);
+      scale[i] = pack_twice(d * float((signed char)(raw[16 + 2 * j + i] >> (8 * t))));
+      offset[i] = multiply_pairs(scale[i], 0xC200C200u, 0x80008000u); // exactly -32 of them
     }
   }
 };

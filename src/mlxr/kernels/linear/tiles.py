@@ -88,9 +88,9 @@ def multiply_tiles(
             none if norm is None else norm[0],
             none if residual is None else residual,
             none if norm is None else numbers(norm[1]),
-            numbers(columns, tokens, *rows, blocks),
+            numbers(columns, tokens, *rows),
         ],
-        groups=(sum(plan.count_groups(count, gate != 0) for count in made) * blocks, 1, 1),
+        groups=(blocks, sum(plan.count_groups(count, gate != 0) for count in made), 1),
         threads=32 * SIMD_GROUPS,
         outputs=[((tokens, sum(made)), kind)],
         constants={
