@@ -148,9 +148,9 @@ def list_variants(tokens: int, few: bool) -> dict[str, Any]:
     if tokens <= 8:
         found["rows 2"] = 2
         found["rows 4"] = 4
-    width = next(count for count in (1, 2, 4, 8) if count == 8 or 8 * count >= tokens)
-    for rows, split, resident, ahead, staged in itertools.product(
-        (1, 2), (8, 4, 2), (1, 2, 3, 4), (False, True), (False, True)
+    widest = next(count for count in (1, 2, 4, 8) if count == 8 or 8 * count >= tokens)
+    for width, rows, split, resident, ahead, staged in itertools.product(
+        sorted({widest, min(widest, 4)}), (1, 2), (8, 4, 2), (1, 2, 3, 4), (False, True), (False, True)
     ):
         if staged and tokens > 1:
             continue

@@ -90,7 +90,6 @@ def test_parts_of_two_types_with_biases_and_sum(gpu: Context) -> None:
 def test_layer_goes_through_tiles(gpu: Context, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Norm, product with gate, and product with sum, as the operators call for them."""
     monkeypatch.setattr(gpu.gpu, "has_tiles", True)
-    monkeypatch.setattr("mlxr.kernels.linear.gpu.MIN_TILED", 1)
     monkeypatch.setattr(gpu.gpu, "operands", gpu.gpu.mx.bfloat16)
     launched, launch = [], gpu.gpu.launcher.launch
 
