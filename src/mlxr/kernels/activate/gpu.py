@@ -31,9 +31,9 @@ def activate(ctx: Context, gate_up: Any, kind: str) -> Any:
         [gate_up, gpu.launcher.numbers(half)],
         groups=(-(-half // (THREADS * width)), rows, 1),
         threads=THREADS,
-        outputs=[((rows, half), gpu.activations)],
+        outputs=[((rows, half), gpu.operands)],
         constants={"GELU": int(kind == "gelu_tanh"), "N": width},
-        types={"Y": gpu.activations},
+        types={"Y": gpu.operands},
     )
     return out
 

@@ -151,11 +151,11 @@ def _decode(
         groups=(groups, tokens, shares),
         threads=32 * SIMD_GROUPS,
         outputs=[
-            ((tokens, heads, shares, head_dim), gpu.mx.float32 if split else gpu.activations),
+            ((tokens, heads, shares, head_dim), gpu.mx.float32 if split else gpu.operands),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
         ],
         constants={"D": head_dim, "G": tile, "SPLIT": int(split)},
-        types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.activations},
+        types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.operands},
     )
     return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
 
@@ -181,7 +181,7 @@ def _prefill(
     attended = mx.fast.scaled_dot_product_attention(
         q.transpose(1, 0, 2)[None], keys[None], values[None], scale=scale, mask=mask
     )
-    return attended.squeeze(0).transpose(1, 0, 2)[:queries].astype(gpu.activations)
+    return attended.squeeze(0).transpose(1, 0, 2)[:queries].astype(gpu.operands)
 
 
 def _place_run(

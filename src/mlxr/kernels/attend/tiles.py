@@ -65,7 +65,7 @@ def attend_tiles(
     groups = count if single else -(-count // simd_groups)
     shares = choose_shares(count_positions(batch, page_size, sliding_window), parts * groups)
     split = shares > 1
-    kind = gpu.mx.float32 if split else gpu.activations
+    kind = gpu.mx.float32 if split else gpu.operands
     sizes = (heads, kv_heads, batch.page_table.shape[1], sliding_window or 0, shares, count)
     out, stats = gpu.launcher.launch(
         TILES,
@@ -100,9 +100,9 @@ def merge_shares(ctx: Context, sums: Any, stats: Any) -> Any:
         [sums, stats, gpu.launcher.numbers(tokens * heads, shares)],
         groups=(-(-tokens * heads // SIMD_GROUPS), 1, 1),
         threads=32 * SIMD_GROUPS,
-        outputs=[((tokens, heads, head_dim), gpu.activations)],
+        outputs=[((tokens, heads, head_dim), gpu.operands)],
         constants={"D": head_dim},
-        types={"Y": gpu.activations},
+        types={"Y": gpu.operands},
     )
     return out
 

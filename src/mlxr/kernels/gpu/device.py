@@ -68,7 +68,8 @@ class Upload:
 class Gpu:
     """`mx` is mlx.core; `launcher` is None where kernels cannot run and MLX's own operations take their place.
 
-    `narrow`: products are computed in 16 bits, as GPUs do fastest. `activations` is the type between operators.
+    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units.
+    `activations` is the type between operators, `operands` that of results which only products read.
     """
 
     def __init__(self, device: str, emulator: Emulator | None = None) -> None:
@@ -79,8 +80,12 @@ class Gpu:
         self.launcher: Any = None
         if device != "mlx-cpu":
             self.launcher = Launcher(mx, "emulated" if device == "emulated" else device, emulator)  # type: ignore[arg-type]
+        self.has_tiles = device == "cuda"
         self.activations = mx.float32
+        self.operands = mx.float32
         self.pending: list[Any] = []
+        self.last_expanded: Any = None  # the product that last read the scratch array
+        self._scratch: dict[str, Any] = {}
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, Any] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
@@ -155,7 +160,7 @@ class Gpu:
 
     def forget_placed(self) -> None:
         """Let go of the arrays of the last step."""
-        self._placed = None
+        self._placed = self.last_expanded = None
         self._is_traced = False
 
     def place_ids(self, token_ids: AnyArray) -> Any:
@@ -163,6 +168,14 @@ class Gpu:
         if self._placed is not None and self._placed[0].token_ids is token_ids:
             return self._placed[1].token_ids
         return self.mx.array(token_ids)
+
+    def reserve(self, count: int, kind: Any) -> Any:
+        """`count` numbers at least, always in the same memory; larger memory only where that does not do."""
+        held = self._scratch.get(str(kind))
+        if held is None or held.size < count:
+            held = self._scratch[str(kind)] = self.mx.zeros((count,), kind)
+            self.mx.eval(held)
+        return held
 
     def submit(self, *results: Any) -> None:
         """Start computing `results` and whatever else is pending, without waiting for it."""

@@ -93,6 +93,7 @@ def run_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch, poo
 def _start(gpu: Gpu, graph: _Graph, token_ids: Any, batch: RaggedBatch) -> tuple[Any, Any, Any]:
     results = graph.replay(token_ids, gpu.mx.array(pack_batch(batch)))
     gpu.submit(results[1], results[2])
+    gpu.last_expanded = results[1]
     return results
 
 

@@ -1,0 +1,112 @@
+"""Products on the matrix units: which tiles a SIMD-group makes, and the launch.
+
+A threadgroup makes rows of outputs for up to 64 tokens; its SIMD-groups share the columns out and add up. Knows no
+deferred results: whoever waits for a norm, a gate or a sum calls with what it wants done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.gpu.kernel import Kernel
+
+SIMD_GROUPS = 8
+MAX_STAGED = 16384  # columns; 32 KiB of shared memory
+STAGE = 4096  # columns are rounded up to it, for fewer variants
+TILE_ROWS, TILE_TOKENS = 16, 8
+TILES = Kernel(
+    "linear_tiles",
+    Path(__file__).parent,
+    "tiles.body",
+    ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
+    ("out",),
+    ("blocks.h", "tiles.h", "gate.h"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a SIMD-group works: its tiles of rows and of tokens, and how many share the columns of the same tile.
+
+    `resident`: threadgroups that share a multiprocessor, which bounds the registers. `ahead`: words of the next step
+    are loaded before those of one are multiplied. `staged`: x, one row, goes through shared memory.
+    """
+
+    row_tiles: int
+    token_tiles: int
+    split: int
+    resident: int = 1
+    ahead: bool = False
+    staged: bool = False
+
+    def count_groups(self, made: int, is_gated: bool) -> int:
+        """Threadgroups that it takes to make `made` outputs of one weight."""
+        rows = (TILE_ROWS // 2 if is_gated else TILE_ROWS) * self.row_tiles * (SIMD_GROUPS // self.split)
+        return -(-made // rows)
+
+
+def choose_plan(tokens: int, columns: int) -> Plan:
+    """What was fastest on one H200 (docs/gpu.md)."""
+    if tokens == 1 and columns <= MAX_STAGED:
+        return Plan(1, 1, 8, resident=3, staged=True)
+    token_tiles = next(count for count in (1, 2, 4, 8) if count == 8 or count * TILE_TOKENS >= tokens)
+    return {1: Plan(1, 1, 8, resident=3), 2: Plan(2, 2, 8), 4: Plan(2, 4, 8), 8: Plan(2, 8, 4)}[token_tiles]
+
+
+def multiply_tiles(
+    gpu: Any,
+    x: Any,
+    weights: list[tuple[int, int, Any]],
+    bias: Any,
+    gate: int,
+    residual: Any,
+    kind: Any,
+    plan: Plan,
+    norm: tuple[Any, float] | None = None,
+) -> Any:
+    """One launch for one or two weights, each (number of its type, rows, planes): out (tokens, outputs) of type `kind`.
+
+    x is (tokens, columns) in bf16 or f32. `gate` 1 silu, 2 gelu: the upper half of the rows gates the lower one.
+    `norm`, weight and epsilon, is applied to x first; only staged plans do that.
+    """
+    numbers = gpu.launcher.numbers
+    tokens, columns = x.shape
+    first, second = weights[0], weights[-1]
+    rows = first[1], (second[1] if len(weights) == 2 else 0)
+    made = [first[1] // 2 if gate else first[1], rows[1]]
+    blocks = -(-tokens // (TILE_TOKENS * plan.token_tiles))
+    none = numbers(0.0)
+    (out,) = gpu.launcher.launch(
+        TILES,
+        [
+            x,
+            first[2],
+            second[2],
+            none if bias is None else bias,
+            none if norm is None else norm[0],
+            none if residual is None else residual,
+            none if norm is None else numbers(norm[1]),
+            numbers(columns, tokens, *rows),
+        ],
+        groups=(blocks, sum(plan.count_groups(count, gate != 0) for count in made), 1),
+        threads=32 * SIMD_GROUPS,
+        outputs=[((tokens, sum(made)), kind)],
+        constants={
+            "TYPE_A": first[0],
+            "TYPE_B": second[0],
+            "M": plan.row_tiles,
+            "N": plan.token_tiles,
+            "SPLIT": plan.split,
+            "RESIDENT": plan.resident,
+            "AHEAD": int(plan.ahead),
+            "STAGED": -(-columns // STAGE) * STAGE if plan.staged else 0,
+            "NORM": int(norm is not None),
+            "BIAS": int(bias is not None),
+            "GATE": gate,
+            "RESIDUAL": int(residual is not None),
+        },
+        types={"X": x.dtype, "Y": kind},
+    )
+    return out
