@@ -97,20 +97,18 @@ def main() -> int:
     """Parse the command line, measure, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--model", action="append", required=True)
+    parser.add_argument("--model", required=True)
     parser.add_argument("--arena", type=float, default=1.0, help="GiB of the arena")
     parser.add_argument("--batch", action="append", type=int)
     parser.add_argument("--out")
     given = parser.parse_args()
-    results = {}
-    for path in given.model:
-        start_s = time.perf_counter()
-        with load(path, device=given.device) as loaded:
-            print(f"{path}: loaded in {time.perf_counter() - start_s:.1f} s", flush=True)
-            results[path] = measure(loaded, int(given.arena * 2**30), given.batch or [1, 32])
+    start_s = time.perf_counter()
+    with load(given.model, device=given.device) as loaded:
+        print(f"{given.model}: loaded in {time.perf_counter() - start_s:.1f} s", flush=True)
+        rows = measure(loaded, int(given.arena * 2**30), given.batch or [1, 32])
     if given.out:
         with open(given.out, "w") as file:
-            json.dump({"device": given.device, "results": results}, file, indent=1)
+            json.dump({"device": given.device, "model": given.model, "rows": rows}, file, indent=1)
     return 0
 
 

@@ -85,6 +85,9 @@ class FakeMlx:
     def set_cache_limit(self, limit: int) -> None:
         self.limits.append(limit)
 
+    def clear_cache(self) -> None:
+        self.limits.append(0)
+
 
 @pytest.mark.parametrize(
     ("device", "info", "expected"),
@@ -131,7 +134,7 @@ def test_mlx_keeps_no_more_than_the_workspace() -> None:
     workspace = Workspace(fake)
     for step_bytes in (7 * MIB, 3 * MIB, 9 * MIB):
         workspace.cover(step_bytes)
-    assert fake.limits == [KEPT_BYTES, KEPT_BYTES + 7 * MIB, KEPT_BYTES + 9 * MIB]
+    assert fake.limits == [KEPT_BYTES, KEPT_BYTES + 7 * MIB, 0, KEPT_BYTES + 9 * MIB, 0]
     assert workspace.nbytes == KEPT_BYTES + 9 * MIB
 
 

@@ -31,7 +31,7 @@ from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 
 SIMD_GROUPS = 4
-MAX_TILED_PAIRS = 2**17  # of a query and a position; with more, gathering is worth it for MLX's own attention
+MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, gathering is worth it for MLX's own attention
 QUERY_CLASS = 256  # MLX's attention is planned anew, in some 40 ms, for each number of queries
 _FOLDER = Path(__file__).parent
 DECODE = Kernel(

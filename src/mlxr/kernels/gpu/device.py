@@ -30,6 +30,7 @@ from mlxr.kernels.tensor import TensorSource
 AnyArray = npt.NDArray[Any]
 Arrange = Callable[[Any, str, Any], Any]  # mlx, type name and raw blocks to the blocks as kernels read them
 MAX_STARTED = 2
+ALIGNMENT_BYTES = 256
 GPU_DEVICES = ("metal", "cuda", "mlx-cpu", "emulated")
 _REMEDY = {
     "metal": "pip install mlx (on a Mac with Apple silicon)",
@@ -122,9 +123,20 @@ class Gpu:
         key = (tensor.data.ctypes.data, tensor.nbytes)
         found = self._uploads.get(key)
         if found is None:
-            found = self._uploads[key] = Upload(arrange(self.mx, tensor.type_name, self.read(tensor)))
+            raw = self.read(tensor)
+            arranged = arrange(self.mx, tensor.type_name, raw)
+            found = self._uploads[key] = Upload(self._take_over(raw) if arranged is raw else arranged)
             tensor.release()
         return found
+
+    def _take_over(self, array: Any) -> Any:
+        """`array`, which came from the host, in the GPU's own memory: there lies only what the GPU made itself."""
+        if self.device != "cuda" or len(array) < ALIGNMENT_BYTES:
+            return array
+        middle = len(array) // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        copy = self.mx.concatenate([array[:middle], array[middle:]])
+        self.mx.eval(copy)
+        return copy
 
     def table(self, tensor: TensorSource, arrange: Arrange) -> Upload:
         """The upload of an embedding table, which stays for good."""
@@ -140,13 +152,10 @@ class Gpu:
             owners = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
             columns = (batch.token_ids, batch.positions, batch.slots, owners, batch.positions + np.int32(1))
             # one array, since the device fetches each new one from the host by itself
-            packed = mx.array(np.concatenate([*columns, batch.output_rows, batch.page_table.reshape(-1)]))
-            tokens, start = batch.tokens, 5 * batch.tokens + len(batch.output_rows)
-            placed = PlacedBatch(
-                *(packed[index * tokens : (index + 1) * tokens] for index in range(5)),
-                page_table=packed[start:].reshape(batch.page_table.shape),
-                output_rows=packed[5 * tokens : start],
-            )
+            packed = mx.array(np.concatenate([*columns, batch.page_table.reshape(-1), batch.output_rows]))
+            tokens, stop = batch.tokens, 5 * batch.tokens + batch.page_table.size
+            table = packed[5 * tokens : stop].reshape(batch.page_table.shape)
+            placed = PlacedBatch(*(packed[i * tokens : (i + 1) * tokens] for i in range(5)), table, packed[stop:])
             self._placed = (batch, placed)
         return self._placed[1]
 

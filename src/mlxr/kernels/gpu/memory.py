@@ -36,3 +36,4 @@ class Workspace:
         if KEPT_BYTES + step_bytes > self.nbytes:
             self.nbytes = KEPT_BYTES + step_bytes
             self._mx.set_cache_limit(self.nbytes)
+            self._mx.clear_cache()  # of what loading left, which may lie in the host's memory
