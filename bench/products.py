@@ -215,11 +215,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--shape", nargs="+", default=["output", "gate", "down", "down6", "head"], choices=list(SHAPES))
     parser.add_argument("--few", action="store_true", help="leave out what cannot be fast")
+    parser.add_argument("--only", default="", help="a part of the variants' names")
     given = parser.parse_args()
 
     jobs = []
     for name, tokens in itertools.product(given.shape, given.tokens):
         for variant, plan in list_variants(tokens, given.few).items():
+            if given.only not in variant:
+                continue
             describe = describe_rows if isinstance(plan, int) else describe_tiles
             jobs.append((name, tokens, variant, describe(SHAPES[name], tokens, plan)))
 
