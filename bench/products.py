@@ -25,7 +25,7 @@ from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.kernel import Kernel, read_body, read_header
 from mlxr.kernels.linear.gpu import LAYOUTS, PRODUCT_SIMD_GROUPS, ROWS
-from mlxr.kernels.linear.tiles import SIMD_GROUPS, STAGE, TILES, Plan
+from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, Plan
 
 TYPES = {"f32": "float", "bf16": "__nv_bfloat16", "i32": "int", "u8": "uint8_t"}
 HEADER = """#include <cuda_fp16.h>
@@ -110,7 +110,10 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
         "SPLIT": plan.split,
         "RESIDENT": plan.resident,
         "AHEAD": int(plan.ahead),
-        "STAGED": -(-shape.columns // STAGE) * STAGE if plan.staged else 0,
+        "STAGED": int(plan.staged),
+        "INPUTS": shape.columns,
+        "ROWS_A": shape.rows,
+        "ROWS_B": 0,
         "NORM": 0,
         "BIAS": 0,
         "GATE": shape.gate,
@@ -119,7 +122,7 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
     blocks = -(-tokens // (8 * plan.token_tiles))
     made = shape.rows // 2 if shape.gate else shape.rows
     source = make_source(TILES, constants, ["bf16", "u8", "u8", "f32", "f32", "f32", "f32", "i32"], "bf16")
-    sizes = [shape.columns, tokens, shape.rows, 0, 0, 0, 0, 0]
+    sizes = [tokens, 0, 0, 0, 0, 0, 0, 0]
     return source, sizes, (blocks, plan.count_groups(made, shape.gate != 0)), 32 * SIMD_GROUPS
 
 

@@ -115,15 +115,15 @@ template <> struct Tile<Q6_K> {
 };
 
 // Where the columns of x come from, eight neighbours at a time: straight from its rows.
-template <int N, typename X> struct FromRows {
+template <int COLUMNS, int N, typename X> struct FromRows {
   const DEVICE X *from[N];
   float squares;
-  FUNCTION FromRows(const DEVICE X *x, const DEVICE float *, GROUP uint *, int columns, int tokens, int thread)
+  FUNCTION FromRows(const DEVICE X *x, const DEVICE float *, GROUP uint *, int tokens, int thread)
       : squares(0.0f) {
     UNROLL
     for (int n = 0; n < N; ++n) {
       const int token = 8 * n + thread % 32 / 4;
-      from[n] = x + uint64_t(token < tokens ? token : tokens - 1) * columns;
+      from[n] = x + uint64_t(token < tokens ? token : tokens - 1) * COLUMNS;
     }
   }
   FUNCTION void bring() {}
@@ -132,41 +132,47 @@ template <int N, typename X> struct FromRows {
 
 // Or out of the threadgroup's memory, to which its threads bring the one row, multiplied by `norm`; each of them sums
 // the squares of what it brings.
-template <bool NORM, int THREADS, typename X> struct FromShared {
+template <int COLUMNS, bool NORM, int THREADS, typename X> struct FromShared {
   const DEVICE X *from;
   const DEVICE float *norm;
   GROUP uint *shared;
-  int columns, thread;
+  int thread;
   float squares;
-  FUNCTION FromShared(const DEVICE X *x, const DEVICE float *norm_, GROUP uint *shared_, int columns_, int, int thread_)
-      : from(x), norm(norm_), shared(shared_), columns(columns_), thread(thread_), squares(0.0f) {}
+  FUNCTION FromShared(const DEVICE X *x, const DEVICE float *norm_, GROUP uint *shared_, int, int thread_)
+      : from(x), norm(norm_), shared(shared_), thread(thread_), squares(0.0f) {}
   FUNCTION void bring() {
-    for (int column = 8 * thread; column < columns; column += 8 * THREADS) {
-      float v[8], gain[8];
+    UNROLL
+    for (int first = 0; first < COLUMNS; first += 8 * THREADS) {
+      const int column = first + 8 * thread;
+      if (column >= COLUMNS)
+        break;
       uint pairs[4];
-      load<8>(from + column, v);
       if (NORM) {
+        float v[8], gain[8];
+        load<8>(from + column, v);
         load<8>(norm + column, gain);
         UNROLL
         for (int i = 0; i < 8; ++i) {
           squares += v[i] * v[i];
           v[i] *= gain[i];
         }
+        UNROLL
+        for (int i = 0; i < 4; ++i)
+          pairs[i] = pack_pair(v[2 * i], v[2 * i + 1]);
+      } else {
+        load_pairs(from + column, pairs);
       }
-      UNROLL
-      for (int i = 0; i < 4; ++i)
-        pairs[i] = pack_pair(v[2 * i], v[2 * i + 1]);
       store_words(shared + column / 2, pairs);
     }
     barrier();
   }
   FUNCTION void read(int, int column, PRIVATE uint *b) const { read_words(shared + column / 2, b); }
 };
-template <bool IS_SHARED, int N, bool NORM, int THREADS, typename X> struct Source {
-  typedef FromRows<N, X> type;
+template <bool IS_SHARED, int COLUMNS, int N, bool NORM, int THREADS, typename X> struct Source {
+  typedef FromRows<COLUMNS, N, X> type;
 };
-template <int N, bool NORM, int THREADS, typename X> struct Source<true, N, NORM, THREADS, X> {
-  typedef FromShared<NORM, THREADS, X> type;
+template <int COLUMNS, int N, bool NORM, int THREADS, typename X> struct Source<true, COLUMNS, N, NORM, THREADS, X> {
+  typedef FromShared<COLUMNS, NORM, THREADS, X> type;
 };
 
 // One of the two runs of a step: all its quads times the same columns of x.
@@ -216,48 +222,51 @@ FUNCTION void multiply_runs(PRIVATE const uint (*raw)[Tile<Q>::RAW], int j, int 
   }
 }
 
-template <typename Q, int M, int N, int SPLIT, bool AHEAD, typename From>
-FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *rows, PRIVATE From &source, int columns,
-                             int slice, int lane, PRIVATE float *sums) {
-  const int runs = columns / 32, blocks = columns / Q::BLOCK, steps = (runs + 7) / 8, t = lane % 4;
-  uint64_t first_block[2 * M];
+template <typename Q, int M>
+FUNCTION void fetch_step(Bytes weights, uint64_t total, PRIVATE const uint64_t *blocks, int runs, int first,
+                         PRIVATE uint (*raw)[Tile<Q>::RAW]) {
   UNROLL
   for (int i = 0; i < 2 * M; ++i)
-    first_block[i] = uint64_t(rows[i]) * blocks;
+    Tile<Q>::fetch(weights, total, blocks[i], runs, first, raw[i]);
+}
+
+// AHEAD: the words of the next step are under way while those of one are multiplied; else they are asked for after.
+template <typename Q, int COLUMNS, int M, int N, int SPLIT, bool AHEAD, typename From>
+FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *rows, PRIVATE From &source, int slice,
+                             int lane, PRIVATE float *sums) {
+  constexpr int RUNS = COLUMNS / 32, STEPS = (RUNS + 7) / 8;
+  const int t = lane % 4;
+  uint64_t blocks[2 * M];
+  UNROLL
+  for (int i = 0; i < 2 * M; ++i)
+    blocks[i] = uint64_t(rows[i]) * (COLUMNS / Q::BLOCK);
   UNROLL
   for (int i = 0; i < M * N * 4; ++i)
     sums[i] = 0.0f;
-  uint next[2 * M][Tile<Q>::RAW];
-  if (AHEAD && slice < steps) {
-    UNROLL
-    for (int i = 0; i < 2 * M; ++i)
-      Tile<Q>::fetch(weights, total, first_block[i], runs, 8 * slice + t, next[i]);
-  }
+  uint raw[2 * M][Tile<Q>::RAW], next[2 * M][Tile<Q>::RAW];
+  if (slice < STEPS)
+    fetch_step<Q, M>(weights, total, blocks, RUNS, 8 * slice + t, raw);
   source.bring();
-  for (int step = slice; step < steps; step += SPLIT) {
-    uint raw[2 * M][Tile<Q>::RAW];
-    UNROLL
-    for (int i = 0; i < 2 * M; ++i) {
-      if (AHEAD) {
-        UNROLL
-        for (int k = 0; k < Tile<Q>::RAW; ++k)
-          raw[i][k] = next[i][k];
-      } else {
-        Tile<Q>::fetch(weights, total, first_block[i], runs, 8 * step + t, raw[i]);
-      }
-    }
-    // the words of the next step are under way while these are multiplied
-    if (AHEAD && step + SPLIT < steps) {
-      UNROLL
-      for (int i = 0; i < 2 * M; ++i)
-        Tile<Q>::fetch(weights, total, first_block[i], runs, 8 * (step + SPLIT) + t, next[i]);
-    }
+  for (int step = slice; step < STEPS; step += SPLIT) {
+    const bool goes_on = step + SPLIT < STEPS;
+    if (AHEAD && goes_on)
+      fetch_step<Q, M>(weights, total, blocks, RUNS, 8 * (step + SPLIT) + t, next);
     UNROLL
     for (int j = 0; j < 2; ++j) {
       const int index = 8 * step + 4 * j + t;
-      const bool inside = Q::RUNS == 8 || index < runs; // blocks of eight runs are whole steps
-      const int run = inside ? index : runs - 1;
+      const bool inside = Q::RUNS == 8 || index < RUNS; // blocks of eight runs are whole steps
+      const int run = inside ? index : RUNS - 1;
       multiply_runs<Q, M, N>(raw, j, t, source, run / Q::RUNS * Q::BLOCK + Q::first(run % Q::RUNS), inside, sums);
+    }
+    if (AHEAD) {
+      UNROLL
+      for (int i = 0; i < 2 * M; ++i) {
+        UNROLL
+        for (int k = 0; k < Tile<Q>::RAW; ++k)
+          raw[i][k] = next[i][k];
+      }
+    } else if (goes_on) {
+      fetch_step<Q, M>(weights, total, blocks, RUNS, 8 * (step + SPLIT) + t, raw);
     }
   }
 }

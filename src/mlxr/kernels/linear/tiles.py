@@ -14,7 +14,6 @@ from mlxr.kernels.gpu.kernel import Kernel
 
 SIMD_GROUPS = 8
 MAX_STAGED = 16384  # columns; 32 KiB of shared memory
-STAGE = 4096  # columns are rounded up to it, for fewer variants
 TILE_ROWS, TILE_TOKENS = 16, 8
 TILES = Kernel(
     "linear_tiles",
@@ -88,7 +87,7 @@ def multiply_tiles(
             none if norm is None else norm[0],
             none if residual is None else residual,
             none if norm is None else numbers(norm[1]),
-            numbers(columns, tokens, *rows),
+            numbers(tokens),
         ],
         groups=(blocks, sum(plan.count_groups(count, gate != 0) for count in made), 1),
         threads=32 * SIMD_GROUPS,
@@ -101,7 +100,10 @@ def multiply_tiles(
             "SPLIT": plan.split,
             "RESIDENT": plan.resident,
             "AHEAD": int(plan.ahead),
-            "STAGED": -(-columns // STAGE) * STAGE if plan.staged else 0,
+            "STAGED": int(plan.staged),
+            "INPUTS": columns,
+            "ROWS_A": rows[0],
+            "ROWS_B": rows[1],
             "NORM": int(norm is not None),
             "BIAS": int(bias is not None),
             "GATE": gate,
