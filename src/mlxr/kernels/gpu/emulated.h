@@ -380,7 +380,8 @@ FUNCTION uint widen_bytes(uint word, int half) {
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
-  return pack_pair(float(double(low_of(a)) * low_of(b) + low_of(c)), float(double(high_of(a)) * high_of(b) + high_of(c)));
+  const double low = double(low_of(a)) * low_of(b) + low_of(c), high = double(high_of(a)) * high_of(b) + high_of(c);
+  return pack_pair(float(low), float(high));
 }
 template <typename T> FUNCTION void load_pairs(const T *p, uint *out) {
   check_alignment(p, 16);

@@ -68,7 +68,9 @@ template <> struct Tile<Q4_K> {
     load_words(block + 16 + 16 * (first % 8), raw + 4);
     load_words(block + 80 + 16 * (first % 8), raw + 8);
   }
-  static FUNCTION void words(PRIVATE const uint *raw, int j, int, PRIVATE uint *w) { split_nibbles(raw + 4 + 4 * j, w); }
+  static FUNCTION void words(PRIVATE const uint *raw, int j, int, PRIVATE uint *w) {
+    split_nibbles(raw + 4 + 4 * j, w);
+  }
   static FUNCTION void terms(PRIVATE const uint *raw, int j, int t, PRIVATE uint *scale, PRIVATE uint *offset) {
     const uint d = pack_twice(half_bits_to_float(raw[0] & 0xFFFFu));
     const uint least = pack_twice(-half_bits_to_float(raw[0] >> 16));
