@@ -24,6 +24,7 @@ import numpy as np
 from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.kernel import Kernel, read_body, read_header
+from mlxr.kernels.gpu.launcher import BOUNDS
 from mlxr.kernels.linear.gpu import LAYOUTS, PRODUCT_SIMD_GROUPS, ROWS
 from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, Plan
 
@@ -58,15 +59,15 @@ SHAPES = {
 }
 
 
-def make_source(kernel: Kernel, constants: dict[str, int], inputs: list[str], x: str) -> str:
-    """A whole CUDA file with the kernel `product`."""
+def make_source(kernel: Kernel, constants: dict[str, int], inputs: list[str], x: str, resident: int = 1) -> str:
+    """A whole CUDA file with the kernel `product`, as MLX writes it."""
     arguments = [f"const {TYPES[kind]} *{name}" for name, kind in zip(kernel.inputs, inputs, strict=True)]
-    lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
+    lines = [f"  constexpr int {name} = {value};" for name, value in constants.items()]
     return (
-        f"{HEADER}{read_header(kernel, 'cuda')}\n" + "\n".join(lines) + "\n"
+        f"{HEADER}{read_header(kernel, 'cuda')}\n{BOUNDS.format(constants['THREADS'], resident)}"
         f'extern "C" __global__ void product({", ".join(arguments)}, float *out) {{\n'
-        f"  using X = {TYPES[x]};\n  using Y = float;\n"
-        f"{read_body(kernel, 'cuda')}\n}}\n"
+        + "\n".join([*lines, f"  using X = {TYPES[x]};", "  using Y = float;"])
+        + f"\n{read_body(kernel, 'cuda')}\n}}\n"
     )
 
 
@@ -108,7 +109,6 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
         "M": plan.row_tiles,
         "N": plan.token_tiles,
         "SPLIT": plan.split,
-        "RESIDENT": plan.resident,
         "AHEAD": int(plan.ahead),
         "STAGED": int(plan.staged),
         "INPUTS": shape.columns,
@@ -121,7 +121,7 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
     }
     blocks = -(-tokens // (8 * plan.token_tiles))
     made = shape.rows // 2 if shape.gate else shape.rows
-    source = make_source(TILES, constants, ["bf16", "u8", "u8", "f32", "f32", "f32", "f32", "i32"], "bf16")
+    source = make_source(TILES, constants, ["bf16", "u8", "u8", *["f32"] * 4, "i32"], "bf16", plan.resident)
     sizes = [tokens, 0, 0, 0, 0, 0, 0, 0]
     return source, sizes, (blocks, plan.count_groups(made, shape.gate != 0)), 32 * SIMD_GROUPS
 

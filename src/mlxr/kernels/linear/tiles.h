@@ -6,12 +6,6 @@
 // columns are taken in whatever order the blocks have them: x is loaded in the same order, straight from its rows.
 // Weights are scaled to bf16 in the lane, two at a time; sums are f32.
 
-#if defined(__CUDACC__)
-// MLX writes the head of the function, so this is the way to say how many threadgroups are to share a multiprocessor.
-#undef __global__
-#define __global__ __attribute__((global)) __launch_bounds__(THREADS, RESIDENT)
-#endif
-
 // What a lane holds of a step of one row: `fetch` brings the raw words, `words` makes those of `Q::load` of run j out
 // of them, `terms` scale and offset of near and far quads as pairs, for numbers q instead of 1 + q / 2^BITS.
 template <typename Q> struct Tile {

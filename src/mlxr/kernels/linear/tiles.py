@@ -14,6 +14,8 @@ from mlxr.kernels.gpu.kernel import Kernel
 
 SIMD_GROUPS = 8
 MAX_STAGED = 16384  # columns; 32 KiB of shared memory
+MANY_OUTPUTS = 8192
+LIGHT = frozenset((2, 12))  # q4_0 and q4_k, by ggml's numbers
 TILE_ROWS, TILE_TOKENS = 16, 8
 TILES = Kernel(
     "linear_tiles",
@@ -46,12 +48,25 @@ class Plan:
         return -(-made // rows)
 
 
-def choose_plan(tokens: int, columns: int) -> Plan:
-    """What was fastest on one H200 (docs/gpu.md)."""
-    if tokens == 1 and columns <= MAX_STAGED:
-        return Plan(1, 1, 8, resident=3, staged=True)
-    token_tiles = next(count for count in (1, 2, 4, 8) if count == 8 or count * TILE_TOKENS >= tokens)
-    return {1: Plan(1, 1, 8, resident=3), 2: Plan(2, 2, 8), 4: Plan(2, 4, 8), 8: Plan(2, 8, 4)}[token_tiles]
+def choose_plan(tokens: int, outputs: int, is_light: bool, is_normed: bool) -> Plan:
+    """What was fastest on one H200 (bench/products.py).
+
+    Many outputs fill the device even when fewer SIMD-groups share the columns, which saves sums. `is_light`: the words
+    of a step take few registers, so that more threadgroups fit. Only staged plans norm.
+    """
+    many = outputs >= MANY_OUTPUTS
+    if is_normed:
+        return Plan(1, 1, 4 if many else 8, resident=4 if is_light and many else 3, staged=True)
+    if tokens <= 8:
+        return Plan(2 if is_light and many else 1, 1, 4 if many else 8, resident=2)
+    if tokens <= 16:
+        return Plan(2, 2, 4 if many else 8, resident=2 if is_light else 1)
+    return Plan(2, 4 if tokens <= 32 else 8, 2 if many else 8)
+
+
+def can_norm(tokens: int, columns: int) -> bool:
+    """Whether a norm may wait for the product."""
+    return tokens == 1 and columns <= MAX_STAGED
 
 
 def multiply_tiles(
@@ -62,19 +77,21 @@ def multiply_tiles(
     gate: int,
     residual: Any,
     kind: Any,
-    plan: Plan,
     norm: tuple[Any, float] | None = None,
+    plan: Plan | None = None,
 ) -> Any:
     """One launch for one or two weights, each (number of its type, rows, planes): out (tokens, outputs) of type `kind`.
 
     x is (tokens, columns) in bf16 or f32. `gate` 1 silu, 2 gelu: the upper half of the rows gates the lower one.
-    `norm`, weight and epsilon, is applied to x first; only staged plans do that.
+    `norm`, weight and epsilon, is applied to x first, where `can_norm` says so. `plan` is chosen unless given.
     """
     numbers = gpu.launcher.numbers
     tokens, columns = x.shape
     first, second = weights[0], weights[-1]
     rows = first[1], (second[1] if len(weights) == 2 else 0)
     made = [first[1] // 2 if gate else first[1], rows[1]]
+    if plan is None:
+        plan = choose_plan(tokens, sum(rows), all(number in LIGHT for number, _, _ in weights), norm is not None)
     blocks = -(-tokens // (TILE_TOKENS * plan.token_tiles))
     none = numbers(0.0)
     (out,) = gpu.launcher.launch(
@@ -98,7 +115,6 @@ def multiply_tiles(
             "M": plan.row_tiles,
             "N": plan.token_tiles,
             "SPLIT": plan.split,
-            "RESIDENT": plan.resident,
             "AHEAD": int(plan.ahead),
             "STAGED": int(plan.staged),
             "INPUTS": columns,
@@ -110,5 +126,6 @@ def multiply_tiles(
             "RESIDUAL": int(residual is not None),
         },
         types={"X": x.dtype, "Y": kind},
+        resident=plan.resident,
     )
     return out
