@@ -111,6 +111,7 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
         "SPLIT": plan.split,
         "AHEAD": int(plan.ahead),
         "STAGED": int(plan.staged),
+        "SINGLE": int(plan.single),
         "INPUTS": shape.columns,
         "ROWS_A": shape.rows,
         "ROWS_B": 0,
@@ -163,6 +164,8 @@ def list_variants(tokens: int, few: bool) -> dict[str, Any]:
             continue
         name = f"tiles {rows} x {width} /{split} {resident}{' ahead' if ahead else ''}{' staged' if staged else ''}"
         found[name] = Plan(rows, width, split, resident, ahead, staged)
+        if staged and rows == 1:
+            found[name + " single"] = Plan(rows, width, split, resident, ahead, staged, single=True)
     return found
 
 

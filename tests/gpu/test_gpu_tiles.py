@@ -66,6 +66,12 @@ def test_every_plan(gpu: Context, plan: Plan) -> None:
     assert run(gpu, [make_tensor("q6_k", 70, 512)], 8 * plan.token_tiles - 3, plan) < NARROW
 
 
+@pytest.mark.parametrize("type_name", ["q4_k", "q6_k"])
+def test_single_row_is_scaled_in_floats(gpu: Context, type_name: str) -> None:
+    plan = Plan(1, 1, 4, staged=True, single=True)
+    assert run(gpu, [make_tensor(type_name, 37, 1280)], 1, plan) < 1e-5
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 9, 17, 33, 64, 65])
 def test_every_number_of_rows(gpu: Context, tokens: int) -> None:
     assert run(gpu, [make_tensor("q4_k", 21, 1280)], tokens, wide=False) < NARROW

@@ -14,6 +14,7 @@
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
 //   pack_pair             two floats as bf16 in one word, the first in the lower half
+//   low_of, high_of       the two of a pair
 //   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
 //   widen_byte            one byte below 128 of a word, as the same twice
 //   multiply_pairs        a * b + c of each half

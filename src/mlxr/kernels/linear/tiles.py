@@ -6,6 +6,7 @@ deferred results: whoever waits for a norm, a gate or a sum calls with what it w
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Kernel
 
 SIMD_GROUPS = 8
-MAX_STAGED = 16384  # columns; 32 KiB of shared memory
+MAX_STAGED = 16384  # columns; 37 KiB of shared memory
+SHORT_COLUMNS = 8192
 MANY_OUTPUTS = 8192
+SINGLE = frozenset((12, 14))  # q4_k and q6_k
 LIGHT = frozenset((2, 12))  # q4_0 and q4_k, by ggml's numbers
 TILE_ROWS, TILE_TOKENS = 16, 8
 TILES = Kernel(
@@ -33,6 +36,7 @@ class Plan:
 
     `resident`: threadgroups that share a multiprocessor, which bounds the registers. `ahead`: words of the next step
     are loaded before those of one are multiplied. `staged`: x, one row, goes through shared memory.
+    `single`: its runs are kept apart and scaled after they are summed, for the types in SINGLE.
     """
 
     row_tiles: int
@@ -41,6 +45,7 @@ class Plan:
     resident: int = 1
     ahead: bool = False
     staged: bool = False
+    single: bool = False
 
     def count_groups(self, made: int, is_gated: bool) -> int:
         """Threadgroups that it takes to make `made` outputs of one weight."""
@@ -48,19 +53,20 @@ class Plan:
         return -(-made // rows)
 
 
-def choose_plan(tokens: int, outputs: int, is_light: bool, is_normed: bool) -> Plan:
-    """What was fastest on one H200 (bench/products.py).
+def choose_plan(tokens: int, columns: int, outputs: int, types: Collection[int], is_normed: bool) -> Plan:
+    """What was fastest on one H200 (bench/products.py); `types` are ggml's numbers of the weights' types.
 
-    Many outputs fill the device even when fewer SIMD-groups share the columns, which saves sums. `is_light`: the words
-    of a step take few registers, so that more threadgroups fit. Only staged plans norm.
+    Many outputs fill the device even when fewer SIMD-groups share the columns, which saves sums. Where the words of a
+    step take few registers, more threadgroups fit. Bringing a long row to every threadgroup costs more than it saves.
     """
-    many = outputs >= MANY_OUTPUTS
-    if is_normed:
-        return Plan(1, 1, 4 if many else 8, resident=4 if is_light and many else 3, staged=True)
+    many, light = outputs >= MANY_OUTPUTS, LIGHT.issuperset(types)
+    single = SINGLE.issuperset(types)
+    if is_normed or (tokens == 1 and single and columns <= SHORT_COLUMNS):
+        return Plan(1, 1, 4 if many else 8, resident=4 if light and many else 3, staged=True, single=single)
     if tokens <= 8:
-        return Plan(2 if is_light and many else 1, 1, 4 if many else 8, resident=2)
+        return Plan(2 if light and many else 1, 1, 4 if many else 8, resident=2)
     if tokens <= 16:
-        return Plan(2, 2, 4 if many else 8, resident=2 if is_light else 1)
+        return Plan(2, 2, 4 if many else 8, resident=2 if light else 1)
     return Plan(2, 4 if tokens <= 32 else 8, 2 if many else 8)
 
 
@@ -91,7 +97,7 @@ def multiply_tiles(
     rows = first[1], (second[1] if len(weights) == 2 else 0)
     made = [first[1] // 2 if gate else first[1], rows[1]]
     if plan is None:
-        plan = choose_plan(tokens, sum(rows), all(number in LIGHT for number, _, _ in weights), norm is not None)
+        plan = choose_plan(tokens, columns, sum(rows), {weight[0] for weight in weights}, norm is not None)
     blocks = -(-tokens // (TILE_TOKENS * plan.token_tiles))
     none = numbers(0.0)
     (out,) = gpu.launcher.launch(
@@ -117,6 +123,7 @@ def multiply_tiles(
             "SPLIT": plan.split,
             "AHEAD": int(plan.ahead),
             "STAGED": int(plan.staged),
+            "SINGLE": int(plan.single),
             "INPUTS": columns,
             "ROWS_A": rows[0],
             "ROWS_B": rows[1],
