@@ -16,7 +16,7 @@ from mlxr.kernels.linear.tiles import Plan, multiply_tiles
 from mlxr.kernels.rms_norm import rms_norm
 
 NARROW = 4e-3  # weights rounded to bf16; x is exact in it
-PLANS = [Plan(1, 1, 8), Plan(2, 1, 4, ahead=True), Plan(1, 2, 2), Plan(2, 4, 4), Plan(2, 8, 4)]
+PLANS = [Plan(2, 1, 4, ahead=True), Plan(1, 2, 2), Plan(2, 4, 8)]
 
 
 def round_floats(*shape: int) -> Floats:
@@ -72,12 +72,12 @@ def test_single_row_is_scaled_in_floats(gpu: Context, type_name: str) -> None:
     assert run(gpu, [make_tensor(type_name, 37, 1280)], 1, plan) < 1e-5
 
 
-@pytest.mark.parametrize("tokens", [1, 8, 9, 17, 33, 64, 65])
+@pytest.mark.parametrize("tokens", [1, 9, 65])
 def test_every_number_of_rows(gpu: Context, tokens: int) -> None:
     assert run(gpu, [make_tensor("q4_k", 21, 1280)], tokens, wide=False) < NARROW
 
 
-@pytest.mark.parametrize("columns", [32, 96, 288])
+@pytest.mark.parametrize("columns", [96, 288])
 def test_columns_that_are_no_whole_steps(gpu: Context, columns: int) -> None:
     assert run(gpu, [make_tensor("q8_0", 19, columns)], 3) < NARROW
 
