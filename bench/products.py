@@ -24,8 +24,9 @@ import numpy as np
 from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.kernel import Kernel, read_body, read_header
+from mlxr.kernels.gpu.launcher import BOUNDS
 from mlxr.kernels.linear.gpu import LAYOUTS, PRODUCT_SIMD_GROUPS, ROWS
-from mlxr.kernels.linear.tiles import SIMD_GROUPS, STAGE, TILES, Plan
+from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, Plan
 
 TYPES = {"f32": "float", "bf16": "__nv_bfloat16", "i32": "int", "u8": "uint8_t"}
 HEADER = """#include <cuda_fp16.h>
@@ -58,15 +59,15 @@ SHAPES = {
 }
 
 
-def make_source(kernel: Kernel, constants: dict[str, int], inputs: list[str], x: str) -> str:
-    """A whole CUDA file with the kernel `product`."""
+def make_source(kernel: Kernel, constants: dict[str, int], inputs: list[str], x: str, resident: int = 1) -> str:
+    """A whole CUDA file with the kernel `product`, as MLX writes it."""
     arguments = [f"const {TYPES[kind]} *{name}" for name, kind in zip(kernel.inputs, inputs, strict=True)]
-    lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
+    lines = [f"  constexpr int {name} = {value};" for name, value in constants.items()]
     return (
-        f"{HEADER}{read_header(kernel, 'cuda')}\n" + "\n".join(lines) + "\n"
+        f"{HEADER}{read_header(kernel, 'cuda')}\n{BOUNDS.format(constants['THREADS'], resident)}"
         f'extern "C" __global__ void product({", ".join(arguments)}, float *out) {{\n'
-        f"  using X = {TYPES[x]};\n  using Y = float;\n"
-        f"{read_body(kernel, 'cuda')}\n}}\n"
+        + "\n".join([*lines, f"  using X = {TYPES[x]};", "  using Y = float;"])
+        + f"\n{read_body(kernel, 'cuda')}\n}}\n"
     )
 
 
@@ -108,9 +109,12 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
         "M": plan.row_tiles,
         "N": plan.token_tiles,
         "SPLIT": plan.split,
-        "RESIDENT": plan.resident,
         "AHEAD": int(plan.ahead),
-        "STAGED": -(-shape.columns // STAGE) * STAGE if plan.staged else 0,
+        "STAGED": int(plan.staged),
+        "SINGLE": int(plan.single),
+        "INPUTS": shape.columns,
+        "ROWS_A": shape.rows,
+        "ROWS_B": 0,
         "NORM": 0,
         "BIAS": 0,
         "GATE": shape.gate,
@@ -118,8 +122,8 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
     }
     blocks = -(-tokens // (8 * plan.token_tiles))
     made = shape.rows // 2 if shape.gate else shape.rows
-    source = make_source(TILES, constants, ["bf16", "u8", "u8", "f32", "f32", "f32", "f32", "i32"], "bf16")
-    sizes = [shape.columns, tokens, shape.rows, 0, 0, 0, 0, 0]
+    source = make_source(TILES, constants, ["bf16", "u8", "u8", *["f32"] * 4, "i32"], "bf16", plan.resident)
+    sizes = [tokens, 0, 0, 0, 0, 0, 0, 0]
     return source, sizes, (blocks, plan.count_groups(made, shape.gate != 0)), 32 * SIMD_GROUPS
 
 
@@ -160,6 +164,8 @@ def list_variants(tokens: int, few: bool) -> dict[str, Any]:
             continue
         name = f"tiles {rows} x {width} /{split} {resident}{' ahead' if ahead else ''}{' staged' if staged else ''}"
         found[name] = Plan(rows, width, split, resident, ahead, staged)
+        if staged and rows == 1:
+            found[name + " single"] = Plan(rows, width, split, resident, ahead, staged, single=True)
     return found
 
 
@@ -215,11 +221,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--shape", nargs="+", default=["output", "gate", "down", "down6", "head"], choices=list(SHAPES))
     parser.add_argument("--few", action="store_true", help="leave out what cannot be fast")
+    parser.add_argument("--only", default="", help="a part of the variants' names")
     given = parser.parse_args()
 
     jobs = []
     for name, tokens in itertools.product(given.shape, given.tokens):
         for variant, plan in list_variants(tokens, given.few).items():
+            if given.only not in variant:
+                continue
             describe = describe_rows if isinstance(plan, int) else describe_tiles
             jobs.append((name, tokens, variant, describe(SHAPES[name], tokens, plan)))
 

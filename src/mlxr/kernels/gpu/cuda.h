@@ -94,6 +94,8 @@ FUNCTION uint pack_pair(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+FUNCTION float low_of(uint pair) { return __uint_as_float(pair << 16); }
+FUNCTION float high_of(uint pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 FUNCTION uint widen_bytes(uint word, int half) { return __byte_perm(word, 0x43434343u, half ? 0x4342 : 0x4140); }
 FUNCTION uint widen_byte(uint word, int which) { return __byte_perm(word, 0x43434343u, 0x4040 + 0x0101 * which); }
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {

@@ -14,6 +14,7 @@
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
 //   pack_pair             two floats as bf16 in one word, the first in the lower half; pack_pair<T> as bf16 or f16
+//   low_of, high_of       the two of a pair of bf16
 //   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
 //   widen_byte            one byte below 128 of a word, as the same twice
 //   multiply_pairs        a * b + c of each half
@@ -381,7 +382,8 @@ FUNCTION uint widen_bytes(uint word, int half) {
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
-  return pack_pair(float(double(low_of(a)) * low_of(b) + low_of(c)), float(double(high_of(a)) * high_of(b) + high_of(c)));
+  const double low = double(low_of(a)) * low_of(b) + low_of(c), high = double(high_of(a)) * high_of(b) + high_of(c);
+  return pack_pair(float(low), float(high));
 }
 template <typename T> FUNCTION void load_pairs(const T *p, uint *out) {
   check_alignment(p, 16);

@@ -58,7 +58,7 @@ FUNCTION uint spread_four(uint bits) {
   return (bits & 1u) << 4 | (bits & 2u) << 11 | (bits & 4u) << 18 | (bits & 8u) << 25;
 }
 
-// Pairs of neighbours in 16 bits, near and far, scaled in f32. All that is left of a scale is a pair that holds it twice.
+// Pairs of neighbours in 16 bits, near and far, scaled in f32; the terms are the bits of floats.
 FUNCTION void scale_pairs(PRIVATE const float *f, PRIVATE const uint *scale, PRIVATE const uint *offset,
                           PRIVATE uint *out) {
   UNROLL
@@ -86,7 +86,8 @@ template <int B> struct Integers {
       uint q;
       if (B == 8) { // bytes 128 + q: of those from 128 on 128 is taken, of the others 256
         const uint sign = word & 0x80808080u;
-        const uint less = i % 2 ? (sign >> 16 & 0x80u) | (sign >> 8 & 0x800000u) : (sign & 0x80u) | (sign << 8 & 0x800000u);
+        const uint less = i % 2 ? (sign >> 16 & 0x80u) | (sign >> 8 & 0x800000u)
+                                : (sign & 0x80u) | (sign << 8 & 0x800000u);
         q = multiply_pairs(widen_bytes(word & 0x7F7F7F7Fu, i % 2), one, less ^ 0xC380C380u);
       } else {
         q = multiply_pairs(widen_bytes(word, i % 2), one, 0xC300C300u);

@@ -21,7 +21,7 @@ from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import FILL, multiply_expanded
-from mlxr.kernels.linear.tiles import TILES, choose_plan, multiply_tiles
+from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
@@ -152,7 +152,7 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
         return mx.zeros((0, weight.out_features), gpu.activations)
     tiled = all(_takes_tiles(ctx, part, tokens) for part in parts)
     if len(parts) <= 2 and (tiled or all(_has_kernel(part, tokens) for part in parts)):
-        norms = not tiled or choose_plan(tokens, weight.in_features).staged
+        norms = not tiled or can_norm(tokens, weight.in_features)
         inputs = x.parts if isinstance(x, Deferred) and x.is_open and norms else settle(x)
         product = Product(inputs, parts, bias)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
@@ -180,9 +180,8 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     tokens, columns = x.shape
     if all(_takes_tiles(ctx, part, tokens) for part in product.parts):
         norm = None if normed is None else (normed.weight, normed.eps)
-        plan = choose_plan(tokens, columns)
         weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
-        return multiply_tiles(gpu, x, weights, product.bias, gate, residual, kind, plan, norm)
+        return multiply_tiles(gpu, x, weights, product.bias, gate, residual, kind, norm)
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
     width = next(width for width in (1, 2, 4, 8) if width >= tokens)

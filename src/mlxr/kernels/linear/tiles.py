@@ -6,6 +6,7 @@ deferred results: whoever waits for a norm, a gate or a sum calls with what it w
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Kernel
 
 SIMD_GROUPS = 8
-MAX_STAGED = 16384  # columns; 32 KiB of shared memory
-STAGE = 4096  # columns are rounded up to it, for fewer variants
+MAX_STAGED = 16384  # columns; 37 KiB of shared memory
+SHORT_COLUMNS = 8192
+MANY_OUTPUTS = 8192
+SINGLE = frozenset((12, 14))  # q4_k and q6_k
+LIGHT = frozenset((2, 12))  # q4_0 and q4_k, by ggml's numbers
 TILE_ROWS, TILE_TOKENS = 16, 8
 TILES = Kernel(
     "linear_tiles",
@@ -32,6 +36,7 @@ class Plan:
 
     `resident`: threadgroups that share a multiprocessor, which bounds the registers. `ahead`: words of the next step
     are loaded before those of one are multiplied. `staged`: x, one row, goes through shared memory.
+    `single`: its runs are kept apart and scaled after they are summed, for the types in SINGLE.
     """
 
     row_tiles: int
@@ -40,6 +45,7 @@ class Plan:
     resident: int = 1
     ahead: bool = False
     staged: bool = False
+    single: bool = False
 
     def count_groups(self, made: int, is_gated: bool) -> int:
         """Threadgroups that it takes to make `made` outputs of one weight."""
@@ -47,12 +53,26 @@ class Plan:
         return -(-made // rows)
 
 
-def choose_plan(tokens: int, columns: int) -> Plan:
-    """What was fastest on one H200 (docs/gpu.md)."""
-    if tokens == 1 and columns <= MAX_STAGED:
-        return Plan(1, 1, 8, resident=3, staged=True)
-    token_tiles = next(count for count in (1, 2, 4, 8) if count == 8 or count * TILE_TOKENS >= tokens)
-    return {1: Plan(1, 1, 8, resident=3), 2: Plan(2, 2, 8), 4: Plan(2, 4, 8), 8: Plan(2, 8, 4)}[token_tiles]
+def choose_plan(tokens: int, columns: int, outputs: int, types: Collection[int], is_normed: bool) -> Plan:
+    """What was fastest on one H200 (bench/products.py); `types` are ggml's numbers of the weights' types.
+
+    Many outputs fill the device even when fewer SIMD-groups share the columns, which saves sums. Where the words of a
+    step take few registers, more threadgroups fit. Bringing a long row to every threadgroup costs more than it saves.
+    """
+    many, light = outputs >= MANY_OUTPUTS, LIGHT.issuperset(types)
+    single = SINGLE.issuperset(types)
+    if is_normed or (tokens == 1 and single and columns <= SHORT_COLUMNS):
+        return Plan(1, 1, 4 if many else 8, resident=4 if light and many else 3, staged=True, single=single)
+    if tokens <= 8:
+        return Plan(2 if light and many else 1, 1, 4 if many else 8, resident=2)
+    if tokens <= 16:
+        return Plan(2, 2, 4 if many else 8, resident=2 if light else 1)
+    return Plan(2, 4 if tokens <= 32 else 8, 2 if many else 8)
+
+
+def can_norm(tokens: int, columns: int) -> bool:
+    """Whether a norm may wait for the product."""
+    return tokens == 1 and columns <= MAX_STAGED
 
 
 def multiply_tiles(
@@ -63,19 +83,21 @@ def multiply_tiles(
     gate: int,
     residual: Any,
     kind: Any,
-    plan: Plan,
     norm: tuple[Any, float] | None = None,
+    plan: Plan | None = None,
 ) -> Any:
     """One launch for one or two weights, each (number of its type, rows, planes): out (tokens, outputs) of type `kind`.
 
     x is (tokens, columns) in bf16 or f32. `gate` 1 silu, 2 gelu: the upper half of the rows gates the lower one.
-    `norm`, weight and epsilon, is applied to x first; only staged plans do that.
+    `norm`, weight and epsilon, is applied to x first, where `can_norm` says so. `plan` is chosen unless given.
     """
     numbers = gpu.launcher.numbers
     tokens, columns = x.shape
     first, second = weights[0], weights[-1]
     rows = first[1], (second[1] if len(weights) == 2 else 0)
     made = [first[1] // 2 if gate else first[1], rows[1]]
+    if plan is None:
+        plan = choose_plan(tokens, columns, sum(rows), {weight[0] for weight in weights}, norm is not None)
     blocks = -(-tokens // (TILE_TOKENS * plan.token_tiles))
     none = numbers(0.0)
     (out,) = gpu.launcher.launch(
@@ -88,7 +110,7 @@ def multiply_tiles(
             none if norm is None else norm[0],
             none if residual is None else residual,
             none if norm is None else numbers(norm[1]),
-            numbers(columns, tokens, *rows),
+            numbers(tokens),
         ],
         groups=(blocks, sum(plan.count_groups(count, gate != 0) for count in made), 1),
         threads=32 * SIMD_GROUPS,
@@ -99,14 +121,18 @@ def multiply_tiles(
             "M": plan.row_tiles,
             "N": plan.token_tiles,
             "SPLIT": plan.split,
-            "RESIDENT": plan.resident,
             "AHEAD": int(plan.ahead),
-            "STAGED": -(-columns // STAGE) * STAGE if plan.staged else 0,
+            "STAGED": int(plan.staged),
+            "SINGLE": int(plan.single),
+            "INPUTS": columns,
+            "ROWS_A": rows[0],
+            "ROWS_B": rows[1],
             "NORM": int(norm is not None),
             "BIAS": int(bias is not None),
             "GATE": gate,
             "RESIDUAL": int(residual is not None),
         },
         types={"X": x.dtype, "Y": kind},
+        resident=plan.resident,
     )
     return out
