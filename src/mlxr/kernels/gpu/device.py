@@ -149,13 +149,14 @@ class Gpu:
         """The batch's arrays on the device; the same ones for all operators of a step."""
         if self._placed is None or self._placed[0] is not batch:
             mx = self.mx
-            owners = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
-            columns = (batch.token_ids, batch.positions, batch.slots, owners, batch.positions + np.int32(1))
+            rows = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
+            columns = (batch.token_ids, batch.positions, batch.slots, rows, batch.positions + np.int32(1))
             # one array, since the device fetches each new one from the host by itself
             packed = mx.array(np.concatenate([*columns, batch.page_table.reshape(-1), batch.output_rows]))
             tokens, stop = batch.tokens, 5 * batch.tokens + batch.page_table.size
             table = packed[5 * tokens : stop].reshape(batch.page_table.shape)
-            placed = PlacedBatch(*(packed[i * tokens : (i + 1) * tokens] for i in range(5)), table, packed[stop:])
+            ids, positions, slots, owners, lengths = (packed[i * tokens : (i + 1) * tokens] for i in range(5))
+            placed = PlacedBatch(ids, positions, slots, owners, lengths, table, packed[stop:])
             self._placed = (batch, placed)
         return self._placed[1]
 
