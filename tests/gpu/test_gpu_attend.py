@@ -66,6 +66,24 @@ def test_long_prompts_beside_short_ones(gpu: Context, monkeypatch: pytest.Monkey
     assert gpu.ledger.snapshot().copied_bytes > 0
 
 
+def test_lengths_are_planned_in_steps(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 0)
+    shapes, mx = set(), gpu.gpu.mx
+    attention = mx.fast.scaled_dot_product_attention
+
+    def watch(q: object, keys: object, *rest: object, **named: object) -> object:
+        shapes.add((q.shape[2], keys.shape[2]))  # type: ignore[attr-defined]
+        return attention(q, keys, *rest, **named)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", watch)
+    for context, queries in ((300, 20), (310, 35), (512, 256), (290, 40)):  # the last begins before 256
+        scene = Scene(2, 1, 64, 16, (context,), (queries,))
+        assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < NARROW
+    steps = attend_gpu.LENGTH_STEP
+    assert {length % steps for shape in shapes for length in shape} == {0}
+    assert shapes == {(256, 512), (512, 512), (256, 256)}
+
+
 def takes_tiles(ctx: Context) -> bool:
     """Whether the device runs the kernel of matrix units."""
     return ctx.device in DEVICES

@@ -32,7 +32,7 @@ from mlxr.kernels.ragged import RaggedBatch
 
 SIMD_GROUPS = 4
 MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, gathering is worth it for MLX's own attention
-QUERY_CLASS = 256  # MLX's attention is planned anew, in some 40 ms, for each number of queries
+LENGTH_STEP = 256  # MLX plans its attention anew, in some 40 ms, for each pair of numbers of queries and positions
 _FOLDER = Path(__file__).parent
 DECODE = Kernel(
     "attend_decode",
@@ -173,35 +173,36 @@ def _prefill(
     gpu, mx, queries = ctx.gpu, ctx.gpu.mx, q.shape[0]
     if gpu.narrow and k_pool.kind in ("bf16", "f16"):
         q = q.astype(k_pool.array.dtype)  # MLX has fused attention for 16 bits only
-    padding = 0 if gpu.launcher is None else -queries % QUERY_CLASS
-    pages, seen, mask = _place_run(ctx, batch, sequence, k_pool.shape[2], padding, sliding_window)
+    pages, seen, front, padding, mask = _place_run(ctx, batch, sequence, k_pool.shape[2], sliding_window)
     keys, values = _gather(ctx, k_pool, v_pool, pages, seen, padding, q)
-    if padding:
-        q = mx.pad(q, ((0, padding), (0, 0), (0, 0)))
+    if front or padding:
+        q = mx.pad(q, ((front, padding), (0, 0), (0, 0)))
     attended = mx.fast.scaled_dot_product_attention(
         q.transpose(1, 0, 2)[None], keys[None], values[None], scale=scale, mask=mask
     )
-    return attended.squeeze(0).transpose(1, 0, 2)[:queries].astype(gpu.operands)
+    return attended.squeeze(0).transpose(1, 0, 2)[front : front + queries].astype(gpu.operands)
 
 
 def _place_run(
-    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, padding: int, sliding_window: int | None
-) -> tuple[Any, int, Any]:
-    """Pages that a sequence's queries see, positions in them, and the mask; made once for all layers of a step."""
+    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, sliding_window: int | None
+) -> tuple[Any, int, int, int, Any]:
+    """What a sequence's queries see, made once for all layers of a step: pages, positions in them, rows of padding in
+    front of and behind the queries, of which those behind have positions too, and the mask."""
     gpu, placed = ctx.gpu, ctx.gpu.place(batch)
     key = ("run", sequence, sliding_window)
-    found: tuple[Any, int, Any] | None = placed.parts.get(key)
+    found: tuple[Any, int, int, int, Any] | None = placed.parts.get(key)
     if found is None:
         queries = int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])
         length = int(batch.context_lengths[sequence])
         first_page = 0 if sliding_window is None else max(0, length - queries + 1 - sliding_window) // page_size
         seen = length - first_page * page_size
         pages = placed.page_table[sequence : sequence + 1, first_page : -(-length // page_size)].reshape(-1)
-        mask: Any = "causal"
+        step = 1 if gpu.launcher is None else LENGTH_STEP
+        front, padding, mask = (seen - queries) % step, -seen % step, "causal"
         if sliding_window is not None and seen > sliding_window:
-            distance = np.arange(seen - queries, seen + padding)[:, None] - np.arange(seen + padding)[None]
+            distance = np.arange(seen - queries - front, seen + padding)[:, None] - np.arange(seen + padding)[None]
             mask = gpu.mx.array((distance >= 0) & (distance < sliding_window))
-        found = placed.parts[key] = (pages, seen, mask)
+        found = placed.parts[key] = (pages, seen, front, padding, mask)
     return found
 
 
