@@ -15,6 +15,8 @@ from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import Kernel, Target, Variant, read_body, read_header
 
 MIN_ARRAY = 8  # smaller arrays lie in another address space on Metal
+# MLX writes the head of the function itself, behind our header
+BOUNDS = "\n#undef __global__\n#define __global__ __attribute__((global)) __launch_bounds__({}, {})\n"
 
 
 class Launcher:
@@ -23,7 +25,7 @@ class Launcher:
     def __init__(self, mx: Any, target: Target, emulator: Emulator | None = None) -> None:
         self._mx, self._target = mx, target
         self.emulator = (emulator or Emulator()) if target == "emulated" else None
-        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...]], Any] = {}
+        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...], tuple[int, int] | None], Any] = {}
         self._numbers: dict[tuple[Any, tuple[float, ...]], Any] = {}
 
     @property
@@ -51,17 +53,22 @@ class Launcher:
         outputs: Sequence[tuple[tuple[int, ...], Any]],
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
+        resident: int = 1,
     ) -> list[Any]:
-        """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes."""
+        """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
+
+        On CUDA, `resident` threadgroups must fit on a multiprocessor, which bounds the registers of a thread.
+        """
         template = {"THREADS": threads, **(constants or {})}
         if self.emulator is not None:
             return self._emulate(kernel, inputs, groups, threads, outputs, template, types or {})
         input_types = tuple(_name_type(array.dtype) for array in inputs)
         output_types = tuple(_name_type(kind) for _, kind in outputs)
-        compiled = self._compiled.get((kernel, input_types, output_types))
+        bounds = (threads, resident) if self._target == "cuda" and resident > 1 else None
+        compiled = self._compiled.get((kernel, input_types, output_types, bounds))
         if compiled is None:
-            compiled = self._make(kernel, "_".join(input_types + output_types))
-            self._compiled[kernel, input_types, output_types] = compiled
+            compiled = self._make(kernel, input_types + output_types, bounds)
+            self._compiled[kernel, input_types, output_types, bounds] = compiled
         result: list[Any] = compiled(
             inputs=list(inputs),
             template=[*template.items(), *(types or {}).items()],
@@ -72,15 +79,19 @@ class Launcher:
         )
         return result
 
-    def _make(self, kernel: Kernel, suffix: str) -> Any:
-        # MLX tells variants apart by name and template arguments alone, so the arrays' types are part of the name
+    def _make(self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None) -> Any:
+        # MLX tells variants apart by name and template arguments alone, so all else must be part of the name
         make = self._mx.fast.cuda_kernel if self._target == "cuda" else self._mx.fast.metal_kernel
+        header, suffix = read_header(kernel, self._target), "_".join(kinds)
+        if bounds is not None:
+            header += BOUNDS.format(*bounds)
+            suffix += "_{}_{}".format(*bounds)
         return make(
             name=f"mlxr_{kernel.name}_{suffix}",
             input_names=list(kernel.inputs),
             output_names=list(kernel.outputs),
             source=read_body(kernel, self._target),
-            header=read_header(kernel, self._target),
+            header=header,
         )
 
     def _emulate(
