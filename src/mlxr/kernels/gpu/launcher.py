@@ -56,8 +56,7 @@ class Launcher:
     ) -> list[Any]:
         """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
 
-        On CUDA, as many as the constant RESIDENT, if it is there, must fit on a multiprocessor, which bounds the registers
-        of a thread.
+        A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
         """
         template = {"THREADS": threads, **(constants or {})}
         if self._emulator is not None:
