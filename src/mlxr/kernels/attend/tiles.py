@@ -87,9 +87,15 @@ def attend_tiles(
             ((tokens, heads, shares, head_dim), kind),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
         ],
-        constants={"D": head_dim, "G": per_tile, "PAGE": page_size, "SPLIT": int(split), "SINGLE": int(single)},
+        constants={
+            "D": head_dim,
+            "G": per_tile,
+            "PAGE": page_size,
+            "SPLIT": int(split),
+            "SINGLE": int(single),
+            "RESIDENT": SINGLE_RESIDENT if single else RESIDENT,
+        },
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
-        resident=SINGLE_RESIDENT if single else RESIDENT,
     )
     return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
 

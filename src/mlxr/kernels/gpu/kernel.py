@@ -54,8 +54,8 @@ typedef unsigned char uint8_t;
 typedef unsigned int uint32_t;
 typedef unsigned long uint64_t;
 """
-# A launch comes to its place before the one in front has ended, and waits for what that one writes: at once, or where it
-# says so. Letting the next one come any earlier (griddepcontrol.launch_dependents) took longer on an H200.
+# A launch comes to its place before the one in front has ended, and waits for what that one writes: at once, or where
+# it says so. Letting the next one come even earlier (griddepcontrol.launch_dependents) took longer on an H200.
 _AWAIT = "await_inputs()"
 
 

@@ -53,18 +53,17 @@ class Launcher:
         outputs: Sequence[tuple[tuple[int, ...], Any]],
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
-        resident: int = 1,
     ) -> list[Any]:
         """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
 
-        On CUDA, `resident` threadgroups must fit on a multiprocessor, which bounds the registers of a thread.
+        A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
         """
         template = {"THREADS": threads, **(constants or {})}
         if self.emulator is not None:
             return self._emulate(kernel, inputs, groups, threads, outputs, template, types or {})
         input_types = tuple(_name_type(array.dtype) for array in inputs)
         output_types = tuple(_name_type(kind) for _, kind in outputs)
-        bounds = (threads, resident) if self._target == "cuda" and resident > 1 else None
+        bounds = (threads, template["RESIDENT"]) if self._target == "cuda" and "RESIDENT" in template else None
         compiled = self._compiled.get((kernel, input_types, output_types, bounds))
         if compiled is None:
             compiled = self._make(kernel, input_types + output_types, bounds)

@@ -113,7 +113,7 @@ def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) 
     try:
         step = _record(gpu, machine, recorder, compute, batch)
         step.ready[FORWARD] = machine.prepare(step.launches[FORWARD])
-    except (TypeError, AttributeError):  # MLX's operations do not take a Buffer, nor is it an array
+    except (TypeError, AttributeError, ValueError):  # of MLX, which takes no Buffer; a real one comes again without
         step = None
     except DeviceError as error:
         logger.warning("a step is left to MLX: %s", error)

@@ -40,7 +40,7 @@ def multiply_expanded(gpu: Any, x: Any, number: int, rows: int, planes: Any) -> 
             [
                 planes,
                 x,
-                after.reshape(-1)[:8].view(mx.uint8),
+                mx.flatten(after)[:8].view(mx.uint8),
                 scratch,
                 gpu.launcher.numbers(columns, count, start, rows, tokens * columns),
             ],

@@ -10,7 +10,7 @@
 // of them, `terms` scale and offset of near and far quads as pairs, for numbers q instead of 1 + q / 2^BITS.
 template <typename Q> struct Tile {
   enum { EACH = Q::WORDS + 4, RAW = 2 * EACH };
-  static FUNCTION void fetch(Bytes base, uint64_t total, uint64_t row, int runs, int first, PRIVATE uint *raw) {
+  static FUNCTION void fetch(Bytes base, uint64_t total, uint row, int runs, int first, PRIVATE uint *raw) {
     UNROLL
     for (int j = 0; j < 2; ++j) {
       const int index = first + 4 * j < runs ? first + 4 * j : runs - 1;
@@ -56,11 +56,11 @@ FUNCTION uint scale_byte(uint bytes, int which, uint d) {
 
 template <> struct Tile<Q4_K> {
   enum { RAW = 12 };
-  static FUNCTION void fetch(Bytes base, uint64_t, uint64_t row, int, int first, PRIVATE uint *raw) {
-    Bytes block = base + (row + first / 8) * 144;
+  static FUNCTION void fetch(Bytes base, uint64_t, uint row, int, int first, PRIVATE uint *raw) {
+    Bytes block = base + uint64_t(row + uint(first) / 8) * 144;
     load_words(block, raw);
-    load_words(block + 16 + 16 * (first % 8), raw + 4);
-    load_words(block + 80 + 16 * (first % 8), raw + 8);
+    load_words(block + 16 + 16 * (uint(first) % 8), raw + 4);
+    load_words(block + 80 + 16 * (uint(first) % 8), raw + 8);
   }
   static FUNCTION void words(PRIVATE const uint *raw, int j, int, PRIVATE uint *w) {
     split_nibbles(raw + 4 + 4 * j, w);
@@ -80,10 +80,10 @@ template <> struct Tile<Q4_K> {
 
 template <> struct Tile<Q6_K> {
   enum { RAW = 21 };
-  static FUNCTION void fetch(Bytes base, uint64_t total, uint64_t row, int, int first, PRIVATE uint *raw) {
-    const uint64_t block = row + first / 8;
-    Bytes low = field<0, 128>(base, total, block) + 16 * (first % 8);
-    Bytes high = field<128, 64>(base, total, block) + 16 * (first % 2);
+  static FUNCTION void fetch(Bytes base, uint64_t total, uint row, int, int first, PRIVATE uint *raw) {
+    const uint block = row + uint(first) / 8; // narrow numbers make short addresses
+    Bytes low = field<0, 128>(base, total, block) + 16 * (uint(first) % 8);
+    Bytes high = field<128, 64>(base, total, block) + 16 * (uint(first) % 2);
     load_words(low, raw);
     load_words(low + 64, raw + 4);
     load_words(high, raw + 8);
@@ -233,7 +233,7 @@ FUNCTION void multiply_runs(PRIVATE const uint (*raw)[Tile<Q>::RAW], int j, int 
 }
 
 template <typename Q, int M>
-FUNCTION void fetch_step(Bytes weights, uint64_t total, PRIVATE const uint64_t *blocks, int runs, int first,
+FUNCTION void fetch_step(Bytes weights, uint64_t total, PRIVATE const uint *blocks, int runs, int first,
                          PRIVATE uint (*raw)[Tile<Q>::RAW]) {
   UNROLL
   for (int i = 0; i < 2 * M; ++i)
@@ -246,10 +246,10 @@ FUNCTION void multiply_tiles(Bytes weights, uint64_t total, PRIVATE const int *r
                              int lane, PRIVATE float *sums) {
   constexpr int RUNS = COLUMNS / 32, STEPS = (RUNS + 7) / 8;
   const int t = lane % 4;
-  uint64_t blocks[2 * M];
+  uint blocks[2 * M];
   UNROLL
   for (int i = 0; i < 2 * M; ++i)
-    blocks[i] = uint64_t(rows[i]) * (COLUMNS / Q::BLOCK);
+    blocks[i] = uint(rows[i]) * (COLUMNS / Q::BLOCK);
   UNROLL
   for (int i = 0; i < M * N * 4; ++i)
     sums[i] = 0.0f;
@@ -320,10 +320,10 @@ struct Tiles<true, Q, COLUMNS, 1, 1, SPLIT, AHEAD, From> {
                                 int lane, PRIVATE float *sums) {
     constexpr int RUNS = COLUMNS / 32, STEPS = RUNS / 8, SUMS = COLUMNS / 2, ZEROS = SUMS + COLUMNS / 16;
     const int t = lane % 4, g = lane / 4;
-    uint64_t blocks[2];
+    uint blocks[2];
     UNROLL
     for (int i = 0; i < 2; ++i)
-      blocks[i] = uint64_t(rows[i]) * (COLUMNS / Q::BLOCK);
+      blocks[i] = uint(rows[i]) * (COLUMNS / Q::BLOCK);
     uint raw[2][Tile<Q>::RAW];
     fetch_step<Q, 1>(weights, total, blocks, RUNS, 8 * (slice < STEPS ? slice : 0) + t, raw);
     source.bring();

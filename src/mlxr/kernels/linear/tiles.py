@@ -121,6 +121,7 @@ def multiply_tiles(
             "M": plan.row_tiles,
             "N": plan.token_tiles,
             "SPLIT": plan.split,
+            "RESIDENT": plan.resident,
             "AHEAD": int(plan.ahead),
             "STAGED": int(plan.staged),
             "SINGLE": int(plan.single),
@@ -133,6 +134,5 @@ def multiply_tiles(
             "RESIDUAL": int(residual is not None),
         },
         types={"X": x.dtype, "Y": kind},
-        resident=plan.resident,
     )
     return out
