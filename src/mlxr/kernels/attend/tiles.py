@@ -20,7 +20,6 @@ from mlxr.kernels.tensor import IntArray
 
 SIMD_GROUPS = 4
 SINGLE_SIMD_GROUPS = 2  # where they share a tile
-RESIDENT, SINGLE_RESIDENT = 1, 1  # threadgroups to a multiprocessor, for which the registers must suffice
 TILE_ROWS = 16
 TILE_POSITIONS = 16
 WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
