@@ -30,7 +30,9 @@ from mlxr.kernels.gpu.steps import Results
 
 logger = logging.getLogger(__name__)
 MAX_COMPILERS = 8
-PRODUCTS = True  # whether steps with products of the library are recorded; without, MLX compiles them
+PRODUCTS = (
+    False  # whether steps with products of the library are recorded: not run on a GPU yet; else MLX compiles them
+)
 AnyArray = npt.NDArray[Any]
 ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
 
