@@ -30,9 +30,8 @@ from mlxr.kernels.gpu.steps import Results
 
 logger = logging.getLogger(__name__)
 MAX_COMPILERS = 8
-PRODUCTS = (
-    False  # whether steps with products of the library are recorded: not run on a GPU yet; else MLX compiles them
-)
+# Whether steps with products of the library are recorded, which was not run on a GPU yet; else MLX compiles them.
+PRODUCTS = False
 AnyArray = npt.NDArray[Any]
 ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
 
