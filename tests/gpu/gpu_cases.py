@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from mlxr.cache.arena import Arena
+from mlxr.core.errors import DeviceError
 from mlxr.formats import TensorSource, by_name
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.device import load_mlx
+from mlxr.kernels.gpu.emulator import find_compiler
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.split_heads import HeadNorms, split_heads
@@ -27,6 +31,15 @@ _HALVES = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
     "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "q8_k": (), "iq4_nl": (0,), "iq4_xs": (0,), "mxfp4": (),
 }  # fmt: skip
+
+
+def skip_unless_emulated() -> None:
+    """Skip with the reason where kernels cannot be emulated."""
+    try:
+        load_mlx("emulated")
+        find_compiler()
+    except DeviceError as error:
+        pytest.skip(str(error))
 
 
 def make_tensor(type_name: str, rows: int, columns: int, seed: int = 0) -> TensorSource:

@@ -7,9 +7,14 @@ import numpy as np
 from mlxr.kernels.tensor import ByteArray, PoolArray
 
 
+def is_on_host(pool: PoolArray) -> bool:
+    """Whether the pool is in host memory, which any thread may read."""
+    return isinstance(pool, np.ndarray)
+
+
 def copy_page(pool: PoolArray, source: int, target: int) -> None:
     """Copy the contents of page `source` to page `target`."""
-    if isinstance(pool, np.ndarray):
+    if is_on_host(pool):
         pool[target] = pool[source]
     else:
         pool.copy_page(source, target)
@@ -26,7 +31,7 @@ def read_page(pool: PoolArray, page: int) -> ByteArray:
 
 def write_page(pool: PoolArray, page: int, source: ByteArray) -> None:
     """Overwrite `page` with bytes that `read_page` gave, of a pool of the same kind."""
-    if isinstance(pool, np.ndarray):
+    if is_on_host(pool):
         pool[page].reshape(-1).view(np.uint8)[:] = source
     else:
         pool.write_page(page, source)
