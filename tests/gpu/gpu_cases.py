@@ -25,6 +25,7 @@ Floats = NDArray[np.float32]
 REFERENCE = Context("reference")
 QUANTISED = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4",
+    "affine4_32", "affine4_64", "affine8_32", "affine8_64",
 )  # fmt: skip
 # Where in a block half-precision scales lie; the others are set below.
 _HALVES = {
@@ -50,11 +51,13 @@ def make_tensor(type_name: str, rows: int, columns: int, seed: int = 0) -> Tenso
         values = rng.standard_normal((rows, columns)).astype(np.float32) / np.float32(np.sqrt(columns))
         return TensorSource("w", type_name, (rows, columns), kind.encode(values.reshape(-1, 1)).reshape(-1))  # type: ignore[misc]
     blocks = rng.integers(0, 256, (rows * columns // kind.block_size, kind.type_size), dtype=np.uint8)
-    for offset in _HALVES[type_name]:
+    for offset in _HALVES.get(type_name, ()):
         scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
     if type_name == "mxfp4":
         blocks[:, 0] = rng.integers(110, 130, len(blocks))
+    if type_name.startswith("affine"):
+        blocks[:, :8] = (rng.standard_normal((len(blocks), 2)) * 0.01).astype(np.float32).view(np.uint8)
     if type_name == "q8_k":
         blocks[:, :4] = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float32).view(np.uint8).reshape(-1, 4)
     return TensorSource("w", type_name, (rows, columns), blocks.reshape(-1))

@@ -14,7 +14,7 @@ def is_on_host(pool: PoolArray) -> bool:
 
 def copy_page(pool: PoolArray, source: int, target: int) -> None:
     """Copy the contents of page `source` to page `target`."""
-    if is_on_host(pool):
+    if isinstance(pool, np.ndarray):
         pool[target] = pool[source]
     else:
         pool.copy_page(source, target)
@@ -31,7 +31,7 @@ def read_page(pool: PoolArray, page: int) -> ByteArray:
 
 def write_page(pool: PoolArray, page: int, source: ByteArray) -> None:
     """Overwrite `page` with bytes that `read_page` gave, of a pool of the same kind."""
-    if is_on_host(pool):
+    if isinstance(pool, np.ndarray):
         pool[page].reshape(-1).view(np.uint8)[:] = source
     else:
         pool.write_page(page, source)

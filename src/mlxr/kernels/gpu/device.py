@@ -49,12 +49,15 @@ class PlacedBatch:
 
 
 class Upload:
-    """A tensor's raw blocks, or its plain numbers, on the device; shared by all that use it."""
+    """A tensor's raw blocks, or its plain numbers, on the device; shared by all that use it.
 
-    __slots__ = ("__weakref__", "array")
+    `source` is the tensor, where it is one: held, so that no other one can pass for it.
+    """
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    __slots__ = ("__weakref__", "array", "source")
+
+    def __init__(self, array: Any, source: TensorSource | None = None) -> None:
+        self.array, self.source = array, source
 
 
 class Gpu:
@@ -73,7 +76,7 @@ class Gpu:
             self.launcher = Launcher(mx, "emulated" if device == "emulated" else device, emulator)  # type: ignore[arg-type]
         self.activations = mx.float32
         self.pending: list[Any] = []
-        self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
+        self._uploads: weakref.WeakValueDictionary[int, Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, Any] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
@@ -99,10 +102,10 @@ class Gpu:
 
     def upload(self, tensor: TensorSource, arrange: Arrange) -> Upload:
         """The tensor on the device, brought to the kernels' order. Uploaded once while anybody holds it."""
-        key = (tensor.data.ctypes.data, tensor.nbytes)
-        found = self._uploads.get(key)
+        found = self._uploads.get(id(tensor))
         if found is None:
-            found = self._uploads[key] = Upload(arrange(self.mx, tensor.type_name, self.read(tensor)))
+            array = arrange(self.mx, tensor.type_name, self.read(tensor))
+            found = self._uploads[id(tensor)] = Upload(array, tensor)
             tensor.release()
         return found
 
