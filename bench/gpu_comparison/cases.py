@@ -3,7 +3,6 @@ or SHAPE-TYPE:prefill@TOKENS."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +11,7 @@ from synthetic import SHAPES, Shape
 NAMES = {"tinyllama": "tinyllama-1.1b", "llama-8b": "llama-3-8b", "tiny": "tiny-spm"}
 TITLES = {"tinyllama": "TinyLlama", "llama-8b": "Llama 3 8B", "tiny": "tiny"}
 SHORT_CONTEXT = 32
-MLX_LM, MLX_LM_4BIT, TRANSFORMERS = "mlx-lm", "mlx-lm 4-bit", "transformers"
+OURS, MLX_LM, MLX_LM_4BIT, TRANSFORMERS = "mlxr", "mlx-lm", "mlx-lm 4-bit", "transformers"
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Case:
         work, _, context = rest.partition("@")
         shape = next((name for name in NAMES if model.startswith(name + "-")), None)
         if shape is None or not (work == "prefill" or work.isdecimal()) or not (context or "1").isdecimal():
-            raise argparse.ArgumentTypeError(f"{text!r} is no SHAPE-TYPE:BATCH[@CONTEXT] of {', '.join(NAMES)}")
+            raise ValueError(f"{text!r} is no SHAPE-TYPE:BATCH[@CONTEXT] of {', '.join(NAMES)}")
         type_name = model.removeprefix(shape + "-")
         if work == "prefill":
             return Case(shape, type_name, "prefill", 1, int(context or 2048))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_comparison.cases import MLX_LM, MLX_LM_4BIT, TARGETS, TRANSFORMERS, Case, Target
+from gpu_comparison.cases import MLX_LM, MLX_LM_4BIT, OURS, TARGETS, TRANSFORMERS, Case, Target
 from mlxr.core.errors import MlxrError
 from plot import Bar, draw_bars
 
@@ -17,7 +17,6 @@ DOCUMENT = Path("docs") / "gpu.md"
 PLOT = Path("docs") / "img" / "gpu-speed.svg"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 GIB = 2**30
-OURS = "mlxr"
 
 
 def format_table(results: Results) -> str:
@@ -143,8 +142,3 @@ def replace_figures(text: str, results: Results) -> str:
     if not found or not closed:
         raise MlxrError(f"{DOCUMENT} has no lines {BEGIN} and {END}; add them where the figures belong")
     return f"{head}{BEGIN}\n\n{format_table(results)}\n\n{END}{tail}"
-
-
-def list_engines(results: Results) -> Sequence[str]:
-    """Those that were measured."""
-    return list(dict.fromkeys(row["engine"] for row in results["rows"]))
