@@ -19,6 +19,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.scoring import Doubles
 from mlxr.formats import open_gguf
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.device import find_gpu
 from mlxr.loading import load, name_quantization, open_source
 from mlxr.service.opening import build_engine
 
@@ -31,6 +32,9 @@ OWN = {DOWN: {"bits": 6, "group_size": 128}, QUERY: False, "model.embed_tokens":
 TOKENS = list(range(5, 45))
 SETTINGS = Settings(arena_bytes=2**22, kv_type="f32")
 MAX_ERROR = {"cpu": 0.05, "mlx-cpu": 2e-5, "emulated": 2e-5}  # the CPU rounds activations to 8 bits
+GPU = find_gpu()
+if GPU is not None:
+    MAX_ERROR[GPU] = 0.02  # rounds to 16 bits
 
 
 def write_folder(folder: Path, *, tied: bool = True, plain: bool = False, **quantization: object) -> Path:
