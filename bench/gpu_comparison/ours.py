@@ -87,29 +87,29 @@ class Ours:
 
     def start(self, case: Case, steps: int) -> None:
         """An engine for the case with room for `steps` tokens more; decoding: all contexts computed."""
-        self._base_bytes = self._mx.get_active_memory()
+        self._case, self._base_bytes = case, self._mx.get_active_memory()
         self._mx.reset_peak_memory()
-        total = case.context + steps + 2
-        self._case, self._engine = (
-            case,
-            Engine(
-                self._model,
-                self._context,
-                eos_ids=(),
-                pages=case.batch * (-(-total // PAGE_SIZE) + 1),
-                page_size=PAGE_SIZE,
-                prefix_sharing=False,
-                context_tokens=total,
-                max_batch_tokens=max(CHUNK_TOKENS, case.batch),
-                max_sequences=case.batch,
-                prefill_chunk_tokens=CHUNK_TOKENS,
-            ),
+        waiting_steps = case.batch * case.context // CHUNK_TOKENS + 2  # the first decode while the last prefill
+        more = steps + waiting_steps + 2
+        total = case.context + more
+        self._engine = Engine(
+            self._model,
+            self._context,
+            eos_ids=(),
+            pages=case.batch * (-(-total // PAGE_SIZE) + 1),
+            page_size=PAGE_SIZE,
+            prefix_sharing=False,
+            context_tokens=total,
+            max_batch_tokens=max(CHUNK_TOKENS, case.batch),
+            max_sequences=case.batch,
+            prefill_chunk_tokens=CHUNK_TOKENS,
         )
         if case.kind == "decode":
             for _ in range(case.batch):
-                self._submit(case.context, steps + 2)
-            while self._engine.stats().decode_tokens < case.batch:
-                self._engine.step()
+                self._submit(case.context, more)
+            begun: set[int] = set()
+            while len(begun) < case.batch:
+                begun |= {event.sequence_id for event in self._engine.step()}
 
     def decode(self, steps: int) -> list[float]:
         """Seconds of so many steps."""

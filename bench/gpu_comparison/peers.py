@@ -233,7 +233,7 @@ class Transformers:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step()
         except RuntimeError as error:
             self.note = f"no CUDA graph: {str(error).splitlines()[0][:100]}"

@@ -16,7 +16,7 @@ from gpu_comparison.ours import Ours
 from gpu_comparison.peers import MlxLm, Transformers
 
 WARM_STEPS = 8
-SPARE_TOKENS = 16
+SPARE_TOKENS = 1024  # of the models' context, beyond what is counted
 MAX_TRANSFORMERS_CONTEXT = 4096  # what its static cache and masks of longer ones take, the others need
 Row = dict[str, Any]
 
