@@ -72,15 +72,15 @@ class Ours:
     note = ""
 
     def __init__(self, device: str, shape: Shape, recipe: str) -> None:
-        self._shape, self._context = shape, Context(device)  # type: ignore[arg-type]
-        self._context.gpu = RandomGpu(device)
-        self._mx = self._context.gpu.mx
+        self.shape, self.ctx = shape, Context(device)  # type: ignore[arg-type]
+        self.ctx.gpu = RandomGpu(device)
+        self._mx = self.ctx.gpu.mx
         before = self._mx.get_active_memory()
         tensors = {
             name: RandomTensor(name, "f32" if len(rows) == 1 else kind, rows, gain)
             for name, kind, rows, gain in shape.plan_tensors(recipe)
         }
-        self._model = Decoder(self._context, shape.to_config(), tensors)  # type: ignore[arg-type]
+        self.model = Decoder(self.ctx, shape.to_config(), tensors)  # type: ignore[arg-type]
         self._weight_bytes = self._mx.get_active_memory() - before
         self._engine: Engine | None = None
         self._random = np.random.default_rng(1)
@@ -93,8 +93,8 @@ class Ours:
         more = steps + waiting_steps + 2
         total = case.context + more
         self._engine = Engine(
-            self._model,
-            self._context,
+            self.model,
+            self.ctx,
             eos_ids=(),
             pages=case.batch * (-(-total // PAGE_SIZE) + 1),
             page_size=PAGE_SIZE,
@@ -136,7 +136,7 @@ class Ours:
         assert self._engine is not None
         stats, case = self._engine.stats(), self._case
         return {
-            "weight_bytes": self._model.step_bytes,
+            "weight_bytes": self.model.step_bytes,
             "cache_bytes": stats.page_bytes // PAGE_SIZE * case.context * case.batch,
             "arena_bytes": stats.arena_bytes,
             "peak_bytes": self._weight_bytes + self._mx.get_peak_memory() - self._base_bytes,
@@ -145,10 +145,10 @@ class Ours:
     def stop(self) -> None:
         """Let go of the case's memory."""
         self._engine = None
-        self._context.gpu.ahead = self._context.gpu.drawn = None
+        self.ctx.gpu.ahead = self.ctx.gpu.drawn = None
         self._mx.clear_cache()
 
     def _submit(self, tokens: int, more: int) -> None:
         assert self._engine is not None
-        prompt = self._random.integers(3, self._shape.vocab_size, tokens).tolist()
+        prompt = self._random.integers(3, self.shape.vocab_size, tokens).tolist()
         self._engine.submit(prompt, SamplingParams(max_tokens=more, ignore_eos=True))
