@@ -76,7 +76,7 @@ class Gpu:
             self.launcher = Launcher(mx, "emulated" if device == "emulated" else device, emulator)  # type: ignore[arg-type]
         self.activations = mx.float32
         self.pending: list[Any] = []
-        self._uploads: weakref.WeakValueDictionary[int, Upload] = weakref.WeakValueDictionary()
+        self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, Any] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
@@ -102,10 +102,11 @@ class Gpu:
 
     def upload(self, tensor: TensorSource, arrange: Arrange) -> Upload:
         """The tensor on the device, brought to the kernels' order. Uploaded once while anybody holds it."""
-        found = self._uploads.get(id(tensor))
+        key = (id(tensor), tensor.nbytes)
+        found = self._uploads.get(key)
         if found is None:
             array = arrange(self.mx, tensor.type_name, self.read(tensor))
-            found = self._uploads[id(tensor)] = Upload(array, tensor)
+            found = self._uploads[key] = Upload(array, tensor)
             tensor.release()
         return found
 
