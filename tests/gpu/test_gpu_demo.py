@@ -166,6 +166,8 @@ def test_perplexity_is_that_of_the_cpu(demo: Demo) -> None:
 
 
 def test_validation_finds_gpu_kernels_only(demo: Demo, capsys: pytest.CaptureFixture[str]) -> None:
+    if demo.loaded.ctx.device == "emulated":
+        pytest.skip("its prompts take long where kernels are emulated; the questions show what ran")
     assert main(["validate", "demo", "--device", demo.loaded.ctx.device, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {row["implementation"] for row in report["dispatches"]} == {"gpu"}
