@@ -35,8 +35,10 @@ class Session:
         """Rows of each case of one model, begun before `end_s` (of time.monotonic)."""
         engines = []
         for name, make in self._list_engines(cases):
+            start_s = time.monotonic()
             with self._note_failure(f"{name} {cases[0].shape} {cases[0].type_name}"):
                 engines.append(make())
+            print(f"{name}: model ready after {time.monotonic() - start_s:.1f} s", flush=True)
         for case in cases:
             start_s = time.monotonic()
             if start_s > end_s:
@@ -63,8 +65,10 @@ class Session:
         speeds: dict[str, list[float]] = {engine.name: [] for engine in engines}
 
         def start(engine: Any) -> None:
+            start_s = time.monotonic()
             engine.start(case, WARM_STEPS + self.rounds * self.steps)
             measure_round(engine, case, WARM_STEPS)
+            print(f"{engine.name}: warm after {time.monotonic() - start_s:.1f} s", flush=True)
 
         def measure(engine: Any) -> None:
             speeds[engine.name].append(measure_round(engine, case, self.steps))
