@@ -3,8 +3,9 @@
 //
 // Weights lie in blocks of 16 output rows, repacked so that a vector register holds one 32-bit word of each
 // row (see linear/layout.h). Activations of quantised products are int8 in groups of 32 columns with one f32
-// scale each. Each output element is one f32 sum over the groups in ascending order, each step a fused
-// multiply-add, whichever kernel, tier, tile or thread computes it: equal bits everywhere.
+// scale each; where the weights are 16-bit integers (f16), they are 13-bit integers. Each output element is one f32 sum
+// over the groups in ascending order, each step a fused multiply-add, whichever kernel, tier, tile or thread computes
+// it: equal bits everywhere.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace mlxr {
 
 inline constexpr int kGroupColumns = 32;
 inline constexpr int kPanelRows = 32;  // rows that a panel holds, two blocks
-inline constexpr int kDenseRows = 32;  // rows of a block of f32, f16 or bf16
+inline constexpr int kDenseRows = 32;  // rows of a block of f32 or bf16
 
 // Zero points z of weight types that store q+z unsigned, and whether their sums go by 16 columns or by 32.
 struct ZeroPoint {
@@ -30,13 +31,15 @@ inline constexpr int kZeroPointCount = 6;
 // a group token after token, so that a kernel reads one stream. Item item_index(token, group) of each array
 // belongs to that pair.
 struct Activations {
-    int64_t groups;  // columns / 32
+    int64_t groups;  // columns / 32; with shorts of whole units, so that the last may have no columns
     int64_t tile;
-    int8_t* values;                   // 32 an item, -127..127
+    int8_t* values;                   // 32 an item, -127..127; null like the next four: only f16 weights
     float* scales;                    // activation = scale * value
     float* scaled_sums;               // scale * (sum of the 32 values)
     int32_t* half_sums;               // 2 an item: sums of 16 values
     int32_t* zeros[kZeroPointCount];  // -z * sum, 1 an item, or 2 by halves; null: not needed
+    int16_t* shorts;                  // 32 an item, -4095..4095; null like the next: no f16 weights
+    float* short_scales;              // activation = 2**24 * short_scale * short
 };
 
 // Internal linkage: compiled per tier, it must not be shared between objects.
@@ -48,11 +51,12 @@ static inline int64_t item_index(const Activations& a, int64_t token, int64_t gr
 inline constexpr int64_t kTileTokens = 12;
 inline constexpr int64_t kManyTokens = 64;
 
-// Tokens [first_token, last_token) of columns [32*first_group, 32*last_group) to int8. `x` is the first of
-// them, in rows of `x_stride` floats. `zeros` that are null are left out.
+// Tokens [first_token, last_token) of columns [32*first_group, 32*last_group) to int8 or shorts. `x` is the first of
+// them, in rows of `x_stride` floats, of which `columns` count: the rest of the shorts becomes zero. `zeros` that are
+// null are left out.
 struct QuantizeJob {
     const float* x;
-    int64_t x_stride;
+    int64_t x_stride, columns;
     int64_t first_token, last_token, first_group, last_group;
     const Activations* activations;
 };
@@ -80,7 +84,7 @@ struct UnpackJob {
 
 // Tokens [first_token, last_token), first_token at the start of a tile or all in one, times one panel, which holds
 // groups [first_group, last_group) of 32 rows. Sums begin at 0 with group 0 and continue from `out` otherwise; the bias
-// is added after the last group.
+// is added at the end.
 struct PanelJob {
     const uint8_t* panel;
     int64_t first_group, last_group;
@@ -92,7 +96,7 @@ struct PanelJob {
     const float* bias;  // [rows] or null
 };
 
-// Some tokens times some blocks of 32 rows of f32 or f16.
+// Some tokens times some blocks of 32 rows of f32.
 struct DenseJob {
     const uint8_t* weights;
     int64_t columns;
@@ -105,7 +109,7 @@ struct DenseJob {
     const float* bias;
 };
 
-// The kernels of one quantised type.
+// The kernels of one quantised type, or of f16.
 struct QuantKernels {
     int unit_columns, unit_bytes;  // of 16 rows
     int panel_group_bytes;
@@ -118,9 +122,10 @@ struct QuantKernels {
 
 struct KernelTable {
     const char* name;
-    QuantKernels quant[kTypeCount];         // empty for f32, f16, bf16
-    void (*dense[2])(const DenseJob& job);  // f32, f16; bf16 is in operator_table.h
+    QuantKernels quant[kTypeCount];      // empty for f32 and bf16
+    void (*dense)(const DenseJob& job);  // f32; bf16 is in operator_table.h
     void (*quantize)(const QuantizeJob& job);
+    void (*quantize_shorts)(const QuantizeJob& job);
 };
 
 // The table of an available tier.

@@ -91,7 +91,7 @@ TARGETS: Mapping[tuple[str, str, str], Target] = {
     ("tinyllama-1.1b", "q8_0", "prefill-512"): Target(3.5),
     ("tinyllama-1.1b", "q4_0", "prefill-512"): Target(2.4),
     ("tinyllama-1.1b", "q6_k", "prefill-512"): Target(1.8),
-    ("tinyllama-1.1b", "bf16", "prefill-512"): Target(2.0),
+    ("tinyllama-1.1b", "f16", "prefill-512"): Target(2.0),
     ("tinyllama-1.1b", "q4_k_m", "prefill-4096"): Target(3.5),
     ("tinyllama-1.1b", "q4_k_m", "decode-128"): Target(1.15, 0.90),
     ("tinyllama-1.1b", "q4_0", "decode-128"): Target(1.15, 0.90),

@@ -35,6 +35,22 @@ inline const float* bias_of(const LinearWeight::Part& part) {
     return part.bias.empty() ? nullptr : part.bias.data();
 }
 
+// Units in a block of a part; the last of f16 may be filled up with zeros.
+inline int64_t units_of(const LinearCall& call, Type type) {
+    const int64_t unit_columns = kernels_of(call, type).unit_columns;
+    return (call.weight.in_features() + unit_columns - 1) / unit_columns;
+}
+
+inline int64_t filled_columns(const LinearCall& call, Type type) {
+    return units_of(call, type) * kernels_of(call, type).unit_columns;
+}
+
+// To the forms that the activations have room for.
+inline void quantize(const Runtime& runtime, const QuantizeJob& job) {
+    if (job.activations->values != nullptr) runtime.kernels->quantize(job);
+    if (job.activations->shorts != nullptr) runtime.kernels->quantize_shorts(job);
+}
+
 inline int64_t panels_of(const LinearWeight::Part& part) {
     return (part.rows + kPanelRows - 1) / kPanelRows;
 }

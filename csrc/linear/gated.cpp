@@ -1,8 +1,9 @@
 // Gate, up and down of a feed-forward block for many tokens: 32 columns of gate and of up are multiplied, activated and
-// quantised while they are in the cache, so that between the products there are only int8 activations.
+// quantised while they are in the cache, so that between the products there are only quantised activations.
 #include <algorithm>
 
 #include "linear/call.h"
+#include "linear/layout.h"
 #include "operator_table.h"
 
 namespace mlxr {
@@ -34,22 +35,25 @@ struct PairScratch {
     float* sums;
 };
 
-bool is_all_quantized(const LinearWeight& weight) {
-    return std::none_of(weight.parts().begin(), weight.parts().end(),
-                        [](const Part& part) { return is_dense(part.type); });
+// Whether all parts are multiplied in groups, and of groups that nothing fills up.
+bool is_all_groups(const LinearWeight& weight) {
+    return std::none_of(weight.parts().begin(), weight.parts().end(), [&](const Part& part) {
+        return is_dense(part.type) || (part.type == Type::f16 && weight.in_features() % kFixedColumns != 0);
+    });
 }
 
 void activate_tile(const GatedCall& gated, int64_t index, int64_t first, int64_t last, const float* sums) {
     alignas(64) float activated[kTileTokens * kPanelRows];
     const ActivateCall activate{sums, activated, kPanelRows, gated.kind};
     operator_table(gated.call.runtime.isa)->activate(activate, 0, last - first, 0, kPanelRows);
-    gated.call.runtime.kernels->quantize({.x = activated,
-                                          .x_stride = kPanelRows,
-                                          .first_token = first,
-                                          .last_token = last,
-                                          .first_group = index,
-                                          .last_group = index + 1,
-                                          .activations = &gated.activated});
+    quantize(gated.call.runtime, {.x = activated,
+                                  .x_stride = kPanelRows,
+                                  .columns = kPanelRows,
+                                  .first_token = first,
+                                  .last_token = last,
+                                  .first_group = index,
+                                  .last_group = index + 1,
+                                  .activations = &gated.activated});
 }
 
 void multiply_pair(const GatedCall& gated, int64_t index, int64_t first_token, int64_t last_token,
@@ -124,7 +128,7 @@ bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, i
     if (tokens < kManyTokens || gate_up.parts().size() != 2) return false;
     const Part &gate = gate_up.parts()[0], &up = gate_up.parts()[1];
     return gate.rows == up.rows && gate.rows % kPanelRows == 0 && gate.rows == down.in_features() &&
-           is_all_quantized(gate_up) && is_all_quantized(down);
+           is_all_groups(gate_up) && is_all_groups(down);
 }
 
 void multiply_gated(Runtime& runtime, const LinearWeight& gate_up, const float* x, int64_t tokens, Activation kind,

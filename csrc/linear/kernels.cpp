@@ -47,9 +47,10 @@ constexpr mlxr::KernelTable make_table() {
     put<Affine4<Type::affine4_64, 2>>(table);
     put<Affine8<Type::affine8_32, 1>>(table);
     put<Affine8<Type::affine8_64, 2>>(table);
-    table.dense[0] = multiply_dense<DenseF32>;
-    table.dense[1] = multiply_dense<DenseF16>;
+    put<F16>(table);
+    table.dense = multiply_dense;
     table.quantize = quantize_activations;
+    table.quantize_shorts = quantize_shorts;
     return table;
 }
 

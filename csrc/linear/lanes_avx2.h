@@ -78,6 +78,9 @@ MLXR_INLINE Floats load_f16(const uint8_t* p) {
 MLXR_INLINE Floats to_floats(Ints a) {
     return _mm256_cvtepi32_ps(a);
 }
+MLXR_INLINE Ints as_ints(Floats a) {
+    return _mm256_castps_si256(a);
+}
 MLXR_INLINE Floats as_floats(Ints a) {
     return _mm256_castsi256_ps(a);
 }
@@ -100,8 +103,8 @@ MLXR_INLINE Ints lookup(Ints a, const uint8_t* table) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(row), a);
 }
 
-// Four activations in every lane.
-MLXR_INLINE Ints spread(const int8_t* values) {
+// Four bytes of activations, or two of 16 bits, in every lane.
+MLXR_INLINE Ints spread(const void* values) {
     int32_t word;
     memcpy(&word, values, sizeof word);
     return _mm256_set1_epi32(word);
@@ -130,6 +133,11 @@ MLXR_INLINE Ints dot_pair(Ints sum, Ints w0, Ints w1, Ints a0, Ints a1) {
         const __m256i p = _mm256_add_epi16(_mm256_maddubs_epi16(w0, a0), _mm256_maddubs_epi16(w1, a1));
         return _mm256_add_epi32(sum, _mm256_madd_epi16(p, ones));
     }
+}
+
+// sum + the products of two pairs of 16-bit integers.
+MLXR_INLINE Ints dot_shorts(Ints sum, Ints w, Ints a) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(w, a));
 }
 
 }  // namespace

@@ -78,6 +78,9 @@ MLXR_INLINE Floats load_f16(const uint8_t* p) {
 MLXR_INLINE Floats to_floats(Ints a) {
     return _mm512_cvtepi32_ps(a);
 }
+MLXR_INLINE Ints as_ints(Floats a) {
+    return _mm512_castps_si512(a);
+}
 MLXR_INLINE Floats as_floats(Ints a) {
     return _mm512_castsi512_ps(a);
 }
@@ -100,8 +103,8 @@ MLXR_INLINE Ints lookup(Ints a, const uint8_t* table) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(row), a);
 }
 
-// Four activations in every lane.
-MLXR_INLINE Ints spread(const int8_t* values) {
+// Four bytes of activations, or two of 16 bits, in every lane.
+MLXR_INLINE Ints spread(const void* values) {
     int32_t word;
     memcpy(&word, values, sizeof word);
     return _mm512_set1_epi32(word);
@@ -116,6 +119,11 @@ MLXR_INLINE Ints start_sum(const int32_t* zero) {
 template <bool Wide>
 MLXR_INLINE Ints dot_pair(Ints sum, Ints w0, Ints w1, Ints a0, Ints a1) {
     return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, w0, a0), w1, a1);
+}
+
+// sum + the products of two pairs of 16-bit integers.
+MLXR_INLINE Ints dot_shorts(Ints sum, Ints w, Ints a) {
+    return _mm512_dpwssd_epi32(sum, w, a);
 }
 
 }  // namespace

@@ -92,6 +92,9 @@ __attribute__((noinline)) void store_some(float* p, Floats a, int valid) {
 MLXR_INLINE Floats to_floats(Ints a) {
     return __builtin_convertvector(a, Floats);
 }
+MLXR_INLINE Ints as_ints(Floats a) {
+    return (Ints)a;
+}
 MLXR_INLINE Floats as_floats(Ints a) {
     return (Floats)a;
 }
@@ -144,8 +147,8 @@ MLXR_INLINE Ints lookup(Ints a, const uint8_t* table) {
     return load_ints(bytes);
 }
 
-// Four activations in every lane.
-MLXR_INLINE Ints spread(const int8_t* values) {
+// Four bytes of activations, or two of 16 bits, in every lane.
+MLXR_INLINE Ints spread(const void* values) {
     int32_t word;
     memcpy(&word, values, sizeof word);
     return splat(word);
@@ -175,6 +178,16 @@ MLXR_INLINE Ints dot_word(Ints sum, Ints w, Ints a) {
 template <bool Wide>
 MLXR_INLINE Ints dot_pair(Ints sum, Ints w0, Ints w1, Ints a0, Ints a1) {
     return dot_word(dot_word(sum, w0, a0), w1, a1);
+}
+
+// sum + the products of two pairs of 16-bit integers.
+MLXR_INLINE Ints dot_shorts(Ints sum, Ints w, Ints a) {
+#if defined(__SSE2__)
+    return sum + (Ints)_mm_madd_epi16((__m128i)w, (__m128i)a);
+#else
+    const Ints w_even = shift_right_signed(shift_left(w, 16), 16), a_even = shift_right_signed(shift_left(a, 16), 16);
+    return sum + w_even * a_even + shift_right_signed(w, 16) * shift_right_signed(a, 16);
+#endif
 }
 
 }  // namespace

@@ -6,7 +6,12 @@
 // changed but the fifth bits of Q5_0 and Q5_1, whose order suits a shift and a mask here; so the repacked
 // weight is as large as the file's, and exactly the file's. Rows past the end are zero.
 //
-// f32, f16 and bf16 lie in blocks of 32 rows: for each column the 32 values.
+// f16 is turned into blocks of 128 columns first: 128 signed 16-bit integers and 4 bytes, for each 32 integers the
+// power of two that they are multiplied with, besides 2**-24 (repack.cpp). The last block of a row is filled up with
+// zeros.
+//
+// f32 and bf16 lie in blocks of 32 rows: f32 for each column the 32 values, bf16 for each pair of columns a word of
+// each.
 #pragma once
 
 #include "quants.h"
@@ -58,10 +63,18 @@ inline constexpr Layout kLayouts[] = {
 };
 // clang-format on
 
+inline constexpr Layout kFixedLayout = {{{words, 0, 65}}};  // f16
+inline constexpr int kFixedColumns = 128, kFixedBlockBytes = 260;
+
+static constexpr const Layout& layout_of(Type type) {
+    if (type == Type::f16) return kFixedLayout;
+    return kLayouts[static_cast<int>(type) - static_cast<int>(Type::q4_0)];
+}
+
 // Bytes of one unit (16 rows of one source block).
 static constexpr int unit_bytes(Type type) {
     int bytes = 0;
-    for (const Field& field : kLayouts[static_cast<int>(type) - static_cast<int>(Type::q4_0)].fields) {
+    for (const Field& field : layout_of(type).fields) {
         const int width = field.kind == FieldKind::bytes ? 1 : field.kind == FieldKind::halves ? 2 : 4;
         bytes += 16 * width * field.count;
     }

@@ -26,14 +26,17 @@ constexpr int64_t kFetchBytes = 256 << 10;
 // Which forms of the input the parts of a weight need.
 struct Needs {
     bool zeros[kZeroPointCount] = {};
-    bool quantized = false, pairs = false;
+    bool quantized = false, shorts = false, pairs = false;
+    bool groups() const { return quantized || shorts; }
+    bool any() const { return groups() || pairs; }
 };
 
 Needs find_needs(const LinearCall& call) {
     Needs needs;
     for (const Part& part : call.weight.parts()) {
         needs.pairs |= part.type == Type::bf16;
-        if (is_dense(part.type)) continue;
+        needs.shorts |= part.type == Type::f16;
+        if (is_dense(part.type) || part.type == Type::f16) continue;
         needs.quantized = true;
         const int zero = kernels_of(call, part.type).zero_point;
         if (zero >= 0) needs.zeros[zero] = true;
@@ -54,11 +57,16 @@ std::byte* lay_out_activations(LinearCall& call, const Needs& needs, std::byte* 
         call.pairs = reinterpret_cast<uint32_t*>(take(4 * tokens * ((columns + 1) / 2)));
         call.pairs_tile = tile;
     }
-    if (!needs.quantized) return at;
+    if (!needs.groups()) return at;
     Activations& a = call.activations;
-    a.groups = columns / kGroupColumns;
+    a.groups = (needs.shorts ? filled_columns(call, Type::f16) : columns) / kGroupColumns;
     a.tile = tile;
     const int64_t items = tokens * a.groups;
+    if (needs.shorts) {
+        a.shorts = reinterpret_cast<int16_t*>(take(2 * kGroupColumns * items));
+        a.short_scales = reinterpret_cast<float*>(take(4 * items));
+    }
+    if (!needs.quantized) return at;
     a.values = reinterpret_cast<int8_t*>(take(kGroupColumns * items));
     a.scales = reinterpret_cast<float*>(take(4 * items));
     a.scaled_sums = reinterpret_cast<float*>(take(4 * items));
@@ -76,14 +84,15 @@ void convert_tokens(const LinearCall& call, const Needs& needs, int64_t first, i
     if (needs.pairs) {
         operator_table(call.runtime.isa)->narrow_rows({call.x, columns, call.pairs_tile, call.pairs}, first, last);
     }
-    if (!needs.quantized) return;
-    call.runtime.kernels->quantize({.x = call.x + first * columns,
-                                    .x_stride = columns,
-                                    .first_token = first,
-                                    .last_token = last,
-                                    .first_group = 0,
-                                    .last_group = call.activations.groups,
-                                    .activations = &call.activations});
+    if (!needs.groups()) return;
+    quantize(call.runtime, {.x = call.x + first * columns,
+                            .x_stride = columns,
+                            .columns = columns,
+                            .first_token = first,
+                            .last_token = last,
+                            .first_group = 0,
+                            .last_group = call.activations.groups,
+                            .activations = &call.activations});
 }
 
 // The input, made and quantised by this thread alone.
@@ -98,7 +107,7 @@ LinearCall begin_call(Runtime& runtime, const LinearWeight& weight, const float*
                       Scratch use) {
     LinearCall call{runtime, weight, x, tokens, out, {}, nullptr, 0};
     const Needs needs = find_needs(call);
-    if (!needs.quantized && !needs.pairs) return call;
+    if (!needs.any()) return call;
     const std::byte* const nothing = nullptr;
     const auto bytes = static_cast<size_t>(lay_out_activations(call, needs, nullptr) - nothing);
     lay_out_activations(call, needs, runtime.scratch(use, bytes));
@@ -107,7 +116,7 @@ LinearCall begin_call(Runtime& runtime, const LinearWeight& weight, const float*
 
 void prepare_together(const LinearCall& call, const MakeRows& make_rows) {
     const Needs needs = find_needs(call);
-    if (!make_rows && !needs.quantized && !needs.pairs) return;
+    if (!make_rows && !needs.any()) return;
     const int threads = call.runtime.pool.threads();
     const int64_t tile = std::min(kTileTokens, (call.tokens + threads - 1) / threads);
     const int64_t tiles = (call.tokens + tile - 1) / tile;
@@ -133,23 +142,23 @@ void multiply_dense(const LinearCall& call, const Part& part, int64_t first, int
                 {weights, columns, part.rows, call.pairs, call.pairs_tile, out, stride, bias_of(part)}, first, last,
                 first_token, last_token);
     }
-    call.runtime.kernels->dense[static_cast<int>(part.type)]({.weights = part.memory.data(),
-                                                              .columns = columns,
-                                                              .first_block = first,
-                                                              .last_block = last,
-                                                              .rows = part.rows,
-                                                              .x = call.x + first_token * columns,
-                                                              .tokens = last_token - first_token,
-                                                              .out = out + first_token * stride,
-                                                              .out_stride = stride,
-                                                              .bias = bias_of(part)});
+    call.runtime.kernels->dense({.weights = part.memory.data(),
+                                 .columns = columns,
+                                 .first_block = first,
+                                 .last_block = last,
+                                 .rows = part.rows,
+                                 .x = call.x + first_token * columns,
+                                 .tokens = last_token - first_token,
+                                 .out = out + first_token * stride,
+                                 .out_stride = stride,
+                                 .bias = bias_of(part)});
 }
 
 void multiply_blocks(const LinearCall& call, const Part& part, int64_t first, int64_t last) {
     if (is_dense(part.type)) return multiply_dense(call, part, first, last, 0, call.tokens);
     const QuantKernels& kernels = kernels_of(call, part.type);
     kernels.rows({.weights = part.memory.data(),
-                  .units = call.weight.in_features() / kernels.unit_columns,
+                  .units = units_of(call, part.type),
                   .first_block = first,
                   .last_block = last,
                   .rows = part.rows,

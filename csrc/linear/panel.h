@@ -3,7 +3,7 @@
 // rows.h, bit for bit.
 //
 // A panel holds for each group, of 32 rows each: 8 words; the step, or for fine forms the steps of both halves; then by
-// form the shift, and fine_shift (2).
+// form the shift, and fine_shift (2). Of shorts: 16 words; the exponent.
 #pragma once
 
 #include "linear/unpack.h"
@@ -31,6 +31,7 @@ struct PanelGroup {
     static constexpr int kBytes = kRowBytes * (F == Form::plain     ? 9
                                                : F == Form::shifted ? 10
                                                : F == Form::fine    ? 10
+                                               : F == Form::shorts  ? kShortWords + 1
                                                                     : 13);
 };
 
@@ -56,7 +57,11 @@ MLXR_INLINE void store_group(uint8_t* at, const Ints* w, const Scales& s, int g)
 
 template <class W, int J>
 MLXR_INLINE void unpack_stride(Unit unit, int n, const Scales& s, uint8_t* at) {
-    if constexpr (J < W::kStride) {
+    if constexpr (W::kForm == Form::shorts) {
+        at += n * PanelGroup<W::kForm>::kBytes;
+        for (int i = 0; i < kShortWords; ++i) store_ints(at + kRowBytes * i, word(unit, kShortWords * n + i));
+        store_ints(at + kRowBytes * kShortWords, s.exponent[n]);
+    } else if constexpr (J < W::kStride) {
         const int g = n * W::kStride + J;
         Ints w[8];
         W::template weights<J>(unit, n, w);
@@ -164,6 +169,28 @@ MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t
     });
 }
 
+// The same for 16-bit weights and activations.
+template <int M>
+MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors]) {
+    const int16_t* values = a.shorts + 32 * item;
+    Ints sums[M][kTileVectors];
+    repeat<M>([&](auto m) MLXR_BODY { repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = splat(0); }); });
+    repeat<kShortWords>([&](auto i) MLXR_BODY {
+        Ints w[kTileVectors];
+        repeat<kTileVectors>([&](auto v) MLXR_BODY { w[v] = ints_at(at, i, v); });
+        repeat<M>([&](auto m) MLXR_BODY {
+            const Ints pair = spread(values + 32 * m + 2 * i);
+            repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = dot_shorts(sums[m][v], w[v], pair); });
+        });
+    });
+    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        const Ints exponent = ints_at(at, kShortWords, v);
+        repeat<M>([&](auto m) MLXR_BODY {
+            total[m][v] = add_short_sum(sums[m][v], exponent, a.short_scales[item + m], total[m][v]);
+        });
+    });
+}
+
 // M tokens, which lie in one tile, times kTileRows rows from row `column` of the panel.
 template <Form F, bool Wide, int Zero, int M>
 void multiply_tile(const PanelJob& job, int64_t token, int column) {
@@ -181,7 +208,9 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     const uint8_t* at = job.panel + 4 * column;
     int64_t item = mlxr::item_index(a, token, job.first_group);
     for (int64_t group = job.first_group; group < job.last_group; ++group, at += P::kBytes, item += a.tile) {
-        if constexpr (P::kFine) {
+        if constexpr (F == Form::shorts) {
+            add_short_panel<M>(at, a, item, total);
+        } else if constexpr (P::kFine) {
             add_fine_panel<F, Wide, Zero, M>(at, a, item, total);
         } else {
             add_panel<F, Wide, Zero, M>(at, a, item, total);
@@ -190,7 +219,7 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     repeat<M>([&](auto m) MLXR_BODY {
         repeat<kTileVectors>([&](auto v) MLXR_BODY {
             const int first = kLanes * v;
-            if (job.last_group == a.groups && job.bias != nullptr) {
+            if (job.bias != nullptr) {
                 total[m][v] = add(total[m][v], load_some(job.bias + column + first, valid - first));
             }
             store_some(out + m * job.out_stride + first, total[m][v], valid - first);

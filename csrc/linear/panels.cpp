@@ -88,9 +88,8 @@ void multiply_rows(const LinearCall& call, const Piece& piece) {
 }  // namespace
 
 PanelChunks::PanelChunks(const LinearCall& call, Type type) {
-    const int unit_columns = kernels_of(call, type).unit_columns;
-    units = call.weight.in_features() / unit_columns;
-    unit_groups = unit_columns / kGroupColumns;
+    units = units_of(call, type);
+    unit_groups = kernels_of(call, type).unit_columns / kGroupColumns;
     count = (units * unit_groups + kPanelGroups - 1) / kPanelGroups;
 }
 
@@ -131,7 +130,7 @@ void multiply_panel(const LinearCall& call, const Part& part, int64_t index, int
                 .out = out,
                 .out_stride = out_stride,
                 .rows = std::min<int64_t>(kPanelRows, part.rows - row),
-                .bias = bias == nullptr ? nullptr : bias + row});
+                .bias = bias == nullptr || chunk + 1 < chunks.count ? nullptr : bias + row});
 }
 
 void multiply_many(const LinearCall& call) {

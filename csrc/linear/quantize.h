@@ -1,4 +1,5 @@
-// Activations to int8: groups of 32 columns, scale = largest magnitude / 127, values rounded to nearest even.
+// Activations to int8: groups of 32 columns, scale = largest magnitude / 127, values rounded to nearest even. For
+// 16-bit weights to shorts: the same with 4095, so that 32 products with weights below 2**14 stay under 2**31.
 //
 // Every step is exact or one IEEE operation, so all tiers agree. A group with an infinity or a NaN gets a NaN
 // scale, so that it shows in every output it touches instead of vanishing. A group below 1e-30 counts as
@@ -42,6 +43,14 @@ MLXR_INLINE void round_group(const float* x, float inverse, int8_t* values, int3
     sums[1] = _mm256_extract_epi32(quads, 4);
 }
 
+MLXR_INLINE void round_shorts(const float* x, float inverse, int16_t* values) {
+    const __m512 factor = _mm512_set1_ps(inverse);
+    for (int i = 0; i < 32; i += 16) {
+        const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(values + i), _mm512_cvtepi32_epi16(rounded));
+    }
+}
+
 #elif defined(MLXR_TIER_avx2)
 
 MLXR_INLINE int32_t largest_magnitude(const float* x) {
@@ -68,6 +77,15 @@ MLXR_INLINE void round_group(const float* x, float inverse, int8_t* values, int3
     sums[1] = _mm256_extract_epi32(quads, 4);
 }
 
+MLXR_INLINE void round_shorts(const float* x, float inverse, int16_t* values) {
+    const __m256 factor = _mm256_set1_ps(inverse);
+    for (int i = 0; i < 32; i += 16) {
+        const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), factor));
+        const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i + 8), factor));
+        store_ints(values + i, _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8));
+    }
+}
+
 #else
 
 MLXR_INLINE int32_t largest_magnitude(const float* x) {
@@ -80,10 +98,14 @@ MLXR_INLINE int32_t largest_magnitude(const float* x) {
     return largest;
 }
 
+// Adding 1.5*2^23 leaves the integer, rounded to nearest even, in the low bits.
+MLXR_INLINE int32_t round_product(float x, float inverse) {
+    return static_cast<int32_t>((x * inverse + 12582912.0f) - 12582912.0f);
+}
+
 MLXR_INLINE void round_group(const float* x, float inverse, int8_t* values, int32_t* sums) {
     int32_t rounded[32], low = 0, high = 0;
-    // Adding 1.5*2^23 leaves the integer, rounded to nearest even, in the low bits.
-    for (int i = 0; i < 32; ++i) rounded[i] = static_cast<int32_t>((x[i] * inverse + 12582912.0f) - 12582912.0f);
+    for (int i = 0; i < 32; ++i) rounded[i] = round_product(x[i], inverse);
     for (int i = 0; i < 16; ++i) low += rounded[i];
     for (int i = 16; i < 32; ++i) high += rounded[i];
     for (int i = 0; i < 32; ++i) values[i] = static_cast<int8_t>(rounded[i]);
@@ -91,20 +113,47 @@ MLXR_INLINE void round_group(const float* x, float inverse, int8_t* values, int3
     sums[1] = high;
 }
 
+MLXR_INLINE void round_shorts(const float* x, float inverse, int16_t* values) {
+    for (int i = 0; i < 32; ++i) values[i] = static_cast<int16_t>(round_product(x[i], inverse));
+}
+
 #endif
+
+constexpr float kMostByte = 127.0f, kMostShort = 4095.0f;
+constexpr float kShortFactor = 0x1p-24f;  // of the scales of shorts, see add_short_sum
+
+// The scale of 32 values and its inverse, of which 0 says that all count as zero.
+struct GroupScale {
+    float scale, inverse;
+};
+MLXR_INLINE GroupScale scale_group(const float* x, float most) {
+    const int32_t largest = largest_magnitude(x);
+    const float top = float_from_bits(static_cast<uint32_t>(largest));
+    if (largest >= 0x7f800000) return {float_from_bits(0x7fc00000u), 0.0f};
+    if (top < 1e-30f) return {0.0f, 0.0f};
+    return {top / most, most / top};
+}
 
 // Quantises 32 values, and returns their scale and the sums of both halves.
 MLXR_INLINE float quantize_group(const float* x, int8_t* values, int32_t* sums) {
-    const int32_t largest = largest_magnitude(x);
-    const float top = float_from_bits(static_cast<uint32_t>(largest));
-    const bool finite = largest < 0x7f800000;
-    if (!finite || top < 1e-30f) {
+    const GroupScale group = scale_group(x, kMostByte);
+    if (group.inverse == 0.0f) {
         memset(values, 0, 32);
         sums[0] = sums[1] = 0;
-        return finite ? 0.0f : float_from_bits(0x7fc00000u);
+    } else {
+        round_group(x, group.inverse, values, sums);
     }
-    round_group(x, 127.0f / top, values, sums);
-    return top / 127.0f;
+    return group.scale;
+}
+
+MLXR_INLINE float quantize_short_group(const float* x, int16_t* values) {
+    const GroupScale group = scale_group(x, kMostShort);
+    if (group.inverse == 0.0f) {
+        memset(values, 0, 32 * sizeof(int16_t));
+    } else {
+        round_shorts(x, group.inverse, values);
+    }
+    return group.scale * kShortFactor;
 }
 
 // Tokens [token, token + count) at one group: `x` is the first token's, rows of `stride` floats.
@@ -150,8 +199,12 @@ MLXR_INLINE void sum_halves(const int8_t* values, int count, int32_t* low, int32
     }
 }
 
-// Lanes are tokens here: one division for all of them, and one store of each kind.
-MLXR_INLINE void quantize_tokens(const float* x, int64_t stride, int count, const Activations& out, int64_t at) {
+// The scales of `count` tokens and their inverses, 0 where all values count as zero. Lanes are tokens here: one
+// division for all of them.
+struct TokenScales {
+    __m512 scale, inverse;
+};
+MLXR_INLINE TokenScales scale_tokens(const float* x, int64_t stride, int count, float most_magnitude) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     __m512i rows[16];
     for (int i = 0; i < 16; ++i) {
@@ -161,13 +214,20 @@ MLXR_INLINE void quantize_tokens(const float* x, int64_t stride, int count, cons
                                       : _mm512_setzero_si512();
     }
     const __m512i largest = reduce_rows(rows);
-    const __m512 top = _mm512_castsi512_ps(largest), most = _mm512_set1_ps(127.0f);
+    const __m512 top = _mm512_castsi512_ps(largest), most = _mm512_set1_ps(most_magnitude);
     const __mmask16 finite = _mm512_cmplt_epi32_mask(largest, _mm512_set1_epi32(0x7f800000));
     const __mmask16 some = finite & _mm512_cmp_ps_mask(top, _mm512_set1_ps(1e-30f), _CMP_GE_OQ);
+    const __m512 nothing = _mm512_castsi512_ps(_mm512_maskz_set1_epi32(static_cast<__mmask16>(~finite), 0x7fc00000));
+    return {_mm512_mask_div_ps(nothing, some, top, most), _mm512_maskz_div_ps(some, most, top)};
+}
+
+// One store of each kind for all tokens.
+MLXR_INLINE void quantize_tokens(const float* x, int64_t stride, int count, const Activations& out, int64_t at) {
+    const TokenScales scales = scale_tokens(x, stride, count, kMostByte);
     alignas(64) float inverse[16];
     alignas(64) int32_t low[16], high[16];
     // Times zero, infinities and NaN become NaN, and that 0x80000000, whose last byte is 0.
-    _mm512_store_ps(inverse, _mm512_maskz_div_ps(some, most, top));
+    _mm512_store_ps(inverse, scales.inverse);
     int8_t* const values = out.values + 32 * at;
     for (int i = 0; i < count; ++i) {
         const __m512 factor = _mm512_set1_ps(inverse[i]);
@@ -180,8 +240,6 @@ MLXR_INLINE void quantize_tokens(const float* x, int64_t stride, int count, cons
     sum_halves(values, count, low, high);
     const __mmask16 all = static_cast<__mmask16>((1u << count) - 1);
     const __m512i first = _mm512_load_si512(low), last = _mm512_load_si512(high), sum = _mm512_add_epi32(first, last);
-    const __m512 nothing = _mm512_castsi512_ps(_mm512_maskz_set1_epi32(static_cast<__mmask16>(~finite), 0x7fc00000));
-    const __m512 scale = _mm512_mask_div_ps(nothing, some, top, most);
     const auto put_halves = [&](int32_t* to, __m512i a, __m512i b) MLXR_BODY {
         const __m512i from = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
         const __m512i rest = _mm512_add_epi32(from, _mm512_set1_epi32(8));
@@ -192,8 +250,8 @@ MLXR_INLINE void quantize_tokens(const float* x, int64_t stride, int count, cons
                                      _mm512_permutex2var_epi32(a, rest, b));
         }
     };
-    _mm512_mask_storeu_ps(out.scales + at, all, scale);
-    _mm512_mask_storeu_ps(out.scaled_sums + at, all, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sum)));
+    _mm512_mask_storeu_ps(out.scales + at, all, scales.scale);
+    _mm512_mask_storeu_ps(out.scaled_sums + at, all, _mm512_mul_ps(scales.scale, _mm512_cvtepi32_ps(sum)));
     put_halves(out.half_sums + 2 * at, first, last);
     for (int z = 0; z < mlxr::kZeroPointCount; ++z) {
         if (out.zeros[z] == nullptr) continue;
@@ -206,11 +264,21 @@ MLXR_INLINE void quantize_tokens(const float* x, int64_t stride, int count, cons
     }
 }
 
+MLXR_INLINE void quantize_short_tokens(const float* x, int64_t stride, int count, const Activations& out, int64_t at) {
+    const TokenScales scales = scale_tokens(x, stride, count, kMostShort);
+    alignas(64) float inverse[16];
+    _mm512_store_ps(inverse, scales.inverse);  // times zero as above
+    for (int i = 0; i < count; ++i) round_shorts(x + i * stride, inverse[i], out.shorts + 32 * (at + i));
+    _mm512_mask_storeu_ps(out.short_scales + at, static_cast<__mmask16>((1u << count) - 1),
+                          _mm512_mul_ps(scales.scale, _mm512_set1_ps(kShortFactor)));
+}
+
 #else
 
 constexpr int kQuantizeTokens = 1;
 
 MLXR_INLINE void quantize_tokens(const float*, int64_t, int, const Activations&, int64_t) {}
+MLXR_INLINE void quantize_short_tokens(const float*, int64_t, int, const Activations&, int64_t) {}
 
 #endif
 
@@ -230,8 +298,12 @@ MLXR_INLINE void quantize_token(const float* x, const Activations& out, int64_t 
     }
 }
 
-void quantize_activations(const QuantizeJob& job) {
-    constexpr int kFewTokens = 3;  // so many are faster one by one
+constexpr int kFewTokens = 3;  // so many are faster one by one
+
+// body(x of the first token, item of the first token, tokens, columns of x) for every group of every run of tokens that
+// are quantised together.
+template <class Body>
+MLXR_INLINE void visit_groups(const QuantizeJob& job, const Body& body) {
     const Activations out = *job.activations;
     for (int64_t token = job.first_token; token < job.last_token;) {
         const int64_t in_tile = out.tile - token % out.tile, left = job.last_token - token;
@@ -239,15 +311,42 @@ void quantize_activations(const QuantizeJob& job) {
         const int count = static_cast<int>(whole < kQuantizeTokens ? whole : kQuantizeTokens);
         const float* x = job.x + (token - job.first_token) * job.x_stride;
         int64_t at = mlxr::item_index(out, token, job.first_group);
-        for (int64_t group = job.first_group; group < job.last_group; ++group, x += 32, at += out.tile) {
-            if (kQuantizeTokens > 1 && count > kFewTokens) {
-                quantize_tokens(x, job.x_stride, count, out, at);
-            } else {
-                for (int i = 0; i < count; ++i) quantize_token(x + i * job.x_stride, out, at + i);
-            }
+        int64_t columns = job.columns;
+        for (int64_t group = job.first_group; group < job.last_group; ++group, x += 32, columns -= 32, at += out.tile) {
+            body(x, at, count, columns);
         }
         token += count;
     }
+}
+
+void quantize_activations(const QuantizeJob& job) {
+    const Activations out = *job.activations;
+    visit_groups(job, [&](const float* x, int64_t at, int count, int64_t columns) MLXR_BODY {
+        if (columns < 32) return;  // filled up for shorts
+        if (kQuantizeTokens > 1 && count > kFewTokens) {
+            quantize_tokens(x, job.x_stride, count, out, at);
+        } else {
+            for (int i = 0; i < count; ++i) quantize_token(x + i * job.x_stride, out, at + i);
+        }
+    });
+}
+
+void quantize_shorts(const QuantizeJob& job) {
+    const Activations out = *job.activations;
+    visit_groups(job, [&](const float* x, int64_t at, int count, int64_t columns) MLXR_BODY {
+        if (kQuantizeTokens > 1 && count > kFewTokens && columns >= 32) {
+            return quantize_short_tokens(x, job.x_stride, count, out, at);
+        }
+        for (int i = 0; i < count; ++i) {
+            float filled[32] = {};
+            const float* row = x + i * job.x_stride;
+            if (columns < 32) {
+                for (int64_t column = 0; column < columns; ++column) filled[column] = row[column];
+                row = filled;
+            }
+            out.short_scales[at + i] = quantize_short_group(row, out.shorts + 32 * (at + i));
+        }
+    });
 }
 
 }  // namespace

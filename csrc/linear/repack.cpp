@@ -1,7 +1,9 @@
-// See repack.h. Field by field a transposition of 16 rows; memory-bound, hidden behind reading the file.
+// See repack.h. Field by field a transposition of 16 rows; memory-bound, hidden behind reading the file. f16 is made
+// into blocks of integers on the way.
 #include "linear/repack.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "kernel_table.h"
@@ -10,10 +12,6 @@
 namespace mlxr {
 
 namespace {
-
-const Layout& layout(Type type) {
-    return kLayouts[static_cast<int>(type) - static_cast<int>(Type::q4_0)];
-}
 
 // Bit 4*i+b to bit 8*b+i: every fourth bit, from bit b on, gathered into byte b.
 uint32_t spread_fifth_bits(uint32_t bits) {
@@ -67,6 +65,55 @@ void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, in
     }
 }
 
+// 32 halves, of which `count` are there, to integers that are multiplied with 2**(exponent - 24), the step of f16's
+// subnormal numbers at least. The largest magnitude gets 14 bits, so values down to an eighth of its power of two are
+// exact, and others rounded to nearest even. Of infinity or not-a-number come zeros with an exponent that makes the
+// sums of the row infinite.
+void fix_halves(const uint8_t* source, int64_t count, uint8_t* integers, uint8_t& exponent) {
+    constexpr int kColumns = kGroupColumns, kSpecial = 31, kLowest = 4, kBias = 127;
+    int16_t halves[kColumns], largest = 0;
+    if (count >= kColumns) {
+        std::memcpy(halves, source, sizeof halves);
+    } else {
+        std::memset(halves, 0, sizeof halves);
+        for (int64_t i = 0; i < count; ++i) std::memcpy(halves + i, source + 2 * i, 2);
+    }
+    for (const int16_t half : halves) largest = std::max<int16_t>(largest, half & 0x7fff);
+    const int top = largest >> 10;
+    if (top == kSpecial) {
+        std::memset(integers, 0, sizeof halves);
+        exponent = 255;
+        return;
+    }
+    exponent = static_cast<uint8_t>(std::max(top - kLowest, 0));
+    const float per_unit = std::bit_cast<float>(static_cast<uint32_t>(24 - exponent + kBias) << 23);
+    for (int i = 0; i < kColumns; ++i) {
+        const uint32_t half = static_cast<uint16_t>(halves[i]);
+        const float magnitude = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;  // exact
+        // Adding 1.5*2**23 leaves the integer, rounded to nearest even, in the low bits.
+        const float value =
+            std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude * per_unit) | (half & 0x8000u) << 16);
+        halves[i] = static_cast<int16_t>(std::bit_cast<uint32_t>(value + 12582912.0f));
+    }
+    std::memcpy(integers, halves, sizeof halves);
+}
+
+// 16 rows of f16, or `rows`, `columns` halves apart.
+void repack_halves(const uint8_t* source, int rows, int64_t columns, uint8_t* out) {
+    uint8_t blocks[kRepackRows * kFixedBlockBytes];
+    for (int64_t first = 0; first < columns; first += kFixedColumns, out += unit_bytes(Type::f16)) {
+        for (int r = 0; r < rows; ++r) {
+            uint8_t* const block = blocks + r * kFixedBlockBytes;
+            for (int g = 0; g < kFixedColumns / kGroupColumns; ++g) {
+                const int64_t column = first + g * kGroupColumns;
+                fix_halves(source + 2 * (r * columns + column), columns - column, block + 2 * g * kGroupColumns,
+                           block[2 * kFixedColumns + g]);
+            }
+        }
+        repack_unit(kFixedLayout, blocks, kFixedBlockBytes, rows, out);
+    }
+}
+
 template <typename T>
 void repack_dense(const uint8_t* source, int rows, int64_t columns, uint8_t* out) {
     constexpr int64_t kColumns = 64 / sizeof(T);  // one cache line of each row at a time
@@ -102,7 +149,8 @@ int64_t block_rows(Type type) {
 int64_t block_bytes(Type type, int64_t columns) {
     const TypeInfo& info = type_info(type);
     if (type == Type::bf16) return kDenseRows * ((columns + 1) / 2) * 4;
-    if (is_dense(type)) return kDenseRows * columns * info.block_bytes;
+    if (type == Type::f32) return kDenseRows * columns * info.block_bytes;
+    if (type == Type::f16) return (columns + kFixedColumns - 1) / kFixedColumns * unit_bytes(type);
     return columns / info.block_elements * unit_bytes(type);
 }
 
@@ -117,11 +165,11 @@ void repack_block(Type type, const uint8_t* source, int64_t rows, int64_t column
     } else if (type == Type::bf16) {
         if (columns % 2 == 0) return repack_dense<uint32_t>(source, valid, columns / 2, out);  // a pair is a word
         repack_pairs(source, valid, columns, out);
-    } else if (is_dense(type)) {
-        repack_dense<uint16_t>(source, valid, columns, out);
+    } else if (type == Type::f16) {
+        repack_halves(source, valid, columns, out);
     } else {
         for (int64_t u = 0; u < units; ++u) {
-            repack_unit(layout(type), source + u * info.block_bytes, stride, valid, out + u * unit_bytes(type));
+            repack_unit(layout_of(type), source + u * info.block_bytes, stride, valid, out + u * unit_bytes(type));
         }
     }
 }

@@ -9,9 +9,9 @@ namespace mlxr {
 
 inline constexpr int64_t kRepackRows = 16;
 
-// True for the three types without blocks: f32, f16, bf16.
+// True for the two types without blocks and groups: f32 and bf16.
 static constexpr bool is_dense(Type type) {
-    return static_cast<int>(type) < static_cast<int>(Type::q4_0);
+    return type == Type::f32 || type == Type::bf16;
 }
 
 // Rows of one block in the kernels' layout: 16, or 32 for the dense types.

@@ -59,10 +59,26 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
     });
 }
 
+// The same for 16-bit weights and activations, whose words need no unpacking.
+template <int M>
+MLXR_INLINE void add_shorts(Unit unit, const Scales& s, int g, const Activations& a, int64_t at, Floats* sums) {
+    const int16_t* values = a.shorts + 32 * at;
+    Ints products[M];
+    repeat<M>([&](auto m) MLXR_BODY { products[m] = splat(0); });
+    repeat<kShortWords>([&](auto i) MLXR_BODY {
+        const Ints w = word(unit, kShortWords * g + i);
+        repeat<M>([&](auto m) MLXR_BODY { products[m] = dot_shorts(products[m], w, spread(values + 32 * m + 2 * i)); });
+    });
+    repeat<M>([&](auto m)
+                  MLXR_BODY { sums[m] = add_short_sum(products[m], s.exponent[g], a.short_scales[at + m], sums[m]); });
+}
+
 // Groups n*kStride+J.. of the unit, whose first items for the tokens begin at `at`.
 template <class W, int M, int J>
 MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations& a, int64_t at, Floats* sums) {
-    if constexpr (J < W::kStride) {
+    if constexpr (W::kForm == Form::shorts) {
+        add_shorts<M>(unit, s, n, a, at + n * a.tile, sums);
+    } else if constexpr (J < W::kStride) {
         const int g = n * W::kStride + J;
         Ints w[8];
         W::template weights<J>(unit, n, w);

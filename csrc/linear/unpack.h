@@ -7,8 +7,9 @@
 //   shifted       step * q - shift
 //   fine          step * fine * (q - z)                 fine: integer, one for 16 columns; step * fine is exact
 //   fine_shifted  step * fine * q - shift * fine_shift  likewise
+//   shorts        2**(exponent - 24) * q                q: 16 bits with sign, and so is the activation
 // A type is a row here: its constants, `scales` (once per unit) and `weights<J>` (group n*kStride+J of the
-// unit).
+// unit); of shorts the words are multiplied as they lie.
 #pragma once
 
 #include "kernel_table.h"
@@ -19,7 +20,9 @@ namespace {
 
 using mlxr::Type;
 
-enum class Form { plain, shifted, fine, fine_shifted };
+enum class Form { plain, shifted, fine, fine_shifted, shorts };
+
+constexpr int kShortWords = 16;  // words of a group of 32 shorts
 
 // Where the sum of a group begins: minus its zero point times the sum of its activations, for item `item`.
 template <bool Wide, int Zero>
@@ -52,6 +55,7 @@ MLXR_INLINE Ints half_bits(Unit unit, int words, int index) {
 struct Scales {
     Floats step[8], shift[8];
     Ints fine[16], fine_shift[16];
+    Ints exponent[4];  // where an f32 has its own
 };
 
 // The step of 16 columns: of a half-precision and an 8-bit number, so no rounding.
@@ -346,5 +350,20 @@ struct Affine8 : TypeOf<T, Form::shifted, kZero128, true, Groups, 1> {
         for (int i = 0; i < 8; ++i) w[i] = word(unit, 8 * n + i);
     }
 };
+
+// f16 as fixed point (layout.h): 16 words for each group, and a word of exponents.
+struct F16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 4, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Ints exponents = word(unit, 4 * kShortWords);
+        for (int g = 0; g < 4; ++g) s.exponent[g] = shift_left(unsigned_byte(exponents, g), 23);
+    }
+};
+
+// total + the sum of a group of shorts times its scales. The power of two is added to the exponent of the sum, which no
+// multiplying port has to do; an exact zero thereby counts as 2**-127 of the smallest product there is. The
+// activation's scale has the factor 2**-24.
+MLXR_INLINE Floats add_short_sum(Ints sum, Ints exponent, float scale, Floats total) {
+    return fma(splat(scale), as_floats(add(as_ints(to_floats(sum)), exponent)), total);
+}
 
 }  // namespace

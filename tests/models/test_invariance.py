@@ -102,7 +102,7 @@ def test_a_prompt_longer_than_the_chunk_gives_equal_bits(type_name: str) -> None
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", ["f32", "bf16", "q5_1", "q3_k", "q4_k", "q6_k", "mxfp4"])
+@pytest.mark.parametrize("type_name", ["f32", "f16", "bf16", "q5_1", "q3_k", "q4_k", "q6_k", "mxfp4"])
 def test_every_instruction_set_is_invariant(type_name: str, isa: str) -> None:
     if isa not in load_native().available_isas():
         pytest.skip(f"this machine or build lacks instruction set {isa}")
@@ -119,12 +119,12 @@ def test_instruction_sets_give_equal_bits(type_name: str) -> None:
 
 @pytest.mark.parametrize("type_name", WEIGHT_TYPES)
 def test_cpu_follows_the_reference_on_the_same_weights(type_name: str) -> None:
-    """What differs is the activations' int8, for quantised weights; nothing, for the others."""
+    """What differs is that activations are int8 with quantised weights, and 32 times finer with f16; f32 stays."""
     reference = TinyRun(Decoder(Context("reference"), config_from_hf(CONFIG), tensors_of(type_name)), longest=75)
     expected = reference.run(PROMPT)
     logits = run(build(type_name, 2), PROMPT, kv_type="f32")
     error = np.sqrt(np.mean((logits - expected) ** 2)) / expected.std()
-    assert error < {"f32": 2e-6, "f16": 2e-6, "bf16": 0.01}.get(type_name, 0.03)  # inputs are rounded but for two
+    assert error < {"f32": 2e-6, "f16": 0.001, "bf16": 0.01}.get(type_name, 0.03)
 
 
 def test_pages_in_another_order_give_equal_bits() -> None:
