@@ -45,6 +45,9 @@ def measure_all(given: argparse.Namespace) -> dict[str, Any]:
     print(f"{results['device']}: copy {results['copy_bytes_per_s'] / 1e9:,.0f} GB/s", flush=True)
     end_s = time.monotonic() + 60 * given.minutes
     cases = [Case.parse(text) for text in given.case or TARGETS]
+    if given.update and given.json.exists():
+        names = {case.name for case in cases}
+        results["rows"] = [row for row in json.loads(given.json.read_text())["rows"] if row["case"] not in names]
     for key in dict.fromkeys((case.shape, case.type_name) for case in cases):
         chosen = [case for case in cases if (case.shape, case.type_name) == key]
         for rows in session.measure(chosen, end_s):
@@ -65,7 +68,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24, help="of a round of decoding")
     parser.add_argument("--minutes", type=float, default=7.5, help="begin no case after so long")
-    parser.add_argument("--json", type=Path, help="write results there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write results there")
+    parser.add_argument("--update", action="store_true", help="keep what FILE has of other cases")
     parser.add_argument("--check", action="store_true", help="fail when a target is missed")
     parser.add_argument("--write-docs", type=Path, metavar="JSON", help="measure nothing, write docs")
     given = parser.parse_args(arguments)
@@ -74,6 +78,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
             Case.parse(text)
         except ValueError as error:
             parser.error(str(error))
+    if given.update and given.json is None:
+        parser.error("--update needs --json")
     if min(given.rounds, given.steps) < 1:
         parser.error("--rounds and --steps must be at least 1")
     return given

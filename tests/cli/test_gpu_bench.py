@@ -72,6 +72,10 @@ def test_tiny_models_are_measured(bench: ModuleType, tmp_path: Path, capsys: pyt
         ("tiny-q4_k_m:1@40", "mlxr"),
         ("tiny-q4_k_m:prefill@33", "mlxr"),
     ]
+    assert bench.main([*options, "--without", "transformers", "--update", f"--case={cases[0]}", "--steps=1"]) == 0
+    updated = json.loads(path.read_text())["rows"]
+    assert [row["case"] for row in updated] == ["tiny-q4_k_m:1@40", "tiny-q4_k_m:prefill@33", "tiny-bf16:3@32"]
+    assert updated[:2] == found["rows"][1:]
     for row in found["rows"]:
         assert len(row["rounds"]) == 2
         assert min(row["tokens_per_s"], row["weight_bytes"], row["cache_bytes"], row["peak_bytes"]) > 0
