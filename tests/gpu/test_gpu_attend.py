@@ -5,29 +5,88 @@ from __future__ import annotations
 import pytest
 from gpu_cases import REFERENCE, Scene, play, relative_error
 
+from mlxr.kernels.attend import gpu as attend_gpu
+from mlxr.kernels.attend.tiles import DEVICES
 from mlxr.kernels.context import Context
 
 EXACT = 3e-6
-NARROW = 6e-3  # SDPA in the GPU's own precision
+NARROW = 6e-3  # products of 16-bit numbers
 
 DECODE = {
     "plain": Scene(4, 4, 64, 16, (5, 33), (1, 1), kv_type="f32"),
-    "grouped": Scene(8, 2, 128, 32, (70, 1, 64), (1, 1, 1), kv_type="f16"),
-    "seven heads to one": Scene(14, 2, 64, 16, (40,), (1,), interleaved=True),
+    "grouped": Scene(8, 2, 128, 8, (70, 1, 64), (1, 1, 1), kv_type="f16"),
+    "seven heads to one": Scene(14, 2, 64, 24, (40,), (1,), interleaved=True),
     "one key head": Scene(8, 1, 96, 16, (19, 48), (1, 1), rot_dim=48),
     "head of 80, normed": Scene(6, 3, 80, 8, (9, 20), (1, 1), normed=True),
     "head of 256": Scene(4, 1, 256, 16, (50,), (1,), interleaved=True),
+    "window": Scene(4, 2, 64, 8, (100, 10), (1, 1), window=37),
+    "shares": Scene(4, 2, 64, 32, (1100, 3), (1, 1), kv_type="f32"),
+    "shares and window": Scene(4, 2, 128, 40, (1400, 700), (1, 1), window=600, kv_type="f16"),
+}
+TILES = {
+    "plain": Scene(4, 4, 64, 16, (5, 33), (1, 1)),
+    "grouped": Scene(8, 2, 128, 32, (70, 1, 64), (1, 1, 1), kv_type="f16"),
+    "seven heads to one": Scene(14, 2, 64, 16, (40,), (1,), interleaved=True),
+    "twenty heads to one": Scene(40, 2, 64, 16, (40, 17), (1, 4)),
     "window": Scene(4, 2, 64, 16, (100, 10), (1, 1), window=37),
     "shares": Scene(4, 2, 64, 32, (1100, 3), (1, 1)),
-    "shares and window": Scene(4, 2, 128, 32, (1400, 700), (1, 1), window=600, kv_type="f16"),
+    "shares and window": Scene(2, 1, 128, 32, (700, 30), (1, 1), window=530, kv_type="f16"),
+    "prompts": Scene(4, 2, 64, 16, (40, 7, 21), (40, 7, 21)),
+    "chunks of prompts": Scene(6, 2, 128, 16, (70, 33), (20, 33)),
+    "many heads, chunks": Scene(8, 8, 64, 16, (70, 90), (20, 37), kv_type="f16"),
+    "mixed": Scene(4, 2, 64, 16, (30, 50, 20, 64), (1, 1, 20, 1)),
+    "chunks and window": Scene(4, 2, 64, 16, (90, 40), (30, 11), window=21),
+    "chunks in shares": Scene(4, 1, 64, 16, (700, 530), (9, 3)),
+    "chunks in shares and window": Scene(4, 1, 64, 16, (700, 900), (9, 40), window=560),
 }
 MIXED = {
-    "prefill": Scene(4, 2, 64, 16, (40,), (40,)),
-    "chunk": Scene(4, 2, 64, 16, (70, 33), (20, 33)),
-    "mixed": Scene(4, 2, 64, 16, (30, 50, 20, 64), (1, 1, 20, 1)),
-    "window": Scene(4, 2, 64, 16, (90, 40), (30, 1), window=21),
+    "prefill": Scene(4, 2, 64, 8, (40,), (40,)),
+    "chunk": Scene(4, 2, 64, 8, (70, 33), (20, 33)),
+    "mixed": Scene(4, 2, 96, 16, (30, 50, 20, 64), (1, 1, 20, 1)),
+    "window": Scene(4, 2, 64, 16, (90, 40), (30, 1), window=21, kv_type="f32"),
     "odd head": Scene(4, 2, 20, 16, (30, 12), (1, 12), rot_dim=10),
 }
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_tiles_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 2**40)
+    gpu.ledger.reset()
+    result = play(gpu, TILES[name])
+    assert relative_error(result, play(REFERENCE, TILES[name])) < (6e-4 if TILES[name].kv_type == "f16" else NARROW)
+    if takes_tiles(gpu):
+        assert gpu.ledger.snapshot().copied_bytes == 0
+
+
+def test_long_prompts_beside_short_ones(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 128)
+    scene = Scene(4, 2, 64, 16, (30, 9, 40, 60, 12, 1), (30, 9, 5, 17, 12, 1))
+    gpu.ledger.reset()
+    assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < NARROW
+    assert gpu.ledger.snapshot().copied_bytes > 0
+
+
+def test_lengths_are_planned_in_steps(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attend_gpu, "MAX_TILED_PAIRS", 0)
+    shapes, mx = set(), gpu.gpu.mx
+    attention = mx.fast.scaled_dot_product_attention
+
+    def watch(q: object, keys: object, *rest: object, **named: object) -> object:
+        shapes.add((q.shape[2], keys.shape[2]))  # type: ignore[attr-defined]
+        return attention(q, keys, *rest, **named)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", watch)
+    for context, queries in ((300, 20), (310, 35), (512, 256), (290, 40)):  # the last begins before 256
+        scene = Scene(2, 1, 64, 16, (context,), (queries,))
+        assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < NARROW
+    steps = attend_gpu.LENGTH_STEP
+    assert {length % steps for shape in shapes for length in shape} == {0}
+    assert shapes == {(256, 512), (512, 512), (256, 256)}
+
+
+def takes_tiles(ctx: Context) -> bool:
+    """Whether the device runs the kernel of matrix units."""
+    return ctx.device in DEVICES
 
 
 @pytest.mark.parametrize("name", DECODE)

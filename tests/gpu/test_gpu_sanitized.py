@@ -17,6 +17,7 @@ from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.rms_norm import rms_norm
 
 EXACT = 3e-6
+NARROW = 8e-3  # products of 16-bit numbers
 
 
 @pytest.mark.parametrize("tokens", [3, 9])
@@ -25,6 +26,20 @@ def test_products_stay_within_their_arrays(sanitized: Context, tokens: int) -> N
     x = random_floats(1, tokens, 1280)
     result = settle(linear(sanitized, sanitized.gpu.mx.array(x), prepare(sanitized, tensors)))
     assert relative_error(result, linear(REFERENCE, x, prepare(REFERENCE, tensors))) < EXACT
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_tiles_stay_within_their_arrays(sanitized: Context, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norm and product of two types on matrix units; one row goes through shared memory."""
+    monkeypatch.setattr(sanitized.gpu, "has_tiles", True)
+    mx, x, weight = sanitized.gpu.mx, random_floats(1, tokens, 512), random_floats(2, 512)
+    tensors = [make_tensor("q4_k", 21, 512), make_tensor("q6_k", 5, 512)]
+
+    def run(ctx: Context, array: object) -> object:
+        normed, _ = rms_norm(ctx, array, weight, 1e-5)  # type: ignore[arg-type]
+        return settle(linear(ctx, normed, prepare(ctx, tensors)))
+
+    assert relative_error(run(sanitized, mx.array(x)), np.asarray(run(REFERENCE, x))) < NARROW
 
 
 def test_fused_layer_stays_within_its_arrays(sanitized: Context) -> None:
@@ -41,10 +56,17 @@ def test_fused_layer_stays_within_its_arrays(sanitized: Context) -> None:
 
 
 @pytest.mark.parametrize(
-    "scene", [Scene(4, 2, 80, 8, (21, 3), (1, 1), normed=True), Scene(4, 2, 64, 32, (600,), (1,), window=515)]
+    "scene",
+    [
+        Scene(4, 2, 80, 8, (21, 3), (1, 1), normed=True),
+        Scene(4, 2, 64, 8, (600,), (1,), window=515),
+        Scene(4, 2, 64, 32, (600,), (1,), window=515),
+        Scene(6, 2, 128, 16, (37, 5, 60), (1, 5, 19)),
+    ],
 )
 def test_attention_stays_within_its_arrays(sanitized: Context, scene: Scene) -> None:
-    assert relative_error(play(sanitized, scene), play(REFERENCE, scene)) < EXACT
+    allowed = EXACT if scene.page_size == 8 else NARROW
+    assert relative_error(play(sanitized, scene), play(REFERENCE, scene)) < allowed
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,8 @@ class KVCache:
         The copies returned must be done before anything else is written or prepared. Asking twice is the same as
         asking once. Raises OutOfPages, with nothing changed, when the pages that nobody holds do not suffice.
         """
+        if tokens > 0 and table.has_room(tokens):
+            return []
         missing_pages = table.missing_pages(tokens)
         if missing_pages > self.available_pages:
             raise OutOfPages(missing_pages, self.available_pages, self._pager.page_size)

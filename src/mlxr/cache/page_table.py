@@ -42,6 +42,13 @@ class PageTable:
         missing = max(0, self._pager.pages_for(self.length_tokens + tokens) - len(self.pages))
         return missing + (tokens > 0 and self._shared_tail() is not None)
 
+    def has_room(self, tokens: int) -> bool:
+        """Whether `prepare` would have nothing to do for `tokens` more positions, of which there is one at least."""
+        pages, (index, offset) = self.pages, divmod(self.length_tokens, self._pager.page_size)
+        if self.length_tokens + tokens > len(pages) * self._pager.page_size:
+            return False
+        return not offset or self._pager.is_own(pages[index])
+
     def prepare(self, tokens: int) -> list[PageCopy]:
         """Make room to write `tokens` more positions; returns the copies to do first (see PageCopy).
 
@@ -65,8 +72,7 @@ class PageTable:
         index, offset = divmod(self.length_tokens, self.page_size)
         if not offset:
             return None
-        page = self.pages[index]
-        return index if self._pager.count(page) > 1 or self._pager.is_kept(page) else None
+        return None if self._pager.is_own(self.pages[index]) else index
 
     def commit(self, tokens: int) -> None:
         """Count `tokens` more positions as written; `prepare` must have made room for them."""

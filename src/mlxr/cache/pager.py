@@ -55,6 +55,10 @@ class Pager:
         """Whether the contents of `page` are kept: nobody may write into it any more."""
         return self._kept[self._known(page)]
 
+    def is_own(self, page: int) -> bool:
+        """Whether the one who holds `page` may write into it: nobody else does, and its contents are not kept."""
+        return self._counts[self._known(page)] <= 1 and not self._kept[page]
+
     def allocate(self, pages: int) -> list[int]:
         """Take `pages` free pages, each with one holder. All or none: raises OutOfPages when fewer are free."""
         if pages < 0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -30,43 +31,35 @@ class BatchPart:
     output_tokens: int
     embeds: bool = False
 
-    def positions(self) -> Ints:
-        """Position of each token in its sequence."""
-        start = self.table.length_tokens
-        return np.arange(start, start + len(self.token_ids), dtype=np.int32)
-
-    def slots(self) -> Ints:
-        """Where each token's K and V go: page * page_size + offset."""
-        indices, offsets = np.divmod(self.positions(), np.int32(self.table.page_size))
-        first = int(indices[0])
-        pages = np.array(self.table.pages[first : int(indices[-1]) + 1], dtype=np.int32)
-        slots: Ints = pages[indices - first] * np.int32(self.table.page_size) + offsets
-        return slots
-
 
 def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
     """One batch of all `parts` in their order; the logits come out in the same order."""
+    counts = np.array([len(part.token_ids) for part in parts], dtype=np.int32)
+    starts = np.array([part.table.length_tokens for part in parts], dtype=np.int32)
+    wanted = np.array([part.output_tokens for part in parts], dtype=np.int32)
+    page_table = _stack_tables([part.table.pages for part in parts])
     query_starts = np.zeros(len(parts) + 1, dtype=np.int32)
-    np.cumsum([len(part.token_ids) for part in parts], out=query_starts[1:])
+    np.cumsum(counts, out=query_starts[1:])
+    owners = np.repeat(np.arange(len(parts), dtype=np.int32), counts)
+    rows = np.arange(len(owners), dtype=np.int32)
+    positions = (starts - query_starts[:-1])[owners] + rows
+    page_size = np.int32(parts[0].table.page_size)  # one for all
+    indices, offsets = np.divmod(positions, page_size)
     return RaggedBatch(
-        token_ids=np.array([token for part in parts for token in part.token_ids], dtype=np.int32),
-        positions=np.concatenate([part.positions() for part in parts]),
-        slots=np.concatenate([part.slots() for part in parts]),
+        token_ids=np.fromiter(chain.from_iterable(part.token_ids for part in parts), np.int32, len(owners)),
+        positions=positions,
+        slots=page_table[owners, indices] * page_size + offsets,
         query_starts=query_starts,
-        context_lengths=np.array([part.table.length_tokens + len(part.token_ids) for part in parts], dtype=np.int32),
-        page_table=_stack_tables([part.table.pages for part in parts]),
-        output_rows=np.concatenate(
-            [
-                np.arange(end - part.output_tokens, end, dtype=np.int32)
-                for part, end in zip(parts, query_starts[1:].tolist(), strict=True)
-            ]
-        ),
+        context_lengths=starts + counts,
+        page_table=page_table,
+        output_rows=rows[rows >= (query_starts[1:] - wanted)[owners]],
     )
 
 
 def _stack_tables(tables: Sequence[list[int]]) -> Ints:
     """(S, longest table) page ids, padded with -1."""
-    stacked = np.full((len(tables), max(map(len, tables))), -1, dtype=np.int32)
-    for row, pages in zip(stacked, tables, strict=True):
-        row[: len(pages)] = pages
+    lengths = np.array([len(pages) for pages in tables])
+    stacked = np.full((len(tables), lengths.max()), -1, dtype=np.int32)
+    pages = np.fromiter(chain.from_iterable(tables), np.int32, lengths.sum())
+    stacked[np.arange(stacked.shape[1]) < lengths[:, None]] = pages
     return stacked

@@ -92,7 +92,7 @@ class Engine:
             arena_bytes=arena_bytes,
             pages=pages,
             wanted_pages=max_sequences * -(-self.context_tokens // self.plan.page_size),
-            available_bytes=bound_free_bytes(memory_bytes),
+            available_bytes=bound_free_bytes(ctx, memory_bytes),
             available_percent=arena_percent,
         )
         self._arena = Arena(ctx, self._config.layers, pages, *shape)

@@ -7,10 +7,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from mlxr.cache.memory import read_available_bytes as read_available_bytes
+from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.store import PageStore
-from mlxr.core.errors import SettingError
+from mlxr.core.errors import DeviceError, SettingError
+from mlxr.kernels.context import choose_device
+from mlxr.kernels.gpu.device import load_mlx
+from mlxr.kernels.gpu.memory import read_free_bytes
+
+
+class Memory(Protocol):
+    """What must be known of a device: `mlxr.kernels.context.Context` is one."""
+
+    @property
+    def uses_host_memory(self) -> bool:
+        """Whether its arrays take the host's memory."""
+
+    def read_free_bytes(self) -> int | None:
+        """Bytes left in its own memory; None where there is none or it does not tell."""
+
 
 KV_CACHES = ("auto", "paged", "simple")
 
@@ -62,9 +78,20 @@ def open_store(plan: MemoryPlan) -> PageStore | None:
     return None if plan.store_folder is None else PageStore(plan.store_folder, plan.store_bytes)
 
 
-def bound_free_bytes(limit_bytes: int | None) -> int | None:
-    """The system's free memory, or `limit_bytes` where that is less; None where neither is known."""
-    available_bytes = read_available_bytes()
-    if available_bytes is None or limit_bytes is None:
-        return limit_bytes if available_bytes is None else available_bytes
-    return min(available_bytes, limit_bytes)
+def bound_free_bytes(memory: Memory, limit_bytes: int | None) -> int | None:
+    """What is free where the arrays of `memory` lie, or `limit_bytes` where that is less; None where none is known."""
+    known = [limit_bytes, memory.read_free_bytes()]
+    if memory.uses_host_memory:
+        known.append(read_available_bytes())
+    return min((room_bytes for room_bytes in known if room_bytes is not None), default=None)
+
+
+def read_room_bytes(device: str) -> int | None:
+    """Bytes that models on `device` ("auto" as in `choose_device`) may take now; None where nobody tells."""
+    chosen = choose_device(device)
+    if chosen != "cuda":
+        return read_available_bytes()
+    try:
+        return read_free_bytes(load_mlx(chosen), chosen)
+    except DeviceError:
+        return None  # whoever loads a model hears why

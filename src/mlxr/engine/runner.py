@@ -86,6 +86,8 @@ class Runner:
     def reserve(self, table: PageTable, tokens: int) -> None:
         """Make room for `tokens` more positions and do the copies that shared pages ask for; OutOfPages if it fails."""
         copies = self._cache.prepare(table, tokens)
+        if not copies:
+            return
         try:
             self._arena.copy_pages(copies)
         except BaseException:

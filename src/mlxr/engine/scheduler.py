@@ -124,9 +124,13 @@ class Scheduler:
         """Admit what fits, then the chunks of the next step with their pages reserved; empty when nothing is to do."""
         self._admit()
         chunks: dict[Sequence, Chunk] = {}
-        for sequence in [sequence for sequence in self.running if sequence.is_decoding]:
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self.running:
+            (decoding if sequence.is_decoding else prefilling).append(sequence)
+        for sequence in decoding:
             self._take(sequence, 1, chunks)
-        for sequence in [sequence for sequence in self.running if not sequence.is_decoding]:
+        for sequence in prefilling:
             budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
             if budget_tokens and sequence in self.running and not self._waits_for_prefix(sequence, chunks):
                 self._look_again(sequence)

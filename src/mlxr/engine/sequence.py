@@ -119,7 +119,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether only the last generated token is pending."""
-        return self.pending_tokens == 1 and len(self.tokens) > self.prompt_tokens
+        tokens = len(self.tokens)
+        return tokens - self.table.length_tokens == 1 and tokens > self.prompt_tokens
 
     @property
     def width(self) -> int:

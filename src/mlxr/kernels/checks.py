@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mlxr.kernels.gpu.deferred import Deferred
 from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.tensor import FLOAT32, INT32, POOL_DTYPES, UINT32
 
 AnyArray = npt.NDArray[Any]
@@ -84,7 +85,7 @@ def check_size(operator: str, argument: str, has: int, wants: int) -> None:
 
 def is_device_array(array: object) -> bool:
     """Whether `array` is one of MLX's, or will be."""
-    return isinstance(array, Deferred) or type(array).__module__ == "mlx.core"
+    return isinstance(array, (Deferred, Buffer)) or type(array).__module__ == "mlx.core"
 
 
 def _check_device(operator: str, argument: str, array: Any, kinds: frozenset[str], dimensions: int) -> None:

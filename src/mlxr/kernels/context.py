@@ -86,16 +86,28 @@ class Context:
             return  # what is left to the host runs in NumPy then
         self.native = self.module.Runtime(self.module.default_threads(), self.module.best_isa())
 
+    @property
+    def uses_host_memory(self) -> bool:
+        """Whether arrays take the host's memory: everywhere but on a GPU with memory of its own."""
+        return self.device != "cuda"
+
+    def read_free_bytes(self) -> int | None:
+        """Bytes that arrays may still take as far as the GPU is concerned; None without one, or if it does not tell."""
+        return None if self.gpu is None else self.gpu.read_free_bytes()
+
     def choose_activations(self, type_names: Iterable[str]) -> None:
         """Choose how results travel between operators, by the types of the weights that will be multiplied.
 
-        On a GPU, weights that are all of one 16-bit type are multiplied in it; otherwise, and elsewhere, it is f32.
+        On a GPU, weights that are all of one 16-bit type are multiplied in it; otherwise, and elsewhere, it is f32,
+        and bf16 for what quantised products read on matrix units.
         """
         if self.gpu is not None and self.gpu.narrow:
             names = set(type_names)
             kinds = {"bf16": self.gpu.mx.bfloat16, "f16": self.gpu.mx.float16}
-            one = names.pop() if len(names) == 1 else ""
-            self.gpu.activations = kinds.get(one, self.gpu.mx.float32)
+            one = next(iter(names)) if len(names) == 1 else ""
+            self.gpu.activations = self.gpu.operands = kinds.get(one, self.gpu.mx.float32)
+            if self.gpu.has_tiles and one not in kinds and names.isdisjoint(("f32", "f16")):
+                self.gpu.operands = self.gpu.mx.bfloat16
 
     def run_step(
         self, compute: Callable[[RaggedBatch], Any], batch: RaggedBatch, pools: Sequence[Any], key: object

@@ -8,6 +8,7 @@ import numpy as np
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import FloatArray
 
@@ -29,6 +30,8 @@ def repeat_rows(ctx: Context, array: FloatArray, counts: Sequence[int]) -> Float
     rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     if isinstance(array, np.ndarray):
         return array[rows]
+    if isinstance(array, Buffer):
+        array = ctx.gpu.mx.array(np.asarray(array))
     repeated: FloatArray = ctx.gpu.mx.take(array, ctx.gpu.mx.array(rows), axis=0)
     return repeated
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError
 from mlxr.core.settings import Settings
-from mlxr.engine.memory_plan import read_available_bytes
+from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.registry.record import ModelRecord
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.opening import open_record
@@ -126,7 +126,7 @@ class ModelPool:
         open_session: OpenSession = open_session,
     ) -> None:
         self._settings, self._registry, self._clock, self._open_session = settings, registry, clock, open_session
-        free_bytes = read_available_bytes()
+        free_bytes = read_room_bytes(settings.device)
         share_bytes = 2**62 if free_bytes is None else free_bytes * MEMORY_PERCENT // 100
         self.budget_bytes = settings.models_memory_bytes or share_bytes
         self._entries: dict[str, _Entry] = {}

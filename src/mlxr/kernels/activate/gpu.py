@@ -25,14 +25,15 @@ def activate(ctx: Context, gate_up: Any, kind: str) -> Any:
     gate_up = settle(gate_up)
     if gpu.launcher is None:
         return _compose(gpu.mx, gate_up[:, :half], kind) * gate_up[:, half:]
+    width = 8 if half % 8 == 0 else 1
     (out,) = gpu.launcher.launch(
         GATE,
-        [gate_up, gpu.launcher.numbers(half, rows)],
-        groups=(-(-rows * half // THREADS), 1, 1),
+        [gate_up, gpu.launcher.numbers(half)],
+        groups=(-(-half // (THREADS * width)), rows, 1),
         threads=THREADS,
-        outputs=[((rows, half), gpu.activations)],
-        constants={"GELU": int(kind == "gelu_tanh")},
-        types={"Y": gpu.activations},
+        outputs=[((rows, half), gpu.operands)],
+        constants={"GELU": int(kind == "gelu_tanh"), "N": width},
+        types={"Y": gpu.operands},
     )
     return out
 

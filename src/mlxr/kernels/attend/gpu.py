@@ -15,6 +15,15 @@ from typing import Any
 import numpy as np
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.attend.tiles import (
+    MERGE,
+    TILES,
+    attend_tiles,
+    choose_shares,
+    count_positions,
+    merge_shares,
+    takes_pool,
+)
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
@@ -22,8 +31,8 @@ from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 
 SIMD_GROUPS = 4
-WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
-MIN_SHARE = 256  # positions below which a share is not worth a merge
+MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, gathering is worth it for MLX's own attention
+LENGTH_STEP = 256  # MLX plans its attention anew, in some 40 ms, for each pair of numbers of queries and positions
 _FOLDER = Path(__file__).parent
 DECODE = Kernel(
     "attend_decode",
@@ -32,13 +41,12 @@ DECODE = Kernel(
     ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "numbers", "sizes"),
     ("out", "stats"),
 )
-MERGE = Kernel("attend_merge", _FOLDER, "merge.body", ("sums", "stats", "sizes"), ("out",))
 GATHER = Kernel(
     "attend_gather", _FOLDER, "gather.body", ("k_pool", "v_pool", "pages", "after", "sizes"), ("keys", "values")
 )
 GATHER_THREADS = 256
 PLAIN_TYPES = ("bf16", "f16", "f32")
-KERNELS = (DECODE, MERGE, GATHER)
+KERNELS = (DECODE, TILES, MERGE, GATHER)
 
 
 def allocate_pools(
@@ -66,12 +74,13 @@ def attend(
     """Every query token against the pages of its sequence, (T, heads * head_dim)."""
     mx, (tokens, heads, head_dim) = ctx.gpu.mx, q.shape
     _check_pages(batch, k_pool, sliding_window)
-    kernel = ctx.gpu.launcher is not None and head_dim % 8 == 0 and head_dim <= 256
     results = []
-    for first, last in _runs(batch, kernel):
+    for kind, first, last in _runs(batch, _list_kinds(ctx, k_pool)):
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         part = q if (start, stop) == (0, tokens) else q[start:stop]
-        if kernel and stop - start == last - first:
+        if kind == "tiles":
+            results.append(attend_tiles(ctx, part, k_pool, v_pool, batch, first, last, scale, sliding_window))
+        elif kind == "lanes":
             results.append(_decode(ctx, part, k_pool, v_pool, batch, start, stop, scale, sliding_window))
         else:
             results.append(_prefill(ctx, part, k_pool, v_pool, batch, first, scale, sliding_window))
@@ -79,14 +88,27 @@ def attend(
     return joined.reshape(tokens, heads * head_dim)
 
 
-def _runs(batch: RaggedBatch, kernel: bool) -> Iterator[tuple[int, int]]:
-    """Sequences [first, last) to compute together: neighbours with one query each, or one sequence with several."""
-    counts = np.diff(batch.query_starts).tolist()
+def _list_kinds(ctx: Context, pool: Pool) -> tuple[str, str]:
+    """How sequences with one query, and those with a few, are computed: by "tiles", "lanes" or "gather"."""
+    head_dim = pool.shape[3]
+    if ctx.gpu.launcher is None:
+        return "gather", "gather"
+    if takes_pool(ctx, pool):
+        return "tiles", "tiles"
+    return ("lanes" if head_dim % 8 == 0 and head_dim <= 256 else "gather"), "gather"
+
+
+def _runs(batch: RaggedBatch, kinds: tuple[str, str]) -> Iterator[tuple[str, int, int]]:
+    """Sequences [first, last) to compute together: neighbours of a kind that have one query each, or all a few."""
+    counts = np.diff(batch.query_starts)
+    pairs = counts.astype(np.int64) * (batch.context_lengths - counts // 2)
+    classes = np.where(counts == 1, 0, np.where(pairs <= MAX_TILED_PAIRS, 1, 2))
     first = 0
-    for index, count in enumerate(counts):
-        is_last = index + 1 == len(counts)
-        if not kernel or count > 1 or is_last or counts[index + 1] > 1:
-            yield first, index + 1
+    for index in range(len(classes)):
+        group = int(classes[index])
+        kind = kinds[group] if group < 2 else "gather"
+        if kind == "gather" or index + 1 == len(classes) or classes[index + 1] != group:
+            yield kind, first, index + 1
             first = index + 1
 
 
@@ -107,8 +129,7 @@ def _decode(
     tile = 4 if head_dim <= 128 else 2
     tile = next(size for size in (1, 2, 4) if size >= min(tile, heads // kv_heads))
     groups = kv_heads * -(-(heads // kv_heads) // tile)
-    longest = batch.page_table.shape[1] * page_size  # not the longest context: a recorded step serves longer ones
-    longest = min(longest, sliding_window or longest)
+    longest = count_positions(batch, page_size, sliding_window)
     shares = choose_shares(longest, groups * tokens)
     share = -(-longest // shares)
     share = 1 << (share - 1).bit_length() if shares > 1 else 1 << 30
@@ -130,29 +151,13 @@ def _decode(
         groups=(groups, tokens, shares),
         threads=32 * SIMD_GROUPS,
         outputs=[
-            ((tokens, heads, shares, head_dim), gpu.mx.float32 if split else gpu.activations),
+            ((tokens, heads, shares, head_dim), gpu.mx.float32 if split else gpu.operands),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
         ],
         constants={"D": head_dim, "G": tile, "SPLIT": int(split)},
-        types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.activations},
+        types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.operands},
     )
-    if not split:
-        return out.reshape(tokens, heads, head_dim)
-    (out,) = gpu.launcher.launch(
-        MERGE,
-        [out, stats, gpu.launcher.numbers(tokens * heads, shares)],
-        groups=(-(-tokens * heads // SIMD_GROUPS), 1, 1),
-        threads=32 * SIMD_GROUPS,
-        outputs=[((tokens, heads, head_dim), gpu.activations)],
-        constants={"D": head_dim},
-        types={"Y": gpu.activations},
-    )
-    return out
-
-
-def choose_shares(positions: int, groups: int) -> int:
-    """Into how many shares to split `positions`, when so many threadgroups exist without."""
-    return max(1, min(positions // MIN_SHARE, WANTED_GROUPS // groups))
+    return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
 
 
 def _prefill(
@@ -165,39 +170,58 @@ def _prefill(
     scale: float,
     sliding_window: int | None,
 ) -> Any:
-    gpu, mx = ctx.gpu, ctx.gpu.mx
-    queries, length = q.shape[0], int(batch.context_lengths[sequence])
-    page_size = k_pool.shape[2]
-    first_page = 0 if sliding_window is None else max(0, length - queries + 1 - sliding_window) // page_size
-    seen = length - first_page * page_size
-    pages = gpu.place(batch).page_table[sequence, first_page : -(-length // page_size)]
-    keys, values = _gather(ctx, k_pool, v_pool, pages, seen, q)
-    mask: Any = "causal"
-    if sliding_window is not None and seen > sliding_window:
-        distance = np.arange(seen - queries, seen)[:, None] - np.arange(seen)[None]
-        mask = mx.array((distance >= 0) & (distance < sliding_window))
+    gpu, mx, queries = ctx.gpu, ctx.gpu.mx, q.shape[0]
+    if gpu.narrow and k_pool.kind in ("bf16", "f16"):
+        q = q.astype(k_pool.array.dtype)  # MLX has fused attention for 16 bits only
+    pages, seen, front, padding, mask = _place_run(ctx, batch, sequence, k_pool.shape[2], sliding_window)
+    keys, values = _gather(ctx, k_pool, v_pool, pages, seen, padding, q)
+    if front or padding:
+        q = mx.pad(q, ((front, padding), (0, 0), (0, 0)))
     attended = mx.fast.scaled_dot_product_attention(
         q.transpose(1, 0, 2)[None], keys[None], values[None], scale=scale, mask=mask
     )
-    return attended[0].transpose(1, 0, 2)
+    return attended.squeeze(0).transpose(1, 0, 2)[front : front + queries].astype(gpu.operands)
 
 
-def _gather(ctx: Context, k_pool: Pool, v_pool: Pool, pages: Any, length: int, q: Any) -> tuple[Any, Any]:
-    """The first `length` positions of `pages`, each (kv_heads, length, head_dim) in the type of q."""
+def _place_run(
+    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, sliding_window: int | None
+) -> tuple[Any, int, int, int, Any]:
+    """What a sequence's queries see, made once for all layers of a step: pages, positions in them, rows of padding in
+    front of and behind the queries, of which those behind have positions too, and the mask."""
+    gpu, placed = ctx.gpu, ctx.gpu.place(batch)
+    key = ("run", sequence, sliding_window)
+    found: tuple[Any, int, int, int, Any] | None = placed.parts.get(key)
+    if found is None:
+        queries = int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])
+        length = int(batch.context_lengths[sequence])
+        first_page = 0 if sliding_window is None else max(0, length - queries + 1 - sliding_window) // page_size
+        seen = length - first_page * page_size
+        pages = placed.page_table[sequence : sequence + 1, first_page : -(-length // page_size)].reshape(-1)
+        step = 1 if gpu.launcher is None else LENGTH_STEP
+        front, padding, mask = (seen - queries) % step, -seen % step, "causal"
+        if sliding_window is not None and seen > sliding_window:
+            distance = np.arange(seen - queries - front, seen + padding)[:, None] - np.arange(seen + padding)[None]
+            mask = gpu.mx.array((distance >= 0) & (distance < sliding_window))
+        found = placed.parts[key] = (pages, seen, front, padding, mask)
+    return found
+
+
+def _gather(ctx: Context, k_pool: Pool, v_pool: Pool, pages: Any, length: int, padding: int, q: Any) -> tuple[Any, Any]:
+    """The first `length` positions of `pages` and zeros, each (kv_heads, length + padding, head_dim) as q's type."""
     gpu, (_, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
     ctx.ledger.add_copied_bytes(2 * length * kv_heads * head_dim * k_pool.array.itemsize)
     if gpu.launcher is None:
         taken = (gpu.mx.take(pool.array, pages, axis=0).transpose(1, 0, 2, 3) for pool in (k_pool, v_pool))
         keys, values = (part.reshape(kv_heads, -1, head_dim)[:, :length].astype(q.dtype) for part in taken)
         return keys, values
-    shape = (kv_heads, length, head_dim)
+    shape, width = (kv_heads, length + padding, head_dim), 8 if head_dim % 8 == 0 else 1
     keys, values = gpu.launcher.launch(
         GATHER,
-        [k_pool.array, v_pool.array, pages, q, gpu.launcher.numbers(kv_heads, page_size, head_dim, length)],
-        groups=(-(-length * head_dim // GATHER_THREADS), kv_heads, 1),
+        [k_pool.array, v_pool.array, pages, q, gpu.launcher.numbers(kv_heads, page_size, length, padding)],
+        groups=(-(-shape[1] * head_dim // (GATHER_THREADS * width)), kv_heads, 1),
         threads=GATHER_THREADS,
         outputs=[(shape, q.dtype), (shape, q.dtype)],
-        types={"Y": q.dtype},
+        constants={"D": head_dim, "N": width},
     )
     return keys, values
 

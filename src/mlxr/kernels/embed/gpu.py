@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.gpu import FLOATS, arrange_blocks, pick_blocks
 from mlxr.kernels.tensor import IntArray, TensorSource
+
+THREADS = 256
+PICK = Kernel("embed_pick", Path(__file__).parent, "pick.body", ("table", "ids", "sizes"), ("out",))
+KERNELS = (PICK,)
 
 
 def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> Any:
@@ -17,6 +23,22 @@ def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> Any:
     if gpu.launcher is None and table.type_name not in FLOATS:
         return gpu.mx.array(np.concatenate([table.to_float32(i, i + 1) for i in token_ids.tolist()]))
     ids, upload = gpu.place_ids(token_ids), gpu.table(table, arrange_blocks)
-    if table.type_name in FLOATS:
+    if table.type_name in FLOATS and gpu.launcher is None:
         return gpu.mx.take(upload.array, ids, axis=0).astype(gpu.mx.float32)
+    if table.type_name in FLOATS:
+        return _pick_floats(ctx, upload.array, ids)
     return pick_blocks(ctx, upload, table, ids, gpu.mx.float32)
+
+
+def _pick_floats(ctx: Context, table: Any, ids: Any) -> Any:
+    launcher, columns, tokens = ctx.gpu.launcher, table.shape[1], ids.shape[0]
+    if not tokens:
+        return ctx.gpu.mx.zeros((0, columns), ctx.gpu.mx.float32)
+    (out,) = launcher.launch(
+        PICK,
+        [table, ids, launcher.numbers(columns)],
+        groups=(-(-columns // THREADS), tokens, 1),
+        threads=THREADS,
+        outputs=[((tokens, columns), ctx.gpu.mx.float32)],
+    )
+    return out

@@ -12,7 +12,9 @@ typedef __half f16;
 typedef unsigned int uint;
 
 FUNCTION float bits_to_float(uint bits) { return __uint_as_float(bits); }
+FUNCTION uint float_to_bits(float v) { return __float_as_uint(v); }
 FUNCTION float half_bits_to_float(uint bits) { return __half2float(__ushort_as_half((unsigned short)bits)); }
+FUNCTION float log_of(float x) { return logf(x); }
 FUNCTION float exp_of(float x) { return expf(x); }
 FUNCTION float exp2_of(float x) { return exp2f(x); }
 FUNCTION float tanh_of(float x) { return tanhf(x); }
@@ -69,6 +71,15 @@ FUNCTION void store_shared(float *p, const float *v) {
   *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
 }
 
+FUNCTION void read_words(const uint *p, uint *w) {
+  const uint4 v = *reinterpret_cast<const uint4 *>(p);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
+
+FUNCTION void store_words(uint *p, const uint *w) {
+  *reinterpret_cast<uint4 *>(p) = make_uint4(w[0], w[1], w[2], w[3]);
+}
+
 FUNCTION float shuffle_xor(float v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 FUNCTION float sum_lanes(float v) {
 #pragma unroll
@@ -78,3 +89,67 @@ FUNCTION float sum_lanes(float v) {
 }
 FUNCTION void barrier() { __syncthreads(); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
+
+FUNCTION void await_inputs() {
+#ifdef MLXR_STARTS_EARLY
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+template <typename T> FUNCTION void load_stream(const T *p, uint *w) {
+  const uint4 v = __ldcs(reinterpret_cast<const uint4 *>(p)); // used once
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
+FUNCTION void split_pair(const bf16 *, uint pair, float *v) {
+  v[0] = __uint_as_float(pair << 16);
+  v[1] = __uint_as_float(pair & 0xFFFF0000u);
+}
+FUNCTION void split_pair(const f16 *, uint pair, float *v) {
+  v[0] = half_bits_to_float(pair & 0xFFFFu);
+  v[1] = half_bits_to_float(pair >> 16);
+}
+
+FUNCTION uint pack_pair(float low, float high) {
+  uint pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+FUNCTION float low_of(uint pair) { return __uint_as_float(pair << 16); }
+FUNCTION float high_of(uint pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+FUNCTION uint widen_bytes(uint word, int half) { return __byte_perm(word, 0x43434343u, half ? 0x4342 : 0x4140); }
+FUNCTION uint widen_byte(uint word, int which) { return __byte_perm(word, 0x43434343u, 0x4040 + 0x0101 * which); }
+FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
+  uint pair;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
+  return pair;
+}
+FUNCTION void load_pairs(const bf16 *p, uint *out) {
+  const uint4 v = *reinterpret_cast<const uint4 *>(p);
+  out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
+}
+FUNCTION void load_pairs(const float *p, uint *out) {
+  const float4 a = *reinterpret_cast<const float4 *>(p), b = *reinterpret_cast<const float4 *>(p + 4);
+  out[0] = pack_pair(a.x, a.y), out[1] = pack_pair(a.z, a.w);
+  out[2] = pack_pair(b.x, b.y), out[3] = pack_pair(b.z, b.w);
+}
+FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <typename T> FUNCTION uint pack_pair(float low, float high);
+template <> FUNCTION uint pack_pair<bf16>(float low, float high) { return pack_pair(low, high); }
+template <> FUNCTION uint pack_pair<f16>(float low, float high) {
+  uint pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b);
+template <> FUNCTION void multiply_tile<bf16>(float *sums, const uint *a, const uint *b) { multiply_tile(sums, a, b); }
+template <> FUNCTION void multiply_tile<f16>(float *sums, const uint *a, const uint *b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}

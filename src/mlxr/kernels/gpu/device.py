@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import weakref
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.launcher import Launcher
+from mlxr.kernels.gpu.machine import CudaMachine, EmulatedMachine, Machine
+from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
+from mlxr.kernels.gpu.steps import Steps
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import TensorSource
 
+logger = logging.getLogger(__name__)
 AnyArray = npt.NDArray[Any]
 Arrange = Callable[[Any, str, Any], Any]  # mlx, type name and raw blocks to the blocks as kernels read them
+MAX_STARTED = 2
+ALIGNMENT_BYTES = 256
 GPU_DEVICES = ("metal", "cuda", "mlx-cpu", "emulated")
 _REMEDY = {
     "metal": "pip install mlx (on a Mac with Apple silicon)",
@@ -37,7 +46,10 @@ _REMEDY = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedBatch:
-    """The arrays of a RaggedBatch on the device; `owners` is the sequence of each token, `lengths` what it sees."""
+    """The arrays of a RaggedBatch on the device; `owners` is the sequence of each token, `lengths` what it sees.
+
+    `parts` keeps what an operator makes of them once for all layers.
+    """
 
     token_ids: Any
     positions: Any
@@ -46,6 +58,7 @@ class PlacedBatch:
     lengths: Any
     page_table: Any
     output_rows: Any
+    parts: dict[object, Any] = field(default_factory=dict)
 
 
 class Upload:
@@ -63,7 +76,8 @@ class Upload:
 class Gpu:
     """`mx` is mlx.core; `launcher` is None where kernels cannot run and MLX's own operations take their place.
 
-    `narrow`: products are computed in 16 bits, as GPUs do fastest. `activations` is the type between operators.
+    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units.
+    `activations` is the type between operators, `operands` that of results which only products read.
     """
 
     def __init__(self, device: str, emulator: Emulator | None = None) -> None:
@@ -74,21 +88,44 @@ class Gpu:
         self.launcher: Any = None
         if device != "mlx-cpu":
             self.launcher = Launcher(mx, "emulated" if device == "emulated" else device, emulator)  # type: ignore[arg-type]
+        self.has_tiles = device == "cuda"
         self.activations = mx.float32
+        self.operands = mx.float32
         self.pending: list[Any] = []
+        self.last_expanded: Any = None  # the product that last read the scratch array
+        self._scratch: dict[str, Any] = {}
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, Any] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
-        self.drawn: tuple[Any, Any, Any] | None = None  # logits, and of each row the likeliest id and its logprob
-        self.is_greedy = False  # whether the last tokens were the likeliest ones
-        self.ahead: Any = None  # the step that was started with them (`graph.Ahead`)
+        self.steps = Steps()
+        self._is_busy = False  # whether MLX was given work since it was last waited for
+        self.machine = self._make_machine()
+        self._is_traced = False
+        self.workspace = Workspace(mx)
+        self._started: deque[list[Any]] = deque()
+
+    def _make_machine(self) -> Machine | None:
+        """What runs recorded steps without MLX, where there is a way to."""
+        if self.device == "emulated" and not self.launcher.emulator.sanitizes:
+            return EmulatedMachine(self.mx, self.launcher.emulator)
+        if self.device != "cuda":
+            return None
+        try:
+            return CudaMachine(self.mx, self.launcher)
+        except DeviceError as error:
+            logger.warning("steps are recorded by MLX, not by the driver: %s", error)
+            return None
 
     def describe(self) -> str:
         """What can change the numbers that are computed: the device, MLX's version and the kernels."""
         sources = sorted(path for path in Path(__file__).parents[1].rglob("*") if path.suffix in (".h", ".body"))
         text = hashlib.blake2b(b"".join(path.read_bytes() for path in sources)).hexdigest()
         return f"{self.device}: mlx {version('mlx')}: {text}"
+
+    def read_free_bytes(self) -> int | None:
+        """Bytes that arrays may still take in the GPU's memory; None where it does not tell, or where there is none."""
+        return read_free_bytes(self.mx, self.device) if self.narrow else None
 
     def hold(self, array: AnyArray) -> Any:
         """`array` on the device, for as long as it lives on the host."""
@@ -105,10 +142,21 @@ class Gpu:
         key = (id(tensor), tensor.nbytes)
         found = self._uploads.get(key)
         if found is None:
-            array = arrange(self.mx, tensor.type_name, self.read(tensor))
+            raw = self.read(tensor)
+            arranged = arrange(self.mx, tensor.type_name, raw)
+            array = self._take_over(raw) if arranged is raw else arranged
             found = self._uploads[key] = Upload(array, tensor)
             tensor.release()
         return found
+
+    def _take_over(self, array: Any) -> Any:
+        """`array`, which came from the host, in the GPU's own memory: there lies only what the GPU made itself."""
+        if self.device != "cuda" or len(array) < ALIGNMENT_BYTES:
+            return array
+        middle = len(array) // 2 // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        copy = self.mx.concatenate([array[:middle], array[middle:]])
+        self.mx.eval(copy)
+        return copy
 
     def table(self, tensor: TensorSource, arrange: Arrange) -> Upload:
         """The upload of an embedding table, which stays for good."""
@@ -121,16 +169,14 @@ class Gpu:
         """The batch's arrays on the device; the same ones for all operators of a step."""
         if self._placed is None or self._placed[0] is not batch:
             mx = self.mx
-            owners = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
-            placed = PlacedBatch(
-                token_ids=mx.array(batch.token_ids),
-                positions=mx.array(batch.positions),
-                slots=mx.array(batch.slots),
-                owners=mx.array(owners),
-                lengths=mx.array(batch.positions + 1),
-                page_table=mx.array(batch.page_table),
-                output_rows=mx.array(batch.output_rows),
-            )
+            rows = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
+            columns = (batch.token_ids, batch.positions, batch.slots, rows, batch.positions + np.int32(1))
+            # one array, since the device fetches each new one from the host by itself
+            packed = mx.array(np.concatenate([*columns, batch.page_table.reshape(-1), batch.output_rows]))
+            tokens, stop = batch.tokens, 5 * batch.tokens + batch.page_table.size
+            table = packed[5 * tokens : stop].reshape(batch.page_table.shape)
+            ids, positions, slots, owners, lengths = (packed[i * tokens : (i + 1) * tokens] for i in range(5))
+            placed = PlacedBatch(ids, positions, slots, owners, lengths, table, packed[stop:])
             self._placed = (batch, placed)
         return self._placed[1]
 
@@ -140,10 +186,12 @@ class Gpu:
         rows = self.mx.arange(batch.tokens, dtype=self.mx.int32)
         placed = PlacedBatch(token_ids, positions, slots, rows, lengths, page_table, rows)
         self._placed = (batch, placed)
+        self._is_traced = True
 
     def forget_placed(self) -> None:
         """Let go of the arrays of the last step."""
-        self._placed = None
+        self._placed = self.last_expanded = None
+        self._is_traced = False
 
     def place_ids(self, token_ids: AnyArray) -> Any:
         """Token ids on the device, those of the step where they are its own."""
@@ -151,10 +199,45 @@ class Gpu:
             return self._placed[1].token_ids
         return self.mx.array(token_ids)
 
+    def reserve(self, count: int, kind: Any) -> Any:
+        """`count` numbers at least, always in the same memory; larger memory only where that does not do."""
+        held = self._scratch.get(str(kind))
+        if held is None or held.size < count:
+            held = self._scratch[str(kind)] = self.mx.zeros((count,), kind)
+            self.mx.eval(held)
+        return held
+
     def submit(self, *results: Any) -> None:
         """Start computing `results` and whatever else is pending, without waiting for it."""
         pending, self.pending = self.pending, []
+        if self.machine is not None:
+            self.machine.synchronize()  # it may write pages
+        self._started.clear()
         self.mx.async_eval(*results, *pending)
+        self._is_busy = True
+
+    def settle_arrays(self) -> None:
+        """Wait until MLX has computed all that was submitted."""
+        if self._is_busy:
+            self.mx.synchronize()
+            self._is_busy = False
+
+    def start(self, *results: Any) -> None:
+        """Let the device begin with `results` while the host goes on to say what follows; nothing in a trace.
+
+        The host waits for what was started MAX_STARTED times before: arrays between operators live until the device is
+        done with them, so their memory is bounded by how far the host may be ahead.
+        """
+        if self._is_traced or any(isinstance(result, Deferred) and result.is_open for result in results):
+            return
+        arrays = [settle(result) for result in results if result is not None]
+        if self.machine is not None:
+            self.machine.synchronize()
+        self.mx.async_eval(*arrays)
+        self._is_busy = True
+        self._started.append(arrays)
+        if len(self._started) > MAX_STARTED:
+            self.mx.eval(self._started.popleft())
 
     def read(self, tensor: TensorSource) -> Any:
         """A copy of the tensor on the device: blocks as bytes, floats as they are."""

@@ -8,10 +8,25 @@
 //   THREADS               threads in a threadgroup
 //   load<N>, store<N>     N neighbours at once, as floats; the address is a multiple of N elements, or of 16 bytes
 //   load_shared, store_shared    four neighbours in the threadgroup's memory
+//   read_words, store_words      the same of words
 //   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
+//   load_stream           four words of an array whose numbers are read once; the address is a multiple of 16
+//   split_pair            the two 16-bit numbers in a word; the pointer only tells their type
+//   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
+//                         beside the launch in front of it, as far as that is recorded
+//   pack_pair             two floats as bf16 in one word, the first in the lower half; pack_pair<T> as bf16 or f16
+//   low_of, high_of       the two of a pair of bf16
+//   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
+//   widen_byte            one byte below 128 of a word, as the same twice
+//   multiply_pairs        a * b + c of each half
+//   load_pairs            eight neighbours of any type as four pairs; the address is a multiple of 16 bytes
+//   multiply_tile         sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
+//                         lane 4 g + t holds of a the columns 2 t, 2 t + 1 of rows g and g + 8, then columns 2 t + 8,
+//                         2 t + 9 of both, of b the same rows of column g, of sums columns 2 t, 2 t + 1 of g and g + 8;
+//                         multiply_tile<T> for bf16 or f16
 //   writable              a page pool, which MLX knows as an input, to be written in place
 #include <cmath>
 #include <cstdint>
@@ -40,6 +55,7 @@ typedef unsigned int uint;
 namespace emulated {
 
 constexpr int LANES = 32;
+constexpr int WORDS = 6; // that a lane gives in an exchange
 constexpr size_t STACK_BYTES = 64 * 1024;
 
 [[noreturn]] inline void fail(const char *what) {
@@ -89,7 +105,7 @@ struct Fiber {
 struct Group {
   int threads = 0, x = 0, y = 0, z = 0;
   std::vector<Fiber> fibers;
-  std::vector<float> exchanged; // per SIMD-group two sets of lanes, used in turn
+  std::vector<uint> exchanged; // per SIMD-group two sets of lanes, used in turn, WORDS of each lane
   Fiber *running = nullptr;
   void (*body)(void **arrays) = nullptr;
   void **arrays = nullptr;
@@ -210,7 +226,7 @@ inline void run(void (*body)(void **), void **arrays, int groups_x, int groups_y
   group.arrays = arrays;
   group.threads = threads;
   group.fibers.resize(threads);
-  group.exchanged.assign(2 * threads, NAN);
+  group.exchanged.assign(2 * WORDS * threads, ~0u);
   for (int i = 0; i < threads; ++i) {
     group.fibers[i].thread = i;
     if (!group.fibers[i].stack)
@@ -222,14 +238,24 @@ inline void run(void (*body)(void **), void **arrays, int groups_x, int groups_y
         run_group();
 }
 
-// Every lane gives a value; afterwards each may read those of all lanes of its SIMD-group.
-inline const float *exchange(float v) {
+// Every lane gives some words; afterwards each may read those of all lanes of its SIMD-group, WORDS to a lane.
+inline const uint *exchange(const uint *words, int count) {
   Fiber *self = group.running;
   const int simd = self->thread / LANES;
-  float *values = &group.exchanged[(2 * simd + (self->exchanges++ & 1)) * LANES];
-  values[self->thread % LANES] = v;
+  uint *all = &group.exchanged[(2 * simd + (self->exchanges++ & 1)) * LANES * WORDS];
+  memcpy(all + self->thread % LANES * WORDS, words, count * sizeof(uint));
   leave(Wait::LANES);
-  return values;
+  return all;
+}
+inline float exchanged_float(const uint *all, int lane) {
+  float v;
+  memcpy(&v, all + lane * WORDS, sizeof(v));
+  return v;
+}
+inline const uint *exchange(float v) {
+  uint bits;
+  memcpy(&bits, &v, sizeof(v));
+  return exchange(&bits, 1);
 }
 
 } // namespace emulated
@@ -274,6 +300,12 @@ FUNCTION float half_bits_to_float(uint bits) {
   v.bits = uint16_t(bits);
   return float(v);
 }
+FUNCTION uint float_to_bits(float v) {
+  uint bits;
+  memcpy(&bits, &v, 4);
+  return bits;
+}
+FUNCTION float log_of(float x) { return std::log(x); }
 FUNCTION float exp_of(float x) { return std::exp(x); }
 FUNCTION float exp2_of(float x) { return std::exp2(x); }
 FUNCTION float tanh_of(float x) { return std::tanh(x); }
@@ -320,12 +352,24 @@ FUNCTION void store_shared(float *p, const float *v) {
   memcpy(p, v, 16);
 }
 
+FUNCTION void read_words(const uint *p, uint *w) {
+  check_alignment(p, 16);
+  memcpy(w, p, 16);
+}
+
+FUNCTION void store_words(uint *p, const uint *w) {
+  check_alignment(p, 16);
+  memcpy(p, w, 16);
+}
+
 FUNCTION float shuffle_xor(float v, uint mask) {
-  return emulated::exchange(v)[(emulated::group.running->thread % emulated::LANES) ^ mask];
+  return emulated::exchanged_float(emulated::exchange(v), (emulated::group.running->thread % emulated::LANES) ^ mask);
 }
 FUNCTION float sum_lanes(float v) {
   float parts[emulated::LANES];
-  memcpy(parts, emulated::exchange(v), sizeof(parts));
+  const uint *all = emulated::exchange(v);
+  for (int lane = 0; lane < emulated::LANES; ++lane)
+    parts[lane] = emulated::exchanged_float(all, lane);
   for (int mask = 16; mask > 0; mask >>= 1) // in the order of a butterfly
     for (int lane = 0; lane < mask; ++lane)
       parts[lane] += parts[lane + mask];
@@ -333,3 +377,58 @@ FUNCTION float sum_lanes(float v) {
 }
 FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
+
+FUNCTION void await_inputs() {}
+template <typename T> FUNCTION void load_stream(const T *p, uint *w) {
+  check_alignment(p, 16);
+  memcpy(w, p, 16);
+}
+template <typename T> FUNCTION void split_pair(const T *, uint pair, float *v) {
+  T halves[2];
+  memcpy(halves, &pair, 4);
+  v[0] = float(halves[0]);
+  v[1] = float(halves[1]);
+}
+
+FUNCTION uint pack_pair(float low, float high) { return uint(bf16(low).bits) | uint(bf16(high).bits) << 16; }
+FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }
+FUNCTION float high_of(uint pair) { return bits_to_float(pair & 0xFFFF0000u); }
+FUNCTION uint widen_bytes(uint word, int half) {
+  word >>= 16 * half;
+  return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
+}
+FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
+FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
+  const double low = double(low_of(a)) * low_of(b) + low_of(c), high = double(high_of(a)) * high_of(b) + high_of(c);
+  return pack_pair(float(low), float(high));
+}
+template <typename T> FUNCTION void load_pairs(const T *p, uint *out) {
+  check_alignment(p, 16);
+  for (int i = 0; i < 4; ++i)
+    out[i] = pack_pair(float(p[2 * i]), float(p[2 * i + 1]));
+}
+template <typename T> FUNCTION uint pack_pair(float low, float high) { return T(low).bits | uint(T(high).bits) << 16; }
+template <typename T> FUNCTION float half_of(uint pair, int which) {
+  T v;
+  v.bits = uint16_t(pair >> 16 * which);
+  return float(v);
+}
+template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
+  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const uint *all = emulated::exchange(words, 6);
+  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; ++i) {
+    float sum = 0.0f;
+    for (int other = 0; other < 4; ++other) {
+      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
+      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
+      for (int j = 0; j < 2; ++j)
+        for (int which = 0; which < 2; ++which)
+          sum += half_of<T>(from[2 * j], which) * half_of<T>(to[j], which);
+    }
+    sums[i] += sum;
+  }
+}
+FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
+  multiply_tile<bf16>(sums, a, b);
+}

@@ -57,7 +57,7 @@ class Emulator:
 
     def __init__(self, *, sanitize: bool = False, folder: Path | None = None) -> None:
         self._compiler = find_compiler()
-        self._sanitize = sanitize
+        self.sanitizes = sanitize
         self._folder = folder or Path(tempfile.gettempdir()) / f"mlxr-emulated-{os.getuid()}"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._libraries: dict[tuple[Kernel, Variant], Any] = {}
@@ -69,15 +69,20 @@ class Emulator:
 
         Raises DeviceError, with what the sanitizer or the emulator says, when the kernel goes wrong.
         """
-        if self._sanitize:
+        if self.sanitizes:
             self._run_apart(self._compile(kernel, variant), arrays, groups, threads)
             return
+        self.run_at(kernel, variant, [array.ctypes.data for array in arrays], groups, threads)
+
+    def run_at(
+        self, kernel: Kernel, variant: Variant, addresses: Sequence[int], groups: tuple[int, int, int], threads: int
+    ) -> None:
+        """`run` over arrays that are known by their addresses alone, without the sanitizer."""
         library = self._libraries.get((kernel, variant))
         if library is None:
             library = ctypes.CDLL(str(self._compile(kernel, variant))).mlxr_run
             self._libraries[kernel, variant] = library
-        pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-        library(pointers, (ctypes.c_int * 3)(*groups), threads)
+        library((ctypes.c_void_p * len(addresses))(*addresses), (ctypes.c_int * 3)(*groups), threads)
 
     def _run_apart(self, program: Path, arrays: Sequence[AnyArray], groups: tuple[int, int, int], threads: int) -> None:
         blob = [struct.pack("5i", *groups, threads, len(arrays))]
@@ -93,10 +98,10 @@ class Emulator:
             at += array.nbytes
 
     def _compile(self, kernel: Kernel, variant: Variant) -> Path:
-        source = make_host_source(kernel, variant) + (_MAIN if self._sanitize else "")
-        flags = _CHECKED_FLAGS if self._sanitize else (*_FLAGS, "-fPIC", "-shared")
+        source = make_host_source(kernel, variant) + (_MAIN if self.sanitizes else "")
+        flags = _CHECKED_FLAGS if self.sanitizes else (*_FLAGS, "-fPIC", "-shared")
         name = hashlib.blake2b("\0".join([*flags, source]).encode(), digest_size=12).hexdigest()
-        target = self._folder / (f"{kernel.name}-{name}" + ("" if self._sanitize else ".so"))
+        target = self._folder / (f"{kernel.name}-{name}" + ("" if self.sanitizes else ".so"))
         if not target.exists():
             with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
                 path = Path(scratch) / f"{kernel.name}.cpp"

@@ -46,6 +46,17 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
     },
 }
 _HOST_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int", "uint8": "uint8_t"}
+_CUDA_TYPES = {**_HOST_TYPES, "float16": "__half", "bfloat16": "__nv_bfloat16"}
+CUDA_NAME = "mlxr_kernel"
+_CUDA_WORDS = """#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+typedef unsigned char uint8_t;
+typedef unsigned int uint32_t;
+typedef unsigned long uint64_t;
+"""
+# A launch comes to its place before the one in front has ended, and waits for what that one writes: at once, or where
+# it says so. Letting the next one come even earlier (griddepcontrol.launch_dependents) took longer on an H200.
+_AWAIT = "await_inputs()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +107,42 @@ def make_host_source(kernel: Kernel, variant: Variant) -> str:
     """A whole C++ file for the host: `mlxr_run` runs every threadgroup, one after another."""
     arrays = _declare_arrays(kernel.inputs, variant.input_types, 0, "const ")
     arrays += _declare_arrays(kernel.outputs, variant.output_types, len(kernel.inputs), "")
-    constants = [f"  constexpr int {name} = {value};\n" for name, value in variant.constants]
-    types = [f"  using {name} = {_HOST_TYPES[kind]};\n" for name, kind in variant.types]
     return (
         f"{read_header(kernel, 'emulated')}\nstatic void body(void **arrays) {{\n"
-        f"{''.join(arrays + constants + types)}{read_body(kernel, 'emulated')}\n}}\n\n"
+        f"{''.join(arrays)}{_declare_constants(variant, _HOST_TYPES)}{read_body(kernel, 'emulated')}\n}}\n\n"
         'extern "C" void mlxr_run(void **arrays, const int *groups, int threads) {\n'
         "  emulated::run(body, arrays, groups[0], groups[1], groups[2], threads);\n}\n"
     )
+
+
+def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) -> str:
+    """A whole CUDA C++ file with one kernel, CUDA_NAME, whose arguments are the addresses of its arrays.
+
+    With `starts_early` it may come to its place before the launch in front of it has ended.
+    """
+    inputs, outputs = (
+        [f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(names, kinds, strict=True)]
+        for names, kinds in ((kernel.inputs, variant.input_types), (kernel.outputs, variant.output_types))
+    )
+    arrays = ", ".join([*(f"const {one}" for one in inputs), *outputs])
+    constants = dict(variant.constants)
+    threads, resident = constants["THREADS"], constants.get("RESIDENT", 1)
+    return (
+        f"{_CUDA_WORDS}{'#define MLXR_STARTS_EARLY' if starts_early else ''}\n{read_header(kernel, 'cuda')}\n"
+        f'extern "C" __global__ void __launch_bounds__({threads}, {resident}) {CUDA_NAME}({arrays}) {{\n'
+        f"{_declare_constants(variant, _CUDA_TYPES)}{_begin_early(kernel) if starts_early else ''}"
+        f"{read_body(kernel, 'cuda')}\n}}\n"
+    )
+
+
+def _begin_early(kernel: Kernel) -> str:
+    own = "".join((kernel.folder / name).read_text() for name in (kernel.body, *kernel.headers))
+    return "" if _AWAIT in own else f"  {_AWAIT};\n"
+
+
+def _declare_constants(variant: Variant, types: Mapping[str, str]) -> str:
+    lines = [f"  constexpr int {name} = {value};\n" for name, value in variant.constants]
+    return "".join([*lines, *(f"  using {name} = {types[kind]};\n" for name, kind in variant.types)])
 
 
 def _declare_arrays(names: Sequence[str], types: Sequence[str], first: int, qualifier: str) -> list[str]:

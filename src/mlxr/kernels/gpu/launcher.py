@@ -15,6 +15,8 @@ from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import Kernel, Target, Variant, read_body, read_header
 
 MIN_ARRAY = 8  # smaller arrays lie in another address space on Metal
+# MLX writes the head of the function itself, behind our header
+BOUNDS = "\n#undef __global__\n#define __global__ __attribute__((global)) __launch_bounds__({}, {})\n"
 
 
 class Launcher:
@@ -22,14 +24,14 @@ class Launcher:
 
     def __init__(self, mx: Any, target: Target, emulator: Emulator | None = None) -> None:
         self._mx, self._target = mx, target
-        self._emulator = (emulator or Emulator()) if target == "emulated" else None
-        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...]], Any] = {}
+        self.emulator = (emulator or Emulator()) if target == "emulated" else None
+        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...], tuple[int, int] | None], Any] = {}
         self._numbers: dict[tuple[Any, tuple[float, ...]], Any] = {}
 
     @property
     def is_lazy(self) -> bool:
         """Whether a launch is a node of MLX's graph, computed when its results are."""
-        return self._emulator is None
+        return self.emulator is None
 
     def numbers(self, *values: float) -> Any:
         """Sizes or other numbers that a body reads at run time, as an array on the device, made once."""
@@ -52,16 +54,20 @@ class Launcher:
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes."""
+        """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
+
+        A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
+        """
         template = {"THREADS": threads, **(constants or {})}
-        if self._emulator is not None:
+        if self.emulator is not None:
             return self._emulate(kernel, inputs, groups, threads, outputs, template, types or {})
         input_types = tuple(_name_type(array.dtype) for array in inputs)
         output_types = tuple(_name_type(kind) for _, kind in outputs)
-        compiled = self._compiled.get((kernel, input_types, output_types))
+        bounds = (threads, template["RESIDENT"]) if self._target == "cuda" and "RESIDENT" in template else None
+        compiled = self._compiled.get((kernel, input_types, output_types, bounds))
         if compiled is None:
-            compiled = self._make(kernel, "_".join(input_types + output_types))
-            self._compiled[kernel, input_types, output_types] = compiled
+            compiled = self._make(kernel, input_types + output_types, bounds)
+            self._compiled[kernel, input_types, output_types, bounds] = compiled
         result: list[Any] = compiled(
             inputs=list(inputs),
             template=[*template.items(), *(types or {}).items()],
@@ -72,15 +78,19 @@ class Launcher:
         )
         return result
 
-    def _make(self, kernel: Kernel, suffix: str) -> Any:
-        # MLX tells variants apart by name and template arguments alone, so the arrays' types are part of the name
+    def _make(self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None) -> Any:
+        # MLX tells variants apart by name and template arguments alone, so all else must be part of the name
         make = self._mx.fast.cuda_kernel if self._target == "cuda" else self._mx.fast.metal_kernel
+        header, suffix = read_header(kernel, self._target), "_".join(kinds)
+        if bounds is not None:
+            header += BOUNDS.format(*bounds)
+            suffix += "_{}_{}".format(*bounds)
         return make(
             name=f"mlxr_{kernel.name}_{suffix}",
             input_names=list(kernel.inputs),
             output_names=list(kernel.outputs),
             source=read_body(kernel, self._target),
-            header=read_header(kernel, self._target),
+            header=header,
         )
 
     def _emulate(
@@ -93,7 +103,7 @@ class Launcher:
         constants: Mapping[str, int],
         types: Mapping[str, Any],
     ) -> list[Any]:
-        assert self._emulator is not None
+        assert self.emulator is not None
         mx = self._mx
         variant = Variant(
             constants=tuple((name, int(value)) for name, value in constants.items()),
@@ -102,9 +112,9 @@ class Launcher:
             output_types=tuple(_name_type(kind) for _, kind in outputs),
         )
         held = [mx.contiguous(array) for array in inputs]
-        made = [mx.full(shape, float("nan"), kind) for shape, kind in outputs]  # what stays unwritten shows
+        made = [mx.full(shape, float("nan")).astype(kind) for shape, kind in outputs]  # what stays unwritten shows
         mx.eval(held, made)
-        self._emulator.run(kernel, variant, [view_host(mx, array) for array in [*held, *made]], groups, threads)
+        self.emulator.run(kernel, variant, [view_host(mx, array) for array in [*held, *made]], groups, threads)
         return made
 
 

@@ -15,7 +15,9 @@ typedef bfloat16_t bf16;
 typedef half f16;
 
 FUNCTION float bits_to_float(uint bits) { return as_type<float>(bits); }
+FUNCTION uint float_to_bits(float v) { return as_type<uint>(v); }
 FUNCTION float half_bits_to_float(uint bits) { return float(as_type<half>(ushort(bits))); }
+FUNCTION float log_of(float x) { return precise::log(x); }
 FUNCTION float exp_of(float x) { return precise::exp(x); }
 FUNCTION float exp2_of(float x) { return precise::exp2(x); }
 FUNCTION float tanh_of(float x) { return precise::tanh(x); }
@@ -56,7 +58,75 @@ FUNCTION void store_shared(GROUP float *p, PRIVATE const float *v) {
     p[i] = v[i];
 }
 
+FUNCTION void read_words(const GROUP uint *p, PRIVATE uint *w) {
+  for (int i = 0; i < 4; ++i)
+    w[i] = p[i];
+}
+
+FUNCTION void store_words(GROUP uint *p, PRIVATE const uint *w) {
+  for (int i = 0; i < 4; ++i)
+    p[i] = w[i];
+}
+
 FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, ushort(mask)); }
 FUNCTION float sum_lanes(float v) { return simd_sum(v); }
 FUNCTION void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 template <typename T> FUNCTION DEVICE T *writable(const DEVICE T *p) { return const_cast<DEVICE T *>(p); }
+
+FUNCTION void await_inputs() {}
+template <typename T> FUNCTION void load_stream(const DEVICE T *p, PRIVATE uint *w) {
+  const uint4 v = *reinterpret_cast<const DEVICE uint4 *>(p);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
+FUNCTION void split_pair(const DEVICE bf16 *, uint pair, PRIVATE float *v) {
+  v[0] = as_type<float>(pair << 16);
+  v[1] = as_type<float>(pair & 0xFFFF0000u);
+}
+FUNCTION void split_pair(const DEVICE f16 *, uint pair, PRIVATE float *v) {
+  const half2 both = as_type<half2>(pair);
+  v[0] = float(both.x);
+  v[1] = float(both.y);
+}
+
+FUNCTION uint pack_pair(float low, float high) {
+  return uint(as_type<ushort>(bfloat(low))) | uint(as_type<ushort>(bfloat(high))) << 16;
+}
+FUNCTION float low_of(uint pair) { return as_type<float>(pair << 16); }
+FUNCTION float high_of(uint pair) { return as_type<float>(pair & 0xFFFF0000u); }
+FUNCTION uint widen_bytes(uint word, int half_) {
+  word >>= 16 * half_;
+  return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
+}
+FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
+FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
+  return pack_pair(fma(low_of(a), low_of(b), low_of(c)), fma(high_of(a), high_of(b), high_of(c)));
+}
+template <typename T> FUNCTION void load_pairs(const DEVICE T *p, PRIVATE uint *out) {
+  float v[8];
+  load<8>(p, v);
+  for (int i = 0; i < 4; ++i)
+    out[i] = pack_pair(v[2 * i], v[2 * i + 1]);
+}
+template <typename T> FUNCTION uint pack_pair(float low, float high) {
+  return uint(as_type<ushort>(T(low))) | uint(as_type<ushort>(T(high))) << 16;
+}
+template <typename T> FUNCTION float multiply_halves(uint a, uint b) {
+  return float(as_type<T>(ushort(a))) * float(as_type<T>(ushort(b))) +
+         float(as_type<T>(ushort(a >> 16))) * float(as_type<T>(ushort(b >> 16)));
+}
+// What a lane of a simdgroup_matrix holds is not documented, so the tile is multiplied lane by lane.
+template <typename T> FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  const ushort lane = ushort(simd_prefix_exclusive_sum(1u)), row = lane / 4 * 4, column = lane % 4 * 8;
+  for (ushort other = 0; other < 4; ++other)
+    for (ushort j = 0; j < 2; ++j) {
+      const uint near = simd_shuffle(a[2 * j], row + other), far = simd_shuffle(a[2 * j + 1], row + other);
+      for (ushort i = 0; i < 2; ++i) {
+        const uint x = simd_shuffle(b[j], column + 4 * i + other);
+        sums[i] += multiply_halves<T>(near, x);
+        sums[2 + i] += multiply_halves<T>(far, x);
+      }
+    }
+}
+FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  multiply_tile<bf16>(sums, a, b);
+}

@@ -32,9 +32,23 @@ def run_layers(
     """Block after block, operator after operator."""
     delta: FloatArray | None = None
     for layer, k_pool, v_pool in zip(layers.layers, k_pools, v_pools, strict=True):
-        stream, delta = _attend(ctx, stream, delta, layer.attention, batch, table, k_pool, v_pool)
-        stream, delta = _feed_forward(ctx, stream, delta, layer.feed_forward)
+        stream, delta = run_layer(ctx, stream, delta, layer, batch, table, k_pool, v_pool)
     return stream, delta
+
+
+def run_layer(
+    ctx: Context,
+    stream: FloatArray,
+    delta: FloatArray | None,
+    layer: Layer,
+    batch: RaggedBatch,
+    table: RopeTable,
+    k_pool: PoolArray,
+    v_pool: PoolArray,
+) -> tuple[FloatArray, FloatArray]:
+    """One layer over stream + delta: the stream, and what the layer's last product adds to it."""
+    stream, delta = _attend(ctx, stream, delta, layer.attention, batch, table, k_pool, v_pool)
+    return _feed_forward(ctx, stream, delta, layer.feed_forward)
 
 
 def _attend(

@@ -58,8 +58,43 @@ FUNCTION uint spread_four(uint bits) {
   return (bits & 1u) << 4 | (bits & 2u) << 11 | (bits & 4u) << 18 | (bits & 8u) << 25;
 }
 
+// Pairs of neighbours in 16 bits, near and far, scaled in f32; the terms are the bits of floats.
+FUNCTION void scale_pairs(PRIVATE const float *f, PRIVATE const uint *scale, PRIVATE const uint *offset,
+                          PRIVATE uint *out) {
+  UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const float s = bits_to_float(scale[i / 2]), o = bits_to_float(offset[i / 2]);
+    out[i] = pack_pair(f[2 * i] * s + o, f[2 * i + 1] * s + o);
+  }
+}
+
 template <int B> struct Integers {
   enum { STEP = 4, WORDS = 8, OFFSETS = 1 };
+  // In 16 bits: terms of numbers q instead of f = 1 + q / 2^B.
+  static FUNCTION void pack_terms(float scale, float offset, PRIVATE uint *step, PRIVATE uint *low) {
+    const float each = scale / float(1 << B), least = offset + scale + (B == 8 ? 128.0f * each : 0.0f);
+    *step = pack_pair(each, each);
+    *low = pack_pair(least, least);
+  }
+  // 128 + q is exact in bf16, and so is q then.
+  static FUNCTION void pairs(PRIVATE const uint *w, int u, PRIVATE const uint *step, PRIVATE const uint *low,
+                             PRIVATE uint *out) {
+    const uint one = 0x3F803F80u;
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint word = w[4 * (i / 2) + u];
+      uint q;
+      if (B == 8) { // bytes 128 + q: of those from 128 on 128 is taken, of the others 256
+        const uint sign = word & 0x80808080u;
+        const uint less = i % 2 ? (sign >> 16 & 0x80u) | (sign >> 8 & 0x800000u)
+                                : (sign & 0x80u) | (sign << 8 & 0x800000u);
+        q = multiply_pairs(widen_bytes(word & 0x7F7F7F7Fu, i % 2), one, less ^ 0xC380C380u);
+      } else {
+        q = multiply_pairs(widen_bytes(word, i % 2), one, 0xC300C300u);
+      }
+      out[i] = multiply_pairs(q, step[i / 2], low[i / 2]);
+    }
+  }
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
     place_quad<B>(w[u], f);
     place_quad<B>(w[4 + u], f + 4);
@@ -283,8 +318,21 @@ TABLE float IQ4_VALUES[16] = {-127.0f, -104.0f, -83.0f, -65.0f, -49.0f, -35.0f, 
 TABLE float FP4_VALUES[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
                               -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f}; // doubled, as in ggml
 
-struct IQ4 {
+struct Listed { // numbers out of a table
   enum { STEP = 4, WORDS = 8, OFFSETS = 0 };
+  static FUNCTION void pack_terms(float scale, float offset, PRIVATE uint *step, PRIVATE uint *low) {
+    *step = float_to_bits(scale);
+    *low = float_to_bits(offset);
+  }
+};
+
+struct IQ4 : Listed {
+  static FUNCTION void pairs(PRIVATE const uint *w, int u, PRIVATE const uint *step, PRIVATE const uint *low,
+                             PRIVATE uint *out) {
+    float f[8];
+    unit(w, u, f);
+    scale_pairs(f, step, low, out);
+  }
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
     UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -320,8 +368,13 @@ struct IQ4_XS : IQ4 {
   }
 };
 
-struct MXFP4 : OneRun {
-  enum { STEP = 4, WORDS = 8, OFFSETS = 0 };
+struct MXFP4 : Listed, OneRun {
+  static FUNCTION void pairs(PRIVATE const uint *w, int u, PRIVATE const uint *step, PRIVATE const uint *low,
+                             PRIVATE uint *out) {
+    float f[8];
+    unit(w, u, f);
+    scale_pairs(f, step, low, out);
+  }
   static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
     load_nibbles(field<0, 16>(base, total, block), w);
   }

@@ -1,8 +1,8 @@
 """`linear` on a GPU: quantised weights stay in the blocks of the file, floats go to MLX's matmul.
 
-Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. More rows: the weight is expanded a tile at a
-time, small enough to stay in the device's cache, and MLX multiplies. Without kernels (MLX on CPU) weights are decoded
-when they are loaded.
+Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
+over (`tiles.py`), from MIN_TILED to MAX_TILED rows. More rows: the weight is expanded and MLX multiplies
+(`expand.py`). Without kernels (MLX on CPU) weights are decoded when they are loaded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.recording import Buffer
+from mlxr.kernels.linear.expand import FILL, multiply_expanded
+from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
@@ -64,7 +67,8 @@ LAYOUTS = {
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
 MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
-TILE_BYTES = 256 * 2**20
+MIN_TILED, MAX_TILED = 1, 64
+STREAMED = True  # weights of 16-bit numbers have a kernel of their own
 SIMD_GROUPS = 4
 PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
 MANY_OUTPUTS = 4096
@@ -76,10 +80,19 @@ ROWS = Kernel(
     "rows.body",
     ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
-    ("blocks.h", "rows.h"),
+    ("blocks.h", "rows.h", "gate.h"),
 )
-EXPAND = Kernel("linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h",))
-KERNELS = (ROWS, EXPAND)
+EXPAND = Kernel(
+    "linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h", "expand.h")
+)
+FLOAT_ROWS = Kernel(
+    "linear_floats",
+    _FOLDER,
+    "floats.body",
+    ("x", "weight", "bias", "norm", "residual", "numbers", "sizes"),
+    ("out",),
+)
+KERNELS = (ROWS, FLOAT_ROWS, TILES, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,19 +163,21 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
     tokens = x.shape[0]
     if not tokens:
         return mx.zeros((0, weight.out_features), gpu.activations)
-    if len(parts) <= 2 and all(_has_kernel(part, tokens) for part in parts):
-        inputs = x.parts if isinstance(x, Deferred) and x.is_open else settle(x)
+    tiled = all(_takes_tiles(ctx, part, tokens) for part in parts)
+    if len(parts) <= 2 and (tiled or all(_has_kernel(part, tokens) for part in parts)):
+        norms = not tiled or can_norm(tokens, weight.in_features)
+        inputs = x.parts if isinstance(x, Deferred) and x.is_open and norms else settle(x)
         product = Product(inputs, parts, bias)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
     x = settle(x)
     outputs = []
     for part in parts:
-        if _has_kernel(part, tokens):
+        if _takes_tiles(ctx, part, tokens) or _has_kernel(part, tokens):
             outputs.append(multiply(ctx, Product(x, [part], None)))
         elif part.type_name in FLOATS:
             outputs.append(_multiply_floats(ctx, x, part.upload.array))
         else:
-            outputs += _multiply_tiles(ctx, x, part)
+            outputs += multiply_expanded(gpu, x, LAYOUTS[part.type_name].number, part.rows, part.raw)
     result = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
     if bias is not None:
         result = result + bias
@@ -172,9 +187,16 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
 def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None) -> Any:
     """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
+    kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
+    if STREAMED and len(product.parts) == 1 and product.parts[0].type_name in FLOATS:
+        return _multiply_plain(ctx, product, x, normed, gate, residual)
+    if all(_takes_tiles(ctx, part, tokens) for part in product.parts):
+        norm = None if normed is None else (normed.weight, normed.eps)
+        weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
+        return multiply_tiles(gpu, x, weights, product.bias, gate, residual, kind, norm)
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
     width = next(width for width in (1, 2, 4, 8) if width >= tokens)
@@ -182,7 +204,6 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     made = rows[0] // 2 if gate else sum(rows)
     step = PRODUCT_SIMD_GROUPS * (per_group // 2 if gate else per_group)
     groups = -(-made // step) if gate else sum(-(-count // step) for count in rows)
-    kind = gpu.activations if residual is None else gpu.mx.float32
     none = numbers(0.0)
     (out,) = gpu.launcher.launch(
         ROWS,
@@ -214,6 +235,55 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     return out
 
 
+def _multiply_plain(ctx: Context, product: Product, x: Any, normed: Normed | None, gate: int, residual: Any) -> Any:
+    gpu, numbers, (part,), (tokens, columns) = ctx.gpu, ctx.gpu.launcher.numbers, product.parts, x.shape
+    made = part.rows // 2 if gate else part.rows
+    plan = choose_float_plan(tokens)
+    step = plan.simd_groups * (plan.rows // 2 if gate else plan.rows)
+    kind = gpu.activations if residual is None else gpu.mx.float32
+    none = numbers(0.0)
+    (out,) = gpu.launcher.launch(
+        FLOAT_ROWS,
+        [
+            x,
+            part.upload.array,
+            none if product.bias is None else product.bias,
+            none if normed is None else normed.weight,
+            none if residual is None else residual,
+            none if normed is None else numbers(normed.eps),
+            numbers(columns, tokens, part.rows),
+        ],
+        groups=(-(-made // step), 1, 1),
+        threads=32 * plan.simd_groups,
+        outputs=[((tokens, made), kind)],
+        constants={
+            "ROWS": plan.rows,
+            "AHEAD": plan.ahead,
+            "T": next(width for width in (1, 2, 4) if width >= tokens),
+            "BIAS": int(product.bias is not None),
+            "NORM": int(normed is not None),
+            "GATE": gate,
+            "RESIDUAL": int(residual is not None),
+        },
+        types={"W": part.upload.array.dtype, "Y": kind},
+    )
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class FloatPlan:
+    """Outputs of a SIMD-group (even, since a gate takes two), pieces read before they are multiplied, SIMD-groups."""
+
+    rows: int
+    ahead: int
+    simd_groups: int
+
+
+def choose_float_plan(tokens: int) -> FloatPlan:
+    """For few rows and weights of 16-bit numbers, as measured."""
+    return FloatPlan(4, 2, 4) if tokens <= 2 else FloatPlan(2, 2, 4)
+
+
 def choose_rows(tokens: int, outputs: int) -> int:
     """Outputs that a SIMD-group makes at a time: even, since a gate takes two."""
     return 4 if tokens >= 4 and outputs >= MANY_OUTPUTS else 2
@@ -232,6 +302,10 @@ def can_gate(product: Product) -> bool:
 def gate_product(ctx: Context, product: Product, kind: str) -> Any:
     """act(first half of the product) * second half."""
     return multiply(ctx, product, gate=1 if kind == "silu" else 2)
+
+
+def _takes_tiles(ctx: Context, part: Part, tokens: int) -> bool:
+    return ctx.gpu.has_tiles and part.raw is not None and part.type_name in BLOCKS and MIN_TILED <= tokens <= MAX_TILED
 
 
 def _has_kernel(part: Part, tokens: int) -> bool:
@@ -270,47 +344,25 @@ def arrange_blocks(mx: Any, type_name: str, raw: Any) -> Any:
     return raw
 
 
-def expand_blocks(ctx: Context, part: Part, columns: int, rows: range, kind: Any) -> Any:
-    """Rows of quantised weights as plain numbers of type `kind`, (rows, columns)."""
-    sizes = ctx.gpu.launcher.numbers(columns, len(rows), rows.start, part.rows)
-    return _launch_expand(ctx, part.upload, part.type_name, sizes, sizes, (len(rows), columns), kind, pick=0)
-
-
 def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: Any, kind: Any) -> Any:
     """The rows of an uploaded table that `ids` names as plain numbers, (ids, columns)."""
     rows, columns = table.shape
-    sizes = ctx.gpu.launcher.numbers(columns, ids.shape[0], 0, rows)
-    return _launch_expand(ctx, upload, table.type_name, ids, sizes, (ids.shape[0], columns), kind, pick=1)
-
-
-def _launch_expand(
-    ctx: Context, upload: Upload, type_name: str, ids: Any, sizes: Any, shape: tuple[int, int], kind: Any, pick: int
-) -> Any:
     (out,) = ctx.gpu.launcher.launch(
         EXPAND,
-        [upload.array, ids, sizes],
-        groups=(-(-shape[0] // SIMD_GROUPS), 1, 1),
+        [upload.array, ids, ctx.gpu.launcher.numbers(columns, ids.shape[0], rows)],
+        groups=(-(-ids.shape[0] // SIMD_GROUPS), 1, 1),
         threads=32 * SIMD_GROUPS,
-        outputs=[(shape, kind)],
-        constants={"TYPE_A": LAYOUTS[type_name].number, "PICK": pick},
+        outputs=[((ids.shape[0], columns), kind)],
+        constants={"TYPE_A": LAYOUTS[table.type_name].number},
         types={"Y": kind},
     )
     return out
 
 
-def _multiply_tiles(ctx: Context, x: Any, part: Part) -> list[Any]:
-    mx = ctx.gpu.mx
-    kind = mx.bfloat16 if ctx.gpu.narrow else mx.float32
-    inputs, columns = x.astype(kind), x.shape[1]
-    step = max(1, TILE_BYTES // (columns * kind.size))
-    outputs = []
-    for start in range(0, part.rows, step):
-        rows = range(start, min(start + step, part.rows))
-        outputs.append(inputs @ expand_blocks(ctx, part, columns, rows, kind).T)
-    return outputs
-
-
 def _multiply_floats(ctx: Context, x: Any, matrix: Any) -> Any:
+    if isinstance(x, Buffer):
+        kind = matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32
+        return ctx.gpu.launcher.multiply(x.astype(kind), matrix)
     if ctx.gpu.narrow:
         return x.astype(matrix.dtype) @ matrix.T
     return x.astype(ctx.gpu.mx.float32) @ matrix.T.astype(ctx.gpu.mx.float32)

@@ -31,6 +31,10 @@ FUNCTION void multiply_rows(Bytes weights, uint64_t total, PRIVATE const int *ro
         Q::load(weights, total, uint64_t(rows[r]) * blocks + block, run, w[r]);
         Q::scales(weights, total, uint64_t(rows[r]) * blocks + block, run, scale[r], offset[r]);
       }
+    }
+    if (base == 0)
+      await_inputs();
+    if (index < runs) {
       const int column = block * Q::BLOCK + Q::first(run) + quad / 2 * Q::STEP + quad % 2 * Q::DELTA;
       float gain[4];
       if (NORM)

@@ -36,19 +36,20 @@ def rms_norm(ctx: Context, x: Any, weight: FloatArray, eps: float, residual: Any
         x, residual = add_product(ctx, residual.parts, x), None
     if residual is None and x.shape[0] <= MAX_ROWS:
         parts = Normed(x, scale, eps)
-        return Deferred(x.shape, gpu.activations, parts, lambda: _norm(ctx, x, scale, eps, None)[0]), x
+        return Deferred(x.shape, gpu.operands, parts, lambda: _norm(ctx, x, scale, eps, None)[0]), x
     return _norm(ctx, x, scale, eps, settle(residual))
 
 
 def _norm(ctx: Context, x: Any, scale: Any, eps: float, residual: Any | None) -> tuple[Any, Any]:
     gpu, (rows, columns) = ctx.gpu, x.shape
+    width = 8 if columns % 8 == 0 else 1
     normed, summed = gpu.launcher.launch(
         NORM,
         [x, x if residual is None else residual, scale, gpu.launcher.numbers(eps), gpu.launcher.numbers(columns)],
         groups=(rows, 1, 1),
-        threads=min(MAX_THREADS, -(-columns // LANES) * LANES),
-        outputs=[((rows, columns), gpu.activations), ((1, 1) if residual is None else (rows, columns), gpu.mx.float32)],
-        constants={"RESIDUAL": int(residual is not None)},
-        types={"Y": gpu.activations, "S": gpu.mx.float32},
+        threads=min(MAX_THREADS, -(-columns // (LANES * width)) * LANES),
+        outputs=[((rows, columns), gpu.operands), ((1, 1) if residual is None else (rows, columns), gpu.mx.float32)],
+        constants={"RESIDUAL": int(residual is not None), "N": width},
+        types={"Y": gpu.operands, "S": gpu.mx.float32},
     )
     return normed, x if residual is None else summed

@@ -1,51 +1,86 @@
-"""`sample` on a GPU: where every row takes its largest logit, only ids and log-probabilities come back.
+"""`sample` on a GPU: only ids and log-probabilities come back.
 
-Other rules need the candidates in order and their exact sums: the host computes those, in float64.
+The kernel knows temperature, top_k, top_p and min_p; sums are in f32. Rows with masks, penalties, biases and wanted
+candidates are computed on the host, in float64.
 """
 
-# ruff: noqa: ARG001 -- every implementation takes the rows
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.draw import DRAW, NUMBERS, launch_draw, split_drawn
+from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.sample.row import SampleResult, SampleRow
 from mlxr.kernels.tensor import FloatArray
+
+KERNELS = (DRAW,)
+Numbers = npt.NDArray[np.float32]
+_BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
 def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleResult]:
     """Every row by itself; they are rows that `takes_rows` takes."""
-    mx, drawn = ctx.gpu.mx, ctx.gpu.drawn
-    if drawn is not None and drawn[0] is logits:
-        _, ids, logprobs = drawn
+    gpu, numbers = ctx.gpu, _collect_numbers(rows)
+    ids: Any
+    logprobs: Any
+    if gpu.steps.has(logits):
+        ids, logprobs = gpu.steps.draw(numbers, _collect_following(rows, numbers))
+    elif gpu.launcher is not None:
+        drawn = launch_draw(gpu.mx, gpu.launcher, logits, None if numbers is None else gpu.mx.array(numbers))
+        ids, logprobs = split_drawn(np.array(drawn), len(rows))
     else:
-        wide = logits.astype(mx.float32)
-        ids, logprobs = mx.argmax(wide, axis=1), mx.max(wide, axis=1) - mx.logsumexp(wide, axis=1)
-        mx.eval(ids, logprobs)
-    results = [SampleResult(i, p, []) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
-    for index, result in enumerate(results):
-        if not np.isfinite(result.logprob):
-            refuse("sample", f"logits of row {index}", "not all numbers, or none of them finite", "numbers")
-    return results
+        wide = logits.astype(gpu.mx.float32)
+        ids, logprobs = gpu.mx.argmax(wide, axis=1), gpu.mx.max(wide, axis=1) - gpu.mx.logsumexp(wide, axis=1)
+        gpu.mx.eval(ids, logprobs)
+    broken = np.flatnonzero(~np.isfinite(np.asarray(logprobs)))
+    if broken.size:
+        refuse("sample", f"logits of row {broken[0]}", "not all numbers, or none of them finite", "numbers")
+    return [SampleResult(i, p, []) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
 
-def takes_rows(rows: Sequence[SampleRow]) -> bool:
-    """Whether all rows take their largest logit and ask for nothing else."""
-    return all(_is_plain(row) for row in rows)
+def takes_rows(ctx: Context, rows: Sequence[SampleRow]) -> bool:
+    """Whether all rows draw from their logits as they stand and ask for nothing else."""
+    draws = ctx.gpu.launcher is not None
+    return all(_is_plain(row) and (draws or row.temperature == 0) for row in rows)
 
 
 def fetch_logits(ctx: Context, logits: Any) -> FloatArray:
     """The logits on the host."""
+    if isinstance(logits, Buffer):
+        return np.asarray(logits)
     return np.ascontiguousarray(np.asarray(logits.astype(ctx.gpu.mx.float32)))
 
 
 def _is_plain(row: SampleRow) -> bool:
-    """Whether the token is that of the largest logit as it stands, and nothing else is asked for."""
+    """Whether nothing but temperature, top_k, top_p and min_p is asked for."""
     penalties = (row.repetition_penalty, row.presence_penalty, row.frequency_penalty)
     unchanged = penalties == (1.0, 0.0, 0.0) or not row.history_ids.shape[0]
-    is_greedy = row.temperature == 0 and row.mask is None and not row.top_logprobs
-    return is_greedy and unchanged and not row.bias_ids.shape[0]
+    return row.mask is None and not row.top_logprobs and unchanged and not row.bias_ids.shape[0]
+
+
+def _collect_numbers(rows: Sequence[SampleRow]) -> Numbers | None:
+    """What the kernel draws by; None where it takes the largest."""
+    if all(row.temperature == 0 for row in rows):
+        return None
+    numbers = np.zeros((len(rows), NUMBERS), np.float32)
+    numbers[:, :5] = [(row.temperature, row.top_p, row.min_p, row.uniform, min(row.top_k, 1 << 24)) for row in rows]
+    np.minimum(numbers[:, 3], _BELOW_ONE, out=numbers[:, 3])
+    return numbers
+
+
+def _collect_following(rows: Sequence[SampleRow], numbers: Numbers | None) -> Any:
+    """The same for the tokens after these; ... where a row does not know its number."""
+    if numbers is None:
+        return None
+    uniforms = [0.0 if row.temperature == 0 else row.following_uniform for row in rows]
+    if None in uniforms:
+        return ...
+    following = numbers.copy()
+    following[:, 3] = np.minimum(np.array(uniforms, np.float32), _BELOW_ONE)
+    return following

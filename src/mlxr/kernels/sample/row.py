@@ -21,8 +21,8 @@ class SampleRow:
 
     `history_ids` are the distinct tokens of prompt and answer so far, `history_counts` how often each occurs in the
     answer (0: only in the prompt). `bias_ids` are distinct. `uniform` in [0, 1) is the next number of the request's
-    own random stream. `top_logprobs` asks for that many best tokens. Bit i % 32 of mask[i // 32] says whether token i
-    may be chosen, (ceil(vocabulary / 32),).
+    own random stream, `following_uniform` the one after it, where it is known. `top_logprobs` asks for that many best
+    tokens. Bit i % 32 of mask[i // 32] says whether token i may be chosen, (ceil(vocabulary / 32),).
     """
 
     temperature: float = 0.0
@@ -37,6 +37,7 @@ class SampleRow:
     bias_ids: IntArray = field(default_factory=lambda: NO_IDS)
     bias_values: FloatArray = field(default_factory=lambda: NO_VALUES)
     uniform: float = 0.0
+    following_uniform: float | None = None
     top_logprobs: int = 0
     mask: npt.NDArray[np.uint32] | None = None
 

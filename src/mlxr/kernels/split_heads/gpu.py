@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
@@ -51,6 +51,7 @@ def split_heads(
         return _compose(ctx, qkv, heads, placed, table, k_pool, v_pool, norms)
     numbers = gpu.launcher.numbers
     none = numbers(0.0)
+    pairs, lanes = choose_lanes(head_dim, table.rot_dim)
     (q,) = gpu.launcher.launch(
         HEADS,
         [
@@ -66,14 +67,20 @@ def split_heads(
             none if norms is None else numbers(norms.eps),
             numbers(heads, kv_heads, head_dim, table.rot_dim, page_size),
         ],
-        groups=(-(-(heads + 2 * kv_heads) // SIMD_GROUPS), batch.tokens, 1),
-        threads=32 * SIMD_GROUPS,
+        groups=(-(-(heads + 2 * kv_heads) * lanes // (LANES * SIMD_GROUPS)), batch.tokens, 1),
+        threads=LANES * SIMD_GROUPS,
         outputs=[((batch.tokens, heads, head_dim), gpu.activations)],
-        constants={"NORMED": int(norms is not None), "INTERLEAVED": int(table.interleaved)},
+        constants={"NORMED": int(norms is not None), "INTERLEAVED": int(table.interleaved), "N": pairs, "L": lanes},
         types={"X": qkv.dtype, "Y": gpu.activations, "K": k_pool.array.dtype},
     )
     gpu.pending = [q]
     return q
+
+
+def choose_lanes(head_dim: int, rot_dim: int) -> tuple[int, int]:
+    """Pairs of numbers that a lane takes at a time, and lanes that share a head: a power of two."""
+    pairs = 4 if head_dim % 8 == 0 and rot_dim % 8 == 0 else 1
+    return pairs, min(LANES, 1 << (-(-head_dim // (2 * pairs)) - 1).bit_length())
 
 
 def _check_values(batch: RaggedBatch, table: RopeTable, slots: int) -> None:

@@ -1,0 +1,85 @@
+"""A step as MLX keeps it (`mx.compile`): no Python for an operator when it runs again, but all of MLX's own work.
+
+For what our kernels do not do alone. Where launches compute at once nothing is kept, and the step just runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.draw import launch_draw
+from mlxr.kernels.gpu.steps import Ints, Numbers, Results, Run, pack_batch
+from mlxr.kernels.ledger import Dispatch, Ledger
+from mlxr.kernels.ragged import RaggedBatch
+
+if TYPE_CHECKING:
+    from mlxr.kernels.gpu.device import Gpu
+    from mlxr.kernels.gpu.graph import Compute
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledStep:
+    """`replay` makes logits of tokens and packed integers."""
+
+    gpu: Gpu
+    replay: Callable[[Any, Any], Any]
+    dispatches: list[Dispatch]
+    runs_ahead: bool
+
+    def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
+        """See `Step`. What follows a step is submitted with the tokens drawn from it."""
+        mx = self.gpu.mx
+        token_ids = mx.array(batch.token_ids) if before is None else before.kept[1][: batch.tokens]
+        whole = self.replay(token_ids, mx.array(pack_batch(batch)))
+        logits = whole if rows == batch.tokens else whole[:rows]
+        if before is None:
+            self.gpu.submit(whole)
+        return Run(self, batch, logits, batch.token_ids[:rows] if before is None else None, (whole, None))
+
+    def draw(self, run: Run, numbers: Numbers | None) -> Results:
+        """See `Step`."""
+        mx, whole = self.gpu.mx, run.kept[0]
+        if numbers is not None and len(numbers) < whole.shape[0]:
+            numbers = np.concatenate([numbers, np.zeros((whole.shape[0] - len(numbers), numbers.shape[1]), np.float32)])
+        drawn = launch_draw(mx, self.gpu.launcher, whole, None if numbers is None else mx.array(numbers))
+        run.kept = whole, drawn
+        self.gpu.submit(drawn)
+        return _Array(drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    array: Any
+
+    def wait(self) -> Ints:
+        return np.array(self.array)
+
+
+def compile_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> CompiledStep:
+    """`compute(batch)` as a function of the tokens and integers of such a batch."""
+    mx, before = gpu.mx, ledger.snapshot()
+
+    def step(token_ids: Any, packed: Any) -> Any:
+        gpu.place_traced(batch, (token_ids, *unpack_batch(packed, *batch.page_table.shape)))
+        logits = settle(compute(batch))
+        gpu.pending = []
+        gpu.forget_placed()
+        return logits
+
+    if not gpu.launcher.is_lazy:
+        return CompiledStep(gpu, step, [], runs_ahead=False)
+    replay = mx.compile(step)
+    # traced by this; that the step is computed twice changes nothing
+    mx.eval(replay(mx.array(batch.token_ids), mx.array(pack_batch(batch))))
+    return CompiledStep(gpu, replay, ledger.take_back(before), runs_ahead=True)
+
+
+def unpack_batch(packed: Any, rows: int, width: int) -> tuple[Any, ...]:
+    """Positions, slots, lengths and page table out of what `pack_batch` made."""
+    columns = [packed[index * rows : (index + 1) * rows] for index in range(3)]
+    return (*columns, packed[3 * rows :].reshape(rows, width))

@@ -1,0 +1,220 @@
+"""NVIDIA's driver and run-time compiler through ctypes: what a recorded step needs and MLX does not give.
+
+Kernels are compiled from source, launched into a stream while it is captured, and the captured graph is launched as a
+whole: one call for hundreds of launches. Everything happens in the device's primary context, which MLX uses as well, so
+addresses of its arrays are good here. Knows no arrays, only addresses. The API is that of the CUDA driver and of NVRTC
+12 and later (docs.nvidia.com/cuda/cuda-driver-api, .../nvrtc).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from mlxr.core.errors import DeviceError
+
+_COMPILERS = ("libnvrtc.so.13", "libnvrtc.so.12")
+_CUDA_FOLDER = Path("/usr/local/cuda")
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may go on using the device
+_EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_ARGUMENTS: dict[str, list[Any]] = {
+    "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
+    "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
+    "cuGraphLaunch": [c_void_p, c_void_p],
+    "cuEventRecord": [c_void_p, c_void_p],
+    "cuEventSynchronize": [c_void_p],
+    "cuStreamSynchronize": [c_void_p],
+    "cuCtxSetCurrent": [c_void_p],
+    "cuMemFree_v2": [c_uint64],
+    "cuGraphExecDestroy": [c_void_p],
+}
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", c_int), ("pad", c_int), ("value", c_int), ("rest", ctypes.c_char * 60))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", c_uint),
+    )
+
+
+class CudaDriver:
+    """Device 0. Raises DeviceError where the driver, the compiler or its headers are missing."""
+
+    def __init__(self) -> None:
+        self._cuda = load_library(("libcuda.so.1",))
+        self._compiler = load_library(_COMPILERS)
+        self._headers = _find_headers()
+        for name, kinds in _ARGUMENTS.items():
+            getattr(self._cuda, name).argtypes = kinds
+        self._call("cuInit", c_uint(0))
+        device = c_int()
+        self._call("cuDeviceGet", byref(device), c_int(0))
+        self._context = c_void_p()
+        self._call("cuDevicePrimaryCtxRetain", byref(self._context), device)
+        self.enter()
+        major, minor = c_int(), c_int()
+        self._call("cuDeviceGetAttribute", byref(major), c_int(_CAPABILITY_MAJOR), device)
+        self._call("cuDeviceGetAttribute", byref(minor), c_int(_CAPABILITY_MINOR), device)
+        # the letter: instructions of just this chip
+        self.architecture = f"sm_{major.value}{minor.value}{'a' if major.value >= 9 else ''}"
+        self.starts_early = major.value >= 9
+        self.stream = c_void_p()
+        self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
+
+    def enter(self) -> None:
+        """Let the calling thread use the device."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def compile(self, source: str) -> bytes:
+        """Machine code of a CUDA C++ source. Raises DeviceError with what the compiler says."""
+        return compile_source(self._compiler, self._headers, source, self.architecture)
+
+    def load(self, code: bytes, name: str) -> int:
+        """The kernel `name` of compiled code, which stays loaded for good."""
+        module, function = c_void_p(), c_void_p()
+        self._call("cuModuleLoadData", byref(module), c_char_p(code))
+        self._call("cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
+        return function.value or 0
+
+    def allocate(self, size_bytes: int) -> int:
+        """The address of new memory on the device."""
+        address = c_uint64()
+        self._call("cuMemAlloc_v2", byref(address), c_size_t(size_bytes))
+        return address.value
+
+    def free(self, address: int) -> None:
+        """Return what `allocate` gave."""
+        self._call("cuMemFree_v2", address)
+
+    def allocate_host(self, size_bytes: int) -> int:
+        """The address of pinned memory on the host."""
+        address = c_void_p()
+        self._call("cuMemAllocHost_v2", byref(address), c_size_t(size_bytes))
+        return address.value or 0
+
+    def make_event(self) -> int:
+        """An event, which has not happened."""
+        event = c_void_p()
+        self._call("cuEventCreate", byref(event), c_uint(_NO_TIMING))
+        return event.value or 0
+
+    def record(self, event: int) -> None:
+        """Let `event` happen after all that was given to the stream so far."""
+        self._call("cuEventRecord", event, self.stream)
+
+    def wait(self, event: int) -> None:
+        """Wait until `event` has happened."""
+        self._call("cuEventSynchronize", event)
+
+    def synchronize(self) -> None:
+        """Wait until the stream is empty."""
+        self._call("cuStreamSynchronize", self.stream)
+
+    def copy_in(self, address: int, host_address: int, size_bytes: int) -> None:
+        """From the host, which leaves its memory as it is until the stream has come here."""
+        self._call("cuMemcpyHtoDAsync_v2", address, host_address, size_bytes, self.stream)
+
+    def copy_out(self, host_address: int, address: int, size_bytes: int) -> None:
+        """To the host, once the stream has come here."""
+        self._call("cuMemcpyDtoHAsync_v2", host_address, address, size_bytes, self.stream)
+
+    def capture(self, launch_all: Callable[[], None]) -> int:
+        """A graph of what `launch_all` gives to the stream, which does not happen now."""
+        self._call("cuStreamBeginCapture_v2", self.stream, c_int(_CAPTURE_RELAXED))
+        graph, executable = c_void_p(), c_void_p()
+        try:
+            launch_all()
+        finally:
+            self._call("cuStreamEndCapture", self.stream, byref(graph))
+        self._call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+        self._call("cuGraphDestroy", graph)
+        return executable.value or 0
+
+    def start(self, graph: int) -> None:
+        """Run a captured graph after what the stream has."""
+        self._call("cuGraphLaunch", graph, self.stream)
+
+    def drop(self, graph: int) -> None:
+        """Let go of a captured graph."""
+        self._call("cuGraphExecDestroy", graph)
+
+    def launch(
+        self, function: int, groups: tuple[int, int, int], threads: int, addresses: Sequence[int], *, early: bool
+    ) -> None:
+        """A kernel over arrays at these addresses; `early` lets it start beside the launch in front of it."""
+        attribute = _Attribute(_EARLY_START, 0, 1)
+        launch = _Launch(
+            (c_uint * 3)(*groups), (c_uint * 3)(threads, 1, 1), 0, self.stream, ctypes.pointer(attribute), int(early)
+        )
+        held = [c_uint64(address) for address in addresses]
+        pointers = (c_void_p * len(held))(*(ctypes.addressof(one) for one in held))
+        self._call("cuLaunchKernelEx", byref(launch), c_void_p(function), pointers, c_void_p())
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._cuda, name)(*arguments)
+        if code:
+            raise DeviceError(f"CUDA: {name} failed with error {code}")
+
+
+def compile_source(compiler: Any, headers: Sequence[Path], source: str, architecture: str) -> bytes:
+    """Machine code for `architecture` by the NVRTC library `compiler`."""
+    program = c_void_p()
+    _check(compiler.nvrtcCreateProgram(byref(program), c_char_p(source.encode()), None, 0, None, None))
+    try:
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"--include-path={at}" for at in headers)]
+        given = (c_char_p * len(options))(*(option.encode() for option in options))
+        failed = compiler.nvrtcCompileProgram(program, len(options), given)
+        size = c_size_t()
+        if failed:
+            _check(compiler.nvrtcGetProgramLogSize(program, byref(size)))
+            log = ctypes.create_string_buffer(size.value)
+            _check(compiler.nvrtcGetProgramLog(program, log))
+            raise DeviceError(f"CUDA: a kernel does not compile:\n{log.value.decode(errors='replace')[:4000]}")
+        _check(compiler.nvrtcGetCUBINSize(program, byref(size)))
+        code = ctypes.create_string_buffer(size.value)
+        _check(compiler.nvrtcGetCUBIN(program, code))
+        return code.raw
+    finally:
+        compiler.nvrtcDestroyProgram(byref(program))
+
+
+def _check(code: int) -> None:
+    if code:
+        raise DeviceError(f"CUDA: the run-time compiler failed with error {code}")
+
+
+def load_library(names: Sequence[str]) -> Any:
+    """The first of these shared libraries that loads; DeviceError when none does."""
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise DeviceError(f"CUDA: none of {', '.join(names)} loads")
+
+
+def _find_headers() -> list[Path]:
+    """Where CUDA's headers are: in the toolkit, or in NVIDIA's Python packages."""
+    folders = [_CUDA_FOLDER / "include"]
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        folders += sorted(Path(root).glob("*/include"))
+    found = [folder for folder in folders if (folder / "cuda_bf16.h").exists()]
+    if not found:
+        raise DeviceError("CUDA: no folder with cuda_bf16.h was found")
+    return found

@@ -1,0 +1,288 @@
+"""What runs recorded launches: NVIDIA's driver, or the emulator over the host's memory.
+
+Both have one stream in which everything happens in the order given.
+A machine is used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.cuda_driver import CudaDriver
+from mlxr.kernels.gpu.cuda_products import CudaProducts, Shape
+from mlxr.kernels.gpu.emulator import Emulator
+from mlxr.kernels.gpu.kernel import CUDA_NAME, Kernel, Variant, make_cuda_source
+from mlxr.kernels.gpu.launcher import Launcher, view_host
+from mlxr.kernels.gpu.recording import Launch, Product
+from mlxr.kernels.gpu.steps import Results
+
+logger = logging.getLogger(__name__)
+MAX_COMPILERS = 8
+PRODUCTS = True  # whether steps with products of the library are recorded; without, MLX compiles them
+AnyArray = npt.NDArray[Any]
+ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
+
+
+class Machine(Protocol):
+    """Where recorded launches run; `multiplies` says whether products are among them."""
+
+    multiplies: bool
+
+    def allocate(self, size_bytes: int) -> int:
+        """The address of new memory."""
+
+    def free(self, addresses: Sequence[int], prepared: Mapping[str, Any]) -> None:
+        """Return memory and prepared launches."""
+
+    def prepare(self, launches: Sequence[Launch | Product]) -> Any:
+        """The launches in a form that `start` takes."""
+
+    def start(self, prepared: Any) -> None:
+        """Run prepared launches after what was given before."""
+
+    def write(self, address: int, values: AnyArray) -> None:
+        """Copy numbers to the device."""
+
+    def read(self, address: int, size: int, dtype: npt.DTypeLike) -> Results:
+        """Have `size` numbers copied to the host."""
+
+    def synchronize(self) -> None:
+        """Wait until all is done."""
+
+
+class EmulatedMachine:
+    """Everything happens at once, over the host's memory."""
+
+    multiplies = True
+
+    def __init__(self, mx: Any, emulator: Emulator) -> None:
+        self._mx, self._emulator = mx, emulator
+        self._memory: dict[int, AnyArray] = {}
+
+    def allocate(self, size_bytes: int) -> int:
+        """Rubbish, so that what stays unwritten shows."""
+        memory = np.full(size_bytes, 0xFF, np.uint8)
+        address = int(memory.ctypes.data)
+        self._memory[address] = memory
+        return address
+
+    def free(self, addresses: Sequence[int], _prepared: Mapping[str, Any]) -> None:
+        """Forget the memory."""
+        for address in addresses:
+            del self._memory[address]
+
+    def prepare(self, launches: Sequence[Launch | Product]) -> list[tuple[Launch | Product, list[int]]]:
+        """Each with its addresses."""
+        return [(launch, [self._find(array) for array in launch.arrays]) for launch in launches]
+
+    def start(self, prepared: list[tuple[Launch | Product, list[int]]]) -> None:
+        """Run them."""
+        for launch, addresses in prepared:
+            if isinstance(launch, Product):
+                _multiply(launch, *addresses)
+                continue
+            self._emulator.run_at(launch.kernel, launch.variant, addresses, launch.groups, launch.threads)
+
+    def write(self, address: int, values: AnyArray) -> None:
+        """A copy."""
+        ctypes.memmove(address, values.ctypes.data, values.nbytes)
+
+    def read(self, address: int, size: int, dtype: npt.DTypeLike) -> _Here:
+        """A copy."""
+        values = np.empty(size, dtype)
+        ctypes.memmove(values.ctypes.data, address, values.nbytes)
+        return _Here(values)
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+    def _find(self, array: Any) -> int:
+        return array if isinstance(array, int) else int(view_host(self._mx, array).ctypes.data)
+
+
+class _Here:
+    def __init__(self, values: AnyArray) -> None:
+        self._values = values
+
+    def wait(self) -> AnyArray:
+        return self._values
+
+
+def _multiply(product: Product, x: int, weight: int, out: int) -> None:
+    """The same with NumPy, in f32."""
+    left = _view(x, (product.tokens, product.inputs), product.kind)
+    right = _view(weight, (product.outputs, product.inputs), product.weight_kind)
+    made = _view(out, (product.tokens, product.outputs), "float32")
+    made[:] = _widen(left) @ _widen(right).T
+
+
+def _view(address: int, shape: tuple[int, int], kind: str) -> AnyArray:
+    dtype = np.dtype({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[kind])
+    held = (ctypes.c_uint8 * (shape[0] * shape[1] * dtype.itemsize)).from_address(address)
+    return np.frombuffer(held, dtype).reshape(shape)
+
+
+def _widen(array: AnyArray) -> AnyArray:
+    return (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array.astype(np.float32)
+
+
+def _load_products(driver: CudaDriver) -> CudaProducts | None:
+    if not PRODUCTS:
+        return None
+    try:
+        return CudaProducts(driver)
+    except DeviceError as error:
+        logger.warning("steps of many sequences are recorded by MLX: %s", error)
+        return None
+
+
+def _shape_of(product: Product) -> Shape:
+    return Shape(product.tokens, product.outputs, product.inputs, product.kind)
+
+
+class CudaMachine:
+    """NVIDIA's driver; `launcher` is MLX's way, by which addresses of MLX's arrays are found."""
+
+    def __init__(self, mx: Any, launcher: Launcher) -> None:
+        self._mx, self._launcher, self._driver = mx, launcher, CudaDriver()
+        self._folder = Path(tempfile.gettempdir()) / f"mlxr-cuda-{os.getuid()}"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._functions: dict[tuple[Kernel, Variant], int] = {}
+        self._products = _load_products(self._driver)
+        self.multiplies = self._products is not None
+        self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
+        self._written: list[tuple[int, int, int]] = []
+
+    def allocate(self, size_bytes: int) -> int:
+        """Memory of the device."""
+        self._driver.enter()
+        return self._driver.allocate(size_bytes)
+
+    def free(self, addresses: Sequence[int], prepared: Mapping[str, int]) -> None:
+        """Return memory and graphs, once nothing runs any more."""
+        self.synchronize()
+        for address in addresses:
+            self._driver.free(address)
+        for graph in prepared.values():
+            self._driver.drop(graph)
+
+    def prepare(self, launches: Sequence[Launch | Product]) -> int:
+        """A captured graph."""
+        self._driver.enter()
+        self._compile(launches)
+        found = self._find_arrays([array for launch in launches for array in launch.arrays])
+        addresses = [
+            [array if isinstance(array, int) else found[id(array)] for array in launch.arrays] for launch in launches
+        ]
+        shapes = [_shape_of(launch) if isinstance(launch, Product) else None for launch in launches]
+        for shape, arrays in zip(shapes, addresses, strict=True):
+            if shape is not None and self._products is not None:
+                self._products.prepare(shape, *arrays)
+
+        def launch_all() -> None:
+            for number, (launch, shape, arrays) in enumerate(zip(launches, shapes, addresses, strict=True)):
+                if isinstance(launch, Launch):
+                    function, early = self._functions[launch.kernel, launch.variant], self._driver.starts_early
+                    self._driver.launch(function, launch.groups, launch.threads, arrays, early=early and number > 0)
+                elif shape is not None and self._products is not None:
+                    self._products.multiply(shape, *arrays)
+
+        return self._driver.capture(launch_all)
+
+    def start(self, prepared: int) -> None:
+        """Launch the graph."""
+        self._driver.start(prepared)
+
+    def write(self, address: int, values: AnyArray) -> None:
+        """By way of pinned memory, which is used again when the copy has happened."""
+        self._driver.enter()
+        place, event = self._borrow(values.nbytes)
+        ctypes.memmove(place, values.ctypes.data, values.nbytes)
+        self._driver.copy_in(address, place, values.nbytes)
+        self._driver.record(event)
+        self._written.append((values.nbytes, place, event))
+        if len(self._written) > 8:  # by now the oldest one has long happened
+            nbytes, place, event = self._written.pop(0)
+            self._driver.wait(event)
+            self._staging[nbytes].append((place, event))
+
+    def read(self, address: int, size: int, dtype: npt.DTypeLike) -> _Under:
+        """By way of pinned memory."""
+        self._driver.enter()
+        nbytes = size * np.dtype(dtype).itemsize
+        place, event = self._borrow(nbytes)
+        self._driver.copy_out(place, address, nbytes)
+        self._driver.record(event)
+        return _Under(self, place, event, size, np.dtype(dtype))
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        self._driver.enter()
+        self._driver.synchronize()
+
+    def collect(self, place: int, event: int, size: int, dtype: np.dtype[Any]) -> AnyArray:
+        """What has come into pinned memory."""
+        self._driver.wait(event)
+        values = np.empty(size, dtype)
+        ctypes.memmove(values.ctypes.data, place, values.nbytes)
+        self._staging[values.nbytes].append((place, event))
+        return values
+
+    def _borrow(self, nbytes: int) -> tuple[int, int]:
+        free = self._staging.setdefault(nbytes, [])
+        return free.pop() if free else (self._driver.allocate_host(nbytes), self._driver.make_event())
+
+    def _compile(self, launches: Sequence[Launch | Product]) -> None:
+        missing = list(
+            {(launch.kernel, launch.variant) for launch in launches if isinstance(launch, Launch)}
+            - self._functions.keys()
+        )
+        if not missing:
+            return
+        with ThreadPoolExecutor(min(len(missing), MAX_COMPILERS)) as pool:
+            codes = list(pool.map(self._make_code, missing))
+        for key, code in zip(missing, codes, strict=True):
+            self._functions[key] = self._driver.load(code, CUDA_NAME)
+
+    def _make_code(self, key: tuple[Kernel, Variant]) -> bytes:
+        """Machine code of a kernel, as it was kept when it was first compiled."""
+        source = make_cuda_source(*key, starts_early=self._driver.starts_early)
+        name = hashlib.blake2b(f"{self._driver.architecture}\0{source}".encode(), digest_size=16).hexdigest()
+        path = self._folder / f"{key[0].name}-{name}.cubin"
+        if path.exists():
+            return path.read_bytes()
+        code = self._driver.compile(source)
+        scratch = path.with_suffix(f".{os.getpid()}")
+        scratch.write_bytes(code)
+        scratch.replace(path)  # whole or not at all, also when two processes compile the same
+        return code
+
+    def _find_arrays(self, arrays: Sequence[Any]) -> dict[int, int]:
+        """The address of each of MLX's arrays, by identity."""
+        mx, found = self._mx, {id(array): array for array in arrays if not isinstance(array, int)}
+        told = [
+            self._launcher.launch(ADDRESS, [array], groups=(1, 1, 1), threads=32, outputs=[((8,), mx.int64)])[0]
+            for array in found.values()
+        ]
+        mx.eval(told)
+        return {key: int(out[0].item()) for key, out in zip(found, told, strict=True)}
+
+
+class _Under:
+    def __init__(self, machine: CudaMachine, *place: Any) -> None:
+        self._machine, self._place = machine, place
+
+    def wait(self) -> AnyArray:
+        return self._machine.collect(*self._place)

@@ -1,0 +1,144 @@
+"""A step as launches over fixed addresses, which a machine starts without MLX: one call for all of them.
+
+The operators run once over stand-ins for arrays (`recording`). A step that does something else than launch our kernels
+cannot be recorded so. Tokens are drawn into the place where the next step reads its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
+from mlxr.kernels.gpu.recording import Buffer, Recorder
+from mlxr.kernels.gpu.steps import Numbers, Results, Run, pack_batch
+from mlxr.kernels.ledger import Dispatch, Ledger
+from mlxr.kernels.ragged import RaggedBatch
+
+if TYPE_CHECKING:
+    from mlxr.kernels.gpu.device import Gpu
+    from mlxr.kernels.gpu.graph import Compute
+    from mlxr.kernels.gpu.machine import Machine
+
+logger = logging.getLogger(__name__)
+FORWARD, DRAW, LARGEST = "forward", "draw", "largest"
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class RecordedStep:
+    """What a step launches: FORWARD, then DRAW or LARGEST; `ready` has what of it was started before.
+
+    The launches hold the arrays. See `gpu.draw` for what `numbers` and `drawn` hold.
+    """
+
+    gpu: Gpu
+    machine: Machine
+    launches: dict[str, list[Any]]
+    ready: dict[str, Any]
+    numbers: Buffer
+    drawn: Buffer
+    packed: Buffer
+    logits: Buffer
+    dispatches: list[Dispatch]
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Always: a machine has a stream."""
+        return True
+
+    def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
+        """See `Step`."""
+        machine = self.machine
+        if before is None:
+            self.gpu.settle_arrays()
+            machine.write(self.drawn.address, batch.token_ids)
+        machine.write(self.packed.address, pack_batch(batch))
+        self._launch(FORWARD)
+        return Run(self, batch, Logits(self, rows), batch.token_ids[:rows] if before is None else None)
+
+    def draw(self, _run: Run, numbers: Numbers | None) -> Results:
+        """See `Step`."""
+        if numbers is not None:
+            padded = np.zeros(self.numbers.shape, np.float32)
+            padded[: len(numbers)] = numbers
+            self.machine.write(self.numbers.address, padded)
+        self._launch(LARGEST if numbers is None else DRAW)
+        results: Results = self.machine.read(self.drawn.address, self.drawn.shape[0], np.int32)
+        return results
+
+    def _launch(self, part: str) -> None:
+        machine = self.machine
+        if part not in self.ready:
+            self.ready[part] = machine.prepare(self.launches[part])
+        machine.start(self.ready[part])
+
+
+class Logits(Buffer):
+    """Logits (rows, vocabulary) of a recorded step, until the next one starts."""
+
+    __slots__ = ("_gpu", "_machine")
+
+    def __init__(self, step: RecordedStep, rows: int) -> None:
+        whole = step.logits
+        super().__init__((rows, whole.shape[1]), whole.dtype, whole.address, step)
+        self._gpu, self._machine = step.gpu, step.machine
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        mx = self._gpu.mx
+        kind = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}[self.dtype]
+        values = self._machine.read(self.address, int(np.prod(self.shape)), kind).wait().reshape(self.shape)
+        if self.dtype == mx.bfloat16:
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        return np.asarray(values, dtype or np.float32)
+
+
+def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> RecordedStep | None:
+    """The launches of `compute(batch)`; None where it does something that is not one of our launches."""
+    machine, launcher, before = gpu.machine, gpu.launcher, ledger.snapshot()
+    addresses: list[int] = []
+    assert machine is not None
+
+    def allocate(size_bytes: int) -> int:
+        addresses.append(machine.allocate(size_bytes))
+        return addresses[-1]
+
+    gpu.launcher = recorder = Recorder(launcher.numbers, allocate, multiplies=machine.multiplies)
+    try:
+        step = _record(gpu, machine, recorder, compute, batch)
+        step.ready[FORWARD] = machine.prepare(step.launches[FORWARD])
+    except (TypeError, AttributeError, ValueError):  # of MLX, which takes no Buffer; a real one comes again without
+        step = None
+    except DeviceError as error:
+        logger.warning("a step is left to MLX: %s", error)
+        step = None
+    finally:
+        gpu.launcher, gpu.pending = launcher, []
+        gpu.forget_placed()
+    dispatches = ledger.take_back(before)
+    if step is None:
+        machine.free(addresses, {})
+        return None
+    step.dispatches.extend(dispatches)
+    weakref.finalize(step, machine.free, addresses, step.ready).atexit = False
+    return step
+
+
+def _record(gpu: Gpu, machine: Machine, recorder: Recorder, compute: Compute, batch: RaggedBatch) -> RecordedStep:
+    mx, (rows, width) = gpu.mx, batch.page_table.shape
+    drawn, packed = recorder.make((2 * rows,), mx.int32), recorder.make((rows * (3 + width),), mx.int32)
+    columns = [packed.part(index * rows, (rows,)) for index in range(3)]
+    gpu.place_traced(batch, (drawn.part(0, (rows,)), *columns, packed.part(3 * rows, (rows, width))))
+    logits = settle(compute(batch))
+    forward, numbers = recorder.take_launches(), recorder.make((rows, NUMBERS), mx.float32)
+    launch_draw(mx, recorder, logits, numbers)
+    launch_draw(mx, recorder, logits, None)
+    draw, largest = ([launch.put_out(drawn.address)] for launch in recorder.take_launches())
+    launches = {FORWARD: forward, DRAW: draw, LARGEST: largest}
+    return RecordedStep(gpu, machine, launches, {}, numbers, drawn, packed, logits, [])

@@ -1,0 +1,143 @@
+"""A step as a list of launches over fixed addresses, made by running the operators once over stand-ins for arrays.
+
+Operators launch as always; here a launch is only noted down, and its results are `Buffer`s: shape, type and place, no
+array. What is not one of our launches cannot be noted, and fails on a Buffer: such steps are not recorded. Memory of a
+result is taken over by later ones when nobody holds it any more, since launches run one after another.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxr.kernels.gpu.kernel import Kernel, Variant
+
+ALIGNMENT_BYTES = 256
+
+
+class Buffer:
+    """A result of shape `shape` and MLX's type `dtype` at `address`; `source` keeps the memory."""
+
+    __slots__ = ("__weakref__", "address", "dtype", "shape", "source")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, address: int, source: Any = None) -> None:
+        self.shape, self.dtype, self.address, self.source = shape, dtype, address, source
+
+    @property
+    def ndim(self) -> int:
+        """Dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all numbers."""
+        return int(math.prod(self.shape) * self.dtype.size)
+
+    def reshape(self, *shape: int) -> Buffer:
+        """The same numbers in another shape, whose lengths are all given."""
+        if math.prod(shape) != math.prod(self.shape):
+            raise ValueError(f"{self.shape} cannot become {shape}")
+        return Buffer(shape, self.dtype, self.address, self)
+
+    def astype(self, dtype: Any) -> Buffer:
+        """The same, in the type that it has; another one would take a launch."""
+        if dtype != self.dtype:
+            raise TypeError(f"a {self.dtype} buffer is not {dtype}")
+        return self
+
+    def part(self, start: int, shape: tuple[int, ...]) -> Buffer:
+        """Of all numbers in a row, those from `start` on."""
+        return Buffer(shape, self.dtype, self.address + start * self.dtype.size, self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """One launch; `arrays` are addresses, or MLX's arrays where they are not known yet: inputs, then outputs."""
+
+    kernel: Kernel
+    variant: Variant
+    arrays: tuple[Any, ...]
+    groups: tuple[int, int, int]
+    threads: int
+
+    def put_out(self, address: int) -> Launch:
+        """The same with its last result at `address`."""
+        return Launch(self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """x (tokens, inputs) times a weight (outputs, inputs) by a library; `arrays` are x, the weight and the result."""
+
+    tokens: int
+    outputs: int
+    inputs: int
+    kind: str
+    weight_kind: str
+    arrays: tuple[Any, ...]
+
+
+class Recorder:
+    """Stands for the launcher while a step is recorded. `allocate(bytes)` gives addresses, which stay good."""
+
+    is_lazy = True
+
+    def __init__(self, numbers: Callable[..., Any], allocate: Callable[[int], int], *, multiplies: bool) -> None:
+        self.numbers, self._allocate, self._multiplies = numbers, allocate, multiplies
+        self.launches: list[Launch | Product] = []
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+
+    def take_launches(self) -> list[Any]:
+        """What was noted since the last call."""
+        launches, self.launches = self.launches, []
+        return launches
+
+    def make(self, shape: tuple[int, ...], dtype: Any) -> Buffer:
+        """A buffer whose memory serves others once nobody holds it."""
+        size_bytes = -(-max(1, math.prod(shape)) * dtype.size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        free = self._free[size_bytes]
+        buffer = Buffer(shape, dtype, free.pop() if free else self._allocate(size_bytes))
+        weakref.finalize(buffer, free.append, buffer.address).atexit = False
+        return buffer
+
+    def launch(
+        self,
+        kernel: Kernel,
+        inputs: Sequence[Any],
+        *,
+        groups: tuple[int, int, int],
+        threads: int,
+        outputs: Sequence[tuple[tuple[int, ...], Any]],
+        constants: Mapping[str, int] | None = None,
+        types: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """As `Launcher.launch`."""
+        made = [self.make(shape, kind) for shape, kind in outputs]
+        variant = Variant(
+            constants=tuple((name, int(value)) for name, value in {"THREADS": threads, **(constants or {})}.items()),
+            types=tuple((name, name_type(kind)) for name, kind in (types or {}).items()),
+            input_types=tuple(name_type(array.dtype) for array in inputs),
+            output_types=tuple(name_type(kind) for _, kind in outputs),
+        )
+        arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
+        self.launches.append(Launch(kernel, variant, arrays, groups, threads))
+        return made
+
+    def multiply(self, x: Buffer, weight: Any) -> Buffer:
+        """x (tokens, inputs) times weight (outputs, inputs), in the type of x."""
+        if not self._multiplies:
+            raise TypeError("products are not recorded here")
+        (tokens, inputs), outputs = x.shape, weight.shape[0]
+        out = self.make((tokens, outputs), x.dtype)
+        arrays = (x.address, weight, out.address)
+        self.launches.append(Product(tokens, outputs, inputs, name_type(x.dtype), name_type(weight.dtype), arrays))
+        return out
+
+
+def name_type(kind: Any) -> str:
+    """MLX's name of a type of numbers."""
+    return str(kind).rpartition(".")[2]

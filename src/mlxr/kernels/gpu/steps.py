@@ -1,0 +1,160 @@
+"""Recorded steps: the one that runs now, and the one that runs ahead of it.
+
+A step is recorded by the driver (`recorded_step`) or by MLX (`compiled_step`); here is what both have in common. When
+tokens are drawn, the next step is started on them before they are read, so that nothing waits for the host. A step that
+turns out otherwise is dropped, and what it wrote is written again before anybody reads it. Knows no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxr.kernels.gpu.draw import split_drawn
+from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.ledger import Dispatch
+from mlxr.kernels.ragged import RaggedBatch
+
+Numbers = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int32]
+
+
+class Results(Protocol):
+    """Numbers on their way to the host."""
+
+    def wait(self) -> Any:
+        """The numbers; asked for once."""
+
+
+class Step(Protocol):
+    """A step of one class of batches."""
+
+    @property
+    def dispatches(self) -> list[Dispatch]:
+        """What the ledger counts when it runs."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether starting it costs less than waiting for it."""
+
+    def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
+        """Compute the logits of `batch`, of which `rows` count; its tokens are those that were drawn `before`."""
+
+    def draw(self, run: Run, numbers: Numbers | None) -> Results:
+        """Draw tokens by `numbers` (see `gpu.draw`), or take the largest logits where there are none."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A step that was started on `batch`: its `logits` (rows, vocabulary), and the tokens drawn from them.
+
+    `token_ids` are those it computes, None until the step before was read; `kept` is the step's own.
+    """
+
+    step: Step
+    batch: RaggedBatch
+    logits: Any
+    token_ids: Ints | None
+    kept: Any = None
+    numbers: Numbers | None = None
+    results: Results | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows without padding."""
+        rows: int = self.logits.shape[0]
+        return rows
+
+    def is_for(self, step: Step, batch: RaggedBatch, rows: int) -> bool:
+        """Whether it computes `batch`, of which `rows` count."""
+        return (
+            step is self.step
+            and rows == self.rows
+            and np.array_equal(batch.slots, self.batch.slots)
+            and np.array_equal(batch.positions, self.batch.positions)
+            and np.array_equal(batch.page_table, self.batch.page_table)
+            and self.token_ids is not None
+            and np.array_equal(self.token_ids, batch.token_ids[:rows])
+        )
+
+    def draw(self, numbers: Numbers | None) -> None:
+        """Have tokens drawn, unless it was done by the same numbers."""
+        if self.results is None or not _are_same(self.numbers, numbers):
+            self.numbers, self.results = numbers, self.step.draw(self, numbers)
+
+
+class Steps:
+    """The recorded steps of one GPU that run, one after another."""
+
+    def __init__(self) -> None:
+        self._current: Run | None = None
+        self._ahead: Run | None = None
+        self._pool: Pool | None = None
+
+    def run(self, step: Step, batch: RaggedBatch, rows: int, pool: Pool) -> Any:
+        """Start the step on `batch`, unless it has run ahead; its logits (rows, vocabulary). `pool` has its pages."""
+        run, self._ahead = self._ahead, None
+        if run is None or not run.is_for(step, batch, rows):
+            run = step.start(batch, rows, None)
+        self._current, self._pool = run, pool
+        return run.logits
+
+    def has(self, logits: Any) -> bool:
+        """Whether these are the logits of the step that runs now."""
+        return self._current is not None and self._current.logits is logits
+
+    def draw(self, numbers: Numbers | None, following: Any) -> tuple[Ints, Numbers]:
+        """The tokens of the step that runs, and their log-probabilities, once the next step is under way.
+
+        `numbers` (rows, NUMBERS) say how to draw; `following` are those of the next step, ... where they are unknown.
+        """
+        current, pool = self._current, self._pool
+        assert current is not None
+        assert pool is not None
+        current.draw(numbers)
+        batch = None
+        if following is not ... and current.step.runs_ahead:
+            batch = advance_batch(current.batch, current.rows, pool)
+        if batch is not None:
+            self._ahead = current.step.start(batch, current.rows, current)
+            self._ahead.draw(following)
+        assert current.results is not None
+        ids, logprobs = split_drawn(current.results.wait(), current.rows)
+        if self._ahead is not None:
+            self._ahead.token_ids = ids
+        return ids, logprobs
+
+
+def advance_batch(batch: RaggedBatch, rows: int, pool: Pool) -> RaggedBatch | None:
+    """The step after this one, its tokens unknown; None where one of the `rows` sequences has no page for it yet."""
+    spare, page_size = pool.shape[0], pool.shape[2]
+    positions = batch.positions.copy()
+    positions[:rows] += 1
+    columns = positions // page_size
+    if columns.max() >= batch.page_table.shape[1]:
+        return None
+    pages = batch.page_table[np.arange(len(columns)), columns]
+    if (pages[:rows] == spare).any():
+        return None
+    return RaggedBatch(
+        token_ids=batch.token_ids,
+        positions=positions,
+        slots=pages * np.int32(page_size) + positions % np.int32(page_size),
+        query_starts=batch.query_starts,
+        context_lengths=positions + np.int32(1),
+        page_table=batch.page_table,
+        output_rows=batch.output_rows,
+    )
+
+
+def pack_batch(batch: RaggedBatch) -> Ints:
+    """All integers of a step but its tokens, in one array."""
+    columns = (batch.positions, batch.slots, batch.context_lengths)
+    return np.concatenate([*columns, batch.page_table.reshape(-1)])
+
+
+def _are_same(a: Numbers | None, b: Numbers | None) -> bool:
+    return np.array_equal(a, b) if a is not None and b is not None else a is b

@@ -1,0 +1,56 @@
+"""Products of many rows: quantised weights are expanded a piece at a time into one scratch array, and MLX multiplies.
+
+However far MLX's evaluation runs ahead, there is never more than that array: each launch that fills it waits for the
+product before, and each product for the launch, through arrays that MLX knows. (What is written in place it does not
+know.) So the launch also makes the operand, and takes the product before as an input.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.gpu.kernel import Kernel
+
+SCRATCH_BYTES = 256 * 2**20
+THREADS, GROUPS = 256, 1056  # eight threadgroups for each of an H200's multiprocessors
+FILL = Kernel(
+    "linear_fill",
+    Path(__file__).parent,
+    "scratch.body",
+    ("weights", "x", "after", "scratch", "sizes"),
+    ("operand",),
+    ("blocks.h", "expand.h"),
+)
+
+
+def multiply_expanded(gpu: Any, x: Any, number: int, rows: int, planes: Any) -> list[Any]:
+    """x (tokens, columns) times all rows of a weight, piece after piece; `number` is that of its type."""
+    mx = gpu.mx
+    kind = mx.bfloat16 if gpu.narrow else mx.float32
+    tokens, columns = x.shape
+    step = max(1, min(rows, SCRATCH_BYTES // (columns * kind.size)))
+    outputs: list[Any] = []
+    for start in range(0, rows, step):
+        count = min(step, rows - start)
+        scratch = gpu.reserve(step * columns, kind)
+        after = x if gpu.last_expanded is None else gpu.last_expanded
+        (operand,) = gpu.launcher.launch(
+            FILL,
+            [
+                planes,
+                x,
+                mx.flatten(after)[:8].view(mx.uint8),
+                scratch,
+                gpu.launcher.numbers(columns, count, start, rows, tokens * columns),
+            ],
+            groups=(GROUPS if gpu.launcher.is_lazy else 1, 1, 1),
+            threads=THREADS,
+            outputs=[((tokens, columns), kind)],
+            constants={"TYPE_A": number, "GROUPS": GROUPS if gpu.launcher.is_lazy else 1},
+            types={"Y": kind},
+        )
+        matrix = scratch[: count * columns].reshape(count, columns)
+        outputs.append(operand @ matrix.T)
+        gpu.last_expanded = outputs[-1]
+    return outputs

@@ -1,0 +1,115 @@
+"""Drawing tokens on the GPU: the rules of the reference, and the same tokens of recorded steps as of the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu_cases import REFERENCE, random_floats
+from test_gpu_engine import finish
+from tiny_models import build_hf, read_golden
+
+from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.sampling import draw_uniform, draw_uniforms
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.sample import SampleRow, sample
+
+RULES = (
+    {},
+    {"top_k": 7},
+    {"top_p": 0.6},
+    {"min_p": 0.2},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.05},
+    {"top_k": 3, "top_p": 0.99, "min_p": 0.9},
+    {"top_p": 1e-9},
+)
+
+
+def list_rows(temperature: float) -> list[SampleRow]:
+    uniforms = [*np.random.default_rng(3).random(5).tolist(), 0.0, 0.999]
+    return [SampleRow(temperature=temperature, uniform=uniform, **rule) for rule in RULES for uniform in uniforms]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_rules_are_those_of_the_reference(gpu: Context, temperature: float, kind: str) -> None:
+    mx, rows = gpu.gpu.mx, list_rows(temperature)
+    logits = mx.array(random_floats(9, len(rows), 777) * 2).astype(getattr(mx, kind))  # many equal ones in 16 bits
+    gpu.ledger.reset()
+    found = sample(gpu, logits, rows)
+    wanted = sample(REFERENCE, np.array(logits.astype(mx.float32)), rows)
+    assert [row.implementation for row in gpu.ledger.snapshot().dispatches] == ["gpu"]
+    assert [row.token_id for row in found] == [row.token_id for row in wanted]
+    assert [row.logprob for row in found] == pytest.approx([row.logprob for row in wanted], abs=1e-4)
+
+
+def test_equal_logits_are_drawn_by_their_ids(gpu: Context) -> None:
+    logits = np.zeros((4, 100), np.float32)
+    logits[3] = -0.0
+    rows = [
+        SampleRow(temperature=1, uniform=0.255),
+        SampleRow(temperature=1, uniform=0.5, top_k=10),
+        SampleRow(temperature=1, uniform=0.999, top_p=0.295),
+        SampleRow(),
+    ]
+    found = sample(gpu, gpu.gpu.mx.array(logits), rows)
+    assert [row.token_id for row in found] == [25, 5, 29, 0]
+
+
+def test_greedy_rows_stand_beside_drawn_ones(gpu: Context) -> None:
+    logits = random_floats(10, 2, 300)
+    logits[0, 17] = np.inf
+    logits[1, :] = -np.inf
+    logits[1, [5, 9]] = 1
+    rows = [SampleRow(temperature=0.7, uniform=0.5), SampleRow()]
+    with pytest.raises(ValueError, match="row 0"):
+        sample(gpu, gpu.gpu.mx.array(logits), rows)
+    logits[0, 17] = 0
+    assert sample(gpu, gpu.gpu.mx.array(logits), rows)[1].token_id == 5
+
+
+def test_numbers_of_a_stream_are_the_same_one_by_one() -> None:
+    many = draw_uniforms(11, 5, 9, answer=2)
+    assert many.tolist() == [draw_uniform(11, index, 2) for index in range(5, 14)]
+
+
+def answer(ctx: Context, type_name: str, *params: SamplingParams) -> tuple[list[list[int]], set[str]]:
+    """The tokens of one request for each of `params`, all at once, and how steps were recorded."""
+    config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
+    engine = Engine(build_hf(ctx, config, seed, type_name), ctx, eos_ids=(), pages=40, page_size=8, kv_type="f32")
+    text = tokens.reshape(-1).tolist()[:5]
+    ids = [engine.submit(text[: 2 + index], one) for index, one in enumerate(params)]
+    events = finish(engine)
+    drawn = [(event.sequence_id, event.token_id) for event in events if event.token_id is not None]
+    pool = engine._arena.k_pools[0]
+    ways = {type(step).__name__ for step in pool.graphs.values()} if isinstance(pool, Pool) else set()
+    return [[token_id for answer_id, token_id in drawn if answer_id == one] for one in ids], ways
+
+
+@pytest.mark.parametrize(
+    ("type_name", "way"), [("q8_0", "RecordedStep"), ("f32", "RecordedStep"), ("q8_0", "CompiledStep")]
+)
+def test_recorded_steps_answer_as_the_reference(
+    gpu: Context, monkeypatch: pytest.MonkeyPatch, type_name: str, way: str
+) -> None:
+    """Answers of several lengths, across pages, drawn and greedy; without a machine MLX records."""
+    if way == "CompiledStep":
+        monkeypatch.setattr(gpu.gpu, "machine", None)
+    params = [
+        SamplingParams(max_tokens=12, temperature=0),
+        SamplingParams(max_tokens=9, temperature=0.9, top_p=0.8, seed=5),
+        SamplingParams(max_tokens=14, temperature=1.2, top_k=20, min_p=0.02, seed=6),
+    ]
+    found, ways = answer(gpu, type_name, *params)
+    assert found == answer(REFERENCE, type_name, *params)[0]
+    assert ways == {way}
+
+
+def test_requests_that_need_the_host_join_recorded_steps(gpu: Context) -> None:
+    params = [
+        SamplingParams(max_tokens=6, temperature=0),
+        SamplingParams(max_tokens=6, temperature=0.8, seed=2, repetition_penalty=1.3),
+        SamplingParams(max_tokens=5, temperature=0, logprobs=2, n=2),
+    ]
+    assert answer(gpu, "q8_0", *params)[0] == answer(REFERENCE, "q8_0", *params)[0]

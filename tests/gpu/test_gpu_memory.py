@@ -1,0 +1,148 @@
+"""Memory of a GPU: pools stay where they are, what is free bounds the arena, the workspace what MLX keeps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlxr.core.errors import SettingError
+from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.memory_plan import bound_free_bytes
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.memory import KEPT_BYTES, Workspace, read_free_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+from tiny_models import build_hf, read_golden
+
+PAGES, PAGE_SIZE = 6000, 16
+MIB = 2**20
+
+
+def watch_decode(ctx: Context) -> tuple[int, int, int]:
+    """Bytes of one pool, what decode steps took at most beside what was there, and what the ledger counts as copied."""
+    config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
+    mx, model = ctx.gpu.mx, build_hf(ctx, config, seed, "f32")
+    engine = Engine(model, ctx, eos_ids=(), pages=PAGES, page_size=PAGE_SIZE, max_sequences=4)
+    for start in range(3):
+        engine.submit(tokens.reshape(-1).tolist()[start : start + 3], SamplingParams(max_tokens=6, temperature=0))
+    engine.step()
+    pools = [*engine._arena.k_pools, *engine._arena.v_pools]
+    before = [locate(ctx, pool) for pool in pools]
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    active_bytes = mx.get_active_memory()
+    ctx.ledger.reset()
+    while engine.has_work:
+        engine.step()
+    assert engine.stats().decode_tokens >= 15
+    assert [locate(ctx, pool) for pool in pools] == before
+    return pools[0].nbytes, mx.get_peak_memory() - active_bytes, ctx.ledger.snapshot().copied_bytes
+
+
+def locate(ctx: Context, pool: Any) -> int:
+    """Where the memory of a pool is; on a GPU, which array has it, since looking would move it."""
+    if ctx.gpu.narrow:
+        return id(pool.array)
+    array = pool.array.view(ctx.gpu.mx.uint16) if pool.kind == "bf16" else pool.array
+    return int(np.asarray(array).ctypes.data)
+
+
+def test_decode_copies_no_pool(gpu: Context) -> None:
+    pool_bytes, taken_bytes, copied_bytes = watch_decode(gpu)
+    assert copied_bytes == 0
+    assert taken_bytes < pool_bytes / 4
+
+
+def test_mlx_operations_copy_no_pool() -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed")
+    pool_bytes, taken_bytes, _ = watch_decode(Context("mlx-cpu"))  # it gathers the pages that are in use
+    assert taken_bytes < pool_bytes / 4
+
+
+class FakeMlx:
+    """What `mlx.core` says about memory."""
+
+    def __init__(self, **info: int) -> None:
+        self.info, self.limits = info, list[int]()
+
+    def device_info(self) -> dict[str, int]:
+        return self.info
+
+    def get_memory_limit(self) -> int:
+        return 100 * MIB
+
+    def get_active_memory(self) -> int:
+        return 30 * MIB
+
+    def get_cache_memory(self) -> int:
+        return 5 * MIB
+
+    def set_cache_limit(self, limit: int) -> None:
+        self.limits.append(limit)
+
+    def clear_cache(self) -> None:
+        self.limits.append(0)
+
+
+@pytest.mark.parametrize(
+    ("device", "info", "expected"),
+    [
+        ("cuda", {"free_memory": 40 * MIB}, 45 * MIB),
+        ("cuda", {"free_memory": 200 * MIB}, 70 * MIB),
+        ("cuda", {"total_memory": 200 * MIB}, None),
+        ("metal", {"max_recommended_working_set_size": 64 * MIB}, 34 * MIB),
+        ("metal", {}, None),
+    ],
+)
+def test_free_memory_is_that_of_the_device(device: str, info: dict[str, int], expected: int | None) -> None:
+    assert read_free_bytes(FakeMlx(**info), device) == expected
+
+
+class FakeContext:
+    """A device with or without memory of its own."""
+
+    def __init__(self, free_bytes: int | None, uses_host_memory: bool) -> None:
+        self._free_bytes, self.uses_host_memory = free_bytes, uses_host_memory
+
+    def read_free_bytes(self) -> int | None:
+        return self._free_bytes
+
+
+def test_the_arena_is_bounded_by_where_it_lies() -> None:
+    assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), None) == 2**50  # no host has as much
+    assert bound_free_bytes(FakeContext(2**50, uses_host_memory=False), 2**40) == 2**40
+    assert bound_free_bytes(FakeContext(2**50, uses_host_memory=True), None) < 2**50
+    assert bound_free_bytes(FakeContext(MIB, uses_host_memory=True), 2**40) == MIB
+    assert bound_free_bytes(FakeContext(None, uses_host_memory=False), None) is None
+
+
+def test_a_device_that_does_not_tell_wants_a_setting(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Context, "read_free_bytes", lambda _self: None)
+    monkeypatch.setattr(Context, "uses_host_memory", False)
+    config, seed, _, _ = read_golden("llama-gqa-80-tied")
+    with pytest.raises(SettingError, match=r"arena_bytes: .* does not tell its free memory; set arena_bytes"):
+        Engine(build_hf(gpu, config, seed, "f32"), gpu, eos_ids=())
+
+
+def test_mlx_keeps_no_more_than_the_workspace() -> None:
+    fake = FakeMlx()
+    workspace = Workspace(fake)
+    for step_bytes in (7 * MIB, 3 * MIB, 9 * MIB):
+        workspace.cover(step_bytes)
+    assert fake.limits == [KEPT_BYTES, KEPT_BYTES + 7 * MIB, 0, KEPT_BYTES + 9 * MIB, 0]
+    assert workspace.nbytes == KEPT_BYTES + 9 * MIB
+
+
+def test_a_prompt_makes_the_workspace_larger(gpu: Context) -> None:
+    config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
+    context = Context(gpu.device)  # its workspace has seen no step
+    engine = Engine(build_hf(context, config, seed, "f32"), context, eos_ids=(), pages=16, page_size=8)
+    before = context.gpu.workspace.nbytes
+    engine.submit(tokens.reshape(-1).tolist()[:12], SamplingParams(max_tokens=1))
+    engine.step()
+    assert context.gpu.workspace.nbytes > before
