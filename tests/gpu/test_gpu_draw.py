@@ -8,6 +8,7 @@ from gpu_cases import REFERENCE, random_floats
 from test_gpu_engine import finish
 from tiny_models import build_hf, read_golden
 
+from mlxr.cache.arena import Arena
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sampling import draw_uniform, draw_uniforms
@@ -113,3 +114,13 @@ def test_requests_that_need_the_host_join_recorded_steps(gpu: Context) -> None:
         SamplingParams(max_tokens=5, temperature=0, logprobs=2, n=2),
     ]
     assert answer(gpu, "q8_0", *params)[0] == answer(REFERENCE, "q8_0", *params)[0]
+
+
+def test_pages_are_not_touched_beside_a_step_that_runs_ahead(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[bool] = []
+    pool = Arena(gpu, 1, 3, 1, 8, 64, "f32").k_pools[0]
+    assert isinstance(pool, Pool)
+    monkeypatch.setattr(type(gpu.gpu.machine), "synchronize", lambda _machine: waits.append(True))
+    pool.write_page(0, pool.read_page(1))
+    pool.copy_page(0, 2)
+    assert len(waits) == 3

@@ -59,7 +59,9 @@ def allocate_pools(
         )
     shape = (pages, kv_heads, page_size, head_dim)
     gpu = ctx.gpu
-    return Pool(gpu.mx, gpu.launcher, shape, kv_type), Pool(gpu.mx, gpu.launcher, shape, kv_type)
+    return Pool(gpu.mx, gpu.launcher, shape, kv_type, gpu.machine), Pool(
+        gpu.mx, gpu.launcher, shape, kv_type, gpu.machine
+    )
 
 
 def attend(

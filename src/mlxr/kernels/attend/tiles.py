@@ -92,7 +92,6 @@ def attend_tiles(
             "PAGE": page_size,
             "SPLIT": int(split),
             "SINGLE": int(single),
-            "RESIDENT": SINGLE_RESIDENT if single else RESIDENT,
         },
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )

@@ -129,9 +129,10 @@ def _multiply(product: Product, x: int, weight: int, out: int) -> None:
 
 
 def _view(address: int, shape: tuple[int, int], kind: str) -> AnyArray:
-    dtype = np.dtype({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[kind])
+    dtype: np.dtype[Any] = np.dtype({"float32": "f4", "float16": "f2", "bfloat16": "u2"}[kind])
     held = (ctypes.c_uint8 * (shape[0] * shape[1] * dtype.itemsize)).from_address(address)
-    return np.frombuffer(held, dtype).reshape(shape)
+    array: AnyArray = np.ctypeslib.as_array(held).view(dtype).reshape(shape)
+    return array
 
 
 def _widen(array: AnyArray) -> AnyArray:

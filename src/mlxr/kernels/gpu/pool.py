@@ -8,13 +8,16 @@ pool never takes twice its memory. It has one page more than it says, which padd
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.launcher import Launcher, view_host
 from mlxr.kernels.tensor import ByteArray
+
+if TYPE_CHECKING:
+    from mlxr.kernels.gpu.machine import Machine
 
 THREADS = 256
 COPY_PAGE = Kernel("copy_page", Path(__file__).parent, "page.body", ("source", "pool", "pages", "sizes"), ("done",))
@@ -24,10 +27,18 @@ KERNELS = (COPY_PAGE,)
 class Pool:
     """`array` is the memory, with the spare page; `kind` the type of its numbers as ggml spells it."""
 
-    __slots__ = ("_launcher", "_mx", "array", "graphs", "kind", "shape")
+    __slots__ = ("_launcher", "_machine", "_mx", "array", "graphs", "kind", "shape")
 
-    def __init__(self, mx: Any, launcher: Launcher | None, shape: tuple[int, int, int, int], kind: str) -> None:
+    def __init__(
+        self,
+        mx: Any,
+        launcher: Launcher | None,
+        shape: tuple[int, int, int, int],
+        kind: str,
+        machine: Machine | None = None,
+    ) -> None:
         self._mx, self._launcher, self.shape, self.kind = mx, launcher, shape, kind
+        self._machine = machine
         types = {"bf16": mx.bfloat16, "f16": mx.float16, "f32": mx.float32}
         self.array = mx.zeros((shape[0] + 1, *shape[1:]), types[kind])
         mx.eval(self.array)
@@ -46,6 +57,7 @@ class Pool:
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the numbers of one page to another."""
+        self._wait()
         if self._launcher is None:
             self._put(self._mx.take(self.array, self._mx.array([source]), axis=0), target)
         else:
@@ -53,17 +65,24 @@ class Pool:
 
     def read_page(self, page: int) -> ByteArray:
         """The bytes of one page, on the host."""
+        self._wait()
         held = self._mx.take(self.array, self._mx.array([page]), axis=0)
         self._mx.eval(held)
         return np.ascontiguousarray(view_host(self._mx, held)).reshape(-1).view(np.uint8)
 
     def write_page(self, page: int, source: ByteArray) -> None:
         """Overwrite one page with bytes that `read_page` gave."""
+        self._wait()
         array = self._mx.array(np.ascontiguousarray(source)).view(self.array.dtype).reshape(1, *self.shape[1:])
         if self._launcher is None:
             self._put(array, page)
         else:
             self._launch(array, 0, page)
+
+    def _wait(self) -> None:
+        """A step that ran ahead for nothing may still write into pages that are free by now."""
+        if self._machine is not None:
+            self._machine.synchronize()
 
     def _put(self, page: Any, target: int) -> None:
         self._mx.eval(page)  # made from the old memory before that is written
