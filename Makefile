@@ -41,8 +41,8 @@ bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed 
 	@test -x $(PEERS)/bin/python || echo "llama.cpp is not installed, so mlxr is measured alone; make test-peers installs it" >&2
 	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
 
-test-gpu: $(VENV)/.dev ## the GPU kernels on this machine's GPU (needs mlx with Metal or CUDA), and emulated
-	@$(BIN)/python -m pytest tests/gpu
+test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA)
+	@$(BIN)/python -m pytest tests/gpu tests/cli/test_mlx_folder.py
 
 test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while)
 	@$(PEERS)/bin/python -m pytest tests/peers

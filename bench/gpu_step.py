@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu import NAMES, Case, Ours
+from gpu_comparison.cases import NAMES, Case
+from gpu_comparison.ours import Ours
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from synthetic import SHAPES

@@ -86,6 +86,24 @@ class Shape:
         yield "output_norm.weight", (self.hidden,)
         yield "output.weight", (self.vocab_size, self.hidden)
 
+    def plan_tensors(self, recipe_name: str) -> Iterator[tuple[str, str, tuple[int, ...], float]]:
+        """Name, type by the recipe, shape, and the factor on the tensor's weights.
+
+        What is added to the residual stream is scaled down, so that it grows by a constant over all layers.
+        """
+        for name, dimensions in self.list_tensors():
+            type_name = tensor_type(
+                recipe_name,
+                name,
+                dimensions,
+                layer=int(name.split(".")[1]) if name.startswith("blk.") else 0,
+                layers=self.layers,
+                tied_output=False,
+                query_groups=self.heads // self.kv_heads,
+            )
+            is_added = "attn_output" in name or "ffn_down" in name
+            yield name, type_name, dimensions, (2 * self.layers) ** -0.5 if is_added else 1.0
+
 
 def make_words(alphabet: list[str], first: list[str]) -> Iterator[tuple[str, str]]:
     """Pairs of pieces whose concatenations are all different: `first` pieces, then longer and longer words.
@@ -174,14 +192,15 @@ class Pools:
             yield np.ones(shape, np.float32).view(np.uint8)
             return
         columns = shape[-1]
-        pool = self._get_pool(type_name, columns, gain)
+        pool = self.get_pool(type_name, columns, gain)
         generator = np.random.default_rng([self._seed, *name.encode()])
         blocks = shape[0] * columns // _count_drawn_values(type_name)
         step = max(1, CHUNK_BYTES // pool.shape[1])
         for start in range(0, blocks, step):
             yield pool[generator.integers(0, len(pool), min(step, blocks - start))].reshape(-1)
 
-    def _get_pool(self, type_name: str, columns: int, gain: float) -> Bytes:
+    def get_pool(self, type_name: str, columns: int, gain: float) -> Bytes:
+        """Blocks (n, bytes) of weights for rows of `columns`, with each `columns` and `gain` of its own."""
         key = (type_name, columns, gain)
         if key not in self._pools:
             generator = np.random.default_rng([self._seed, columns])
@@ -201,19 +220,7 @@ def write_model(out: Path, shape: Shape, recipe_name: str, seed: int, progress: 
     """Write the file; its size in bytes."""
     pools = Pools(seed)
     tensors = []
-    for name, dimensions in shape.list_tensors():
-        layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
-        type_name = tensor_type(
-            recipe_name,
-            name,
-            dimensions,
-            layer=layer,
-            layers=shape.layers,
-            tied_output=False,
-            query_groups=shape.heads // shape.kv_heads,
-        )
-        # What is added to the residual stream is scaled down, so that it grows by a constant over all layers.
-        gain = (2 * shape.layers) ** -0.5 if "attn_output" in name or "ffn_down" in name else 1.0
+    for name, type_name, dimensions, gain in shape.plan_tensors(recipe_name):
         chunks = partial(pools.draw_chunks, name, type_name, dimensions, gain)
         tensors.append(TensorToWrite(name, type_name, dimensions, chunks))
     metadata = {

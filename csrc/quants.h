@@ -1,5 +1,6 @@
 // The weight types the kernels know: names as ggml spells them, block sizes, and exact decoding of raw blocks
-// to f32. Block layouts are those of GGUF files (ggml-common.h); all little endian.
+// to f32. Block layouts are those of GGUF files (ggml-common.h), and of formats/mlx_affine.py for the affine types;
+// all little endian.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,10 @@ enum class Type : int {
     iq4_nl,
     iq4_xs,
     mxfp4,
+    affine4_32,
+    affine4_64,
+    affine8_32,
+    affine8_64,
     count
 };
 inline constexpr int kTypeCount = static_cast<int>(Type::count);

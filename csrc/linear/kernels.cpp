@@ -67,6 +67,10 @@ constexpr mlxr::KernelTable make_table() {
     put<IQ4_NL>(table);
     put<IQ4_XS>(table);
     put<MXFP4>(table);
+    put<Affine4<Type::affine4_32, 1>>(table);
+    put<Affine4<Type::affine4_64, 2>>(table);
+    put<Affine8<Type::affine8_32, 1>>(table);
+    put<Affine8<Type::affine8_64, 2>>(table);
     put<F16>(table);
     table.dense = multiply_dense;
     table.quantize = quantize_activations;

@@ -1,7 +1,7 @@
 // How repacked weights lie in memory; shared by the repacking code and the kernels of every tier.
 //
 // A block is 16 output rows and all columns; it is a sequence of units, one per source block of the type (32
-// or 256 columns). A unit holds the fields of its 16 source blocks, field by field: 32-bit word i of row r at
+// to 256 columns). A unit holds the fields of its 16 source blocks, field by field: 32-bit word i of row r at
 // lane r of vector i (64 bytes), 16-bit fields as 16 halves (32 bytes), 8-bit fields as 16 bytes. No field is
 // changed but the fifth bits of Q5_0 and Q5_1, whose order suits a shift and a mask here; so the repacked
 // weight is as large as the file's, and exactly the file's. Rows past the end are zero.
@@ -56,6 +56,10 @@ inline constexpr Layout kLayouts[] = {
     {{{words, 2, 4}, {halves, 0, 1}}},                                        // iq4_nl
     {{{words, 8, 32}, {words, 4, 1}, {halves, 0, 2}}},                        // iq4_xs
     {{{words, 1, 4}, {bytes, 0, 1}}},                                         // mxfp4
+    {{{words, 8, 4}, {words, 0, 2}}},                                         // affine4_32
+    {{{words, 8, 8}, {words, 0, 2}}},                                         // affine4_64
+    {{{words, 8, 8}, {words, 0, 2}}},                                         // affine8_32
+    {{{words, 8, 16}, {words, 0, 2}}},                                        // affine8_64
 };
 // clang-format on
 

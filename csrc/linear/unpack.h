@@ -319,6 +319,38 @@ struct MXFP4 : TypeOf<Type::mxfp4, Form::plain, kZero12, false, 1, 1> {
     }
 };
 
+// What MLX calls affine: step * q + bias, one scale for the unit's groups.
+template <Type T, int Groups>
+struct Affine4 : TypeOf<T, Form::shifted, kNoZero, false, Groups, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Floats step = as_floats(word(unit, 4 * Groups)), bias = as_floats(word(unit, 4 * Groups + 1));
+        for (int g = 0; g < Groups; ++g) {
+            s.step[g] = step;
+            s.shift[g] = mul(bias, splat(-1.0f));
+        }
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        unpack_nibbles(unit, 4 * n, w);
+    }
+};
+
+// Bytes as step * (q - 128) + (bias + 128 * step).
+template <Type T, int Groups>
+struct Affine8 : TypeOf<T, Form::shifted, kZero128, true, Groups, 1> {
+    MLXR_INLINE void scales(Unit unit, Scales& s) {
+        const Floats step = as_floats(word(unit, 8 * Groups)), bias = as_floats(word(unit, 8 * Groups + 1));
+        for (int g = 0; g < Groups; ++g) {
+            s.step[g] = step;
+            s.shift[g] = fma_negated(splat(128.0f), step, mul(bias, splat(-1.0f)));
+        }
+    }
+    template <int J>
+    MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
+        for (int i = 0; i < 8; ++i) w[i] = word(unit, 8 * n + i);
+    }
+};
+
 // f16 as fixed point (layout.h): 16 words for each group, and a word of exponents.
 struct F16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 4, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {

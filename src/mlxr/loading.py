@@ -23,7 +23,16 @@ import numpy as np
 
 import mlxr.kernels
 from mlxr.core.errors import NotFound
-from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, hash_tensors, open_gguf, open_safetensors
+from mlxr.formats import (
+    AffineTensor,
+    GGUFFile,
+    SafetensorsFolder,
+    TensorSource,
+    hash_tensors,
+    join_affine,
+    open_gguf,
+    open_safetensors,
+)
 from mlxr.formats.recipes import RECIPES
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
@@ -89,7 +98,7 @@ class _Parts:
     """What a file format gives: tensors under their canonical names, and what stands beside them."""
 
     file: GGUFFile | SafetensorsFolder
-    tensors: Mapping[str, TensorSource]
+    tensors: Mapping[str, TensorSource | AffineTensor]
     config: ModelConfig
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
@@ -128,7 +137,7 @@ def load(
         chat_template=parts.chat_template,
         load_s=time.perf_counter() - start_s,
         weight_bytes=model.weight_bytes,
-        file_bytes=sum(tensor.nbytes for tensor in parts.tensors.values()),
+        file_bytes=sum(tensor.nbytes for tensor in parts.file.tensors.values()),
         file=parts.file,
         fingerprint=fingerprint,
     )
@@ -186,7 +195,7 @@ class SourceModel:
     config: ModelConfig
     metadata: Mapping[str, object]
     metadata_types: Mapping[str, str]
-    tensors: Mapping[str, TensorSource]
+    tensors: Mapping[str, TensorSource | AffineTensor]
     row_orders: Mapping[str, list[int]]
     extra: Mapping[str, list[float]]
     file: GGUFFile | SafetensorsFolder
@@ -202,7 +211,7 @@ def open_source(path_or_name: str | Path) -> SourceModel:
         return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file)
     folder = open_safetensors(path)
     config = config_from_hf(folder.config)
-    tensors = rename_hf_tensors(folder.tensors)
+    tensors = rename_hf_tensors(join_affine(folder.tensors, folder.config))
     check_tensors(config, tensors)
     if config.tied_embeddings:  # a stored copy would say the contrary in GGUF
         tensors.pop("output.weight", None)
@@ -229,14 +238,18 @@ def list_files(model: SourceModel) -> tuple[Path, ...]:
 
 
 def name_quantization(model: SourceModel) -> str:
-    """How the weights are stored, in ggml's words: the recipe that the file states, else the type of most bytes."""
+    """How the weights are stored, in ggml's words: the recipe that the file states, else the type of most bytes.
+
+    A weight that MLX quantised counts as mlx_4bit, by its bits.
+    """
     file_type = model.metadata.get("general.file_type")
     recipe = next((recipe.name for recipe in RECIPES if recipe.file_type == file_type), None)
     if recipe is not None and isinstance(model.file, GGUFFile):
         return recipe.upper()
     sizes: dict[str, int] = {}
     for tensor in model.tensors.values():
-        sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.nbytes
+        name = f"mlx_{tensor.quantization.bits}bit" if isinstance(tensor, AffineTensor) else tensor.type_name
+        sizes[name] = sizes.get(name, 0) + tensor.nbytes
     return max(sizes, key=lambda name: sizes[name]).upper()
 
 
@@ -261,7 +274,7 @@ def _open_folder(path: Path) -> _Parts:
     try:
         tokenizer = from_folder(path)
         config = config_from_hf(file.config)
-        tensors = rename_hf_tensors(file.tensors)
+        tensors = rename_hf_tensors(join_affine(file.tensors, file.config))
         return _Parts(file, tensors, config, tokenizer, chat_template_from_folder(path, tokenizer))
     except BaseException:
         file.close()
@@ -271,7 +284,9 @@ def _open_folder(path: Path) -> _Parts:
 def _fingerprint(ctx: Context, parts: _Parts) -> bytes:
     """See LoadedModel. Weights are read after they were prepared, while the file is still in the system's memory."""
     digest = hashlib.blake2b(repr(parts.config).encode(), digest_size=32)
-    digest.update(hash_tensors(parts.tensors, parts.file.paths))
+    types = {name: (tensor.type_name, tensor.shape) for name, tensor in parts.tensors.items()}
+    digest.update(repr(sorted(types.items())).encode())
+    digest.update(hash_tensors(parts.file.tensors, parts.file.paths))
     if ctx.gpu is not None:
         digest.update(ctx.gpu.describe().encode())
     elif ctx.module is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 
 import pytest
 from cache_world import FLUSH_S, PAGE_SIZE, World, page_files
@@ -150,3 +150,28 @@ def test_check_notices_a_page_that_changed_while_it_waited(world: World, monkeyp
     with pytest.raises(AssertionError, match="holds something else now"):
         writer.check({})
     disk.open()
+
+
+def test_pages_of_a_device_are_copied_by_the_engine(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer's thread reads none of them; those that find no room wait for the engine's next visits."""
+    readers = []
+    export = world.arena.export_page
+
+    def note_and_export(*args: object) -> None:
+        readers.append(current_thread())
+        export(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(world.arena), "is_on_host", False)
+    monkeypatch.setattr(world.arena, "export_page", note_and_export)
+    limit_writer(world, max_aside_bytes=2 * world.arena.page_bytes)
+    disk = hold_up(world, monkeypatch)
+    world.serve(PROMPT[: 6 * PAGE_SIZE])
+    assert world.store_stats.queued_pages == 1 + 6
+    assert len(readers) == 1 + 2
+    disk.open()
+    world.flush()
+    assert world.store_stats.written_pages == 1 + 6
+    assert set(readers) == {current_thread()}
+    assert World(folder=tmp_path).serve([*PROMPT[: 6 * PAGE_SIZE], 1]) == 6 * PAGE_SIZE

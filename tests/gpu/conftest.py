@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from gpu_cases import skip_unless_emulated
 
-from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.device import find_gpu, load_mlx
-from mlxr.kernels.gpu.emulator import Emulator, find_compiler
+from mlxr.kernels.gpu.device import find_gpu
+from mlxr.kernels.gpu.emulator import Emulator
 
 
 def _devices() -> list[str]:
@@ -20,15 +20,6 @@ def _devices() -> list[str]:
 @cache
 def _make_context(device: str) -> Context:
     return Context(device)  # type: ignore[arg-type]
-
-
-def skip_unless_emulated() -> None:
-    """Skip with the reason where kernels cannot be emulated."""
-    try:
-        load_mlx("emulated")
-        find_compiler()
-    except DeviceError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(params=_devices())

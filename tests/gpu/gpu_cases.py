@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from mlxr.cache.arena import Arena
+from mlxr.core.errors import DeviceError
 from mlxr.formats import TensorSource, by_name
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.device import load_mlx
+from mlxr.kernels.gpu.emulator import find_compiler
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.split_heads import HeadNorms, split_heads
@@ -21,12 +25,22 @@ Floats = NDArray[np.float32]
 REFERENCE = Context("reference")
 QUANTISED = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4",
+    "affine4_32", "affine4_64", "affine8_32", "affine8_64",
 )  # fmt: skip
 # Where in a block half-precision scales lie; the others are set below.
 _HALVES = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),
     "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "q8_k": (), "iq4_nl": (0,), "iq4_xs": (0,), "mxfp4": (),
 }  # fmt: skip
+
+
+def skip_unless_emulated() -> None:
+    """Skip with the reason where kernels cannot be emulated."""
+    try:
+        load_mlx("emulated")
+        find_compiler()
+    except DeviceError as error:
+        pytest.skip(str(error))
 
 
 def make_tensor(type_name: str, rows: int, columns: int, seed: int = 0) -> TensorSource:
@@ -37,11 +51,13 @@ def make_tensor(type_name: str, rows: int, columns: int, seed: int = 0) -> Tenso
         values = rng.standard_normal((rows, columns)).astype(np.float32) / np.float32(np.sqrt(columns))
         return TensorSource("w", type_name, (rows, columns), kind.encode(values.reshape(-1, 1)).reshape(-1))  # type: ignore[misc]
     blocks = rng.integers(0, 256, (rows * columns // kind.block_size, kind.type_size), dtype=np.uint8)
-    for offset in _HALVES[type_name]:
+    for offset in _HALVES.get(type_name, ()):
         scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
     if type_name == "mxfp4":
         blocks[:, 0] = rng.integers(110, 130, len(blocks))
+    if type_name.startswith("affine"):
+        blocks[:, :8] = (rng.standard_normal((len(blocks), 2)) * 0.01).astype(np.float32).view(np.uint8)
     if type_name == "q8_k":
         blocks[:, :4] = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float32).view(np.uint8).reshape(-1, 4)
     return TensorSource("w", type_name, (rows, columns), blocks.reshape(-1))

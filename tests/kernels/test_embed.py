@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from mlxr.formats import by_name
+
 native = pytest.importorskip("mlxr._native", reason="the native module is not built")
 
 # Elements and bytes of a block, and where in it half-precision numbers lie.
@@ -30,6 +32,10 @@ BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "iq4_nl": (32, 18, (0,)),
     "iq4_xs": (256, 136, (0,)),
     "mxfp4": (32, 17, ()),
+    "affine4_32": (32, 24, ()),
+    "affine4_64": (64, 40, ()),
+    "affine8_32": (32, 40, ()),
+    "affine8_64": (64, 72, ()),
 }
 
 
@@ -45,6 +51,8 @@ def make_table(type_name: str, rows: int, columns: int) -> npt.NDArray[np.uint8]
     if type_name in ("f32", "q8_k", "bf16"):
         top = 1 if type_name == "bf16" else 3
         blocks[:, top] &= 0xBF  # below 2, so neither infinite nor NaN
+    if type_name.startswith("affine"):
+        blocks[:, [3, 7]] &= 0xBF
     return blocks.reshape(-1)
 
 
@@ -53,6 +61,8 @@ def decode(type_name: str, raw: npt.NDArray[np.uint8], rows: int, columns: int) 
         blocks = raw.reshape(-1, 292)
         scales = blocks[:, :4].copy().view(np.float32)
         return (scales * blocks[:, 4:260].view(np.int8).astype(np.float32)).reshape(rows, columns)
+    if type_name.startswith("affine"):
+        return by_name(type_name).decode(raw.reshape(-1, BLOCKS[type_name][1])).reshape(rows, columns)
     kind = gguf.GGMLQuantizationType[type_name.upper()]
     with np.errstate(over="ignore"):  # the largest exponents of mxfp4
         decoded: npt.NDArray[np.float32] = gguf.quants.dequantize(raw.reshape(rows, -1), kind).astype(np.float32)

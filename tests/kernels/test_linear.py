@@ -43,6 +43,10 @@ BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "iq4_nl": (32, 18, (0,)),
     "iq4_xs": (256, 136, (0,)),
     "mxfp4": (32, 17, ()),
+    "affine4_32": (32, 24, ()),
+    "affine4_64": (64, 40, ()),
+    "affine8_32": (32, 40, ()),
+    "affine8_64": (64, 72, ()),
 }
 QUANTISED = tuple(BLOCKS)
 TYPES = DENSE + QUANTISED
@@ -66,6 +70,8 @@ def make_raw(type_name: str, rows: int, columns: int, seed: int = 0) -> Bytes:
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
     if type_name == "mxfp4":
         blocks[:, 0] = rng.integers(110, 130, len(blocks))
+    if type_name.startswith("affine"):
+        blocks[:, :8] = (rng.standard_normal((len(blocks), 2)) * 0.01).astype(np.float32).view(np.uint8)
     if type_name == "q8_k":
         scales = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float32)
         blocks[:, 0:4] = scales.view(np.uint8).reshape(-1, 4)
@@ -73,7 +79,9 @@ def make_raw(type_name: str, rows: int, columns: int, seed: int = 0) -> Bytes:
 
 
 def decode(type_name: str, raw: Bytes, rows: int, columns: int) -> Floats:
-    """The weights as the `gguf` package decodes them (it lacks q8_k, which is a scale and bytes)."""
+    """The weights as the `gguf` package decodes them; ours as their definition has it, and q8_k, which it lacks."""
+    if type_name.startswith("affine"):
+        return decode_affine(type_name, raw, rows, columns)
     if type_name == "q8_k":
         blocks = raw.reshape(-1, 292)
         scales = blocks[:, :4].copy().view(np.float32)
@@ -81,6 +89,18 @@ def decode(type_name: str, raw: Bytes, rows: int, columns: int) -> Floats:
     kind = gguf.GGMLQuantizationType[type_name.upper()]
     decoded: Floats = gguf.quants.dequantize(raw.reshape(rows, -1), kind).astype(np.float32)
     return decoded.reshape(rows, columns)
+
+
+def decode_affine(type_name: str, raw: Bytes, rows: int, columns: int) -> Floats:
+    """scale * q + bias; 4 bits lie as in q4_0."""
+    blocks = raw.reshape(-1, BLOCKS[type_name][1])
+    scale, bias = blocks[:, :8].copy().view(np.float32).T
+    q = blocks[:, 8:]
+    if type_name.startswith("affine4"):
+        halves = q.reshape(len(q), -1, 1, 16)
+        q = np.concatenate([halves & 15, halves >> 4], axis=2).reshape(len(q), -1)
+    values: Floats = scale[:, None] * q.astype(np.float32) + bias[:, None]
+    return values.reshape(rows, columns)
 
 
 def in_groups(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -158,7 +178,7 @@ def expected(type_name: str, raw: Bytes, rows: int, x: Floats) -> tuple[npt.NDAr
 def test_equals_float64_product(type_name: str, isa: str) -> None:
     runtime = native.Runtime(2, isa)
     step = 1 if type_name in DENSE else BLOCKS[type_name][0]
-    widths = {"1": (1, 7, 33, 160), "32": (32, 96, 352), "256": (256, 512, 1024)}[str(step)]
+    widths = {"1": (1, 7, 33, 160), "32": (32, 96, 352), "64": (64, 192, 448), "256": (256, 512, 1024)}[str(step)]
     for columns in widths:
         for rows, tokens in ((1, 1), (15, 3), (16, 8), (17, 33), (33, 71), (49, 9), (67, 17), (130, 5)):
             raw, x = make_raw(type_name, rows, columns), make_input(tokens, columns)
@@ -231,6 +251,8 @@ def test_largest_and_smallest_weights_are_exact(isa: str) -> None:
                 block[:4] = np.array([1.0], np.float32).view(np.uint8)
             if type_name == "mxfp4":
                 block[0] = 128
+            if type_name.startswith("affine"):
+                block[:8] = np.array([1.0, -3.0], np.float32).view(np.uint8)
             raw = np.tile(block, 2)
             for sign in (1, -1):
                 x = np.full((1, elements), 127 * sign, np.float32)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from random_model import make_tokens, make_weights
 from tiny_models import PAGE_SIZE, TinyRun, make_hf_tensors
 
-from mlxr.formats import GGML_TYPES, TensorSource
+from mlxr.formats import GGML_TYPES, MLX_TYPES, TensorSource
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import ISAS, Context, load_native
 from mlxr.models import Decoder, config_from_hf
@@ -34,6 +34,7 @@ CONFIG = {
     "tie_word_embeddings": True,
 }
 WEIGHT_TYPES = [row.name for row in GGML_TYPES if row.name not in ("i8", "i16", "i32", "i64", "f64")]
+WEIGHT_TYPES += [row.name for row in MLX_TYPES if row.is_quantized]
 PROMPT = make_tokens(CONFIG, 75, 1)  # ends inside its third page
 CHUNKS = [1, 7, 32, 512]
 

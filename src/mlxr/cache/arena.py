@@ -12,7 +12,7 @@ from mlxr.cache.page_table import PageCopy
 from mlxr.core.errors import SettingError
 from mlxr.kernels.attend import KV_TYPES, KVType, allocate_pools
 from mlxr.kernels.context import Context
-from mlxr.kernels.pools import copy_page, read_page, write_page
+from mlxr.kernels.pools import copy_page, is_on_host, read_page, write_page
 from mlxr.kernels.tensor import ByteArray, PoolArray, pool_type
 
 
@@ -49,6 +49,11 @@ class Arena:
         self.page_bytes = self.nbytes // pages
         shape = "x".join(map(str, (layers, kv_heads, page_size, head_dim)))
         self.layout = f"{ctx.device}/{pool_type(self.k_pools[0])}/{shape}"  # bytes of equal layouts mean the same
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether any thread may read pages; those of a device only the thread that runs the model reads."""
+        return is_on_host(self.k_pools[0])
 
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:
         """Copy whole pages in every layer, in order; the bytes are counted in the ledger."""

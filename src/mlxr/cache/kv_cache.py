@@ -138,6 +138,8 @@ class KVCache:
         if len(token_ids) < table.length_tokens + tokens:
             raise ValueError(f"{table.length_tokens + tokens} tokens are written, {len(token_ids)} are given")
         table.commit(tokens)
+        if self._writer is not None:
+            self._writer.advance()
         if not table.chain:
             return
         first = len(table.chain) - 1

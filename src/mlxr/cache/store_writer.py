@@ -3,7 +3,8 @@
 Pages are offered when a sequence lets go of them and copied only when their turn comes; an indexed page never changes,
 so all that must be prevented is that it is given up at that very moment. A page that must leave the arena before its
 turn is copied aside, as long as there is room for that. What finds no room is dropped and counted: a slow disk costs
-cached pages, never time and never memory.
+cached pages, never time and never memory. Pages of a device are read by the engine's thread alone, so all of them are
+copied aside, a bounded number at a time.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class StoreWriter:
         self._store, self._arena = store, arena
         self._max_queued_pages = max_queued_pages
         self._max_aside_pages = max_aside_bytes // arena.page_bytes
+        if not arena.is_on_host:
+            self._max_aside_pages = max(1, self._max_aside_pages)  # there is no other way for them
         self._waiting: dict[bytes, _Waiting] = {}  # in order of offer
         self._aside_pages = 0
         self._is_busy = self._is_closing = False
@@ -66,7 +69,16 @@ class StoreWriter:
         with self._changed:
             for key, page, depth in pages:
                 self._add(key, page, now_ns - depth * DEPTH_NS)
+            self._copy_aside()
             self._start()
+            self._changed.notify_all()
+
+    def advance(self) -> None:
+        """Copy aside what waits on a device, as far as there is room; nothing to do for an arena on the host."""
+        if self._arena.is_on_host or not self._waiting:
+            return
+        with self._changed:
+            self._copy_aside()
             self._changed.notify_all()
 
     def evict(self, key: bytes, page: int, depth: int) -> None:
@@ -91,8 +103,14 @@ class StoreWriter:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until nothing waits any more; False if that takes longer than `timeout_s`."""
+        end_s = time.monotonic() + timeout_s
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._is_busy, timeout_s)
+            while self._waiting or self._is_busy:
+                self._copy_aside()
+                self._changed.notify_all()
+                if not self._changed.wait(max(0.0, end_s - time.monotonic())):
+                    return not self._waiting and not self._is_busy
+            return True
 
     def close(self, timeout_s: float) -> None:
         """Write what waits, for at most `timeout_s`; drop the rest and end the thread. Later offers are dropped."""
@@ -140,6 +158,25 @@ class StoreWriter:
         waiting = self._waiting[key] = _Waiting(page, stamp_ns)
         return waiting
 
+    def _copy_aside(self) -> None:
+        """The bytes of pages on a device, in order, until there is no more room."""
+        if self._arena.is_on_host:
+            return
+        for key, waiting in self._waiting.items():
+            if self._aside_pages >= self._max_aside_pages:
+                break
+            if waiting.payload is None and not self._store.contains(key):
+                waiting.payload = allocate_payload(self._arena.page_bytes)
+                self._arena.export_page(waiting.page, waiting.payload)
+                self._aside_pages += 1
+
+    def _find_ready(self) -> bytes | None:
+        """The first page that waits and that the writer's thread can write."""
+        for key, waiting in self._waiting.items():
+            if self._arena.is_on_host or waiting.payload is not None or self._store.contains(key):
+                return key
+        return None
+
     def _start(self) -> None:
         if self._thread is None and self._waiting:
             self._thread = Thread(target=self._run, name="mlxr-store", daemon=True)
@@ -163,10 +200,10 @@ class StoreWriter:
         with self._changed:
             self._is_busy = False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._waiting or self._is_closing)
-            if not self._waiting:
+            self._changed.wait_for(lambda: self._find_ready() is not None or (self._is_closing and not self._waiting))
+            key = self._find_ready()
+            if key is None:
                 return None
-            key = next(iter(self._waiting))
             waiting = self._waiting.pop(key)
             self._is_busy = True
             self._aside_pages -= waiting.payload is not None

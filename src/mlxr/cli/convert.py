@@ -16,7 +16,7 @@ import typer
 from mlxr.cli.flags import Json
 from mlxr.cli.terminal import format_bytes, print_fields, print_json, print_note, show_progress
 from mlxr.core.errors import InvalidRequest
-from mlxr.formats import TensorSource, TensorToWrite, by_name, write_gguf
+from mlxr.formats import AffineTensor, TensorSource, TensorToWrite, by_name, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.loading import SourceModel, open_source
 
@@ -98,7 +98,9 @@ def report(out: Path, tensors: list[TensorToWrite], size_bytes: int, seconds: fl
     print_fields([("written", str(out)), ("size", format_bytes(size_bytes)), ("tensors", types)])
 
 
-def _plan_tensor(name: str, source: TensorSource, type_name: str, row_order: list[int] | None) -> TensorToWrite:
+def _plan_tensor(
+    name: str, source: TensorSource | AffineTensor, type_name: str, row_order: list[int] | None
+) -> TensorToWrite:
     if row_order is not None and len(source.shape) == 1:  # a bias: reorder its numbers, not its rows
         return TensorToWrite.from_array(name, type_name, source.to_float32()[row_order])
     order = None if row_order is None else np.array(row_order, np.intp)

@@ -1,4 +1,4 @@
-"""Files of weights as tables of tensors: GGUF and safetensors, one table row per ggml type.
+"""Files of weights as tables of tensors: GGUF and safetensors, MLX's quantised ones too; one table row per type.
 
 Knows files, types and blocks; nothing of models, tokenizers or kernels. A file is opened (mapped, checked, nothing
 copied) into metadata and `TensorSource`s; weights go back to disk through `write_gguf`.
@@ -7,14 +7,17 @@ copied) into metadata and `TensorSource`s; weights go back to disk through `writ
 from __future__ import annotations
 
 from .fingerprint import hash_tensors
-from .ggml_types import GGML_TYPES, GGMLType, by_id, by_name, encode_tensor
+from .ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
 from .gguf import GGUFFile, open_gguf
 from .gguf_writer import TensorToWrite, write_gguf
+from .mlx_affine import AffineTensor, join_affine
 from .safetensors import SafetensorsFolder, open_safetensors
 from .tensor import TensorSource
 
 __all__ = [
     "GGML_TYPES",
+    "MLX_TYPES",
+    "AffineTensor",
     "GGMLType",
     "GGUFFile",
     "SafetensorsFolder",
@@ -24,6 +27,7 @@ __all__ = [
     "by_name",
     "encode_tensor",
     "hash_tensors",
+    "join_affine",
     "open_gguf",
     "open_safetensors",
     "write_gguf",

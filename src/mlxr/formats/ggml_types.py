@@ -1,4 +1,4 @@
-"""The table of ggml types: one row per type, with its layout's sizes, its decoder and its encoder.
+"""The table of weight types, ggml's and our own: a row per type, with its layout's sizes, its decoder and its encoder.
 
 Knows blocks of bytes and float32; nothing of files, tensors or models. `decode_blocks` and `encode_tensor` work in
 pieces, so that temporary memory stays small whatever the tensor's size. A new type is a row here and a body in a
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
 
-from . import quants_k, quants_k_encode, quants_plain, quants_small, quants_table, quants_table_encode
+from . import quants_affine, quants_k, quants_k_encode, quants_plain, quants_small, quants_table, quants_table_encode
 from .quants_plain import Bytes, Floats
 
 _PIECE_VALUES = 1 << 18  # values decoded or encoded at a time: temporaries stay within a few MiB of cache
@@ -27,11 +27,12 @@ class GGMLType:
     """A row: `block_size` values take `type_size` bytes.
 
     decode: uint8 (blocks, type_size) to float32 (blocks, block_size); encode the other way, None where we write none.
-    limit: the largest magnitude that the type's scales can hold, None when it is float32's own.
+    limit: the largest magnitude that the type's scales can hold, None when it is float32's own. id: ggml's number,
+    None for a type that GGUF files cannot hold.
     """
 
     name: str
-    id: int
+    id: int | None
     block_size: int
     type_size: int
     decode: Callable[[Bytes], Floats]
@@ -75,6 +76,15 @@ GGML_TYPES: tuple[GGMLType, ...] = (
     GGMLType("mxfp4", 39, 32, 17, quants_table.decode_mxfp4, quants_table_encode.encode_mxfp4),
 )
 
+# What MLX's checkpoints need besides: their words, and the blocks that `mlx_affine` makes of them.
+MLX_TYPES: tuple[GGMLType, ...] = (
+    GGMLType("u32", None, 1, 4, quants_plain.decode_u32),
+    GGMLType("affine4_32", None, 32, 24, quants_affine.decode_affine4_32, quants_affine.encode_affine4_32),
+    GGMLType("affine4_64", None, 64, 40, quants_affine.decode_affine4_64, quants_affine.encode_affine4_64),
+    GGMLType("affine8_32", None, 32, 40, quants_affine.decode_affine8_32, quants_affine.encode_affine8_32),
+    GGMLType("affine8_64", None, 64, 72, quants_affine.decode_affine8_64, quants_affine.encode_affine8_64),
+)
+
 # Ids that ggml has or had and that we do not read: known so that a refusal can say what the file holds.
 UNSUPPORTED_TYPES: dict[int, str] = {
     4: "q4_2 (removed from ggml)",
@@ -101,7 +111,7 @@ UNSUPPORTED_TYPES: dict[int, str] = {
 }
 
 _BY_ID = {row.id: row for row in GGML_TYPES}
-_BY_NAME = {row.name: row for row in GGML_TYPES}
+_BY_NAME = {row.name: row for row in (*GGML_TYPES, *MLX_TYPES)}
 
 
 def by_id(type_id: int) -> GGMLType:
@@ -114,7 +124,7 @@ def by_id(type_id: int) -> GGMLType:
 
 
 def by_name(name: str) -> GGMLType:
-    """The row of a type in ggml's spelling (`q4_k`); ModelError listing the known names when there is none."""
+    """The row of a type by name, ggml's in its spelling (`q4_k`); ModelError listing known names when there is none."""
     if name not in _BY_NAME:
         raise ModelError(f"type {name} is not supported; supported are {_names()}")
     return _BY_NAME[name]

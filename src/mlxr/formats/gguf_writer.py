@@ -28,6 +28,7 @@ from mlxr.core.errors import FormatError, ModelError
 from .ggml_types import by_name, decode_blocks, encode_pieces
 from .gguf_header import ALIGNMENT_RULE, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, is_alignment
 from .gguf_pack import infer_type, pack_string, pack_typed_value
+from .mlx_affine import AffineTensor
 from .tensor import TensorSource
 
 LONGEST_TENSOR_NAME_BYTES = 63  # ggml keeps names in 64 bytes with a closing zero
@@ -60,7 +61,12 @@ class TensorToWrite:
 
     @classmethod
     def from_source(
-        cls, source: TensorSource, *, name: str, type_name: str, row_order: NDArray[np.intp] | None = None
+        cls,
+        source: TensorSource | AffineTensor,
+        *,
+        name: str,
+        type_name: str,
+        row_order: NDArray[np.intp] | None = None,
     ) -> TensorToWrite:
         """Take a tensor of another file, under `name`, in type `type_name`; unchanged bytes when the type is its own.
 
@@ -77,7 +83,7 @@ def _encode(name: str, type_name: str, values: NDArray[np.float32]) -> Iterator[
 
 
 def _convert(
-    source: TensorSource, name: str, type_name: str, row_order: NDArray[np.intp] | None
+    source: TensorSource | AffineTensor, name: str, type_name: str, row_order: NDArray[np.intp] | None
 ) -> Iterator[NDArray[np.uint8]]:
     """The source's rows in the order and type wanted, some at a time."""
     row = by_name(source.type_name)
@@ -154,6 +160,8 @@ def _check_tensors(path: Path, tensors: list[TensorToWrite]) -> None:
             reason = f"has shape {tensor.shape}; 1 to {MAX_DIMENSIONS} sizes, none zero, are allowed"
         elif tensor.shape[-1] % by_name(tensor.type_name).block_size:
             reason = f"has rows of {tensor.shape[-1]}; {tensor.type_name} takes {by_name(tensor.type_name).block_size}s"
+        elif by_name(tensor.type_name).id is None:
+            reason = f"has type {tensor.type_name}, which GGUF files cannot hold"
         if reason is not None:
             raise FormatError(path, f"tensor {tensor.name[:80]!r}", None, reason)
         seen.add(tensor.name)

@@ -75,6 +75,11 @@ def decode_i32(blocks: Bytes) -> Floats:
     return _decode_integers(blocks, "<i4")
 
 
+def decode_u32(blocks: Bytes) -> Floats:
+    """Integers beyond 2**24 lose their low bits, as float32 has 24."""
+    return _decode_integers(blocks, "<u4")
+
+
 def decode_i64(blocks: Bytes) -> Floats:
     """Integers beyond 2**24 lose their low bits, as float32 has 24."""
     return _decode_integers(blocks, "<i8")

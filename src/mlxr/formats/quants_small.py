@@ -93,7 +93,7 @@ def _quantize_signed(values: Floats, half: int) -> tuple[Floats, Bytes]:
     return d, shifted.clip(0, 2 * half - 1).astype(np.uint8)
 
 
-def _quantize_between(values: Floats, top: int) -> tuple[Floats, Floats, Bytes]:
+def quantize_between(values: Floats, top: int) -> tuple[Floats, Floats, Bytes]:
     """Spread 0..top over [min, max]; give (d (n, 1), min (n, 1), q (n, 32))."""
     low = values.min(axis=1, keepdims=True)
     d = (values.max(axis=1, keepdims=True) - low) / np.float32(top)
@@ -112,7 +112,7 @@ def encode_q4_0(values: Floats) -> Bytes:
 def encode_q4_1(values: Floats) -> Bytes:
     """0..15 spread over the block's range."""
     block = np.empty(len(values), Q4_1)
-    d, low, q = _quantize_between(values, 15)
+    d, low, q = quantize_between(values, 15)
     block["d"], block["m"], block["qs"] = d[:, 0], low[:, 0], pack_nibbles(q, 16)
     return block.view(np.uint8).reshape(len(values), -1)
 
@@ -129,7 +129,7 @@ def encode_q5_0(values: Floats) -> Bytes:
 def encode_q5_1(values: Floats) -> Bytes:
     """0..31 spread over the block's range."""
     block = np.empty(len(values), Q5_1)
-    d, low, q = _quantize_between(values, 31)
+    d, low, q = quantize_between(values, 31)
     block["d"], block["m"], block["qs"] = d[:, 0], low[:, 0], pack_nibbles(q & np.uint8(15), 16)
     block["qh"] = np.packbits(q >> 4, axis=1, bitorder="little")
     return block.view(np.uint8).reshape(len(values), -1)

@@ -7,6 +7,11 @@ import numpy as np
 from mlxr.kernels.tensor import ByteArray, PoolArray
 
 
+def is_on_host(pool: PoolArray) -> bool:
+    """Whether the pool is in host memory, which any thread may read."""
+    return isinstance(pool, np.ndarray)
+
+
 def copy_page(pool: PoolArray, source: int, target: int) -> None:
     """Copy the contents of page `source` to page `target`."""
     if isinstance(pool, np.ndarray):

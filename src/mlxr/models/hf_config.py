@@ -19,7 +19,6 @@ _REFUSED = (
     # keys, harmless values, why
     (("num_local_experts", "num_experts", "n_routed_experts"), (0,), "mixture of experts is not supported"),
     (("attn_logit_softcapping", "final_logit_softcapping"), (0,), "logit soft-capping is not supported"),
-    (("quantization_config",), (), "quantised checkpoints are not supported; convert the original weights"),
     (("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), (1,), "not supported"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
 )
@@ -39,6 +38,10 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     row = _find_architecture(fields)
     for names, harmless, why in _REFUSED:
         fields.refuse_unless(names, harmless, why)
+    if fields.get("quantization") is None:  # MLX states its own under both names
+        fields.refuse_unless(
+            ("quantization_config",), (), "quantised like this is not supported; convert the original weights"
+        )
     hidden = fields.integer("hidden_size", 1, limits.MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, limits.MAX_HEADS)
     if fields.get("head_dim") is None and hidden % heads:

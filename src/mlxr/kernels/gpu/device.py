@@ -62,12 +62,15 @@ class PlacedBatch:
 
 
 class Upload:
-    """A tensor's raw blocks, or its plain numbers, on the device; shared by all that use it."""
+    """A tensor's raw blocks, or its plain numbers, on the device; shared by all that use it.
 
-    __slots__ = ("__weakref__", "array")
+    `source` is the tensor, where it is one: held, so that no other one can pass for it.
+    """
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    __slots__ = ("__weakref__", "array", "source")
+
+    def __init__(self, array: Any, source: TensorSource | None = None) -> None:
+        self.array, self.source = array, source
 
 
 class Gpu:
@@ -136,12 +139,13 @@ class Gpu:
 
     def upload(self, tensor: TensorSource, arrange: Arrange) -> Upload:
         """The tensor on the device, brought to the kernels' order. Uploaded once while anybody holds it."""
-        key = (tensor.data.ctypes.data, tensor.nbytes)
+        key = (id(tensor), tensor.nbytes)
         found = self._uploads.get(key)
         if found is None:
             raw = self.read(tensor)
             arranged = arrange(self.mx, tensor.type_name, raw)
-            found = self._uploads[key] = Upload(self._take_over(raw) if arranged is raw else arranged)
+            array = self._take_over(raw) if arranged is raw else arranged
+            found = self._uploads[key] = Upload(array, tensor)
             tensor.release()
         return found
 

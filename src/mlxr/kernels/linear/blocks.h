@@ -394,6 +394,36 @@ struct MXFP4 : Listed, OneRun {
   }
 };
 
+// What MLX calls affine: integers, and scale and bias of one or two runs in f32.
+template <int R> struct Affine {
+  enum { BLOCK = 32 * R, RUNS = R, DELTA = 16 };
+  static FUNCTION int first(int run) { return 32 * run; }
+};
+
+template <int R> struct Affine4 : Integers<4>, Affine<R> {
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    load_nibbles(field<0, 16 * R>(base, total, block) + 16 * run, w);
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    Bytes both = field<16 * R, 8>(base, total, block);
+    fit_both<4>(bits_to_float(load_u32(both)), 0.0f, bits_to_float(load_u32(both + 4)), scale, offset);
+  }
+};
+
+template <int R> struct Affine8 : Integers<8>, Affine<R> {
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    Bytes from = field<0, 32 * R>(base, total, block) + 32 * run;
+    load_words(from, w);
+    load_words(from + 16, w + 4);
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    Bytes both = field<32 * R, 8>(base, total, block);
+    fit_both<8>(bits_to_float(load_u32(both)), 0.0f, bits_to_float(load_u32(both + 4)), scale, offset);
+  }
+};
+
 // Plain numbers of 16 bits, eight neighbours to a unit, so that neighbouring runs read neighbouring words.
 struct Plain {
   enum { BLOCK = 256, RUNS = 8, DELTA = 4, STEP = 64, WORDS = 16, OFFSETS = 0 };
@@ -427,7 +457,7 @@ struct BF16 : Plain {
   }
 };
 
-// By the numbers that ggml gives the types.
+// By the numbers that ggml gives the types, and our own ones.
 template <int ID> struct Blocks {};
 template <> struct Blocks<1> { typedef F16 type; };
 template <> struct Blocks<2> { typedef Q4_0 type; };
@@ -445,3 +475,7 @@ template <> struct Blocks<20> { typedef IQ4_NL type; };
 template <> struct Blocks<23> { typedef IQ4_XS type; };
 template <> struct Blocks<30> { typedef BF16 type; };
 template <> struct Blocks<39> { typedef MXFP4 type; };
+template <> struct Blocks<432> { typedef Affine4<1> type; };
+template <> struct Blocks<464> { typedef Affine4<2> type; };
+template <> struct Blocks<832> { typedef Affine8<1> type; };
+template <> struct Blocks<864> { typedef Affine8<2> type; };

@@ -59,6 +59,10 @@ LAYOUTS = {
     "iq4_nl": Layout(20, 32, 18, ((2, 16), (0, 2))),
     "iq4_xs": Layout(23, 256, 136, ((8, 128), (4, 4), (0, 4))),
     "mxfp4": Layout(39, 32, 17, ((1, 16), (0, 1))),
+    "affine4_32": Layout(432, 32, 24, ((8, 16), (0, 8))),  # our own, by our own numbers
+    "affine4_64": Layout(464, 64, 40, ((8, 32), (0, 8))),
+    "affine8_32": Layout(832, 32, 40, ((8, 32), (0, 8))),
+    "affine8_64": Layout(864, 64, 72, ((8, 64), (0, 8))),
 }
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8

@@ -1,0 +1,87 @@
+"""What is measured on a GPU, and what the project wants of it. A case is written SHAPE-TYPE:BATCH[@CONTEXT] (decode)
+or SHAPE-TYPE:prefill@TOKENS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from synthetic import SHAPES, Shape
+
+NAMES = {"tinyllama": "tinyllama-1.1b", "llama-8b": "llama-3-8b", "tiny": "tiny-spm"}
+TITLES = {"tinyllama": "TinyLlama", "llama-8b": "Llama 3 8B", "tiny": "tiny"}
+SHORT_CONTEXT = 32
+OURS, MLX_LM, MLX_LM_4BIT, TRANSFORMERS = "mlxr", "mlx-lm", "mlx-lm 4-bit", "transformers"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`batch` sequences of `context` tokens are held and all grow by a token with every step (decode), or one prompt
+    of `context` tokens gets its first token (prefill)."""
+
+    shape: str
+    type_name: str
+    kind: Literal["decode", "prefill"]
+    batch: int
+    context: int
+
+    @staticmethod
+    def parse(text: str) -> Case:
+        """As written on the command line."""
+        model, _, rest = text.partition(":")
+        work, _, context = rest.partition("@")
+        shape = next((name for name in NAMES if model.startswith(name + "-")), None)
+        if shape is None or not (work == "prefill" or work.isdecimal()) or not (context or "1").isdecimal():
+            raise ValueError(f"{text!r} is no SHAPE-TYPE:BATCH[@CONTEXT] of {', '.join(NAMES)}")
+        type_name = model.removeprefix(shape + "-")
+        if work == "prefill":
+            return Case(shape, type_name, "prefill", 1, int(context or 2048))
+        return Case(shape, type_name, "decode", int(work), int(context or SHORT_CONTEXT))
+
+    @property
+    def name(self) -> str:
+        """What `parse` reads."""
+        work = "prefill" if self.kind == "prefill" else str(self.batch)
+        return f"{self.shape}-{self.type_name}:{work}@{self.context}"
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        model = f"{TITLES[self.shape]} {self.type_name.upper()}"
+        if self.kind == "prefill":
+            return f"{model}, prefill of {self.context:,}"
+        after = "" if self.context == SHORT_CONTEXT else f" at {self.context:,} tokens"
+        return f"{model}, batch {self.batch}{after}"
+
+    @property
+    def tokens(self) -> int:
+        """That a step, or the prompt, counts."""
+        return self.context if self.kind == "prefill" else self.batch
+
+    @property
+    def model(self) -> Shape:
+        """Its measures."""
+        return SHAPES[NAMES[self.shape]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Tokens per second as a multiple of a peer's; `share` of the copy bandwidth in bytes of weights."""
+
+    peer: str
+    ratio: float
+    share: float | None = None
+
+
+TARGETS = {
+    "tinyllama-bf16:1@32": Target(MLX_LM, 1.5),
+    "llama-8b-bf16:1@32": Target(MLX_LM, 1.1),
+    "llama-8b-bf16:32@32": Target(MLX_LM, 1.3),
+    "llama-8b-bf16:128@32": Target(MLX_LM, 1.3),
+    "llama-8b-bf16:8@16384": Target(MLX_LM, 1.3),
+    "llama-8b-bf16:prefill@2048": Target(MLX_LM, 1.0),
+    "llama-8b-q4_k_m:1@32": Target(MLX_LM_4BIT, 2.2, 0.45),
+    "llama-8b-q4_k_m:8@32": Target(MLX_LM_4BIT, 6.0),
+    "llama-8b-q4_k_m:32@32": Target(MLX_LM_4BIT, 12.0),
+    "llama-8b-q4_k_m:prefill@2048": Target(MLX_LM_4BIT, 3.0),
+}

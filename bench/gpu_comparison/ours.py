@@ -1,0 +1,154 @@
+"""Our engine in a comparison: random weights made on the device, requests and events included."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from gpu_comparison.cases import Case
+from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.formats import by_name
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.device import Gpu
+from mlxr.models import Decoder
+from synthetic import Pools, Shape
+
+PAGE_SIZE = 32
+CHUNK_TOKENS = 2048
+
+
+class RandomTensor:
+    """A tensor whose values are made where they are needed; vectors are all ones, as norms begin."""
+
+    def __init__(self, name: str, type_name: str, shape: tuple[int, ...], gain: float) -> None:
+        self.name, self.type_name, self.shape, self.gain = name, type_name, shape, gain
+        self.data = np.zeros(1, np.uint8)
+        kind = by_name(type_name)
+        self.nbytes = int(np.prod(shape)) // kind.block_size * kind.type_size
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> Any:
+        """Values of about the size that the blocks have."""
+        if len(self.shape) == 1:
+            return np.ones(self.shape, np.float32)[start:stop]
+        rows = range(*slice(start, stop).indices(self.shape[0]))
+        values = np.random.default_rng(rows.start).standard_normal((len(rows), self.shape[1]), np.float32)
+        return values * np.float32(self.gain / self.shape[1] ** 0.5)
+
+    def release(self) -> None:
+        """Nothing is mapped."""
+
+
+class RandomGpu(Gpu):
+    """A GPU on which uploads of random tensors are drawn from a small pool of valid blocks."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self._pools = Pools(0)
+        self._placed_pools: dict[tuple[str, int, float], Any] = {}
+
+    def read(self, tensor: Any) -> Any:
+        """Blocks drawn at random."""
+        mx, key = self.mx, (tensor.type_name, tensor.shape[-1], tensor.gain)
+        if key not in self._placed_pools:
+            self._placed_pools[key] = mx.array(self._pools.get_pool(*key))
+        pool = self._placed_pools[key]
+        count = tensor.nbytes // pool.shape[1]
+        array = mx.take(pool, mx.random.randint(0, pool.shape[0], (count,)), axis=0)
+        if tensor.type_name in ("bf16", "f16"):
+            array = array.view(mx.bfloat16 if tensor.type_name == "bf16" else mx.float16).reshape(tensor.shape)
+        else:
+            array = array.reshape(-1)
+        mx.eval(array)
+        return array
+
+
+class Ours:
+    """mlxr with one model; cases follow one another. Times end when the events are there."""
+
+    name = "mlxr"
+    note = ""
+
+    def __init__(self, device: str, shape: Shape, recipe: str) -> None:
+        self.shape, self.ctx = shape, Context(device)  # type: ignore[arg-type]
+        self.ctx.gpu = RandomGpu(device)
+        self._mx = self.ctx.gpu.mx
+        before = self._mx.get_active_memory()
+        tensors = {
+            name: RandomTensor(name, "f32" if len(rows) == 1 else kind, rows, gain)
+            for name, kind, rows, gain in shape.plan_tensors(recipe)
+        }
+        self.model = Decoder(self.ctx, shape.to_config(), tensors)  # type: ignore[arg-type]
+        self._weight_bytes = self._mx.get_active_memory() - before
+        self._engine: Engine | None = None
+        self._random = np.random.default_rng(1)
+
+    def start(self, case: Case, steps: int) -> None:
+        """An engine for the case with room for `steps` tokens more; decoding: all contexts computed."""
+        self._case, self._base_bytes = case, self._mx.get_active_memory()
+        self._mx.reset_peak_memory()
+        waiting_steps = case.batch * case.context // CHUNK_TOKENS + 2  # the first decode while the last prefill
+        more = steps + waiting_steps + 2
+        total = case.context + more
+        self._engine = Engine(
+            self.model,
+            self.ctx,
+            eos_ids=(),
+            pages=case.batch * (-(-total // PAGE_SIZE) + 1),
+            page_size=PAGE_SIZE,
+            prefix_sharing=False,
+            context_tokens=total,
+            max_batch_tokens=max(CHUNK_TOKENS, case.batch),
+            max_sequences=case.batch,
+            prefill_chunk_tokens=CHUNK_TOKENS,
+        )
+        if case.kind == "decode":
+            for _ in range(case.batch):
+                self._submit(case.context, more)
+            begun: set[int] = set()
+            while len(begun) < case.batch:
+                begun |= {event.sequence_id for event in self._engine.step()}
+
+    def decode(self, steps: int) -> list[float]:
+        """Seconds of so many steps."""
+        assert self._engine is not None
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            events = self._engine.step()
+            times.append(time.perf_counter() - start)
+            assert len(events) == self._case.batch
+        return times
+
+    def prefill(self) -> float:
+        """Seconds from a prompt to its first token."""
+        assert self._engine is not None
+        self._submit(self._case.context, 1)
+        start = time.perf_counter()
+        while self._engine.has_work:
+            self._engine.step()
+        return time.perf_counter() - start
+
+    def measure_bytes(self) -> dict[str, int]:
+        """Weights read by a step, cache read by one, and the most memory in use: weights, arena and the rest."""
+        assert self._engine is not None
+        stats, case = self._engine.stats(), self._case
+        return {
+            "weight_bytes": self.model.step_bytes,
+            "cache_bytes": stats.page_bytes // PAGE_SIZE * case.context * case.batch,
+            "arena_bytes": stats.arena_bytes,
+            "peak_bytes": self._weight_bytes + self._mx.get_peak_memory() - self._base_bytes,
+        }
+
+    def stop(self) -> None:
+        """Let go of the case's memory."""
+        self._engine = None
+        self.ctx.gpu.ahead = self.ctx.gpu.drawn = None
+        self._mx.clear_cache()
+
+    def _submit(self, tokens: int, more: int) -> None:
+        assert self._engine is not None
+        prompt = self._random.integers(3, self.shape.vocab_size, tokens).tolist()
+        self._engine.submit(prompt, SamplingParams(max_tokens=more, ignore_eos=True))

@@ -1,0 +1,246 @@
+"""Other engines in a comparison, with the interface of `Ours`: mlx-lm's and transformers' llama with random weights.
+
+mlx-lm runs as its own generation loop does: the next step is under way while the last tokens are read. transformers
+decodes over a static cache, its step recorded as a CUDA graph where there is CUDA.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gpu_comparison.cases import MLX_LM, MLX_LM_4BIT, TRANSFORMERS, Case
+from synthetic import Shape
+
+CHUNK_TOKENS = 2048
+WARM_STEPS = 3  # before a step is recorded
+
+
+class MlxLm:
+    """mlx-lm in bf16, or with its own 4 bits in groups of 64."""
+
+    note = ""
+
+    def __init__(self, device: str, shape: Shape, quantized: bool) -> None:
+        import mlx.core as mx
+        import mlx.nn as nn
+        from mlx_lm.models.llama import Model, ModelArgs
+
+        self.name = MLX_LM_4BIT if quantized else MLX_LM
+        self._mx, self._shape = mx, shape
+        mx.set_default_device(mx.cpu if device == "mlx-cpu" else mx.gpu)
+        before = mx.get_active_memory()
+        self._model = Model(
+            ModelArgs(
+                model_type="llama",
+                hidden_size=shape.hidden,
+                num_hidden_layers=shape.layers,
+                intermediate_size=shape.ffn,
+                num_attention_heads=shape.heads,
+                num_key_value_heads=shape.kv_heads,
+                rms_norm_eps=1e-5,
+                vocab_size=shape.vocab_size,
+                rope_theta=shape.rope_theta,
+                tie_word_embeddings=False,
+            )
+        )
+        self._model.set_dtype(mx.bfloat16)
+        if quantized:
+            nn.quantize(self._model, group_size=64, bits=4)
+        mx.eval(self._model.parameters())
+        mx.clear_cache()
+        self._weight_bytes = mx.get_active_memory() - before
+        table = self._model.model.embed_tokens
+        self._step_bytes = self._weight_bytes - sum(part.nbytes for part in table.parameters().values())
+
+    def start(self, case: Case, steps: int) -> None:  # noqa: ARG002 -- its cache grows by itself
+        """Decoding: all contexts computed."""
+        self._case = case
+        self._base_bytes = self._mx.get_active_memory()
+        self._mx.reset_peak_memory()
+        if case.kind == "decode":
+            self._following, self._cache = self._prefill()
+            self._advance()
+
+    def decode(self, steps: int) -> list[float]:
+        """Seconds of so many steps."""
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self._advance().tolist()
+            times.append(time.perf_counter() - start)
+        self._mx.eval(self._following)
+        return times
+
+    def prefill(self) -> float:
+        """Seconds from a prompt to its first token."""
+        start = time.perf_counter()
+        self._prefill()
+        return time.perf_counter() - start
+
+    def measure_bytes(self) -> dict[str, int]:
+        """As `Ours`."""
+        case, shape = self._case, self._shape
+        row_bytes = 2 * 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads)
+        return {
+            "weight_bytes": self._step_bytes,
+            "cache_bytes": row_bytes * case.context * case.batch,
+            "arena_bytes": 0,
+            "peak_bytes": self._weight_bytes + self._mx.get_peak_memory() - self._base_bytes,
+        }
+
+    def stop(self) -> None:
+        """Let go of the case's memory."""
+        self._cache = self._following = None
+        self._mx.clear_cache()
+
+    def _advance(self) -> Any:
+        """Start the step after the one that is under way, whose tokens are returned."""
+        mx, ids = self._mx, self._following
+        self._following = mx.argmax(self._model(ids[:, None], cache=self._cache)[:, -1], axis=-1)
+        mx.async_eval(self._following)
+        return ids
+
+    def _prefill(self) -> tuple[Any, Any]:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        mx, case = self._mx, self._case
+        tokens = mx.random.randint(3, self._shape.vocab_size, (case.batch, max(2, case.context)))
+        cache = make_prompt_cache(self._model)
+        last, step = tokens.shape[1] - 1, max(1, CHUNK_TOKENS // case.batch)
+        for first in range(0, last, step):
+            self._model(tokens[:, first : min(first + step, last)], cache=cache)
+            mx.eval([layer.state for layer in cache])
+        ids = mx.argmax(self._model(tokens[:, -1:], cache=cache)[:, -1], axis=-1)
+        mx.eval(ids)
+        return ids, cache
+
+
+class Transformers:
+    """transformers in bf16."""
+
+    name = TRANSFORMERS
+
+    def __init__(self, device: str, shape: Shape) -> None:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        self._torch, self._shape = torch, shape
+        self._device = "cuda" if device == "cuda" else "mps" if device == "metal" else "cpu"
+        self.note = ""
+        self._config = LlamaConfig(
+            hidden_size=shape.hidden,
+            num_hidden_layers=shape.layers,
+            intermediate_size=shape.ffn,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            rms_norm_eps=1e-5,
+            vocab_size=shape.vocab_size,
+            max_position_embeddings=shape.context_length,
+            tie_word_embeddings=False,
+        )
+        kept = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device(self._device):
+                self._model = LlamaForCausalLM(self._config).eval()
+        finally:
+            torch.set_default_dtype(kept)
+        weights = list(self._model.parameters())
+        self._weight_bytes = sum(part.nbytes for part in weights)
+        self._step_bytes = self._weight_bytes - self._model.get_input_embeddings().weight.nbytes
+
+    def start(self, case: Case, steps: int) -> None:
+        """A static cache; decoding: all contexts computed, and the step recorded."""
+        from transformers import StaticCache
+
+        torch, self._case = self._torch, case
+        if self._device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        room = case.context + steps + 2 * WARM_STEPS + 2
+        self._cache = StaticCache(config=self._config, max_cache_len=room)
+        self._graph = None
+        if case.kind == "prefill":
+            return
+        with torch.inference_mode():
+            self._ids = self._prefill()
+            if self._device == "cuda":
+                self._record()
+
+    def decode(self, steps: int) -> list[float]:
+        """Seconds of so many steps."""
+        times = []
+        with self._torch.inference_mode():
+            for _ in range(steps):
+                start = time.perf_counter()
+                if self._graph is None:
+                    self._step()
+                else:
+                    self._graph.replay()
+                self._ids.tolist()
+                times.append(time.perf_counter() - start)
+        return times
+
+    def prefill(self) -> float:
+        """Seconds from a prompt to its first token."""
+        with self._torch.inference_mode():
+            self._cache.reset()
+            self._wait()
+            start = time.perf_counter()
+            self._prefill().tolist()
+            return time.perf_counter() - start
+
+    def measure_bytes(self) -> dict[str, int]:
+        """As `Ours`; the cache is read to the end of its room."""
+        case, shape = self._case, self._shape
+        row_bytes = 2 * 2 * shape.layers * shape.kv_heads * (shape.hidden // shape.heads)
+        on_cuda = self._device == "cuda"
+        return {
+            "weight_bytes": self._step_bytes,
+            "cache_bytes": row_bytes * case.context * case.batch,
+            "arena_bytes": 0,
+            "peak_bytes": self._torch.cuda.max_memory_allocated() if on_cuda else self._weight_bytes,
+        }
+
+    def stop(self) -> None:
+        """Let go of the case's memory."""
+        self._graph = self._cache = self._ids = None
+        if self._device == "cuda":
+            self._torch.cuda.empty_cache()
+
+    def _prefill(self) -> Any:
+        torch, case = self._torch, self._case
+        tokens = torch.randint(3, self._shape.vocab_size, (case.batch, max(2, case.context)), device=self._device)
+        step = max(1, CHUNK_TOKENS // case.batch)
+        for first in range(0, tokens.shape[1], step):
+            part = tokens[:, first : first + step]
+            logits = self._model(part, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits
+        return logits[:, -1].argmax(-1, keepdim=True)
+
+    def _step(self) -> None:
+        logits = self._model(self._ids, past_key_values=self._cache, use_cache=True).logits
+        self._ids.copy_(logits[:, -1].argmax(-1, keepdim=True))
+
+    def _record(self) -> None:
+        """The step as a CUDA graph; plain steps, and a note, where that does not work."""
+        torch = self._torch
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_STEPS):
+                self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._step()
+        except RuntimeError as error:
+            self.note = f"no CUDA graph: {str(error).splitlines()[0][:100]}"
+            torch.cuda.synchronize()
+        else:
+            self._graph = graph
+
+    def _wait(self) -> None:
+        if self._device == "cuda":
+            self._torch.cuda.synchronize()

@@ -1,0 +1,144 @@
+"""Results as a Markdown table, as the section of docs/gpu.md that holds figures, and as a plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpu_comparison.cases import MLX_LM, MLX_LM_4BIT, OURS, TARGETS, TRANSFORMERS, Case, Target
+from mlxr.core.errors import MlxrError
+from plot import Bar, draw_bars
+
+Results = Mapping[str, Any]
+Row = Mapping[str, Any]
+DOCUMENT = Path("docs") / "gpu.md"
+PLOT = Path("docs") / "img" / "gpu-speed.svg"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+GIB = 2**30
+
+
+def format_table(results: Results) -> str:
+    """The device, and a line for each case."""
+    lines = [
+        describe(results),
+        "",
+        f"| work | mlxr, tokens/s | mlx-lm | ratio | wanted | {TRANSFORMERS} | mlxr reads | of the copy rate | "
+        "peak memory |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    return "\n".join([*lines, *(format_line(results, case) for case in list_cases(results))])
+
+
+def describe(results: Results) -> str:
+    """Where, when and with what."""
+    said = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    left_out = "".join(f" Without {name}: {why}." for name, why in results["skipped"].items())
+    return (
+        f"{results['device']}, {results['made'][:10]}; random weights; {said}. A copy on the device reads and writes "
+        f"{results['copy_bytes_per_s'] / 1e9:,.0f} GB/s. Medians of {results['rounds']} rounds in turns; in brackets "
+        f"the lowest and the highest ratio of a round.{left_out}"
+    )
+
+
+def list_cases(results: Results) -> list[Case]:
+    """In the order in which they were measured."""
+    return [Case.parse(name) for name in dict.fromkeys(row["case"] for row in results["rows"])]
+
+
+def find_row(results: Results, case: Case, engine: str) -> Row | None:
+    """What was measured of a case with an engine."""
+    rows = (row for row in results["rows"] if (row["case"], row["engine"]) == (case.name, engine))
+    return next(rows, None)
+
+
+def find_target(case: Case) -> Target:
+    """What is wanted, or with whom it is compared where nothing is."""
+    own = MLX_LM if case.type_name in ("bf16", "f16", "f32") else MLX_LM_4BIT
+    return TARGETS.get(case.name, Target(own, 0.0))
+
+
+def compare(results: Results, case: Case) -> tuple[float, float, float] | None:
+    """Median, lowest and highest ratio to the peer of the case, round by round; None where one is missing."""
+    ours, theirs = find_row(results, case, OURS), find_row(results, case, find_target(case).peer)
+    if ours is None or theirs is None:
+        return None
+    ratios = [a / b for a, b in zip(ours["rounds"], theirs["rounds"], strict=True)]
+    return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def find_share(results: Results, case: Case) -> float | None:
+    """The weights' bytes per second of decoding, as a share of the copy rate."""
+    row = find_row(results, case, OURS)
+    if row is None or case.kind == "prefill" or not results["copy_bytes_per_s"]:
+        return None
+    share: float = row["weight_bytes"] * row["tokens_per_s"] / case.batch / results["copy_bytes_per_s"]
+    return share
+
+
+def format_line(results: Results, case: Case) -> str:
+    """One line of the table."""
+    ours, target = find_row(results, case, OURS), find_target(case)
+    found, share = compare(results, case), find_share(results, case)
+    cells = [case.title, format_speed(ours), format_speed(find_row(results, case, target.peer))]
+    cells.append("" if found is None else "{:.2f} × ({:.2f} to {:.2f})".format(*found))
+    wanted = f"≥ {target.ratio:g} ×" if target.ratio else ""
+    cells.append(wanted + ("" if target.share is None else f", ≥ {target.share:.0%}"))
+    cells.append(format_speed(find_row(results, case, TRANSFORMERS)))
+    if ours is None or case.kind == "prefill":
+        cells += ["", ""]
+    else:
+        steps = ours["tokens_per_s"] / case.batch
+        cells.append(f"{steps * (ours['weight_bytes'] + ours['cache_bytes']) / 1e9:,.0f} GB/s")
+        cells.append("" if share is None else f"weights {share:.0%}")
+    cells.append("" if ours is None else f"{ours['peak_bytes'] / GIB:.1f} GiB")
+    return "| " + " | ".join(cells) + " |"
+
+
+def format_speed(row: Row | None) -> str:
+    """Tokens per second, and what is to be known of them."""
+    if row is None:
+        return ""
+    return f"{row['tokens_per_s']:,.0f}" + (f" ({row['note']})" if row["note"] else "")
+
+
+def find_misses(results: Results) -> list[str]:
+    """Targets that the figures do not reach; what was not measured misses nothing."""
+    misses = []
+    for case in list_cases(results):
+        target, found, share = find_target(case), compare(results, case), find_share(results, case)
+        if found is not None and found[0] < target.ratio:
+            misses.append(f"{case.name}: {found[0]:.2f} × {target.peer}, wanted {target.ratio:g} ×")
+        if share is not None and target.share is not None and share < target.share:
+            misses.append(f"{case.name}: weights at {share:.1%} of the copy rate, wanted {target.share:.0%}")
+    return misses
+
+
+def draw_speed(results: Results) -> str:
+    """Both engines in each case, each pair of bars to the scale of the faster."""
+    bars = []
+    for case in list_cases(results):
+        ours, theirs = find_row(results, case, OURS), find_row(results, case, find_target(case).peer)
+        if ours is not None and theirs is not None:
+            bars.append(Bar(case.title, ours["tokens_per_s"], theirs["tokens_per_s"]))
+    subtitle = f"tokens/s, {results['device']}; against Q4_K_M stands mlx-lm's own 4 bits"
+    return draw_bars(bars, (OURS, MLX_LM), subtitle)
+
+
+def write_docs(root: Path, results: Results) -> None:
+    """Put the table between its marks in the document, and write the plot. MlxrError: no marks."""
+    path = root / DOCUMENT
+    path.write_text(replace_figures(path.read_text(), results))
+    if any(compare(results, case) is not None for case in list_cases(results)):
+        (root / PLOT).parent.mkdir(parents=True, exist_ok=True)
+        (root / PLOT).write_text(draw_speed(results))
+
+
+def replace_figures(text: str, results: Results) -> str:
+    """`text` with the figures between its marks. MlxrError when the marks are not there."""
+    head, found, rest = text.partition(BEGIN)
+    _, closed, tail = rest.partition(END)
+    if not found or not closed:
+        raise MlxrError(f"{DOCUMENT} has no lines {BEGIN} and {END}; add them where the figures belong")
+    return f"{head}{BEGIN}\n\n{format_table(results)}\n\n{END}{tail}"

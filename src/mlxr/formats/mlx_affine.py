@@ -1,0 +1,236 @@
+"""Weights as MLX quantises them: three tensors of a folder become one, in blocks that kernels multiply by.
+
+`x.weight` holds 32-bit words, `x.scales` and `x.biases` a number for each group of 32, 64 or 128 columns. A row's words
+are one stream of bits from the lowest up; value i is its bits [i * bits, (i + 1) * bits), and means scale * q + bias.
+`quantization` in `config.json` gives bits and group size, for all or for a single module. Up to 4 bits go into blocks
+of 4, more into blocks of 8 (`quants_affine`): no number changes. Knows no models.
+Layout: `mlx.core.quantize`, https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.quantize.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxr.core.errors import ModelError
+
+from .ggml_types import by_name
+from .quants_affine import BLOCKS
+from .quants_plain import Bytes, Floats
+from .tensor import TensorSource
+
+BITS = (1, 2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+_KEYS = ("group_size", "bits", "mode")
+_PIECE_VALUES = 1 << 18  # at a time: temporaries stay within a cache
+_SCALE_TYPES = ("f32", "f16", "bf16")
+_SPREADS = ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F))
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How one weight is stored."""
+
+    bits: int
+    group_size: int
+
+
+class AffineTensor:
+    """A quantised weight, with the attributes of a TensorSource.
+
+    `data` is made when it is first asked for, and kept until `release`. Raises ModelError, naming the tensor, for
+    parts that do not fit together.
+    """
+
+    __slots__ = ("_biases", "_blocks", "_scales", "_weight", "name", "quantization", "shape", "type_name")
+
+    def __init__(
+        self, weight: TensorSource, scales: TensorSource, biases: TensorSource, quantization: Quantization
+    ) -> None:
+        self.name, self.quantization = weight.name, quantization
+        self._weight, self._scales, self._biases = weight, scales, biases
+        self._blocks: NDArray[np.uint8] | None = None
+        self.shape: tuple[int, ...] = self._check()
+        container = 4 if quantization.bits <= 4 else 8
+        self.type_name = f"affine{container}_{min(64, quantization.group_size)}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return self.shape[0] * by_name(self.type_name).row_bytes(self.shape[1])
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The blocks, uint8 (nbytes,)."""
+        if self._blocks is None:
+            blocks = np.empty(self.nbytes, np.uint8)
+            rows = blocks.reshape(self.shape[0], -1)
+            for first, last in self._cut(0, self.shape[0]):
+                rows[first:last] = self._make_blocks(first, last)
+            self._blocks = blocks
+        return self._blocks
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
+        """Rows [start:stop] (NumPy's rules), decoded from the file."""
+        begin, end, _ = slice(start, stop).indices(self.shape[0])
+        values = np.empty((max(0, end - begin), self.shape[1]), np.float32)
+        for first, last in self._cut(begin, end):
+            groups = self._read_codes(first, last).reshape(-1, self.quantization.group_size).astype(np.float32)
+            scale, bias = (part.to_float32(first, last).reshape(-1, 1) for part in (self._scales, self._biases))
+            values[first - begin : last - begin] = (groups * scale + bias).reshape(last - first, -1)
+        return values
+
+    def release(self) -> None:
+        """Forget the blocks and let the mapped pages go; all comes back when asked for."""
+        self._blocks = None
+        for part in (self._weight, self._scales, self._biases):
+            part.release()
+
+    def _check(self) -> tuple[int, int]:
+        rows, words = self._expect_matrix(self._weight, ("u32",))
+        bits, size = self.quantization.bits, self.quantization.group_size
+        if words * 32 % (bits * size):
+            raise ModelError(
+                f"tensor {self.name} has {words} words a row, which are no groups of {size} values of {bits} bits"
+            )
+        columns = words * 32 // bits
+        for part in (self._scales, self._biases):
+            if self._expect_matrix(part, _SCALE_TYPES) != (rows, columns // size):
+                raise ModelError(
+                    f"tensor {part.name} has shape {part.shape}, expected {(rows, columns // size)} by {rows} x "
+                    f"{columns} values of {bits} bits in groups of {size}"
+                )
+        return rows, columns
+
+    @staticmethod
+    def _expect_matrix(part: TensorSource, types: tuple[str, ...]) -> tuple[int, int]:
+        if len(part.shape) != 2 or part.type_name not in types:
+            known = " or ".join(types)
+            raise ModelError(f"tensor {part.name} is {part.type_name} {part.shape}, expected a matrix of {known}")
+        return part.shape[0], part.shape[1]
+
+    def _cut(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        step = max(1, _PIECE_VALUES // self.shape[1])
+        for start in range(first, last, step):
+            yield start, min(last, start + step)
+
+    def _read_raw(self, first: int, last: int) -> Bytes:
+        return self._weight.data.reshape(self.shape[0], -1)[first:last]
+
+    def _read_codes(self, first: int, last: int) -> Bytes:
+        """The numbers of some rows, (values,)."""
+        return unpack_codes(self._read_raw(first, last), self.quantization.bits)
+
+    def _make_blocks(self, first: int, last: int) -> Bytes:
+        columns = min(64, self.quantization.group_size)
+        kind = by_name(self.type_name)
+        bits = 8 * (kind.type_size - 8) // columns
+        blocks = np.empty((last - first) * self.shape[1] // columns, BLOCKS[bits, columns])
+        repeats = self.quantization.group_size // columns
+        for field, part in (("scale", self._scales), ("bias", self._biases)):
+            blocks[field] = np.repeat(part.to_float32(first, last).reshape(-1), repeats)
+        if self.quantization.bits == 4:
+            packed = order_nibbles(self._read_raw(first, last))
+        else:
+            codes = self._read_codes(first, last)
+            packed = codes if bits == 8 else pack_halves(codes)
+        blocks["q"] = packed.reshape(len(blocks), -1)
+        return blocks.view(np.uint8).reshape(last - first, -1)
+
+
+def unpack_codes(raw: Bytes, bits: int) -> Bytes:
+    """The numbers in a stream of bits, lowest first: uint8 (..., 4 n) to uint8 (values,)."""
+    if bits == 8:
+        return raw.reshape(-1)
+    eights = np.zeros((raw.size // bits, 8), np.uint8)  # eight numbers fill `bits` bytes
+    eights[:, :bits] = raw.reshape(-1, bits)
+    words = eights.view("<u8")
+    codes = np.empty((len(words), 8), np.uint8)
+    for place in range(8):
+        codes[:, place] = ((words[:, 0] >> np.uint64(bits * place)) & np.uint64((1 << bits) - 1)).astype(np.uint8)
+    return codes.reshape(-1)
+
+
+def pack_halves(codes: Bytes) -> Bytes:
+    """Numbers below 16, 32 after another, as 16 bytes: the first sixteen in the low halves, the others above."""
+    halves = codes.reshape(-1, 2, 16)
+    return halves[:, 0] | halves[:, 1] << np.uint8(4)
+
+
+def order_nibbles(raw: Bytes) -> Bytes:
+    """`pack_halves` of 4-bit numbers, without unpacking them: eight numbers of a word go into eight bytes at once."""
+    spread = np.ascontiguousarray(raw).view("<u4").reshape(-1, 4).astype(np.uint64)
+    for shift, mask in _SPREADS:
+        spread |= spread << np.uint64(shift)
+        spread &= np.uint64(mask)
+    ordered: Bytes = (spread[:, :2] | spread[:, 2:] << np.uint64(4)).astype("<u8").view(np.uint8)
+    return ordered
+
+
+def join_affine(
+    tensors: Mapping[str, TensorSource], config: Mapping[str, object]
+) -> dict[str, TensorSource | AffineTensor]:
+    """The tensors of a folder with each weight, its scales and its biases as one; others as they are.
+
+    Raises ModelError, naming the tensor or the key, for a part that is missing or does not fit, and for modes, bits and
+    group sizes that are not supported.
+    """
+    default, own = _read_quantization(config)
+    joined: dict[str, TensorSource | AffineTensor] = {}
+    for name, tensor in tensors.items():
+        module, _, part = name.rpartition(".")
+        scales, biases = tensors.get(f"{module}.scales"), tensors.get(f"{module}.biases")
+        if part in ("scales", "biases"):
+            if f"{module}.weight" not in tensors:
+                raise ModelError(f"tensor {name} has no {module}.weight that it could belong to")
+        elif part != "weight" or (tensor.type_name != "u32" and scales is None and biases is None):
+            joined[name] = tensor
+        else:
+            quantization = own.get(module, default)
+            if quantization is None:
+                why = "quantization leaves it out" if module in own else "there is no quantization"
+                raise ModelError(f"tensor {name} is quantised, but in config.json {why}")
+            for missing, found in (("scales", scales), ("biases", biases)):
+                if found is None:
+                    raise ModelError(f"tensor {module}.{missing} is missing, which the quantised {name} needs")
+            assert scales is not None
+            assert biases is not None
+            joined[name] = AffineTensor(tensor, scales, biases, quantization)
+    return joined
+
+
+def _read_quantization(config: Mapping[str, object]) -> tuple[Quantization | None, dict[str, Quantization | None]]:
+    """What `quantization` says for all modules, and for single ones (None: not quantised)."""
+    stated = config.get("quantization")
+    if stated is None:
+        return None, {}
+    if not isinstance(stated, dict):
+        raise ModelError(f"quantization is {stated!r:.80}, expected an object")
+    default = _read_one("quantization", stated)
+    own: dict[str, Quantization | None] = {}
+    for module, value in stated.items():
+        if module in _KEYS:
+            continue
+        if isinstance(value, bool):
+            own[module] = default if value else None
+        elif isinstance(value, dict):
+            own[module] = _read_one(f"quantization.{module}", value)
+        else:
+            raise ModelError(f"quantization.{module} is {value!r:.80}, expected true, false or an object")
+    return default, own
+
+
+def _read_one(key: str, stated: Mapping[str, object]) -> Quantization:
+    if stated.get("mode", "affine") != "affine":
+        raise ModelError(f"{key}.mode is {stated['mode']!r:.80}, which is not supported; supported is affine")
+    found = []
+    for name, allowed in (("bits", BITS), ("group_size", GROUP_SIZES)):
+        value = stated.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value not in allowed:
+            has = "missing" if value is None else f"{value!r:.80}"
+            raise ModelError(f"{key}.{name} is {has}, expected one of {', '.join(map(str, allowed))}")
+        found.append(value)
+    return Quantization(*found)

@@ -1,0 +1,164 @@
+"""bench/gpu.py with tiny shapes on MLX's CPU device, and its report with figures made up."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from mlxr.core.errors import MlxrError
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("cases", "machine", "ours", "peers", "report", "session")
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    return importlib.import_module("gpu")
+
+
+@pytest.fixture
+def report(bench: ModuleType) -> ModuleType:
+    return sys.modules["gpu_comparison.report"]
+
+
+def make_row(case: str, engine: str, *speeds: float, note: str = "") -> dict[str, Any]:
+    sizes = {"weight_bytes": 10**9, "cache_bytes": 10**8, "arena_bytes": 10**8, "peak_bytes": 3 * 2**29}
+    return {"case": case, "engine": engine, "rounds": list(speeds), "tokens_per_s": speeds[1], "note": note, **sizes}
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    rows = [
+        make_row("tinyllama-bf16:1@32", "mlxr", 600.0, 700.0, 800.0),
+        make_row("tinyllama-bf16:1@32", "mlx-lm", 400.0, 350.0, 500.0),
+        make_row("tinyllama-bf16:1@32", "transformers", 300.0, 320.0, 310.0, note="no CUDA graph"),
+        make_row("llama-8b-q4_k_m:1@32", "mlxr", 90.0, 100.0, 110.0),
+        make_row("llama-8b-q4_k_m:1@32", "mlx-lm 4-bit", 45.0, 50.0, 55.0),
+        make_row("llama-8b-q4_k_m:prefill@2048", "mlxr", 9e4, 1e5, 1.1e5),
+    ]
+    return {
+        "made": "2026-01-02T03:04:05+00:00",
+        "device": "GPU <1>",
+        "versions": {"mlxr": "1", "MLX": "2"},
+        "rounds": 3,
+        "copy_bytes_per_s": 1e12,
+        "skipped": {},
+        "failed": {},
+        "rows": rows,
+    }
+
+
+def test_tiny_models_are_measured(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed")
+    path = tmp_path / "results" / "gpu.json"
+    cases = ["tiny-bf16:3", "tiny-q4_k_m:1@40", "tiny-q4_k_m:prefill@33"]
+    options = ["--device", "mlx-cpu", "--rounds", "2", "--steps", "2", "--without", "mlx-lm", "--json", str(path)]
+    arguments = [*options, "--without", "transformers", *(f"--case={case}" for case in cases)]
+    assert bench.main(arguments) == 0
+    found = json.loads(path.read_text())
+    assert found["device"] == "mlx-cpu"
+    assert found["skipped"] == {"mlx-lm": "not asked for", "transformers": "not asked for"}
+    assert [(row["case"], row["engine"]) for row in found["rows"]] == [
+        ("tiny-bf16:3@32", "mlxr"),
+        ("tiny-q4_k_m:1@40", "mlxr"),
+        ("tiny-q4_k_m:prefill@33", "mlxr"),
+    ]
+    assert bench.main([*options, "--without", "transformers", "--update", f"--case={cases[0]}", "--steps=1"]) == 0
+    updated = json.loads(path.read_text())["rows"]
+    assert [row["case"] for row in updated] == ["tiny-q4_k_m:1@40", "tiny-q4_k_m:prefill@33", "tiny-bf16:3@32"]
+    assert updated[:2] == found["rows"][1:]
+    for row in found["rows"]:
+        assert len(row["rounds"]) == 2
+        assert min(row["tokens_per_s"], row["weight_bytes"], row["cache_bytes"], row["peak_bytes"]) > 0
+    assert "tiny Q4_K_M, prefill of 33" in capsys.readouterr().out
+
+
+def test_a_failure_is_told_and_ends_nothing(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed")
+    ours = sys.modules["gpu_comparison.ours"].Ours
+    decode = ours.decode
+
+    def fail_at_two(self: Any, steps: int) -> list[float]:
+        if self._case.batch == 2:
+            raise RuntimeError("out of\nmemory")
+        return decode(self, steps)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(ours, "decode", fail_at_two)
+    path = tmp_path / "gpu.json"
+    options = ["--device", "mlx-cpu", "--rounds", "1", "--steps", "1", "--without", "mlx-lm", "--json", str(path)]
+    cases = ["--case=tiny-bf16:2", "--case=tiny-bf16:1"]
+    assert bench.main([*options, "--without", "transformers", *cases]) == 1
+    found = json.loads(path.read_text())
+    assert found["failed"] == {"mlxr tiny-bf16:2@32": "RuntimeError: out of"}
+    assert [row["case"] for row in found["rows"]] == ["tiny-bf16:1@32"]
+
+
+def test_peers_that_are_not_installed_are_left_out_by_name(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = sys.modules["gpu_comparison.machine"]
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    assert machine.find_missing(["mlx-lm"]) == {
+        "mlx-lm": "not asked for",
+        "transformers": "torch and transformers not installed",
+    }
+
+
+def test_cases_are_read_as_they_are_written(bench: ModuleType) -> None:
+    cases = sys.modules["gpu_comparison.cases"]
+    for name in cases.TARGETS:
+        assert cases.Case.parse(name).name == name
+    case = cases.Case.parse("llama-8b-q4_k_m:8")
+    assert (case.type_name, case.kind, case.batch, case.context) == ("q4_k_m", "decode", 8, 32)
+    assert cases.Case.parse("tiny-bf16:prefill").context == 2048
+
+
+@pytest.mark.parametrize("text", ["gpt-bf16:1", "tiny-bf16:x", "tiny-bf16", "tiny-bf16:1@y"])
+def test_what_is_no_case_is_refused(bench: ModuleType, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--case", text])
+    assert "is no SHAPE-TYPE:BATCH" in capsys.readouterr().err
+
+
+def test_the_table_compares_round_by_round(report: ModuleType, results: dict[str, Any]) -> None:
+    lines = report.format_table(results).splitlines()
+    assert lines[0].startswith("GPU <1>, 2026-01-02; random weights; mlxr 1, MLX 2. A copy on the device reads and")
+    assert lines[4] == (
+        "| TinyLlama BF16, batch 1 | 700 | 350 | 1.60 × (1.50 to 2.00) | ≥ 1.5 × | 320 (no CUDA graph) | 770 GB/s "
+        "| weights 70% | 1.5 GiB |"
+    )
+    assert lines[5].startswith("| Llama 3 8B Q4_K_M, batch 1 | 100 | 50 | 2.00 × (2.00 to 2.00) | ≥ 2.2 ×, ≥ 45% |  |")
+    assert lines[6] == "| Llama 3 8B Q4_K_M, prefill of 2,048 | 100,000 |  |  | ≥ 3 × |  |  |  | 1.5 GiB |"
+
+
+def test_misses_are_found(report: ModuleType, results: dict[str, Any]) -> None:
+    assert report.find_misses(results) == [
+        "llama-8b-q4_k_m:1@32: 2.00 × mlx-lm 4-bit, wanted 2.2 ×",
+        "llama-8b-q4_k_m:1@32: weights at 10.0% of the copy rate, wanted 45%",
+    ]
+
+
+def test_documents_get_table_and_plot(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, results: dict[str, Any], tmp_path: Path, report: ModuleType
+) -> None:
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    document, path = tmp_path / "docs" / "gpu.md", tmp_path / "gpu.json"
+    path.write_text(json.dumps(results))
+    document.write_text((ROOT / "docs" / "gpu.md").read_text())
+    for _ in range(2):  # once more changes nothing
+        assert bench.main(["--write-docs", str(path)]) == 0
+        text = document.read_text()
+        assert text.count("| TinyLlama BF16, batch 1 | 700 |") == 1
+    plot = xml.etree.ElementTree.parse(tmp_path / "docs" / "img" / "gpu-speed.svg")
+    assert "GPU <1>" in "".join(plot.getroot().itertext())
+    document.write_text("# no marks")
+    with pytest.raises(MlxrError, match="has no lines"):
+        report.write_docs(tmp_path, results)

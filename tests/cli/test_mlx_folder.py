@@ -1,0 +1,155 @@
+"""A folder as mlx-community publishes it: it loads, computes what its numbers mean, and becomes GGUF."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_folder import HF_CONFIG, make_weights, train_tokenizer
+from numpy.typing import NDArray
+
+from mlxr.core.errors import DeviceError, ModelError
+from mlxr.core.settings import Settings
+from mlxr.core.types import SamplingParams
+from mlxr.engine.scoring import Doubles
+from mlxr.formats import open_gguf
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.device import find_gpu
+from mlxr.loading import load, name_quantization, open_source
+from mlxr.service.opening import build_engine
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
+from mlx_words import make_source, quantize, write_safetensors
+
+CHANGES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 16}
+DOWN, QUERY = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.q_proj"
+OWN = {DOWN: {"bits": 6, "group_size": 128}, QUERY: False, "model.embed_tokens": {"bits": 8, "group_size": 64}}
+TOKENS = list(range(5, 45))
+SETTINGS = Settings(arena_bytes=2**22, kv_type="f32")
+MAX_ERROR = {"cpu": 0.05, "mlx-cpu": 2e-5, "emulated": 2e-5}  # the CPU rounds activations to 8 bits
+GPU = find_gpu()
+if GPU is not None:
+    MAX_ERROR[GPU] = 0.02  # rounds to 16 bits
+
+
+def write_folder(folder: Path, *, tied: bool = True, plain: bool = False, **quantization: object) -> Path:
+    """Quantised like this, with OWN for single modules; `plain` writes the same numbers as f32."""
+    folder.mkdir()
+    stated = {"bits": 4, "group_size": 64, "mode": "affine", **OWN, **quantization}
+    config = {**HF_CONFIG, **CHANGES, "attention_bias": True, "tie_word_embeddings": tied}
+    config["vocab_size"] = train_tokenizer(folder)
+    tensors = {}
+    for name, values in make_weights(config).items():
+        module = name.rpartition(".")[0]
+        own = stated.get(module, stated)
+        if (tied and module == "lm_head") or (values.ndim == 2 and own is False):
+            if module != "lm_head":
+                tensors[name] = make_source(name, values, "f32")
+        elif values.ndim == 1:
+            tensors[name] = make_source(name, values, "bf16")
+        else:
+            assert isinstance(own, dict)
+            parts, meaning = quantize(module, values, own["bits"], own["group_size"])
+            tensors |= {name: make_source(name, meaning, "f32")} if plain else parts
+    if not plain:
+        config |= {"quantization": stated, "quantization_config": stated}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A quantised folder, and one with the same numbers in f32."""
+    base = tmp_path_factory.mktemp("mlx")
+    return write_folder(base / "q", tied=request.param), write_folder(base / "f", tied=request.param, plain=True)
+
+
+def score(folder: Path, device: str) -> Doubles:
+    with load(folder, device=device) as loaded, closing(build_engine(loaded, SETTINGS)) as engine:
+        return engine.score(TOKENS)
+
+
+def test_the_reference_computes_what_the_numbers_mean(pair: tuple[Path, Path]) -> None:
+    quantised, plain = pair
+    assert np.array_equal(score(quantised, "reference"), score(plain, "reference"))
+
+
+@pytest.mark.parametrize("device", MAX_ERROR)
+def test_devices_compute_it_too(pair: tuple[Path, Path], device: str) -> None:
+    try:
+        Context(device)  # type: ignore[arg-type]
+    except DeviceError as error:
+        pytest.skip(str(error))
+    found, expected = (np.asarray(score(pair[0], name)) for name in (device, "reference"))
+    assert np.abs(found - expected).max() < MAX_ERROR[device]
+
+
+def answer(folder: Path, threads: int, chunk_tokens: int) -> list[tuple[int | None, float | None]]:
+    with load(folder, device="cpu", threads=threads) as loaded:
+        settings = Settings(arena_bytes=2**22, prefill_chunk_tokens=chunk_tokens)
+        with closing(build_engine(loaded, settings)) as engine:
+            engine.submit(TOKENS, SamplingParams(max_tokens=8, logprobs=1, ignore_eos=True))
+            events = []
+            while engine.has_work:
+                events += engine.step()
+    return [(event.token_id, event.logprob) for event in events]
+
+
+def test_answers_are_the_same_bits_however_they_are_cut(pair: tuple[Path, Path]) -> None:
+    expected = answer(pair[0], 1, 512)
+    assert len(expected) == 8
+    for threads, chunk_tokens in ((2, 512), (1, 7), (2, 1)):
+        assert answer(pair[0], threads, chunk_tokens) == expected
+
+
+def test_it_becomes_gguf(pair: tuple[Path, Path], tmp_path: Path, mlxr: Callable[..., str]) -> None:
+    values: list[NDArray[np.float32]] = []
+    for number, folder in enumerate(pair):
+        target = tmp_path / f"{number}.gguf"
+        mlxr("convert", folder, target, "--type", "f32")
+        with open_gguf(target) as file:
+            values.append(file.tensors["blk.1.ffn_down.weight"].to_float32())
+            assert file.tensors["token_embd.weight"].shape[1] == CHANGES["hidden_size"]
+    assert np.array_equal(*values)
+
+
+def test_fingerprints_tell_readings_apart(tmp_path: Path) -> None:
+    """The same words in groups of another size are another model."""
+    prints = set()
+    for number, (bits, size) in enumerate(((4, 64), (8, 32))):
+        folder = write_folder(tmp_path / str(number), bits=bits, group_size=size)
+        with load(folder, device="cpu") as loaded:
+            prints.add(loaded.fingerprint)
+    with load(folder, device="cpu") as loaded:
+        assert loaded.fingerprint in prints
+    assert len(prints) == 2
+
+
+def test_it_is_listed_by_its_bits(pair: tuple[Path, Path]) -> None:
+    source, plain = (open_source(folder) for folder in pair)
+    assert name_quantization(source) == "MLX_4BIT"
+    assert {name: tensor.shape for name, tensor in source.tensors.items()} == {
+        name: tensor.shape for name, tensor in plain.tensors.items()
+    }
+
+
+def test_what_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "x")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 512}))
+    with pytest.raises(ModelError, match=r"tensor blk\.0\.ffn_gate\.weight has shape \(256, 128\)"):
+        load(folder, device="cpu")
+    del config["quantization"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"quantization_config is .* convert the original weights"):
+        load(folder, device="cpu")
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"is quantised, but in config\.json there is no quantization"):
+        load(folder, device="cpu")
