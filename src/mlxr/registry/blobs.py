@@ -56,8 +56,18 @@ class Blobs:
     def find(self, digest: str) -> Path:
         """The path of a blob that is there; raises NotFound."""
         if not self.has(digest):
-            raise NotFound(f"blob sha256:{parse_digest(digest)} is not in the store; upload it first")
+            raise self._missing(digest)
         return self.path(digest)
+
+    def status(self, digest: str) -> os.stat_result:
+        """Size and times of a blob; raises NotFound, also for one that is removed this moment."""
+        try:
+            return self.find(digest).stat()
+        except FileNotFoundError:
+            raise self._missing(digest) from None
+
+    def _missing(self, digest: str) -> NotFound:
+        return NotFound(f"blob sha256:{parse_digest(digest)} is not in the store; upload it first")
 
     def write(self, digest: str, chunks: Iterable[bytes]) -> Path:
         """Store what `chunks` give; raises InvalidRequest, keeping nothing, when that has another digest."""

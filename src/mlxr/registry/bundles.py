@@ -46,11 +46,9 @@ class Bundles:
         """Why `path` is not what `make` gave for these files, None if it is; raises NotFound for a lost blob."""
         digests = {file.name: file.sha256 for file in files}
         for file in files:
-            blob = self._blobs.find(file.sha256)
-            if blob.stat().st_size != file.size_bytes:
-                return (
-                    f"{blob} has {blob.stat().st_size} bytes, it had {file.size_bytes}; pull or create the model again"
-                )
+            blob, size_bytes = self._blobs.path(file.sha256), self._blobs.status(file.sha256).st_size
+            if size_bytes != file.size_bytes:
+                return f"{blob} has {size_bytes} bytes, it had {file.size_bytes}; pull or create the model again"
         if path.parent == self._blobs.folder:
             return None if [path] == [self._blobs.path(file.sha256) for file in files] else f"{path} is not its file"
         folder = self.folder / _name_bundle(digests)

@@ -106,7 +106,7 @@ class Registry:
         stored = tuple(
             ModelFile(file_name, sha256, status.st_size, status.st_mtime_ns)
             for file_name, sha256 in sorted(files.items())
-            for status in [self.blobs.find(sha256).stat()]
+            for status in [self.blobs.status(sha256)]
         )
         record = _make_record(str(model_name), path, facts, stored, is_owned=True)
         return self._put(_apply(replace(record, from_name=from_name), changes))

@@ -30,8 +30,6 @@ from mlxr.kernels.gpu.steps import Results
 
 logger = logging.getLogger(__name__)
 MAX_COMPILERS = 8
-# Whether steps with products of the library are recorded, which was not run on a GPU yet; else MLX compiles them.
-PRODUCTS = False
 AnyArray = npt.NDArray[Any]
 ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
 
@@ -141,8 +139,6 @@ def _widen(array: AnyArray) -> AnyArray:
 
 
 def _load_products(driver: CudaDriver) -> CudaProducts | None:
-    if not PRODUCTS:
-        return None
     try:
         return CudaProducts(driver)
     except DeviceError as error:

@@ -68,7 +68,6 @@ BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
 MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
 MIN_TILED, MAX_TILED = 1, 64
-STREAMED = True  # weights of 16-bit numbers have a kernel of their own
 SIMD_GROUPS = 4
 PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
 MANY_OUTPUTS = 4096
@@ -85,14 +84,7 @@ ROWS = Kernel(
 EXPAND = Kernel(
     "linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h", "expand.h")
 )
-FLOAT_ROWS = Kernel(
-    "linear_floats",
-    _FOLDER,
-    "floats.body",
-    ("x", "weight", "bias", "norm", "residual", "numbers", "sizes"),
-    ("out",),
-)
-KERNELS = (ROWS, FLOAT_ROWS, TILES, FILL, EXPAND)
+KERNELS = (ROWS, TILES, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,8 +183,6 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
-    if STREAMED and len(product.parts) == 1 and product.parts[0].type_name in FLOATS:
-        return _multiply_plain(ctx, product, x, normed, gate, residual)
     if all(_takes_tiles(ctx, part, tokens) for part in product.parts):
         norm = None if normed is None else (normed.weight, normed.eps)
         weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
@@ -233,55 +223,6 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
         types={"X": x.dtype, "Y": kind},
     )
     return out
-
-
-def _multiply_plain(ctx: Context, product: Product, x: Any, normed: Normed | None, gate: int, residual: Any) -> Any:
-    gpu, numbers, (part,), (tokens, columns) = ctx.gpu, ctx.gpu.launcher.numbers, product.parts, x.shape
-    made = part.rows // 2 if gate else part.rows
-    plan = choose_float_plan(tokens)
-    step = plan.simd_groups * (plan.rows // 2 if gate else plan.rows)
-    kind = gpu.activations if residual is None else gpu.mx.float32
-    none = numbers(0.0)
-    (out,) = gpu.launcher.launch(
-        FLOAT_ROWS,
-        [
-            x,
-            part.upload.array,
-            none if product.bias is None else product.bias,
-            none if normed is None else normed.weight,
-            none if residual is None else residual,
-            none if normed is None else numbers(normed.eps),
-            numbers(columns, tokens, part.rows),
-        ],
-        groups=(-(-made // step), 1, 1),
-        threads=32 * plan.simd_groups,
-        outputs=[((tokens, made), kind)],
-        constants={
-            "ROWS": plan.rows,
-            "AHEAD": plan.ahead,
-            "T": next(width for width in (1, 2, 4) if width >= tokens),
-            "BIAS": int(product.bias is not None),
-            "NORM": int(normed is not None),
-            "GATE": gate,
-            "RESIDUAL": int(residual is not None),
-        },
-        types={"W": part.upload.array.dtype, "Y": kind},
-    )
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class FloatPlan:
-    """Outputs of a SIMD-group (even, since a gate takes two), pieces read before they are multiplied, SIMD-groups."""
-
-    rows: int
-    ahead: int
-    simd_groups: int
-
-
-def choose_float_plan(tokens: int) -> FloatPlan:
-    """For few rows and weights of 16-bit numbers, as measured."""
-    return FloatPlan(4, 2, 4) if tokens <= 2 else FloatPlan(2, 2, 4)
 
 
 def choose_rows(tokens: int, outputs: int) -> int:
