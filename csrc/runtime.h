@@ -10,6 +10,7 @@
 #include "buffers.h"
 #include "cpu_features.h"
 #include "kernel_table.h"
+#include "linear/pages.h"
 #include "thread_pool.h"
 
 namespace mlxr {
@@ -33,6 +34,9 @@ class Runtime {
     ThreadPool pool;
     const Isa isa;
     const KernelTable* const kernels;
+
+    // Memory of weights.
+    Slices weights;
 
     // Memory of results; shared with those that are still held when the runtime goes.
     const std::shared_ptr<Buffers> buffers = std::make_shared<Buffers>();

@@ -20,7 +20,7 @@ class LinearWeight {
         Type type;
         int64_t rows, first_column;
         int64_t blocks, block_bytes;
-        Pages memory;
+        Slice memory;
         std::vector<float> bias;  // rows values, or empty
     };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <iterator>
 
 #include "linear/call.h"
 
@@ -14,8 +15,9 @@ using Part = LinearWeight::Part;
 // From so many tokens on arithmetic bounds a product rather than memory: rows are shared out in small pieces.
 constexpr int64_t kSomeTokens = 32;
 // Few tokens: shares of a weight that are left for whoever is free first.
-constexpr int kSpareTasks = 8;
-constexpr int64_t kSpareFraction = 10;  // one tenth of the bytes
+constexpr int64_t kSpareFraction = 10;                                 // one tenth of the bytes
+constexpr int64_t kSpareEnds[] = {0, 14, 28, 38, 48, 54, 58, 61, 64};  // of 64: the last are small, to end together
+constexpr int kSpareTasks = std::size(kSpareEnds) - 1;
 // Less than this takes one thread no longer than starting the others.
 constexpr int64_t kSmallBytes = 32768;
 // Up to so many values one thread makes and quantises the input, while the others ask for weights.
@@ -222,9 +224,9 @@ void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
     const int64_t shared = bytes - bytes / kSpareFraction;
     call.runtime.pool.parallel_for(threads + kSpareTasks, [&](int task, int thread) {
         const int64_t spare = task - threads;
-        const int64_t first = spare < 0 ? shared * task / threads : shared + (bytes - shared) * spare / kSpareTasks;
-        const int64_t last =
-            spare < 0 ? shared * (task + 1) / threads : shared + (bytes - shared) * (spare + 1) / kSpareTasks;
+        const auto spare_at = [&](int64_t index) { return shared + (bytes - shared) * kSpareEnds[index] / 64; };
+        const int64_t first = spare < 0 ? shared * task / threads : spare_at(spare);
+        const int64_t last = spare < 0 ? shared * (task + 1) / threads : spare_at(spare + 1);
         if (!ready.load(std::memory_order_acquire)) {
             if (thread == 0) {
                 prepare_alone(call, make_rows);

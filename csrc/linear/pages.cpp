@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -12,6 +13,8 @@ namespace mlxr {
 namespace {
 
 constexpr size_t kHuge = size_t{2} << 20;
+constexpr size_t kLine = 64;
+constexpr size_t kRegion = size_t{64} << 20;  // what is not used of it costs no memory
 
 size_t whole_pages(size_t bytes) {
     static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -48,6 +51,19 @@ Pages& Pages::operator=(Pages&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
+}
+
+Slice Slices::take(size_t bytes) {
+    if (bytes > kRegion) return {std::make_shared<Pages>(bytes), 0, bytes};
+    std::shared_ptr<Pages> region = region_.lock();
+    if (region == nullptr || bytes > region->bytes() - used_) {
+        region = std::make_shared<Pages>(kRegion);
+        region_ = region;
+        used_ = 0;
+    }
+    const size_t first = used_;
+    used_ = std::min(kRegion, (first + bytes + kLine - 1) / kLine * kLine);
+    return {std::move(region), first, bytes};
 }
 
 }  // namespace mlxr

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 namespace mlxr {
 
@@ -21,6 +23,34 @@ class Pages {
   private:
     uint8_t* data_ = nullptr;
     size_t bytes_ = 0;
+};
+
+// Memory of one weight, out of a region that it may share with others; the region goes with the last of them.
+class Slice {
+  public:
+    Slice() = default;
+    Slice(std::shared_ptr<Pages> region, size_t first, size_t bytes)
+        : region_(std::move(region)), data_(region_->data() + first), bytes_(bytes) {}
+
+    uint8_t* data() const { return data_; }
+    size_t bytes() const { return bytes_; }
+
+  private:
+    std::shared_ptr<Pages> region_;
+    uint8_t* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+// Deals out memory of weights, one right after the other, so that all of it is huge pages (a weight of its own would
+// end in small ones) and a stream finds what is read next where it expects it. Nothing is dealt out twice: all of it is
+// zeros.
+class Slices {
+  public:
+    Slice take(size_t bytes);  // 64-byte aligned; throws std::bad_alloc
+
+  private:
+    std::weak_ptr<Pages> region_;
+    size_t used_ = 0;
 };
 
 }  // namespace mlxr

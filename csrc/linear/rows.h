@@ -99,8 +99,10 @@ struct RowsAhead {
         : next(tiles == 1 ? block + kAheadBytes : block + block_bytes + block_bytes * tile / tiles),
           bytes(kStrideBytes / tiles) {}
 
+    // What is read only once need not go through the second-level cache, where it would drive out what is used again.
+    template <bool Once>
     MLXR_INLINE void fetch(RowsAhead& self) {
-        for (int64_t i = 0; i < self.bytes; i += 64) __builtin_prefetch(self.next + i);
+        for (int64_t i = 0; i < self.bytes; i += 64) __builtin_prefetch(self.next + i, 0, Once ? 0 : 3);
         self.next += self.bytes;
     }
 };
@@ -121,7 +123,7 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
             Scales s;
             W::scales(unit, s);
             for (int n = 0; n < RowsAhead<W>::kStrides; ++n) {
-                if (part == 0) RowsAhead<W>::fetch(ahead);
+                if (part == 0) RowsAhead<W>::template fetch<M == 1>(ahead);
                 add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, sums);
             }
         }

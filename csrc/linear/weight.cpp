@@ -54,7 +54,7 @@ LinearWeight::Part LinearWeight::repack(Runtime& runtime, Type type, int64_t row
     part.first_column = 0;
     part.blocks = (rows + block_rows(type) - 1) / block_rows(type);
     part.block_bytes = block_bytes(type, in_features_);
-    part.memory = Pages(static_cast<size_t>(part.blocks * part.block_bytes));
+    part.memory = runtime.weights.take(static_cast<size_t>(part.blocks * part.block_bytes));
     if (bias != nullptr) part.bias.assign(bias, bias + rows);
     // Tasks of about half a megabyte: enough to share, few enough to keep each thread in one place of the
     // file.
