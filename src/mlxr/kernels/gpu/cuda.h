@@ -95,18 +95,6 @@ FUNCTION void await_inputs() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-template <typename T> FUNCTION void load_stream(const T *p, uint *w) {
-  const uint4 v = __ldcs(reinterpret_cast<const uint4 *>(p)); // used once
-  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-}
-FUNCTION void split_pair(const bf16 *, uint pair, float *v) {
-  v[0] = __uint_as_float(pair << 16);
-  v[1] = __uint_as_float(pair & 0xFFFF0000u);
-}
-FUNCTION void split_pair(const f16 *, uint pair, float *v) {
-  v[0] = half_bits_to_float(pair & 0xFFFFu);
-  v[1] = half_bits_to_float(pair >> 16);
-}
 
 FUNCTION uint pack_pair(float low, float high) {
   uint pair;

@@ -13,8 +13,6 @@
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
-//   load_stream           four words of an array whose numbers are read once; the address is a multiple of 16
-//   split_pair            the two 16-bit numbers in a word; the pointer only tells their type
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
 //                         beside the launch in front of it, as far as that is recorded
 //   pack_pair             two floats as bf16 in one word, the first in the lower half; pack_pair<T> as bf16 or f16
@@ -379,16 +377,6 @@ FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
 FUNCTION void await_inputs() {}
-template <typename T> FUNCTION void load_stream(const T *p, uint *w) {
-  check_alignment(p, 16);
-  memcpy(w, p, 16);
-}
-template <typename T> FUNCTION void split_pair(const T *, uint pair, float *v) {
-  T halves[2];
-  memcpy(halves, &pair, 4);
-  v[0] = float(halves[0]);
-  v[1] = float(halves[1]);
-}
 
 FUNCTION uint pack_pair(float low, float high) { return uint(bf16(low).bits) | uint(bf16(high).bits) << 16; }
 FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }

@@ -7,11 +7,11 @@ writes the function around the body for Metal and CUDA; for the host it is writt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Target = Literal["metal", "cuda", "emulated"]
 TARGETS: tuple[str, ...] = get_args(Target)
@@ -59,6 +59,11 @@ typedef unsigned long uint64_t;
 _AWAIT = "await_inputs()"
 
 
+def name_type(kind: Any) -> str:
+    """MLX's name of a type of numbers."""
+    return str(kind).rpartition(".")[2]
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """`body` and `headers` are files in `folder`; `inputs` and `outputs` are the names of the arrays in the body."""
@@ -79,6 +84,18 @@ class Variant:
     types: tuple[tuple[str, str], ...]
     input_types: tuple[str, ...]
     output_types: tuple[str, ...]
+
+    @staticmethod
+    def of(
+        constants: Mapping[str, int], types: Mapping[str, Any], inputs: Iterable[Any], outputs: Iterable[Any]
+    ) -> Variant:
+        """That of a launch, whose types are MLX's own; `inputs` and `outputs` are the types of its arrays."""
+        return Variant(
+            constants=tuple((name, int(value)) for name, value in constants.items()),
+            types=tuple((name, name_type(kind)) for name, kind in types.items()),
+            input_types=tuple(map(name_type, inputs)),
+            output_types=tuple(map(name_type, outputs)),
+        )
 
     @property
     def suffix(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mlxr.kernels.gpu.emulator import Emulator
-from mlxr.kernels.gpu.kernel import Kernel, Target, Variant, read_body, read_header
+from mlxr.kernels.gpu.kernel import Kernel, Target, Variant, name_type, read_body, read_header
 
 MIN_ARRAY = 8  # smaller arrays lie in another address space on Metal
 # MLX writes the head of the function itself, behind our header
@@ -61,8 +61,8 @@ class Launcher:
         template = {"THREADS": threads, **(constants or {})}
         if self.emulator is not None:
             return self._emulate(kernel, inputs, groups, threads, outputs, template, types or {})
-        input_types = tuple(_name_type(array.dtype) for array in inputs)
-        output_types = tuple(_name_type(kind) for _, kind in outputs)
+        input_types = tuple(name_type(array.dtype) for array in inputs)
+        output_types = tuple(name_type(kind) for _, kind in outputs)
         bounds = (threads, template["RESIDENT"]) if self._target == "cuda" and "RESIDENT" in template else None
         compiled = self._compiled.get((kernel, input_types, output_types, bounds))
         if compiled is None:
@@ -105,12 +105,7 @@ class Launcher:
     ) -> list[Any]:
         assert self.emulator is not None
         mx = self._mx
-        variant = Variant(
-            constants=tuple((name, int(value)) for name, value in constants.items()),
-            types=tuple((name, _name_type(kind)) for name, kind in types.items()),
-            input_types=tuple(_name_type(array.dtype) for array in inputs),
-            output_types=tuple(_name_type(kind) for _, kind in outputs),
-        )
+        variant = Variant.of(constants, types, (array.dtype for array in inputs), (kind for _, kind in outputs))
         held = [mx.contiguous(array) for array in inputs]
         made = [mx.full(shape, float("nan")).astype(kind) for shape, kind in outputs]  # what stays unwritten shows
         mx.eval(held, made)
@@ -123,7 +118,3 @@ def view_host(mx: Any, array: Any) -> np.typing.NDArray[Any]:
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
     return np.asarray(array)
-
-
-def _name_type(kind: Any) -> str:
-    return str(kind).rpartition(".")[2]

@@ -74,19 +74,6 @@ FUNCTION void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 template <typename T> FUNCTION DEVICE T *writable(const DEVICE T *p) { return const_cast<DEVICE T *>(p); }
 
 FUNCTION void await_inputs() {}
-template <typename T> FUNCTION void load_stream(const DEVICE T *p, PRIVATE uint *w) {
-  const uint4 v = *reinterpret_cast<const DEVICE uint4 *>(p);
-  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-}
-FUNCTION void split_pair(const DEVICE bf16 *, uint pair, PRIVATE float *v) {
-  v[0] = as_type<float>(pair << 16);
-  v[1] = as_type<float>(pair & 0xFFFF0000u);
-}
-FUNCTION void split_pair(const DEVICE f16 *, uint pair, PRIVATE float *v) {
-  const half2 both = as_type<half2>(pair);
-  v[0] = float(both.x);
-  v[1] = float(both.y);
-}
 
 FUNCTION uint pack_pair(float low, float high) {
   return uint(as_type<ushort>(bfloat(low))) | uint(as_type<ushort>(bfloat(high))) << 16;

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxr.kernels.gpu.kernel import Kernel, Variant
+from mlxr.kernels.gpu.kernel import Kernel, Variant, name_type
 
 ALIGNMENT_BYTES = 256
 
@@ -117,11 +117,11 @@ class Recorder:
     ) -> list[Any]:
         """As `Launcher.launch`."""
         made = [self.make(shape, kind) for shape, kind in outputs]
-        variant = Variant(
-            constants=tuple((name, int(value)) for name, value in {"THREADS": threads, **(constants or {})}.items()),
-            types=tuple((name, name_type(kind)) for name, kind in (types or {}).items()),
-            input_types=tuple(name_type(array.dtype) for array in inputs),
-            output_types=tuple(name_type(kind) for _, kind in outputs),
+        variant = Variant.of(
+            {"THREADS": threads, **(constants or {})},
+            types or {},
+            (array.dtype for array in inputs),
+            (kind for _, kind in outputs),
         )
         arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
         self.launches.append(Launch(kernel, variant, arrays, groups, threads))
@@ -136,8 +136,3 @@ class Recorder:
         arrays = (x.address, weight, out.address)
         self.launches.append(Product(tokens, outputs, inputs, name_type(x.dtype), name_type(weight.dtype), arrays))
         return out
-
-
-def name_type(kind: Any) -> str:
-    """MLX's name of a type of numbers."""
-    return str(kind).rpartition(".")[2]

@@ -14,13 +14,14 @@ from mlxr.kernels.gpu.kernel import Kernel
 
 SCRATCH_BYTES = 256 * 2**20
 THREADS, GROUPS = 256, 1056  # eight threadgroups for each of an H200's multiprocessors
+BLOCK_HEADERS = ("runs.h", "k_blocks.h", "blocks.h")  # in this order: what blocks of weights are made of
 FILL = Kernel(
     "linear_fill",
     Path(__file__).parent,
     "scratch.body",
     ("weights", "x", "after", "scratch", "sizes"),
     ("operand",),
-    ("blocks.h", "expand.h"),
+    (*BLOCK_HEADERS, "expand.h"),
 )
 
 

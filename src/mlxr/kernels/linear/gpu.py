@@ -21,7 +21,7 @@ from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.recording import Buffer
-from mlxr.kernels.linear.expand import FILL, multiply_expanded
+from mlxr.kernels.linear.expand import BLOCK_HEADERS, FILL, multiply_expanded
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
@@ -79,10 +79,15 @@ ROWS = Kernel(
     "rows.body",
     ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
-    ("blocks.h", "rows.h", "gate.h"),
+    (*BLOCK_HEADERS, "rows.h", "gate.h"),
 )
 EXPAND = Kernel(
-    "linear_expand", _FOLDER, "expand.body", ("weights", "ids", "sizes"), ("out",), ("blocks.h", "expand.h")
+    "linear_expand",
+    _FOLDER,
+    "expand.body",
+    ("weights", "ids", "sizes"),
+    ("out",),
+    (*BLOCK_HEADERS, "expand.h"),
 )
 KERNELS = (ROWS, TILES, FILL, EXPAND)
 

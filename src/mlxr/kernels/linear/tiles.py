@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.expand import BLOCK_HEADERS
 
 SIMD_GROUPS = 8
 MAX_STAGED = 16384  # columns; 37 KiB of shared memory
@@ -26,7 +27,7 @@ TILES = Kernel(
     "tiles.body",
     ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
-    ("blocks.h", "tiles.h", "gate.h"),
+    (*BLOCK_HEADERS, "tiles.h", "gate.h"),
 )
 
 

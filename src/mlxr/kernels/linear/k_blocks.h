@@ -1,0 +1,128 @@
+// Blocks of 256 values, with small integers for scales. See runs.h.
+// Two-bit fields: runs 4 h + 2 p + q are sixteen bytes q of half h, at bits 4 p (near) and 4 p + 2 (far).
+struct Twos {
+  enum { BLOCK = 256, RUNS = 8, DELTA = 32 };
+  static FUNCTION int first(int run) { return 128 * (run / 4) + 64 * (run / 2 % 2) + 16 * (run % 2); }
+  static FUNCTION void split(Bytes values, int run, PRIVATE uint *w) {
+    load_words(values + 32 * (run / 4) + 16 * (run % 2), w);
+    UNROLL
+    for (int u = 0; u < 4; ++u) {
+      const uint word = w[u] >> (4 * (run / 2 % 2));
+      w[u] = word & 0x03030303u;
+      w[4 + u] = word >> 2 & 0x03030303u;
+    }
+  }
+  static FUNCTION int group(int run) { return 8 * (run / 4) + 4 * (run / 2 % 2) + run % 2; }
+};
+
+struct Q2_K : Integers<2>, Twos {
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    split(field<0, 64>(base, total, block), run, w);
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    Bytes both = field<80, 4>(base, total, block), groups = field<64, 16>(base, total, block) + group(run);
+    const float d = half_at(both), low = half_at(both + 2);
+    const uint a = groups[0], b = groups[2];
+    fit<2>(d * float(a & 15u), 0.0f, -low * float(a >> 4), 0, scale, offset);
+    fit<2>(d * float(b & 15u), 0.0f, -low * float(b >> 4), 1, scale, offset);
+  }
+};
+
+struct Q3_K : Integers<3>, Twos {
+  static FUNCTION float scale_of(Bytes groups, int i) {
+    const uint low = uint(groups[i % 8]) >> (4 * (i / 8)) & 15u, high = uint(groups[8 + i % 4]) >> (2 * (i / 4)) & 3u;
+    return float(int(low | high << 4) - 32);
+  }
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    uint high[4];
+    load_words(field<64, 32>(base, total, block) + 16 * (run % 2), high);
+    split(field<0, 64>(base, total, block), run, w);
+    const uint bit = 4 * (run / 4) + 2 * (run / 2 % 2);
+    UNROLL
+    for (int u = 0; u < 4; ++u) {
+      w[u] |= spread_bit(high[u], bit, 2);
+      w[4 + u] |= spread_bit(high[u], bit + 1, 2);
+    }
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    const float d = half_at(field<108, 2>(base, total, block));
+    Bytes groups = field<96, 12>(base, total, block);
+    fit<3>(d * scale_of(groups, group(run)), -4.0f, 0.0f, 0, scale, offset);
+    fit<3>(d * scale_of(groups, group(run) + 2), -4.0f, 0.0f, 1, scale, offset);
+  }
+};
+
+// The sixteen bytes that open a block of q4_k and q5_k: two halves, then six-bit scales and minima of eight groups.
+template <int B> FUNCTION void fit_sixes(Bytes head, int chunk, PRIVATE float *scale, PRIVATE float *offset) {
+  uint w[4];
+  load_words(head, w);
+  const float d = half_bits_to_float(w[0] & 0xFFFFu), least = half_bits_to_float(w[0] >> 16);
+  const uint shift = 16 * (chunk % 2), s = w[1] >> shift, m = w[2] >> shift, more = w[3] >> shift;
+  const bool late = chunk >= 2;
+  const uint step0 = late ? (more & 15u) | (s >> 2 & 48u) : s & 63u;
+  const uint step1 = late ? (more >> 8 & 15u) | (s >> 10 & 48u) : s >> 8 & 63u;
+  const uint low0 = late ? (more >> 4 & 15u) | (m >> 2 & 48u) : m & 63u;
+  const uint low1 = late ? (more >> 12 & 15u) | (m >> 10 & 48u) : m >> 8 & 63u;
+  fit<B>(d * float(step0), 0.0f, -least * float(low0), 0, scale, offset);
+  fit<B>(d * float(step1), 0.0f, -least * float(low1), 1, scale, offset);
+}
+
+struct Chunks {
+  enum { BLOCK = 256, RUNS = 8, DELTA = 32 };
+  static FUNCTION int first(int run) { return 64 * (run / 2) + 16 * (run % 2); }
+};
+
+struct Q4_K : Integers<4>, Chunks {
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    load_nibbles(field<0, 144>(base, total, block) + 16 + 16 * run, w);
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    fit_sixes<4>(field<0, 144>(base, total, block), run / 2, scale, offset);
+  }
+};
+
+struct Q5_K : Integers<5>, Chunks {
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    Bytes start = field<0, 176>(base, total, block);
+    uint high[4];
+    load_words(start + 16 + 16 * (run % 2), high);
+    load_nibbles(start + 48 + 16 * run, w);
+    const uint bit = 2 * (run / 2);
+    UNROLL
+    for (int u = 0; u < 4; ++u) {
+      w[u] |= spread_bit(high[u], bit, 4);
+      w[4 + u] |= spread_bit(high[u], bit + 1, 4);
+    }
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    fit_sixes<5>(field<0, 176>(base, total, block), run / 2, scale, offset);
+  }
+};
+
+struct Q6_K : Integers<6> {
+  enum { BLOCK = 256, RUNS = 8, DELTA = 64 };
+  static FUNCTION int first(int run) { return 128 * (run / 4) + 16 * (run % 4); }
+  static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE uint *w) {
+    const int half = run / 4, quarter = run % 4;
+    uint high[4];
+    load_words(field<128, 64>(base, total, block) + 32 * half + 16 * (quarter % 2), high);
+    load_nibbles(field<0, 128>(base, total, block) + 64 * half + 16 * quarter, w);
+    UNROLL
+    for (int u = 0; u < 4; ++u) {
+      const uint word = high[u] >> (2 * (quarter / 2));
+      w[u] |= (word & 0x03030303u) << 4;
+      w[4 + u] |= word & 0x30303030u;
+    }
+  }
+  static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int run, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    const float d = half_at(field<208, 2>(base, total, block));
+    Bytes groups = field<192, 16>(base, total, block) + 8 * (run / 4) + run % 4;
+    fit<6>(d * float(int(groups[0] ^ 128u) - 128), -32.0f, 0.0f, 0, scale, offset);
+    fit<6>(d * float(int(groups[4] ^ 128u) - 128), -32.0f, 0.0f, 1, scale, offset);
+  }
+};
