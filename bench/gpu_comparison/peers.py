@@ -16,6 +16,20 @@ CHUNK_TOKENS = 2048
 WARM_STEPS = 3  # before a step is recorded
 
 
+def _name_sizes(shape: Shape) -> dict[str, Any]:
+    """A Llama's measures as both peers call them."""
+    return {
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "intermediate_size": shape.ffn,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": False,
+    }
+
+
 class MlxLm:
     """mlx-lm in bf16, or with its own 4 bits in groups of 64."""
 
@@ -33,15 +47,8 @@ class MlxLm:
         self._model = Model(
             ModelArgs(
                 model_type="llama",
-                hidden_size=shape.hidden,
-                num_hidden_layers=shape.layers,
-                intermediate_size=shape.ffn,
-                num_attention_heads=shape.heads,
-                num_key_value_heads=shape.kv_heads,
-                rms_norm_eps=1e-5,
-                vocab_size=shape.vocab_size,
+                **_name_sizes(shape),
                 rope_theta=shape.rope_theta,
-                tie_word_embeddings=False,
             )
         )
         self._model.set_dtype(mx.bfloat16)
@@ -129,15 +136,8 @@ class Transformers:
         self._device = "cuda" if device == "cuda" else "mps" if device == "metal" else "cpu"
         self.note = ""
         self._config = LlamaConfig(
-            hidden_size=shape.hidden,
-            num_hidden_layers=shape.layers,
-            intermediate_size=shape.ffn,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            rms_norm_eps=1e-5,
-            vocab_size=shape.vocab_size,
+            **_name_sizes(shape),
             max_position_embeddings=shape.context_length,
-            tie_word_embeddings=False,
         )
         kept = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)

@@ -16,7 +16,6 @@ Row = Mapping[str, Any]
 DOCUMENT = Path("docs") / "gpu.md"
 PLOT = Path("docs") / "img" / "gpu-speed.svg"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-GIB = 2**30
 
 
 def format_table(results: Results) -> str:
@@ -24,9 +23,8 @@ def format_table(results: Results) -> str:
     lines = [
         describe(results),
         "",
-        f"| work | mlxr, tokens/s | mlx-lm | ratio | wanted | {TRANSFORMERS} | mlxr reads | of the copy rate | "
-        "peak memory |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        f"| work | mlxr, tokens/s | mlx-lm | ratio | wanted | {TRANSFORMERS} | mlxr reads | of the copy rate |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     return "\n".join([*lines, *(format_line(results, case) for case in list_cases(results))])
 
@@ -92,7 +90,6 @@ def format_line(results: Results, case: Case) -> str:
         steps = ours["tokens_per_s"] / case.batch
         cells.append(f"{steps * (ours['weight_bytes'] + ours['cache_bytes']) / 1e9:,.0f} GB/s")
         cells.append("" if share is None else f"weights {share:.0%}")
-    cells.append("" if ours is None else f"{ours['peak_bytes'] / GIB:.1f} GiB")
     return "| " + " | ".join(cells) + " |"
 
 

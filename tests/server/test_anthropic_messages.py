@@ -10,9 +10,8 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
+from demo_texts import ANSWER, QUESTION
 
-QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
-ANSWER = "`os.path.join`: Join two or more pathname components, inserting '/' as needed."
 TOOL = {
     "name": "get_weather",
     "description": "The weather of a city.",

@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import ollama
 import pytest
+from demo_texts import ANSWER
 from jsonschema import validate
 from running_server import RunningServer
 
 from mlxr.registry import Changes
 
 ASK = "What does os.path.join do?"
-ANSWER = "`os.path.join`: Join two or more pathname components, inserting '/' as needed."
 MESSAGES = [{"role": "user", "content": ASK}]
 GREEDY = {"temperature": 0}
 THINKING = (

@@ -9,22 +9,8 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from demo_texts import ANSWER, QUESTION, WEATHER
 
-QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
-ANSWER = "`os.path.join`: Join two or more pathname components, inserting '/' as needed."
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 12}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
 TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from demo_texts import ANSWER
 from openai.types.responses import Response, ResponseStreamEvent
 
 QUESTION = "What does os.path.join do?"
-ANSWER = "`os.path.join`: Join two or more pathname components, inserting '/' as needed."
 TOOL = {
     "type": "function",
     "name": "get_weather",

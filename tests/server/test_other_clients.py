@@ -7,23 +7,9 @@ import os
 import warnings
 
 import pytest
+from demo_texts import ANSWER, QUESTION, WEATHER
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network for a price list
-QUESTION = [{"role": "user", "content": "What does os.path.join do?"}]
-ANSWER = "`os.path.join`: Join two or more pathname components, inserting '/' as needed."
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather of a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 12}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # both libraries warn about each other and about pydantic
 
