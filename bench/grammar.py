@@ -110,7 +110,7 @@ def run_round(
 def measure(loaded: LoadedModel, engine: Engine, given: argparse.Namespace) -> dict[str, float]:
     """Interleaved rounds with and without grammars, after one of each that does not count."""
     prompt = loaded.tokenizer.encode(PROMPT)
-    compiler = GrammarCompiler(loaded.tokenizer, loaded.tokenizer.eos_ids, loaded.config.vocab_size)
+    compiler = GrammarCompiler(loaded.tokenizer, loaded.tokenizer.eos_ids, loaded.config.vocab_size, loaded.ctx)
     watch = Stopwatch()
     steps: list[float] = []
     grammars: list[float] = []
