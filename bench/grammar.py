@@ -4,8 +4,8 @@
 
 In every round the batch generates at temperature 1, each sequence under its own JSON schema, or all under the same
 one, long enough that none ends early; then as many tokens without grammars. Counted are the steps in which all
-sequences decode. The cost is how much longer the median step gets. What the masks and the accepted tokens alone take,
-measured around each call, is shown beside it. Exit code 1 if grammars cost 10 % of a step or more.
+sequences decode. The cost is how much longer the median step gets. What the engine's own thread spends on masks and
+accepted tokens, measured around each call, is shown beside it. Exit code 1 if grammars cost 10 % of a step or more.
 """
 
 from __future__ import annotations

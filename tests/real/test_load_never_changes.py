@@ -50,7 +50,7 @@ class Request:
 class Demo:
     """The demo model on one and on two threads, requests to draw from, and their answers when alone.
 
-    Compilers are by the threads that compute masks beside the engine, 0 for none.
+    Compilers are by the threads of the model that they are for, 0 for none.
     """
 
     models: dict[int, LoadedModel]

@@ -1,7 +1,8 @@
 """llguidance behind one small face: matchers take tokens and write masks of what may come next.
 
-Where its C functions fit and the native module is there, the pool's threads compute masks while the engine does other
-things (`grammar_functions`); else its Python classes compute them at once. Both give the same masks. Knows no requests.
+Where its C functions fit and the native module has a thread to spare, that computes masks while the engine does other
+things (`grammar_functions`); else the library's Python classes compute them at once, which is faster in one thread:
+copies of a matcher share what its lexer has learnt. Both give the same masks. Knows no requests.
 """
 
 from __future__ import annotations
@@ -62,10 +63,11 @@ def open_library(
     vocabulary: GrammarVocabulary, eos_ids: Collection[int], groups: list[str], host: NativeHost | None
 ) -> Library:
     """The library for one vocabulary; `groups` as `service.grammar.group_tokens` gives them."""
-    functions = None if host is None or host.native is None else find_functions()
-    if host is None or functions is None:
-        return ClassLibrary(vocabulary, eos_ids, groups)
-    return FunctionLibrary(functions, host.module, host.native, vocabulary, eos_ids, groups)
+    if host is not None and host.native is not None and host.native.threads > 1:
+        functions = find_functions()
+        if functions is not None:
+            return FunctionLibrary(functions, host.module, host.native, vocabulary, eos_ids, groups)
+    return ClassLibrary(vocabulary, eos_ids, groups)
 
 
 class ClassLibrary:
