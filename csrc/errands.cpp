@@ -3,6 +3,10 @@
 
 #include <algorithm>
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
 #include "thread_pool.h"
 
 namespace mlxr {
@@ -10,11 +14,16 @@ namespace mlxr {
 namespace {
 
 std::atomic<bool> closed{false};
-std::atomic<int> busy_threads{0};
+std::atomic<int> busy_threads{0};  // of pools, at errands; a forked child has none of them
 
 }  // namespace
 
-Errands::Errands() : forks_(count_forks()) {}
+Errands::Errands() : forks_(count_forks()) {
+#if defined(__unix__) || defined(__APPLE__)
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { busy_threads.store(0); });
+    (void)registered;
+#endif
+}
 
 void Errands::add(Errand& errand) {
     const std::lock_guard lock(mutex_);

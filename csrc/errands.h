@@ -62,8 +62,8 @@ class Errands {
     void wait_for(const Errand& errand) const;
     static void do_it(Errand& errand);
 
-    std::atomic<int> waiting_{0};
-    std::mutex mutex_;
+    alignas(64) std::atomic<int> waiting_{0};  // threads look at it all the time
+    alignas(64) std::mutex mutex_;
     std::deque<Errand*> queue_;
     const unsigned forks_;
 };

@@ -261,11 +261,12 @@ def test_a_forked_child_does_what_waits_or_says_what_it_lost(
     child_script: Callable[[str], subprocess.CompletedProcess[str]],
 ) -> None:
     script = """
-import os, warnings
+import os, sys, warnings
 import numpy as np
 from test_grammar_matcher import WORDS, FakeLibrary, native, wide_product
 warnings.simplefilter("ignore")
 runtime, library = native.Runtime(2, "portable"), FakeLibrary()
+library.delay_s = 0.001
 matchers = [library.open(runtime) for _ in range(20)]
 native.linear(runtime, *wide_product(runtime))
 for matcher in matchers:
@@ -278,8 +279,8 @@ if os.fork() == 0:
         except RuntimeError as error:
             assert "lost when the process was forked" in str(error)
             lost += 1
-    os._exit(lost)
+    sys.exit(lost)
 _, status = os.wait()
-print(os.waitstatus_to_exitcode(status) <= 1)
+print(os.waitstatus_to_exitcode(status))
 """
-    assert child_script(script).stdout == "True\n"
+    assert {child_script(script).stdout for _ in range(4)} <= {"0\n", "1\n"}
