@@ -24,6 +24,7 @@
 
 namespace nb = nanobind;
 
+void bind_grammar(nb::module_& m);
 void bind_probe(nb::module_& m);
 #if defined(MLXR_HAVE_OPERATORS)
 void bind_operators(nb::module_& m);
@@ -171,6 +172,7 @@ NB_MODULE(_native, m) {
           nb::arg("data").noconvert(), nb::arg("out").noconvert(), "out[t] = decoded row token_ids[t] of raw blocks.");
     m.def("empty", &make_empty, nb::arg("runtime"), nb::arg("rows"), nb::arg("columns"),
           "A float32 array whose memory is used again afterwards; contents undefined. For large results.");
+    bind_grammar(m);
     bind_probe(m);
 #if defined(MLXR_HAVE_OPERATORS)
     bind_operators(m);

@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+#include "errands.h"
+
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #endif
@@ -147,7 +149,9 @@ struct ThreadPool::State {
     std::condition_variable wake_workers, wake_caller;
     std::vector<std::thread> workers;
 
-    explicit State(int threads_) : threads(threads_), places(threads_) {}
+    Errands& errands;
+
+    State(int threads_, Errands& errands_) : threads(threads_), places(threads_), errands(errands_) {}
 
     void work(int thread) {
         if (fixed_shares) {
@@ -162,8 +166,9 @@ struct ThreadPool::State {
         }
     }
 
-    void await_generation(uint32_t seen, int thread) {
-        const auto ready = [&] { return generation.load(std::memory_order_acquire) != seen; };
+    // Returns when there is a new section, or perhaps an errand.
+    void await_work(uint32_t seen, int thread) {
+        const auto ready = [&] { return generation.load(std::memory_order_acquire) != seen || errands.has_waiting(); };
         const auto leave_crowd = [&] { places.leave_crowd(thread); };
         if (spin_until(ready, leave_crowd)) return;
         std::unique_lock lock(mutex);
@@ -177,8 +182,13 @@ struct ThreadPool::State {
     void serve(int thread) {
         uint32_t seen = 0;
         while (true) {
-            await_generation(seen, thread);
-            seen = generation.load(std::memory_order_acquire);
+            await_work(seen, thread);
+            const uint32_t now = generation.load(std::memory_order_acquire);
+            if (now == seen) {
+                errands.run_next_beside();
+                continue;
+            }
+            seen = now;
             if (stop) return;
             work(thread);
             if (running.fetch_sub(1) == 1 && caller_sleeps.load()) {
@@ -206,9 +216,9 @@ struct ThreadPool::State {
     }
 };
 
-ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), state_(nullptr) {
+ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), errands_(new Errands), state_(nullptr) {
     if (threads_ == 1) return;
-    state_ = new State(threads_);
+    state_ = new State(threads_, *errands_);
     state_->forks = fork_count().load();
     try {
         for (int thread = 1; thread < threads_; ++thread) {
@@ -219,17 +229,20 @@ ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), state
         state_->publish();
         for (std::thread& worker : state_->workers) worker.join();
         delete state_;
+        delete errands_;
         throw;
     }
 }
 
 ThreadPool::~ThreadPool() {
-    if (state_ == nullptr) return;
-    if (state_->forks != fork_count().load()) return;  // the threads are the parent's: nothing to join, let it lie
-    state_->stop = true;
-    state_->publish();
-    for (std::thread& worker : state_->workers) worker.join();
-    delete state_;
+    if (state_ != nullptr) {
+        if (state_->forks != fork_count().load()) return;  // the threads are the parent's: nothing to join, let it lie
+        state_->stop = true;
+        state_->publish();
+        for (std::thread& worker : state_->workers) worker.join();
+        delete state_;
+    }
+    delete errands_;
 }
 
 void ThreadPool::start(int tasks, Task fn, void* arg, bool fixed_shares) {
@@ -238,6 +251,7 @@ void ThreadPool::start(int tasks, Task fn, void* arg, bool fixed_shares) {
         for (int task = 0; task < tasks; ++task) fn(arg, task, 0);
         return;
     }
+    while (errands_->has_waiting() && errands_->run_next()) continue;
     State& state = *state_;
     state.fn = fn;
     state.arg = arg;
@@ -248,6 +262,10 @@ void ThreadPool::start(int tasks, Task fn, void* arg, bool fixed_shares) {
     state.publish();
     state.work(0);
     state.await_workers();
+}
+
+unsigned count_forks() {
+    return fork_count().load(std::memory_order_relaxed);
 }
 
 void wait_a_little(int round) {

@@ -5,11 +5,16 @@
 // Tasks must not throw, and must not start a section themselves. One section at a time: callers serialise
 // (Runtime has the mutex). After fork() the child has no workers; there all work runs on the calling thread,
 // with the same results.
+//
+// Between sections the workers do errands (errands.h) while they are awake; those that still wait when the next section
+// starts are done first, by all threads.
 #pragma once
 
 #include <cstddef>
 
 namespace mlxr {
+
+class Errands;
 
 class ThreadPool {
   public:
@@ -22,6 +27,7 @@ class ThreadPool {
     ThreadPool& operator=(const ThreadPool&) = delete;
 
     int threads() const { return threads_; }
+    Errands& errands() { return *errands_; }
 
     // Calls fn(arg, task, thread) for every task in [0, tasks); threads claim tasks as they become free.
     // Returns when all are done. thread is in [0, threads()).
@@ -51,8 +57,12 @@ class ThreadPool {
     void start(int tasks, Task fn, void* arg, bool fixed_shares);
 
     int threads_;
+    Errands* errands_;
     State* state_;  // null for one thread; left to the process in a forked child
 };
+
+// How often this process is the child of a fork(): threads that were there before are not there any more.
+unsigned count_forks();
 
 // Spins until ready() holds, and lets others have the processor when that takes long: for a wait within a section for
 // another of its tasks, which is running.

@@ -9,22 +9,20 @@ from contextlib import closing
 from jsonschema import Draft202012Validator
 from schema_maker import make_schema
 
-from mlxr.core.settings import resolve
+from mlxr.core.settings import Settings, resolve
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
+from mlxr.loading import LoadedModel
 from mlxr.service.grammar import GrammarCompiler
 from mlxr.service.opening import build_engine, open_model
 
 SCHEMAS, MAX_TOKENS, WANTED_SHARE = 200, 256, 0.8
 
 
-def test_finished_answers_validate() -> None:
-    settings = resolve({"context_tokens": 512, "max_sequences": 64})
+def answer_all(loaded: LoadedModel, settings: Settings, compiler: GrammarCompiler) -> dict[int, str]:
+    """The texts of the answers that came to their end, each by the number of its schema."""
     texts: dict[int, list[int]] = defaultdict(list)
-    reasons = {}
-    with open_model("demo", settings) as loaded, closing(build_engine(loaded, settings)) as engine:
-        tokenizer = loaded.tokenizer
-        compiler = GrammarCompiler(tokenizer, tokenizer.eos_ids, loaded.config.vocab_size)
-        ids = {}
+    reasons, ids, tokenizer = {}, {}, loaded.tokenizer
+    with closing(build_engine(loaded, settings)) as engine:
         for index in range(SCHEMAS):
             constraint = compiler.compile(Grammar("json_schema", json.dumps(make_schema(index))))
             params = SamplingParams(max_tokens=MAX_TOKENS, temperature=1.0, seed=index)
@@ -36,7 +34,15 @@ def test_finished_answers_validate() -> None:
                     texts[ids[event.sequence_id]].append(event.token_id)
                 if event.finish_reason is not None:
                     reasons[ids[event.sequence_id]] = event.finish_reason
-        finished = {index: tokenizer.decode(texts[index]) for index in texts if reasons[index] is FinishReason.STOP}
+    return {index: tokenizer.decode(texts[index]) for index in texts if reasons[index] is FinishReason.STOP}
+
+
+def test_finished_answers_validate() -> None:
+    settings = resolve({"context_tokens": 512, "max_sequences": 64})
+    with open_model("demo", settings) as loaded:
+        known = loaded.tokenizer, loaded.tokenizer.eos_ids, loaded.config.vocab_size
+        finished = answer_all(loaded, settings, GrammarCompiler(*known, loaded.ctx))
+        assert finished == answer_all(loaded, settings, GrammarCompiler(*known))  # masks made in the engine's thread
     assert len(finished) >= WANTED_SHARE * SCHEMAS
     for index, text in finished.items():
         schema = make_schema(index)

@@ -2,7 +2,8 @@
 
 What is varied: arrivals, batch and chunk sizes, page sizes, arenas too small for all, prefixes cached in memory and on
 disk, answers that must give their pages back, neighbours that are cancelled, one and two threads, one to four answers
-to a prompt, greedy and seeded sampling. Alone means alone: a fresh engine with one plain run of memory per answer.
+to a prompt, greedy and seeded sampling, with grammars and without. Alone means alone: a fresh engine with one plain run
+of memory per answer, and masks that are computed in its own thread.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import LoadedModel, load
+from mlxr.service.grammar import GrammarCompiler, GrammarConstraint
 
 SCHEDULES = 200
 CONTEXT_TOKENS = 64
@@ -26,6 +28,11 @@ TEXTS = (
     "import os\nimport sys\n\n\ndef write_lines(path, lines):\n    with open(path, 'w') as file:\n",
     "What does os.path.join do? It joins one or more path components intelligently.",
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+)
+GRAMMARS = (
+    Grammar("regex", "[a-z]{2,9}( [0-9]+,)*"),
+    Grammar("json_schema", '{"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 3}'),
+    Grammar("json_schema", '{"properties": {"parameters": {"type": "integer"}}, "required": ["parameters"]}'),
 )
 Answers = dict[int, list[TokenEvent]]  # by index
 
@@ -36,13 +43,18 @@ class Request:
 
     prompt: tuple[int, ...]
     params: SamplingParams
+    grammar: Grammar | None
 
 
 @dataclass
 class Demo:
-    """The demo model on one and on two threads, requests to draw from, and their answers when alone."""
+    """The demo model on one and on two threads, requests to draw from, and their answers when alone.
+
+    Compilers are by the threads of the model that they are for, 0 for none.
+    """
 
     models: dict[int, LoadedModel]
+    compilers: dict[int, GrammarCompiler]
     requests: list[Request]
     folder: Path
     alone: dict[int, Answers]
@@ -53,12 +65,15 @@ class Demo:
             engine = self.open_engine(
                 1, kv_cache="simple", pages=request.params.n, max_batch_tokens=CONTEXT_TOKENS, max_sequences=4
             )
-            engine.submit(request.prompt, request.params)
+            engine.submit(request.prompt, request.params, constraint=self.constrain(request, 0))
             events: list[TokenEvent] = []
             while engine.has_work:
                 events += engine.step()
             self.alone[number] = sort_events(events)
         return self.alone[number]
+
+    def constrain(self, request: Request, threads: int) -> GrammarConstraint | None:
+        return None if request.grammar is None else self.compilers[threads].compile(request.grammar)
 
     def open_engine(
         self,
@@ -95,7 +110,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     models = {threads: load("demo", threads=threads) for threads in (1, 2)}
     chance = random.Random(0)
     texts = [models[1].tokenizer.encode(text) for text in TEXTS]
-    yield Demo(models, [draw_request(chance, texts) for _ in range(60)], tmp_path_factory.mktemp("store"), {})
+    known = models[1].tokenizer, models[1].tokenizer.eos_ids, models[1].config.vocab_size
+    hosts = {0: None, 1: models[1].ctx, 2: models[2].ctx}
+    compilers = {threads: GrammarCompiler(*known, host) for threads, host in hosts.items()}
+    requests = [draw_request(chance, texts) for _ in range(60)]
+    yield Demo(models, compilers, requests, tmp_path_factory.mktemp("store"), {})
     for model in models.values():
         model.close()
 
@@ -103,6 +122,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
 def draw_request(chance: random.Random, texts: list[list[int]]) -> Request:
     ids = chance.choice(texts)
     prompt = tuple(ids[: chance.choice([1, 5, 17, len(ids), len(ids)])])
+    grammar = chance.choice([None, None, *GRAMMARS])
     params = SamplingParams(
         max_tokens=chance.choice([1, 4, 8, 12]),
         temperature=chance.choice([0.0, 1.0, 3.0]),
@@ -112,9 +132,9 @@ def draw_request(chance: random.Random, texts: list[list[int]]) -> Request:
         seed=chance.getrandbits(64),
         logprobs=chance.choice([0, 3]),
         n=chance.choice([1, 1, 2, 3, 4]),
-        ignore_eos=chance.random() < 0.5,
+        ignore_eos=grammar is None and chance.random() < 0.5,
     )
-    return Request(prompt, params)
+    return Request(prompt, params, grammar)
 
 
 def sort_events(events: Iterable[TokenEvent]) -> Answers:
@@ -130,11 +150,11 @@ def without_load(event: TokenEvent) -> tuple[object, ...]:
     return (event.token_id, event.logprob, event.top, event.finish_reason, usage, event.error)
 
 
-def draw_engine(chance: random.Random, demo: Demo) -> Engine:
+def draw_engine(chance: random.Random, demo: Demo, threads: int) -> Engine:
     page_size = chance.choice([4, 8, 16, 32])
     needed_pages = CONTEXT_TOKENS // page_size
     return demo.open_engine(
-        chance.choice([1, 2]),
+        threads,
         kv_cache="paged",
         pages=needed_pages + chance.choice([0, 1, needed_pages, 6 * needed_pages]),
         page_size=page_size,
@@ -148,16 +168,18 @@ def draw_engine(chance: random.Random, demo: Demo) -> Engine:
 def run_schedule(seed: int, demo: Demo) -> Engine:
     """Submit, cancel and preempt at random, and compare every answer; the engine afterwards."""
     chance = random.Random(seed)
-    engine = draw_engine(chance, demo)
+    threads = chance.choice([1, 2])
+    engine = draw_engine(chance, demo, threads)
     arrivals = sorted((chance.randrange(10), chance.randrange(len(demo.requests))) for _ in range(chance.randint(3, 6)))
     numbers: dict[int, int] = {}
     events: list[TokenEvent] = []
     for step in range(2000):
         while arrivals and arrivals[0][0] <= step:
-            request = demo.requests[arrivals[0][1]]
-            numbers[engine.submit(request.prompt, request.params, priority=chance.choice([0, 0, 2]))] = arrivals.pop(0)[
-                1
-            ]
+            number = arrivals.pop(0)[1]
+            request = demo.requests[number]
+            priority, constraint = chance.choice([0, 0, 2]), demo.constrain(request, threads)
+            request_id = engine.submit(request.prompt, request.params, priority=priority, constraint=constraint)
+            numbers[request_id] = number
         if numbers and chance.random() < 0.05:
             events += engine.cancel(chance.choice(list(numbers)))
         running = engine._scheduler.running

@@ -1,7 +1,8 @@
 """Which tokens may come next in an answer: what a grammar must offer to the engine, and its state in one answer.
 
 The engine asks for a mask before every token, applies it within its one sampling call, and tells which token was
-chosen. Knows no grammar and no text.
+chosen. Between the two there is a forward pass, in which a constraint may get the next mask ready. Knows no grammar
+and no text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TokenConstraint(Protocol):
         ...
 
     def accept(self, token_id: int) -> None:
-        """`token_id` was chosen, and the answer goes on after it."""
+        """`token_id` was chosen, and the answer goes on after it. An error may come with the next mask instead."""
         ...
 
     def fork(self) -> TokenConstraint:
@@ -63,14 +64,12 @@ class MaskSource:
         self._is_filled = True
 
     def accept(self, token_id: int) -> None:
-        """Go on after `token_id`; the next mask is made now, while all that it needs is at hand in the caches."""
+        """Go on after `token_id`."""
         self._is_filled = False
         try:
             self._constraint.accept(token_id)
         except Exception as error:
             self._fail(error)
-        else:
-            self.fill()
 
     def _fail(self, error: Exception) -> None:
         self.mask.fill(0)

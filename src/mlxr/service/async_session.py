@@ -61,6 +61,7 @@ class AsyncSession:
             vocab_size=loaded.config.vocab_size,
             model_name=loaded.name,
             system=system,
+            host=loaded.ctx,
         )
         self._preparation.warm_up()
 

@@ -11,19 +11,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import Grammar
 from mlxr.engine.constraint import Mask
+from mlxr.service.grammar_library import Library, Matcher, NativeHost, open_library
 from mlxr.service.grammar_vocabulary import GrammarVocabulary
 from mlxr.tokenizers import Tokenizer
 
 MAX_COMPILED = 64
 MAX_REASON_CHARACTERS = 300
-# A matcher's copies share a lexer, which gains states with every new text and keeps them. States take 1 to 2 kB.
+# A lexer gains states with every new text and keeps them. States take 1 to 2 kB.
 MAX_LEXER_STATES = 50_000
-MAX_SHARED_TOKENS = 4096  # accepted by all copies together; then the next answer starts with a lexer of its own
+MAX_SHARED_TOKENS = 4096  # accepted by all that share a lexer; then the next answer starts with a lexer of its own
 
 # JSON as models write it: compact, with single spaces, or over several lines. More white space than that has no
 # meaning, and a model that has lost its thread goes on with it for ever.
@@ -35,68 +36,67 @@ class GrammarError(Exception):
 
 
 class _Compiled:
-    """A grammar that is ready, in its first state, and how much its copies have seen."""
+    """A grammar that is ready, in its first state, and how much its copies have seen together if they share a lexer."""
 
-    def __init__(self, tokenizer: LLTokenizer, source: str) -> None:
-        self._tokenizer, self._source = tokenizer, source
+    def __init__(self, library: Library, source: str) -> None:
+        self._library, self._source = library, source
         self.first = self.open_matcher()
         self.shared_tokens = 0
 
-    def open_matcher(self) -> LLMatcher:
+    def open_matcher(self) -> Matcher:
         """In the first state, with a lexer of its own."""
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        return LLMatcher(self._tokenizer, self._source, log_level=0, limits=limits)
+        return self._library.open_matcher(self._source, MAX_LEXER_STATES)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the next answer should start with another one, because of what the lexer keeps."""
+        return self._library.shares_lexers and self.shared_tokens > MAX_SHARED_TOKENS
 
 
 class GrammarConstraint:
-    """The state of one grammar in one answer, as the engine wants it (`engine.constraint.TokenConstraint`)."""
+    """The state of one grammar in one answer, as the engine wants it (`engine.constraint.TokenConstraint`).
 
-    def __init__(self, compiled: _Compiled, matcher: LLMatcher, accepted: list[int]) -> None:
+    A token that does not fit is reported when the next mask is asked for.
+    """
+
+    def __init__(self, compiled: _Compiled, matcher: Matcher, accepted: list[int]) -> None:
         self._compiled, self._matcher, self._accepted = compiled, matcher, accepted
-        self._mask: Mask | None = None
-        self._address = self._mask_bytes = 0
 
     def fill_mask(self, mask: Mask) -> None:
-        """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),)."""
-        if mask is not self._mask:  # nearly always the same; its address takes longer to find than some masks
-            self._mask, self._address, self._mask_bytes = mask, mask.ctypes.data, mask.nbytes
-        self._matcher.unsafe_compute_mask_ptr(self._address, self._mask_bytes)
-        if not self._matcher.is_error():
+        """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),); raises GrammarError."""
+        if self._matcher.write_mask(mask):
             return
-        self._renew()
-        self._matcher.unsafe_compute_mask_ptr(self._address, self._mask_bytes)
-        if self._matcher.is_error():
-            raise GrammarError(_summarize(self._matcher.get_error()))
+        # The lexer may be full of states, other answers' too, that are not needed any more: go on with a new one.
+        self._matcher = self._compiled.open_matcher()
+        self._matcher.replay(self._accepted)
+        if not self._matcher.write_mask(mask):
+            raise GrammarError(_summarize(self._matcher.read_error()))
 
     def accept(self, token_id: int) -> None:
-        """The token that was chosen; raises GrammarError when the grammar does not allow it."""
-        if not self._matcher.consume_token(token_id):
-            self._renew()
-            if not self._matcher.consume_token(token_id):
-                raise GrammarError(_summarize(self._matcher.get_error()))
+        """The token that was chosen; the next mask gets ready from now on."""
+        self._matcher.accept(token_id)
         self._accepted.append(token_id)
         self._compiled.shared_tokens += 1
 
-    def _renew(self) -> None:
-        """After an error: the lexer may be full of the states of other answers, so go on with one of its own."""
-        self._matcher = self._compiled.open_matcher()
-        self._matcher.consume_tokens(self._accepted)
-
     def fork(self) -> GrammarConstraint:
         """One more of the same state."""
-        return GrammarConstraint(self._compiled, self._matcher.deep_copy(), list(self._accepted))
+        return GrammarConstraint(self._compiled, self._matcher.fork(), list(self._accepted))
 
 
 class GrammarCompiler:
     """Grammars for one model: `vocab_size` logits, answers that end with `eos_ids`. Safe to use from several threads.
 
+    The threads of `host`, the model's context, compute masks beside what the engine does; without it the engine's own.
     Compiling takes from one to some hundred milliseconds, the first time also those for the vocabulary.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int], vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, eos_ids: Collection[int], vocab_size: int, host: NativeHost | None = None
+    ) -> None:
         self._vocabulary = tokenizer, frozenset(eos_ids), vocab_size
+        self._host = host
         self._lock = threading.Lock()
-        self._library: LLTokenizer | None = None
+        self._library: Library | None = None
         self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
 
     def compile(self, grammar: Grammar | str, *, field: str = "grammar") -> GrammarConstraint:
@@ -110,18 +110,18 @@ class GrammarCompiler:
         with self._lock:
             library = self._open_library(field)
             compiled = self._compiled.get(source)
-        if compiled is None or compiled.shared_tokens > MAX_SHARED_TOKENS:
+        if compiled is None or compiled.is_used_up:
             compiled = _Compiled(library, source)
-            if compiled.first.is_error():
-                raise InvalidRequest(field, _summarize(compiled.first.get_error()))
+            if reason := compiled.first.read_error():
+                raise InvalidRequest(field, _summarize(reason))
         with self._lock:
             self._compiled[source] = compiled
             self._compiled.move_to_end(source)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        return GrammarConstraint(compiled, compiled.first.deep_copy(), [])
+        return GrammarConstraint(compiled, compiled.first.fork(), [])
 
-    def _open_library(self, field: str) -> LLTokenizer:
+    def _open_library(self, field: str) -> Library:
         """The library's idea of the vocabulary, made when it is first needed."""
         if self._library is None:
             tokenizer, eos_ids, vocab_size = self._vocabulary
@@ -129,7 +129,7 @@ class GrammarCompiler:
                 raise InvalidRequest(field, "the model has no end token, so that no answer could end with the grammar")
             vocabulary = GrammarVocabulary(tokenizer, eos_ids, vocab_size)
             groups = group_tokens(max(map(len, vocabulary.tokens)))
-            self._library = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=sorted(eos_ids), slices=groups)
+            self._library = open_library(vocabulary, eos_ids, groups, self._host)
         return self._library
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from mlxr.core.errors import InvalidRequest
 from mlxr.tokenizers import Tokenizer
 
-_SPECIAL_MARKER = b"\xff"  # the library writes it before the names of special tokens; it is no byte of UTF-8
+SPECIAL_MARKER = b"\xff"  # the library writes it before the names of special tokens; it is no byte of UTF-8
 _MAX_FORCED = 4096
 _MAX_TOKEN_BYTES = 1000  # the library's trie is no deeper than 1024
 
@@ -85,4 +85,4 @@ class GrammarVocabulary:
 
 def _find_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     part = tokenizer.token_bytes(token_id)
-    return b"" if part.startswith(_SPECIAL_MARKER) or len(part) > _MAX_TOKEN_BYTES else part
+    return b"" if part.startswith(SPECIAL_MARKER) or len(part) > _MAX_TOKEN_BYTES else part

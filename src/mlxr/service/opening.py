@@ -96,4 +96,5 @@ def build_session(loaded: LoadedModel, engine: Engine, system: str | None = None
         vocab_size=loaded.config.vocab_size,
         model_name=loaded.name,
         system=system,
+        host=loaded.ctx,
     )

@@ -25,6 +25,7 @@ from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from mlxr.service.grammar import GrammarCompiler
+    from mlxr.service.grammar_library import NativeHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Prepared:
 class Preparation:
     """How requests to one model are prepared. Safe to use from several threads.
 
-    `system` is the system message of conversations that have none.
+    `system` is the system message of conversations that have none; `host` the context of the model, see
+    `GrammarCompiler`.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Preparation:
         vocab_size: int,
         model_name: str,
         system: str | None = None,
+        host: NativeHost | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -61,6 +64,7 @@ class Preparation:
         self._chat = None if template is None else Chat(tokenizer, template, system=system)
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
+        self._host = host
 
     def fit_think(self, think: bool | str | None) -> bool | str | None:
         """What comes nearest to `think` with this model; see `Chat.fit_think`."""
@@ -161,7 +165,8 @@ class Preparation:
             if self._compiler is None:
                 from mlxr.service.grammar import GrammarCompiler  # the library takes a while to import
 
-                self._compiler = GrammarCompiler(self.tokenizer, self.tokenizer.eos_ids, self._vocab_size)
+                eos_ids = self.tokenizer.eos_ids
+                self._compiler = GrammarCompiler(self.tokenizer, eos_ids, self._vocab_size, self._host)
         return self._compiler.compile(rules.grammar, field=rules.field)
 
     @cached_property

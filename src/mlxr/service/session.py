@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.events import Event, Finish
@@ -25,6 +26,9 @@ from mlxr.service.preparation import Preparation, Prepared
 from mlxr.service.prompt import Message, Prompt
 from mlxr.service.requests import ChatRequest, TextRequest
 from mlxr.tokenizers import ChatTemplate, Tokenizer
+
+if TYPE_CHECKING:
+    from mlxr.service.grammar_library import NativeHost
 
 
 @dataclass(slots=True)
@@ -63,10 +67,11 @@ class Session:
         vocab_size: int,
         model_name: str,
         system: str | None = None,
+        host: NativeHost | None = None,
     ) -> None:
         self._engine = engine
         self._preparation = Preparation(
-            tokenizer, template, vocab_size=vocab_size, model_name=model_name, system=system
+            tokenizer, template, vocab_size=vocab_size, model_name=model_name, system=system, host=host
         )
         self._open: dict[int, _Open] = {}
         self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them
