@@ -135,4 +135,10 @@ void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const Laye
     }
 }
 
+void run_head(Runtime& runtime, const Head& head, const LayersCall& call, float* logits) {
+    float* const normed = Arrays(runtime, call.tokens * call.columns, 1).take(call.tokens * call.columns);
+    const RmsNormCall step = norm_stream(call, false, head.norm, head.eps, normed);
+    multiply(runtime, *head.output, normed, call.tokens, logits, make_normed(runtime, step));
+}
+
 }  // namespace mlxr

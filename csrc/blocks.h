@@ -47,7 +47,17 @@ struct LayersCall {
     AttendCall attend;
 };
 
+// What makes logits of the last layer's states.
+struct Head {
+    const float* norm;
+    float eps;
+    const LinearWeight* output;
+};
+
 // All sizes must be checked; the caller holds runtime.mutex. Throws std::bad_alloc when scratch cannot grow.
 void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const LayersCall& call);
+
+// logits (tokens, features of the output) of what run_layers leaves in stream and delta. The same holds.
+void run_head(Runtime& runtime, const Head& head, const LayersCall& call, float* logits);
 
 }  // namespace mlxr
