@@ -164,8 +164,8 @@ void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, con
         call.stream = reinterpret_cast<float*>(runtime.scratch(mlxr::Scratch::operators, 2 * floats * sizeof(float)));
         call.delta = call.stream + floats;
         mlxr::embed(runtime, type, table.data(), call.columns, token_ids.data(), call.tokens, call.stream);
-        mlxr::run_layers(runtime, layers.data(), static_cast<int64_t>(layers.size()), call);
-        mlxr::run_head(runtime, {norm.data(), eps, &output.weight}, call, logits.data());
+        const mlxr::Head head{norm.data(), eps, &output.weight};
+        mlxr::run_model(runtime, {layers.data(), static_cast<int64_t>(layers.size()), head}, call, logits.data());
     });
 }
 

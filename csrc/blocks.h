@@ -54,10 +54,17 @@ struct Head {
     const LinearWeight* output;
 };
 
+struct Model {
+    const Layer* layers;
+    int64_t count;
+    Head head;
+};
+
 // All sizes must be checked; the caller holds runtime.mutex. Throws std::bad_alloc when scratch cannot grow.
 void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const LayersCall& call);
 
-// logits (tokens, features of the output) of what run_layers leaves in stream and delta. The same holds.
-void run_head(Runtime& runtime, const Head& head, const LayersCall& call, float* logits);
+// All layers, then logits (tokens, features of the output) of all tokens. The same holds. After few tokens the pool's
+// other threads read the first weights into the cache while the caller prepares the next step.
+void run_model(Runtime& runtime, const Model& model, const LayersCall& call, float* logits);
 
 }  // namespace mlxr
