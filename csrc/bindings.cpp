@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings_embed.h"
 #include "bindings_weight.h"
 #include "buffers.h"
 #include "cpu_features.h"
@@ -29,6 +30,7 @@ void bind_probe(nb::module_& m);
 #if defined(MLXR_HAVE_OPERATORS)
 void bind_operators(nb::module_& m);
 void bind_blocks(nb::module_& m);
+void bind_sample(nb::module_& m);
 #endif
 
 namespace {
@@ -36,7 +38,6 @@ namespace {
 using Matrix = nb::ndarray<float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstMatrix = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstVector = nb::ndarray<const float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstIds = nb::ndarray<const int32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ConstBytes = nb::ndarray<const uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::vector<std::string> available_isas() {
@@ -64,12 +65,6 @@ void make_runtime(mlxr::Runtime* self, int threads, const std::string& isa_name)
     new (self) mlxr::Runtime(threads, isa);
 }
 
-mlxr::Type find_type(const std::string& name) {
-    mlxr::Type type;
-    if (!mlxr::parse_type(name, type)) throw nb::value_error(("no kernel for tensor type '" + name + "'").c_str());
-    return type;
-}
-
 void check_size(const char* what, size_t has, size_t wants) {
     if (has == wants) return;
     throw nb::value_error(
@@ -78,7 +73,7 @@ void check_size(const char* what, size_t has, size_t wants) {
 
 void append(mlxr::PythonWeight& self, mlxr::Runtime& runtime, const std::string& type_name, int64_t rows,
             ConstBytes data, std::optional<ConstVector> bias) {
-    const mlxr::Type type = find_type(type_name);
+    const mlxr::Type type = mlxr::find_type(type_name);
     self.weight.check(type, rows, data.size());
     if (bias) check_size("linear weight: length of bias", bias->size(), static_cast<size_t>(rows));
     mlxr::LinearWeight::Part part;
@@ -120,30 +115,13 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> make_empty(mlxr::Runtime& runtime, si
     return {data, {rows, columns}, owner};
 }
 
-void embed(mlxr::Runtime& runtime, ConstIds ids, const std::string& type_name, ConstBytes data, Matrix out) {
-    const mlxr::Type type = find_type(type_name);
-    const mlxr::TypeInfo& info = mlxr::type_info(type);
-    const size_t columns = out.shape(1), elements = static_cast<size_t>(info.block_elements);
+void embed(mlxr::Runtime& runtime, mlxr::TokenIds ids, const std::string& type_name, mlxr::RawBlocks data, Matrix out) {
     check_size("embed: rows of out", out.shape(0), ids.size());
-    if (columns == 0 || columns % elements != 0) {
-        throw nb::value_error(("embed: columns of out is " + std::to_string(columns) + ", which " + info.name +
-                               " needs to be a multiple of " + std::to_string(elements))
-                                  .c_str());
-    }
-    const size_t row_bytes = columns / elements * static_cast<size_t>(info.block_bytes), rows = data.size() / row_bytes;
-    check_size("embed: bytes of data", data.size(), rows * row_bytes);
-    for (size_t i = 0; i < ids.size(); ++i) {
-        const int32_t id = ids.data()[i];
-        if (id < 0 || static_cast<size_t>(id) >= rows) {
-            throw nb::value_error(
-                ("embed: token id " + std::to_string(id) + " is outside the table's " + std::to_string(rows) + " rows")
-                    .c_str());
-        }
-    }
+    const mlxr::Type type = mlxr::check_embed(ids, type_name, data, out.shape(1));
     nb::gil_scoped_release release;
     std::lock_guard lock(runtime.mutex);
-    mlxr::embed(runtime, type, data.data(), static_cast<int64_t>(columns), ids.data(), static_cast<int64_t>(ids.size()),
-                out.data());
+    mlxr::embed(runtime, type, data.data(), static_cast<int64_t>(out.shape(1)), ids.data(),
+                static_cast<int64_t>(ids.size()), out.data());
 }
 
 }  // namespace
@@ -177,5 +155,6 @@ NB_MODULE(_native, m) {
 #if defined(MLXR_HAVE_OPERATORS)
     bind_operators(m);
     bind_blocks(m);
+    bind_sample(m);
 #endif
 }

@@ -3,14 +3,17 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "bindings_checks.h"
+#include "bindings_embed.h"
 #include "bindings_weight.h"
 #include "blocks.h"
+#include "embed.h"
 
 void bind_blocks(nb::module_& m);
 
@@ -79,43 +82,91 @@ void append_feed_forward(PythonLayers& self, Vector norm, float eps, PythonWeigh
     self.half = false;
 }
 
-void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, nb::sequence k_pools,
-                nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved, Ints slots,
-                Ints query_starts, Ints context_lengths, IntMatrix page_table) {
+// What the bindings of run_layers and forward have in common: pools, and where the tokens of the batch stand.
+struct Batch {
+    nb::sequence k_pools, v_pools;
+    Ints positions;
+    Matrix cosines, sines;
+    bool interleaved;
+    Ints slots, query_starts, context_lengths;
+    IntMatrix page_table;
+};
+
+// A call of the layers, but for stream and delta; `layers` get the pools of the batch.
+mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64_t tokens,
+                             std::vector<mlxr::Layer>& layers) {
     const size_t count = self.layers.size();
     if (count == 0 || self.half) refuse("layers", "not complete", "at least one whole layer");
-    check_size("layers: number of k_pools", static_cast<int64_t>(nb::len(k_pools)), static_cast<int64_t>(count));
-    check_size("layers: number of v_pools", static_cast<int64_t>(nb::len(v_pools)), static_cast<int64_t>(count));
+    check_size("layers: number of k_pools", static_cast<int64_t>(nb::len(batch.k_pools)), static_cast<int64_t>(count));
+    check_size("layers: number of v_pools", static_cast<int64_t>(nb::len(batch.v_pools)), static_cast<int64_t>(count));
     const mlxr::AttentionBlock& first = self.layers[0].attention;
     mlxr::LayersCall call{};
-    call.stream = stream.data();
-    call.delta = delta.data();
-    call.tokens = size_of(stream, 0);
+    call.tokens = tokens;
     call.columns = first.qkv->in_features();
-    call.sequences = size_of(context_lengths, 0);
-    check_size("layers: columns of stream", size_of(stream, 1), call.columns);
-    check_size("layers: rows of delta", size_of(delta, 0), call.tokens);
-    check_size("layers: columns of delta", size_of(delta, 1), call.columns);
-    call.rope = check_rope(positions, cosines, sines, interleaved, call.tokens, first.head_dim);
-    std::vector<mlxr::Layer> layers = self.layers;
+    call.sequences = size_of(batch.context_lengths, 0);
+    call.rope = check_rope(batch.positions, batch.cosines, batch.sines, batch.interleaved, tokens, first.head_dim);
+    layers = self.layers;
     const auto sees_less = [](const mlxr::Layer& a, const mlxr::Layer& b) { return a.window < b.window; };
     const int64_t window = std::max_element(layers.begin(), layers.end(), sees_less)->window;
+    int64_t pages = 0;
     for (size_t i = 0; i < count; ++i) {
-        const PoolOut k_pool = nb::cast<PoolOut>(k_pools[i]), v_pool = nb::cast<PoolOut>(v_pools[i]);
+        const PoolOut k_pool = nb::cast<PoolOut>(batch.k_pools[i]), v_pool = nb::cast<PoolOut>(batch.v_pools[i]);
         if (i == 0) {
-            call.write = check_write(k_pool, v_pool, slots, call.tokens);
-            call.attend = check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, call.tokens,
-                                       first.heads, layers[0].scale, window);
+            call.write = check_write(k_pool, v_pool, batch.slots, tokens);
+            call.attend = check_attend(k_pool, v_pool, batch.query_starts, batch.context_lengths, batch.page_table,
+                                       tokens, first.heads, layers[0].scale, window);
             check_size("layers: kv_heads of the pools", call.write.kv_heads, first.kv_heads);
             check_size("layers: head_dim of the pools", call.write.head_dim, first.head_dim);
+            pages = size_of(k_pool, 0);
         } else {
             check_pools("layers", k_pool, v_pool);
-            check_alike("layers: pools", k_pool, call.write, size_of(nb::cast<PoolOut>(k_pools[0]), 0));
+            check_alike("layers: pools", k_pool, call.write, pages);
         }
         layers[i].k_pool = k_pool.data();
         layers[i].v_pool = v_pool.data();
     }
-    run_alone(runtime, [&] { mlxr::run_layers(runtime, layers.data(), static_cast<int64_t>(count), call); });
+    return call;
+}
+
+void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, nb::sequence k_pools,
+                nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved, Ints slots,
+                Ints query_starts, Ints context_lengths, IntMatrix page_table) {
+    std::vector<mlxr::Layer> layers;
+    mlxr::LayersCall call = check_batch(
+        self,
+        {k_pools, v_pools, positions, cosines, sines, interleaved, slots, query_starts, context_lengths, page_table},
+        size_of(stream, 0), layers);
+    call.stream = stream.data();
+    call.delta = delta.data();
+    check_size("layers: columns of stream", size_of(stream, 1), call.columns);
+    check_size("layers: rows of delta", size_of(delta, 0), call.tokens);
+    check_size("layers: columns of delta", size_of(delta, 1), call.columns);
+    run_alone(runtime, [&] { mlxr::run_layers(runtime, layers.data(), static_cast<int64_t>(layers.size()), call); });
+}
+
+void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, const std::string& table_type,
+             mlxr::RawBlocks table, Vector norm, float eps, PythonWeight& output, MatrixOut logits,
+             nb::sequence k_pools, nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved,
+             Ints slots, Ints query_starts, Ints context_lengths, IntMatrix page_table) {
+    std::vector<mlxr::Layer> layers;
+    mlxr::LayersCall call = check_batch(
+        self,
+        {k_pools, v_pools, positions, cosines, sines, interleaved, slots, query_starts, context_lengths, page_table},
+        static_cast<int64_t>(token_ids.size()), layers);
+    const mlxr::Type type = mlxr::check_embed(token_ids, table_type, table, static_cast<size_t>(call.columns));
+    check_size("forward: length of norm", size_of(norm, 0), call.columns);
+    check_size("forward: in_features of output", output.weight.in_features(), call.columns);
+    check_size("forward: rows of logits", size_of(logits, 0), call.tokens);
+    check_size("forward: columns of logits", size_of(logits, 1), output.weight.out_features());
+    output.used = true;
+    run_alone(runtime, [&] {
+        const size_t floats = static_cast<size_t>(call.tokens * call.columns);
+        call.stream = reinterpret_cast<float*>(runtime.scratch(mlxr::Scratch::operators, 2 * floats * sizeof(float)));
+        call.delta = call.stream + floats;
+        mlxr::embed(runtime, type, table.data(), call.columns, token_ids.data(), call.tokens, call.stream);
+        const mlxr::Head head{norm.data(), eps, &output.weight};
+        mlxr::run_model(runtime, {layers.data(), static_cast<int64_t>(layers.size()), head}, call, logits.data());
+    });
 }
 
 }  // namespace
@@ -132,4 +183,8 @@ void bind_blocks(nb::module_& m) {
     m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
           nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), array("cos"), array("sin"),
           nb::arg("interleaved"), array("slots"), array("query_starts"), array("context_lengths"), array("page_table"));
+    m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), array("token_ids"), nb::arg("table_type"),
+          array("table"), array("norm"), nb::arg("eps"), nb::arg("output"), array("logits"), nb::arg("k_pools"),
+          nb::arg("v_pools"), array("positions"), array("cos"), array("sin"), nb::arg("interleaved"), array("slots"),
+          array("query_starts"), array("context_lengths"), array("page_table"));
 }

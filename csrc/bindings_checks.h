@@ -116,7 +116,7 @@ int64_t head_dim_of(mlxr::PageType type, const Array& pool) {
 }
 
 // The pages that some query of a sequence sees; entries before a sliding window may be anything.
-void check_sequence(const mlxr::AttendCall& call, int64_t sequence, int64_t tokens, int64_t pages) {
+inline void check_sequence(const mlxr::AttendCall& call, int64_t sequence, int64_t tokens, int64_t pages) {
     const auto index = [&] { return "[" + std::to_string(sequence) + "]"; };
     const int64_t start = call.query_starts[sequence], stop = call.query_starts[sequence + 1];
     const int64_t context = call.context_lengths[sequence];
@@ -147,8 +147,8 @@ inline mlxr::Activation parse_activation(const char* what, const std::string& ki
 }
 
 // A call of rope for `tokens` tokens, but for what is rotated.
-mlxr::RopeCall check_rope(const Ints& positions, const Matrix& cosines, const Matrix& sines, bool interleaved,
-                          int64_t tokens, int64_t head_dim) {
+inline mlxr::RopeCall check_rope(const Ints& positions, const Matrix& cosines, const Matrix& sines, bool interleaved,
+                                 int64_t tokens, int64_t head_dim) {
     const int64_t half = size_of(cosines, 1);
     mlxr::RopeCall call{};
     call.head_dim = head_dim;
@@ -169,7 +169,8 @@ mlxr::RopeCall check_rope(const Ints& positions, const Matrix& cosines, const Ma
 }
 
 // A call of write_pages for the keys, but for what is written; that for the values differs in `pool` and `values`.
-mlxr::WritePagesCall check_write(const PoolOut& k_pool, const PoolOut& v_pool, const Ints& slots, int64_t tokens) {
+inline mlxr::WritePagesCall check_write(const PoolOut& k_pool, const PoolOut& v_pool, const Ints& slots,
+                                        int64_t tokens) {
     check_pools("write_pages", k_pool, v_pool);
     mlxr::WritePagesCall call{};
     call.tokens = tokens;

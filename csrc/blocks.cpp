@@ -135,4 +135,39 @@ void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const Laye
     }
 }
 
+namespace {
+
+// Up to so many tokens a step waits for memory; and then so much is read before the next one, at most: it should fit
+// into a third-level cache.
+constexpr int64_t kFewTokens = 8;
+constexpr size_t kAheadBytes = size_t{24} << 20;
+
+// The weights that a step begins with.
+Stretches first_weights(const Model& model) {
+    Stretches first;
+    size_t left = kAheadBytes;
+    for (int64_t i = 0; i < model.count && left > 0; ++i) {
+        const AttentionBlock& attention = model.layers[i].attention;
+        const FeedForwardBlock& feed_forward = model.layers[i].feed_forward;
+        for (const LinearWeight* weight : {attention.qkv, attention.output, feed_forward.gate_up, feed_forward.down}) {
+            for (const LinearWeight::Part& part : weight->parts()) {
+                const size_t bytes = std::min(left, part.memory.bytes());
+                first.add(part.memory.data(), bytes);
+                left -= bytes;
+            }
+        }
+    }
+    return first;
+}
+
+}  // namespace
+
+void run_model(Runtime& runtime, const Model& model, const LayersCall& call, float* logits) {
+    run_layers(runtime, model.layers, model.count, call);
+    float* const normed = Arrays(runtime, call.tokens * call.columns, 1).take(call.tokens * call.columns);
+    const RmsNormCall step = norm_stream(call, false, model.head.norm, model.head.eps, normed);
+    if (call.tokens <= kFewTokens) runtime.pool.fetch_after_next(first_weights(model));
+    multiply(runtime, *model.head.output, normed, call.tokens, logits, make_normed(runtime, step));
+}
+
 }  // namespace mlxr

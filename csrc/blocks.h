@@ -47,7 +47,24 @@ struct LayersCall {
     AttendCall attend;
 };
 
+// What makes logits of the last layer's states.
+struct Head {
+    const float* norm;
+    float eps;
+    const LinearWeight* output;
+};
+
+struct Model {
+    const Layer* layers;
+    int64_t count;
+    Head head;
+};
+
 // All sizes must be checked; the caller holds runtime.mutex. Throws std::bad_alloc when scratch cannot grow.
 void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const LayersCall& call);
+
+// All layers, then logits (tokens, features of the output) of all tokens. The same holds. After few tokens the pool's
+// other threads read the first weights into the cache while the caller prepares the next step.
+void run_model(Runtime& runtime, const Model& model, const LayersCall& call, float* logits);
 
 }  // namespace mlxr

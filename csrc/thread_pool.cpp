@@ -6,6 +6,7 @@
 // cannot be missed.
 #include "thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -43,21 +44,23 @@ inline void pause_cpu() {
 #endif
 }
 
-// Waits until ready() or until the times above have passed; returns ready(). Calls crowded() once in between.
-template <typename Ready, typename Crowded>
-bool spin_until(const Ready& ready, const Crowded& crowded) {
+// Waits until ready() or until the times above have passed; returns ready(). Calls crowded() once in between, and
+// pass() again and again.
+template <typename Ready, typename Crowded, typename Pass>
+bool spin_until(const Ready& ready, const Crowded& crowded, const Pass& pass) {
     if (ready()) return true;
     const auto start = std::chrono::steady_clock::now();
     do {
         for (int i = 0; i < 64; ++i) {
             if (ready()) return true;
-            pause_cpu();
+            pass();
         }
     } while (std::chrono::steady_clock::now() - start < kSpin);
     crowded();
     do {
         for (int i = 0; i < 8; ++i) {
             if (ready()) return true;
+            pass();
             std::this_thread::yield();
         }
     } while (std::chrono::steady_clock::now() - start < kYield);
@@ -129,10 +132,35 @@ class Places {
 
 }  // namespace
 
+size_t Stretches::bytes() const {
+    size_t bytes = 0;
+    for (int i = 0; i < count_; ++i) bytes += list_[i].bytes;
+    return bytes;
+}
+
+void Stretches::copy(const Stretches& other) {
+    count_ = other.count_;
+    std::copy_n(other.list_, count_, list_);
+}
+
+void Stretches::fetch_piece(size_t at) const {
+    constexpr size_t kLine = 64;
+    for (int i = 0; i < count_; ++i) {
+        const auto& [data, bytes] = list_[i];
+        if (at < bytes) {
+            const size_t end = std::min(at + kPieceBytes, bytes);
+            for (; at < end; at += kLine) __builtin_prefetch(data + at, 0, 2);
+            return;
+        }
+        at -= bytes;
+    }
+}
+
 struct ThreadPool::State {
     alignas(64) std::atomic<uint32_t> generation{0};
     alignas(64) std::atomic<int> next{0};
     alignas(64) std::atomic<int> running{0};
+    alignas(64) std::atomic<size_t> fetched{0};  // bytes of `after` that workers have asked for
     alignas(64) std::atomic<int> sleepers{0};
     std::atomic<bool> caller_sleeps{false};
     // The section; written before `generation` rises, read after.
@@ -141,6 +169,7 @@ struct ThreadPool::State {
     int tasks = 0;
     bool fixed_shares = false;
     bool stop = false;
+    Stretches after;  // to ask for once it is over
 
     const int threads;
     Places places;
@@ -166,11 +195,16 @@ struct ThreadPool::State {
         }
     }
 
-    // Returns when there is a new section, or perhaps an errand.
-    void await_work(uint32_t seen, int thread) {
+    // Returns when there is a new section, or perhaps an errand. `ahead` is what to ask memory for meanwhile.
+    void await_work(uint32_t seen, int thread, const Stretches& ahead) {
         const auto ready = [&] { return generation.load(std::memory_order_acquire) != seen || errands.has_waiting(); };
         const auto leave_crowd = [&] { places.leave_crowd(thread); };
-        if (spin_until(ready, leave_crowd)) return;
+        const size_t bytes = ahead.bytes();
+        const auto pass = [&] {
+            if (bytes == 0 || fetched.load(std::memory_order_relaxed) >= bytes) return pause_cpu();
+            ahead.fetch_piece(fetched.fetch_add(Stretches::kPieceBytes, std::memory_order_relaxed));
+        };
+        if (spin_until(ready, leave_crowd, pass)) return;
         std::unique_lock lock(mutex);
         sleepers.fetch_add(1);
         wake_workers.wait(lock, [&] { return generation.load() != seen; });
@@ -181,8 +215,9 @@ struct ThreadPool::State {
 
     void serve(int thread) {
         uint32_t seen = 0;
+        Stretches ahead;
         while (true) {
-            await_work(seen, thread);
+            await_work(seen, thread, ahead);
             const uint32_t now = generation.load(std::memory_order_acquire);
             if (now == seen) {
                 errands.run_next_beside();
@@ -191,6 +226,7 @@ struct ThreadPool::State {
             seen = now;
             if (stop) return;
             work(thread);
+            ahead.copy(after);
             if (running.fetch_sub(1) == 1 && caller_sleeps.load()) {
                 std::lock_guard lock(mutex);
                 wake_caller.notify_one();
@@ -208,7 +244,7 @@ struct ThreadPool::State {
     }
 
     void await_workers() {
-        if (spin_until([&] { return running.load(std::memory_order_acquire) == 0; }, [] {})) return;
+        if (spin_until([&] { return running.load(std::memory_order_acquire) == 0; }, [] {}, pause_cpu)) return;
         std::unique_lock lock(mutex);
         caller_sleeps.store(true);
         wake_caller.wait(lock, [&] { return running.load() == 0; });
@@ -257,6 +293,9 @@ void ThreadPool::start(int tasks, Task fn, void* arg, bool fixed_shares) {
     state.arg = arg;
     state.tasks = tasks;
     state.fixed_shares = fixed_shares;
+    state.after.copy(after_next_);
+    if (!after_next_.empty()) state.fetched.store(0, std::memory_order_relaxed);
+    after_next_.clear();
     state.next.store(0, std::memory_order_relaxed);
     state.running.store(threads_ - 1, std::memory_order_relaxed);
     state.publish();

@@ -11,10 +11,37 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace mlxr {
 
 class Errands;
+
+// Memory that is going to be read, in order; what does not fit into the list is left out.
+class Stretches {
+  public:
+    void add(const uint8_t* data, size_t bytes) {
+        if (count_ < kMost) list_[count_++] = {data, bytes};
+    }
+    void clear() { count_ = 0; }
+    bool empty() const { return count_ == 0; }
+    size_t bytes() const;
+    void copy(const Stretches& other);  // costs little when there is little
+
+    // Asks memory for kPieceBytes bytes, from byte `at` of them all on.
+    void fetch_piece(size_t at) const;
+
+    static constexpr size_t kPieceBytes = 2048;
+
+  private:
+    struct Stretch {
+        const uint8_t* data;
+        size_t bytes;
+    };
+    static constexpr int kMost = 16;
+    int count_ = 0;
+    Stretch list_[kMost];
+};
 
 class ThreadPool {
   public:
@@ -35,6 +62,10 @@ class ThreadPool {
 
     // The same, but each thread takes one fixed contiguous share: [tasks*t/threads, tasks*(t+1)/threads).
     void run_static(int tasks, Task fn, void* arg);
+
+    // Once the section that starts next is over, workers ask memory for these bytes while they wait for another one and
+    // are awake. They are only asked for, so the memory may go at any time.
+    void fetch_after_next(const Stretches& stretches) { after_next_.copy(stretches); }
 
     // For callables: body(task, thread). Not for sources that are compiled per tier (inline code with
     // linkage).
@@ -58,6 +89,7 @@ class ThreadPool {
 
     int threads_;
     Errands* errands_;
+    Stretches after_next_;
     State* state_;  // null for one thread; left to the process in a forked child
 };
 

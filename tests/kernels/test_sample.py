@@ -323,60 +323,44 @@ def test_ledger_names_the_kind(cpu: Context) -> None:
 # The native module is called directly from here on: it must check by itself.
 
 
-def native_sample(ctx: Context, **changes: NDArray[Any]) -> None:
-    arguments: dict[str, NDArray[Any]] = {
-        "logits": random_floats(7, 2, 50),
-        # temperature, top_p, min_p, repetition, presence, frequency, uniform
-        "numbers": np.array([[0.0, 1, 0, 1, 0, 0, 0], [1.0, 1, 0, 1, 0, 0, 0.5]]),
-        "counts": np.array([[0, 1], [5, 0]], np.int32),  # top_k, top_logprobs
-        "history_ids": ints(1, 2),
-        "history_counts": ints(0, 1),
-        "history_starts": ints(0, 0, 2),
-        "bias_ids": ints(49),
-        "bias_values": floats(1),
-        "bias_starts": ints(0, 1, 1),
-        "masks": np.full((1, 2), 0xFFFFFFFF, np.uint32),
-        "mask_rows": ints(-1, 0),
-        "token_ids": np.empty(2, np.int32),
-        "logprobs": np.empty(2, np.float64),
-        "top_ids": np.empty((2, 1), np.int32),
-        "top_logprobs": np.empty((2, 1), np.float64),
-    }
-    ctx.module.sample(ctx.native, *(arguments | changes).values())
+def native_sample(ctx: Context, *rows: object, columns: int = 50) -> Any:
+    return ctx.module.sample(ctx.native, random_floats(7, 2, columns), rows or (SampleRow(), SampleRow()))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"history_ids": ints(1, 50)}, r"history_ids\[1\] is 50, expected 0 to 49"),
-        ({"bias_ids": ints(-1)}, r"bias_ids\[0\] is -1, expected 0 to 49"),
-        ({"history_starts": ints(0, 3, 2)}, "history_starts is not ascending"),
-        ({"history_starts": ints(0, 0, 3)}, "history_starts is 3, expected 2"),
-        ({"history_starts": ints(0, 2)}, "history_starts is 2, expected 3"),
-        ({"bias_starts": ints(1, 1, 1)}, "bias_starts is 1, expected 0"),
-        ({"masks": np.zeros((1, 1), np.uint32)}, "columns of masks is 1, expected 2"),
-        ({"mask_rows": ints(0)}, "length of mask_rows is 1, expected 2"),
-        ({"mask_rows": ints(1, 0)}, "mask_rows is 1, expected a row of masks, or -1"),
-        ({"mask_rows": ints(0, -2)}, "mask_rows is -2, expected a row of masks, or -1"),
-        ({"bias_values": floats(1, 2)}, "length of bias_values is 2, expected 1"),
-        ({"history_counts": ints(1)}, "length of history_counts is 1, expected 2"),
-        ({"counts": np.array([[0, 2], [0, 0]], np.int32)}, r"rows\[0\].top_logprobs is 2.0+, expected in the range"),
-        ({"counts": np.array([[-1, 0], [0, 0]], np.int32)}, r"rows\[0\].top_k is -1"),
-        ({"numbers": np.array([[0.0, 1, 0, 1, 0, 0, 0], [math.nan, 1, 0, 1, 0, 0, 0]])}, r"rows\[1\].temperature is"),
-        ({"numbers": np.array([[1.0, 0, 0, 1, 0, 0, 0]] * 2)}, r"rows\[0\].top_p is 0"),
-        ({"numbers": np.array([[1.0, 1, 2, 1, 0, 0, 0]] * 2)}, r"rows\[0\].min_p is 2"),
-        ({"numbers": np.array([[1.0, 1, 0, 0, 0, 0, 0]] * 2)}, r"rows\[0\].repetition_penalty is 0"),
-        ({"numbers": np.array([[1.0, 1, 0, 1, 0, 0, 1]] * 2)}, r"rows\[0\].uniform is 1"),
-        ({"numbers": np.ones((2, 6))}, "columns of numbers is 6, expected 7"),
-        ({"counts": np.zeros((1, 2), np.int32)}, "rows of counts is 1, expected 2"),
-        ({"token_ids": np.empty(1, np.int32)}, "length of token_ids is 1, expected 2"),
-        ({"logprobs": np.empty(3)}, "length of logprobs is 3, expected 2"),
-        ({"top_ids": np.empty((1, 1), np.int32)}, "rows of top_ids is 1, expected 2"),
-        ({"top_logprobs": np.empty((2, 2))}, "columns of top_logprobs is 2, expected 1"),
-        ({"logits": np.empty((2, 0), np.float32)}, "columns of logits is 0, expected at least 1"),
+        ({"history_ids": ints(1, 50), "history_counts": ints(0, 1)}, r"history_ids\[1\] is 50, expected 0 to 49"),
+        ({"bias_ids": ints(-1), "bias_values": floats(1)}, r"bias_ids\[0\] is -1, expected 0 to 49"),
+        ({"bias_ids": ints(1), "bias_values": floats(1, 2)}, "bias_values: length is 2, expected 1"),
+        ({"bias_ids": ints(1, 2)[::2], "bias_values": ints(1)}, "bias_values is of another type"),
+        ({"history_ids": ints(1, 2, 3, 4)[::2], "history_counts": ints(0, 1)}, "history_ids is of another type"),
+        ({"history_ids": ints(1), "history_counts": ints()}, "history_counts: length is 0, expected 1"),
+        ({"mask": np.zeros(1, np.uint32)}, "mask: number of words is 1, expected 2"),
+        ({"mask": np.zeros(2, np.int64)}, "mask is of another type"),
+        ({"top_logprobs": -1}, "top_logprobs is -1.0+, expected in the range"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": -(2**70)}, "top_k is -1"),
+        ({"temperature": math.nan}, "temperature is"),
+        ({"top_p": 0.0}, "top_p is 0"),
+        ({"min_p": 2.0}, "min_p is 2"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
+        ({"uniform": 1.0}, "uniform is 1"),
     ],
 )
-def test_hostile_arguments_are_refused_by_name(cpu: Context, changes: dict[str, NDArray[Any]], message: str) -> None:
-    native_sample(cpu)
-    with pytest.raises(ValueError, match=f"sample: {message}"):
-        native_sample(cpu, **changes)
+def test_hostile_rows_are_refused_by_name(cpu: Context, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"sample: rows\[1\].{message}"):
+        native_sample(cpu, SampleRow(), SampleRow(**changes))
+
+
+def test_rows_and_columns_are_checked_natively(cpu: Context) -> None:
+    assert [len(top) for _, _, top in native_sample(cpu, SampleRow(), SampleRow(top_k=2**70, top_logprobs=60))] == [
+        0,
+        50,
+    ]
+    with pytest.raises(ValueError, match="sample: number of rows is 1, expected 2"):
+        native_sample(cpu, SampleRow())
+    with pytest.raises(ValueError, match="sample: columns of logits is 0, expected at least 1"):
+        native_sample(cpu, columns=0)
+    with pytest.raises(AttributeError, match="temperature"):
+        native_sample(cpu, SampleRow(), "no row")

@@ -60,22 +60,15 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
 
 
 def _build_decode(parts: Sequence[BatchPart]) -> RaggedBatch:
-    """`build_batch` for one token each, with few calls: between steps nothing is in the caches, and memory waits."""
-    rows = []
-    for row, part in enumerate(parts):
-        table = part.table
-        position, size = table.length_tokens, table.page_size
-        slot = table.pages[position // size] * size + position % size
-        rows.append((part.token_ids[0], position, slot, position + 1, row))
-    token_ids, positions, slots, lengths, output_rows = np.array(list(zip(*rows, strict=True)), dtype=np.int32)
-    return RaggedBatch(
-        token_ids=token_ids,
-        positions=positions,
-        slots=slots,
-        query_starts=np.arange(len(parts) + 1, dtype=np.int32),
-        context_lengths=lengths,
-        page_table=_stack_tables([part.table.pages for part in parts]),
-        output_rows=output_rows,
+    """`build_batch` for one token each."""
+    token_ids, positions, slots = [], [], []
+    for part in parts:
+        pages, position, size = part.table.pages, part.table.length_tokens, part.table.page_size
+        token_ids.append(part.token_ids[0])
+        positions.append(position)
+        slots.append(pages[position // size] * size + position % size)
+    return RaggedBatch.of_single_tokens(
+        token_ids, positions, slots, _stack_tables([part.table.pages for part in parts])
     )
 
 

@@ -11,13 +11,13 @@ from typing import Protocol
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
-from mlxr.kernels.embed import embed
-from mlxr.kernels.layers import prepare_layers, run_layers
+from mlxr.kernels.forward import forward, make_model
+from mlxr.kernels.forward.reference import compute_states
+from mlxr.kernels.layers import prepare_layers
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import RopeTable, build_table
-from mlxr.kernels.rows import fetch_rows, place_rows, take_outputs
+from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.config import ModelConfig
 from mlxr.models.layer import load_layer
@@ -67,10 +67,14 @@ class Decoder:
             layers.append(load_layer(ctx, config, tensors, index))
             if progress is not None:
                 progress(index + 1, config.layers + 1)
-        self._layers = prepare_layers(ctx, layers)
-        self._table = tensors["token_embd.weight"]
-        self._output_norm = read_vector(tensors["output_norm.weight"])
-        self._output = prepare(ctx, [self._table if config.tied_embeddings else tensors["output.weight"]])
+        table = tensors["token_embd.weight"]
+        self._weights = make_model(
+            table,
+            prepare_layers(ctx, layers),
+            read_vector(tensors["output_norm.weight"]),
+            config.rms_eps,
+            prepare(ctx, [table if config.tied_embeddings else tensors["output.weight"]]),
+        )
         factors = tensors.get(ROPE_FACTORS)
         self._rope_factors: list[float] | None = None if factors is None else read_vector(factors).tolist()
         self._rope = self._build_rope(min(FIRST_POSITIONS, config.context_length))
@@ -80,12 +84,12 @@ class Decoder:
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that one forward step reads, the few rows of the embedding table aside."""
-        return self._layers.nbytes + self._output_norm.nbytes + self._output.nbytes
+        return self._weights.nbytes
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
-        return self.step_bytes + self._table.nbytes
+        return self.step_bytes + self._weights.table.nbytes
 
     def forward(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
         """Run the batch, write its keys and values into the pools, return the logits (R, vocab) of its output rows.
@@ -94,7 +98,7 @@ class Decoder:
         """
         table = self._cover_positions(batch.longest_context)
         logits: FloatArray = self.ctx.run_step(
-            lambda step: linear(self.ctx, self._compute(step, table, arena), self._output),
+            lambda step: forward(self.ctx, self._weights, step, table, arena.k_pools, arena.v_pools),
             batch,
             arena.k_pools,
             (id(self), table.positions),
@@ -108,19 +112,12 @@ class Decoder:
         ModelError for a context beyond `context_length`.
         """
         table = self._cover_positions(batch.longest_context)
-        return fetch_rows(self.ctx, self._compute(batch, table, arena))
+        states = compute_states(self.ctx, self._weights, batch, table, arena.k_pools, arena.v_pools)
+        return fetch_rows(self.ctx, states)
 
     def project(self, hidden: FloatArray) -> FloatArray:
         """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave."""
-        return linear(self.ctx, place_rows(self.ctx, hidden), self._output)
-
-    def _compute(self, batch: RaggedBatch, table: RopeTable, arena: Pools) -> FloatArray:
-        ctx, config = self.ctx, self.config
-        stream = embed(ctx, batch.token_ids, self._table)
-        stream, delta = run_layers(ctx, stream, self._layers, batch, table, arena.k_pools, arena.v_pools)
-        residual = None if delta is None else take_outputs(ctx, delta, batch)
-        normed, _ = rms_norm(ctx, take_outputs(ctx, stream, batch), self._output_norm, config.rms_eps, residual)
-        return normed
+        return linear(self.ctx, place_rows(self.ctx, hidden), self._weights.output)
 
     def _cover_positions(self, longest_context: int) -> RopeTable:
         """The rotation table, grown when a context has outgrown it; rows that were there keep their values."""

@@ -23,10 +23,10 @@ class _Payload:
     """The native twin of the layers, and the operators that a run of them counts as."""
 
     native: Any
-    counted: _Counted
+    counted: Counted
 
 
-class _Counted:
+class Counted:
     """The operators in layers, by their names only, for the ledger: it may outlive the weights."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -82,7 +82,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> _Payload:
             feed_forward.down.payload,
             feed_forward.activation,
         )
-    return _Payload(native, _Counted(layers))
+    return _Payload(native, Counted(layers))
 
 
 def run_layers(

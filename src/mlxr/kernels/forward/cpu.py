@@ -1,0 +1,65 @@
+"""Native `forward`: csrc/blocks.cpp, from token ids to logits in one call, where the logits of all tokens are wanted.
+
+That is so when decoding. Of a prompt one row is wanted, which is picked between the layers and the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mlxr.kernels.buffers import empty
+from mlxr.kernels.context import Context
+from mlxr.kernels.forward import reference
+from mlxr.kernels.forward.model import ModelWeights
+from mlxr.kernels.layers.cpu import Counted
+from mlxr.kernels.ledger import Part
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rope import RopeTable
+from mlxr.kernels.tensor import FloatArray, PoolArray, pool_type
+
+_NAME = "cpu"
+
+
+def forward(
+    ctx: Context,
+    model: ModelWeights,
+    batch: RaggedBatch,
+    rope: RopeTable,
+    k_pools: Sequence[PoolArray],
+    v_pools: Sequence[PoolArray],
+) -> FloatArray:
+    """One call; the ledger counts the operators in it."""
+    if len(batch.output_rows) != batch.tokens or not model.layers.layers:
+        return reference.forward(ctx, model, batch, rope, k_pools, v_pools)
+    logits = empty(ctx, batch.tokens, model.output.out_features)
+    ctx.module.forward(
+        ctx.native,
+        model.layers.payload.native,
+        batch.token_ids,
+        model.table.type_name,
+        model.table.data,
+        model.norm,
+        model.eps,
+        model.output.payload,
+        logits,
+        k_pools,
+        v_pools,
+        batch.positions,
+        rope.cos,
+        rope.sin,
+        rope.interleaved,
+        batch.slots,
+        batch.query_starts,
+        batch.context_lengths,
+        batch.page_table,
+    )
+    counted, kinds = model.layers.payload.counted, (model.table.type_name, model.output.variant)
+    ctx.ledger.count_parts(_list_parts, counted, *kinds, rope.interleaved, pool_type(k_pools[0]))
+    return logits
+
+
+def _list_parts(counted: Counted, table: str, output: str, interleaved: bool, kv_type: str) -> Iterator[Part]:
+    """All operators of one run."""
+    yield ("embed", _NAME, table)
+    yield from counted.list_parts(interleaved, kv_type)
+    yield from (("rms_norm", _NAME, "f32+residual"), ("linear", _NAME, output))

@@ -1,0 +1,79 @@
+"""A whole step in one native call: the bits and the counts of its operators one by one, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from random_model import make_weights
+from tiny_models import PAGE_SIZE, make_hf_tensors, read_golden
+
+from mlxr.cache.arena import Arena
+from mlxr.kernels.context import Context, load_native
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.models import Decoder, config_from_hf
+
+CONFIG, SEED, TOKENS, _ = read_golden("llama-gqa-64")
+MODEL = config_from_hf(CONFIG)
+
+
+def build(ctx: Context, type_name: str = "q8_0") -> Decoder:
+    return Decoder(ctx, MODEL, make_hf_tensors(make_weights(CONFIG, SEED), type_name))
+
+
+def make_arena(ctx: Context, pages: int) -> Arena:
+    return Arena(ctx, MODEL.layers, pages, MODEL.kv_heads, PAGE_SIZE, MODEL.head_dim, "f32")
+
+
+def make_step(token_ids: list[int], positions: list[int]) -> RaggedBatch:
+    """One token of each sequence, two pages for each, dealt out back to front."""
+    pages = np.arange(2 * len(token_ids), dtype=np.int32)[::-1].reshape(len(token_ids), 2).copy()
+    slots = [int(own[at // PAGE_SIZE]) * PAGE_SIZE + at % PAGE_SIZE for own, at in zip(pages, positions, strict=True)]
+    return RaggedBatch.of_single_tokens(token_ids, positions, slots, pages)
+
+
+def list_counts(ctx: Context) -> list[tuple[str, str, str, int]]:
+    rows = ctx.ledger.snapshot().dispatches
+    return [(row.operator, row.implementation, row.variant, row.count) for row in rows]
+
+
+@pytest.mark.parametrize("isa", load_native().available_isas())
+@pytest.mark.parametrize("sequences", [1, 3, 9])
+def test_equal_to_the_operators_one_by_one(isa: str, sequences: int) -> None:
+    batch = make_step([int(token) for token in TOKENS[:sequences]], [7 * s for s in range(sequences)])
+    results, counts = [], []
+    for threads, in_one in ((1, False), (1, True), (3, True)):
+        model = build(Context(threads=threads, isa=isa))
+        arena = make_arena(model.ctx, 2 * sequences)
+        for _ in range(2):  # the second time after what a step leaves the threads to do
+            logits = model.forward(batch, arena) if in_one else model.project(model.forward_hidden(batch, arena))
+        results.append([logits.tobytes(), *(pool.tobytes() for pool in (*arena.k_pools, *arena.v_pools))])
+        counts.append(list_counts(model.ctx))
+        assert logits.std() > 0.01
+    assert results[0] == results[1] == results[2]
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_a_step_of_single_tokens_is_the_batch_that_it_stands_for() -> None:
+    step = make_step([5, 6, 7], [3, 40, 0])
+    fields = ("token_ids", "positions", "slots", "query_starts", "context_lengths", "page_table", "output_rows")
+    arrays: dict[str, NDArray[np.int32]] = {name: getattr(step, name) for name in fields}
+    assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in arrays.values())
+    assert step.query_starts.tolist() == [0, 1, 2, 3]
+    assert step.context_lengths.tolist() == [4, 41, 1]
+    assert RaggedBatch(**arrays).longest_context == step.longest_context == 41
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    cpu = Context(threads=2)
+    model = build(cpu)
+    with pytest.raises(ValueError, match="token id 100000 is outside the table's"):
+        model.forward(make_step([100000], [0]), make_arena(cpu, 2))
+    with pytest.raises(ValueError, match=r"slots\[0\] is"):
+        model.forward(make_step([1], [0]), make_arena(cpu, 1))
+    with pytest.raises(ValueError, match=r"positions\[0\] is -1"):
+        model.forward(replace_positions(make_step([1], [0]), -1), make_arena(cpu, 2))
+
+
+def replace_positions(batch: RaggedBatch, position: int) -> RaggedBatch:
+    return RaggedBatch.of_single_tokens(batch.token_ids.tolist(), [position], batch.slots.tolist(), batch.page_table)
