@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ _COMPILERS = ("libnvrtc.so.13", "libnvrtc.so.12")
 _CUDA_FOLDER = Path("/usr/local/cuda")
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_TIMING, _NO_TIMING = 0, 2  # CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may go on using the device
 _EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -75,6 +75,7 @@ class CudaDriver:
         self.starts_early = major.value >= 9
         self.stream = c_void_p()
         self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
+        self._begin, self._end = self.make_event(_TIMING), self.make_event(_TIMING)
 
     def enter(self) -> None:
         """Let the calling thread use the device."""
@@ -107,10 +108,10 @@ class CudaDriver:
         self._call("cuMemAllocHost_v2", byref(address), c_size_t(size_bytes))
         return address.value or 0
 
-    def make_event(self) -> int:
+    def make_event(self, flags: int = _NO_TIMING) -> int:
         """An event, which has not happened."""
         event = c_void_p()
-        self._call("cuEventCreate", byref(event), c_uint(_NO_TIMING))
+        self._call("cuEventCreate", byref(event), c_uint(flags))
         return event.value or 0
 
     def record(self, event: int) -> None:
@@ -148,6 +149,17 @@ class CudaDriver:
     def start(self, graph: int) -> None:
         """Run a captured graph after what the stream has."""
         self._call("cuGraphLaunch", graph, self.stream)
+
+    def time(self, graph: int) -> float:
+        """Seconds that the device takes for a captured graph, which is run once before, and waited for."""
+        self.start(graph)
+        self.record(self._begin)
+        self.start(graph)
+        self.record(self._end)
+        self.wait(self._end)
+        milliseconds = c_float()
+        self._call("cuEventElapsedTime", byref(milliseconds), c_void_p(self._begin), c_void_p(self._end))
+        return milliseconds.value / 1e3
 
     def drop(self, graph: int) -> None:
         """Let go of a captured graph."""

@@ -185,9 +185,13 @@ class CudaMachine:
             [array if isinstance(array, int) else found[id(array)] for array in launch.arrays] for launch in launches
         ]
         shapes = [_shape_of(launch) if isinstance(launch, Product) else None for launch in launches]
+        runs: dict[Shape, list[list[int]]] = {}
         for shape, arrays in zip(shapes, addresses, strict=True):
-            if shape is not None and self._products is not None:
-                self._products.prepare(shape, *arrays)
+            if shape is not None:
+                runs.setdefault(shape, []).append(arrays)
+        for shape, alike in runs.items():
+            if self._products is not None:
+                self._products.prepare(shape, alike)
 
         def launch_all() -> None:
             for number, (launch, shape, arrays) in enumerate(zip(launches, shapes, addresses, strict=True)):
