@@ -80,13 +80,6 @@ FUNCTION void store_words(uint *p, const uint *w) {
   *reinterpret_cast<uint4 *>(p) = make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-FUNCTION void copy_words(uint *to, const uint8_t *from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(uint(__cvta_generic_to_shared(to))), "l"(from)
-               : "memory");
-}
-FUNCTION void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LATER> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }
-
 FUNCTION float shuffle_xor(float v, uint mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
 FUNCTION float sum_lanes(float v) {
 #pragma unroll
@@ -102,6 +95,13 @@ FUNCTION void await_inputs() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+FUNCTION uint shared_address(const void *p) { return (uint)__cvta_generic_to_shared(p); }
+FUNCTION void copy_words(uint *to, const uint8_t *from) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+FUNCTION void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
 FUNCTION uint pack_pair(float low, float high) {
   uint pair;

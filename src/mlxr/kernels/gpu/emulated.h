@@ -12,7 +12,7 @@
 //   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
 //   load_words            four words at once; the address is a multiple of 16
 //   copy_words            four words from device memory to the threadgroup's, which may take until `await_copies<N>`
-//                         says that all copies are there but those of the thread's last N calls of `end_copies`
+//                         says that all copies are there but those of the thread's last N calls of `commit_copies`
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
@@ -366,8 +366,8 @@ FUNCTION void copy_words(uint *to, const uint8_t *from) {
   check_alignment(to, 16);
   load_words(from, to);
 }
-FUNCTION void end_copies() {}
-template <int LATER> FUNCTION void await_copies() {}
+FUNCTION void commit_copies() {}
+template <int LEFT> FUNCTION void await_copies() {}
 
 FUNCTION float shuffle_xor(float v, uint mask) {
   return emulated::exchanged_float(emulated::exchange(v), (emulated::group.running->thread % emulated::LANES) ^ mask);

@@ -71,8 +71,8 @@ FUNCTION void store_words(GROUP uint *p, PRIVATE const uint *w) {
 FUNCTION void copy_words(GROUP uint *to, const DEVICE uint8_t *from) {
   *reinterpret_cast<GROUP uint4 *>(to) = *reinterpret_cast<const DEVICE uint4 *>(from);
 }
-FUNCTION void end_copies() {}
-template <int LATER> FUNCTION void await_copies() {}
+FUNCTION void commit_copies() {}
+template <int LEFT> FUNCTION void await_copies() {}
 
 FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, ushort(mask)); }
 FUNCTION float sum_lanes(float v) { return simd_sum(v); }
