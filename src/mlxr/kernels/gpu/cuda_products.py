@@ -18,10 +18,11 @@ from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.cuda_driver import CudaDriver, load_library
 
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
-_TYPES = {"float16": 2, "bfloat16": 14}  # cudaDataType_t
+_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType_t
 _FLOAT, _COMPUTE_FLOAT = 0, 68
 _TRANSPOSE_FIRST, _TRANSPOSED = 3, 1
 _WORKSPACE_ATTRIBUTE, _WORKSPACE_BYTES = 1, 32 << 20
+_BATCHES, _DISTANCE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 _CANDIDATES, _REPEATS = 32, 3
 _COLD_BYTES = 256 << 20  # of weights in turns: more than a GPU's cache keeps
 _ALIKE = 1.02  # times that are taken for the same
@@ -39,12 +40,16 @@ class _Candidate(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """x (tokens, inputs) times a weight (outputs, inputs), both of 16-bit type `kind`."""
+    """x (tokens, inputs) times a weight (outputs, inputs), both of 16-bit type `kind`, the result too.
+
+    With `shares`, that many results in f32, each of its own share of the inputs.
+    """
 
     tokens: int
     outputs: int
     inputs: int
     kind: str
+    shares: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +84,23 @@ class CudaProducts:
         self._plans[shape] = plans[choose_first([self._time(plan, runs) for plan in plans])]
 
     def multiply(self, shape: Shape, x: int, weight: int, out: int) -> None:
-        """out (tokens, outputs), in the type of both; `prepare` knows the shape."""
+        """out (tokens, outputs), or (shares, tokens, outputs); `prepare` knows the shape."""
         self._run(self._plans[shape], x, weight, out)
 
     def _list_plans(self, shape: Shape) -> list[_Plan]:
         """In the library's words, whose matrices stand by columns: out = weight transposed times x."""
-        kind = _TYPES[shape.kind]
+        kind, made = _TYPES[shape.kind], _TYPES["float32" if shape.shares else shape.kind]
+        shares, tokens, outputs, inputs = max(1, shape.shares), shape.tokens, shape.outputs, shape.inputs
+        each = inputs // shares
         description, preference = c_void_p(), c_void_p()
         self._call("cublasLtMatmulDescCreate", byref(description), c_int(_COMPUTE_FLOAT), c_int(_FLOAT))
         transposed, workspace = c_int(_TRANSPOSED), c_size_t(_WORKSPACE_BYTES)
         self._call(
             "cublasLtMatmulDescSetAttribute", description, c_int(_TRANSPOSE_FIRST), byref(transposed), c_size_t(4)
         )
-        weight = self._make_layout(kind, shape.inputs, shape.outputs)
-        x = self._make_layout(kind, shape.inputs, shape.tokens)
-        out = self._make_layout(kind, shape.outputs, shape.tokens)
+        weight = self._make_layout(kind, (each, outputs), inputs, shares, each)
+        x = self._make_layout(kind, (each, tokens), inputs, shares, each)
+        out = self._make_layout(made, (outputs, tokens), outputs, shares, outputs * tokens)
         self._call("cublasLtMatmulPreferenceCreate", byref(preference))
         self._call(
             "cublasLtMatmulPreferenceSetAttribute",
@@ -122,11 +129,13 @@ class CudaProducts:
             raise DeviceError(f"CUDA: cuBLASLt has no algorithm for {shape}")
         return [_Plan(description, weight, x, out, candidate) for candidate in found]
 
-    def _make_layout(self, kind: int, rows: int, columns: int) -> c_void_p:
-        layout = c_void_p()
-        self._call(
-            "cublasLtMatrixLayoutCreate", byref(layout), c_int(kind), c_uint64(rows), c_uint64(columns), c_int64(rows)
-        )
+    def _make_layout(self, kind: int, shape: tuple[int, int], leading: int, shares: int, distance: int) -> c_void_p:
+        """`shares` matrices of rows and columns, each column `leading` numbers behind the one before."""
+        layout, rows, columns = c_void_p(), *map(c_uint64, shape)
+        self._call("cublasLtMatrixLayoutCreate", byref(layout), c_int(kind), rows, columns, c_int64(leading))
+        for attribute, value in ((_BATCHES, c_int(shares)), (_DISTANCE, c_int64(distance))):
+            size = c_size_t(ctypes.sizeof(value))
+            self._call("cublasLtMatrixLayoutSetAttribute", layout, c_int(attribute), byref(value), size)
         return layout
 
     def _time(self, plan: _Plan, runs: Sequence[Sequence[int]]) -> float:

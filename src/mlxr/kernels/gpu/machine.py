@@ -121,10 +121,14 @@ class _Here:
 
 def _multiply(product: Product, x: int, weight: int, out: int) -> None:
     """The same with NumPy, in f32."""
-    left = _view(x, (product.tokens, product.inputs), product.kind)
-    right = _view(weight, (product.outputs, product.inputs), product.weight_kind)
-    made = _view(out, (product.tokens, product.outputs), "float32")
-    made[:] = _widen(left) @ _widen(right).T
+    shares = max(1, product.shares)
+    left = _widen(_view(x, (product.tokens, product.inputs), product.kind))
+    right = _widen(_view(weight, (product.outputs, product.inputs), product.weight_kind))
+    made = _view(out, (shares * product.tokens, product.outputs), "float32")
+    each = product.inputs // shares
+    for i in range(shares):
+        columns = slice(i * each, (i + 1) * each)
+        made[i * product.tokens : (i + 1) * product.tokens] = left[:, columns] @ right[:, columns].T
 
 
 def _view(address: int, shape: tuple[int, int], kind: str) -> AnyArray:
@@ -147,7 +151,7 @@ def _load_products(driver: CudaDriver) -> CudaProducts | None:
 
 
 def _shape_of(product: Product) -> Shape:
-    return Shape(product.tokens, product.outputs, product.inputs, product.kind)
+    return Shape(product.tokens, product.outputs, product.inputs, product.kind, product.shares)
 
 
 class CudaMachine:
