@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mlxr.kernels.attend.shares import choose_shares, count_positions, merge_shares
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
@@ -22,8 +23,6 @@ SIMD_GROUPS = 4
 SINGLE_SIMD_GROUPS = 2  # where they share a tile
 TILE_ROWS = 16
 TILE_POSITIONS = 16
-WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
-MIN_SHARE = 256  # positions below which a share is not worth a merge
 HEAD_DIMS = (64, 128)
 DEVICES = ("cuda", "emulated")  # Metal's matrix units have no fragments of this form
 _FOLDER = Path(__file__).parent
@@ -34,7 +33,6 @@ TILES = Kernel(
     ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "tiles", "numbers", "sizes"),
     ("out", "stats"),
 )
-MERGE = Kernel("attend_merge", _FOLDER, "merge.body", ("sums", "stats", "sizes"), ("out",))
 
 
 def takes_pool(ctx: Context, pool: Pool) -> bool:
@@ -96,31 +94,6 @@ def attend_tiles(
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )
     return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
-
-
-def merge_shares(ctx: Context, sums: Any, stats: Any) -> Any:
-    """(tokens, heads, head_dim) of sums (tokens, heads, shares, head_dim) and their maxima and totals."""
-    gpu, (tokens, heads, shares, head_dim) = ctx.gpu, sums.shape
-    (out,) = gpu.launcher.launch(
-        MERGE,
-        [sums, stats, gpu.launcher.numbers(tokens * heads, shares)],
-        groups=(-(-tokens * heads // SIMD_GROUPS), 1, 1),
-        threads=32 * SIMD_GROUPS,
-        outputs=[((tokens, heads, head_dim), gpu.operands)],
-        constants={"D": head_dim},
-        types={"Y": gpu.operands},
-    )
-    return out
-
-
-def count_positions(batch: RaggedBatch, page_size: int, sliding_window: int | None) -> int:
-    """Most positions that a query may see: those of the table, since a recorded step serves longer contexts too."""
-    return min(int(batch.page_table.shape[1]) * page_size, sliding_window or 2**31)
-
-
-def choose_shares(positions: int, groups: int) -> int:
-    """Into how many shares to split `positions`, when so many threadgroups exist without."""
-    return max(1, min(positions // MIN_SHARE, WANTED_GROUPS // groups))
 
 
 def _place_tiles(

@@ -1,0 +1,82 @@
+"""Attention of single tokens straight from pages, which pass through the threadgroup's memory on their way.
+
+One launch takes any number of sequences with one query each; where these are too few to keep a GPU busy, their
+positions are split into shares, which a second launch merges. Knows nothing of other ways to attend.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.attend.shares import choose_shares, count_positions, merge_shares
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.ragged import RaggedBatch
+
+SIMD_GROUPS = 2
+STAGES = 3
+UNITS = 1
+MAX_HEADS = 16  # query heads of one key head in a threadgroup
+STREAM = Kernel(
+    "attend_stream",
+    Path(__file__).parent,
+    "stream.body",
+    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "numbers", "sizes"),
+    ("out", "stats"),
+    ("stream.h",),
+)
+
+
+def attend_stream(
+    ctx: Context,
+    q: Any,
+    k_pool: Pool,
+    v_pool: Pool,
+    batch: RaggedBatch,
+    first: int,
+    last: int,
+    scale: float,
+    sliding_window: int | None,
+) -> Any:
+    """Queries q (tokens, heads, head_dim), one for each of the sequences [first, last) of `batch`, the same shape."""
+    gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
+    _, kv_heads, page_size, _ = k_pool.shape
+    whole, start = tokens == batch.tokens, int(batch.query_starts[first])
+    group = min(heads // kv_heads, MAX_HEADS)
+    parts = kv_heads * -(-(heads // kv_heads) // group)
+    shares = choose_shares(count_positions(batch, page_size, sliding_window), parts * tokens)
+    split = shares > 1
+    kind = gpu.mx.float32 if split else gpu.operands
+    sizes = (heads, kv_heads, batch.page_table.shape[1], sliding_window or 0, shares)
+    out, stats = gpu.launcher.launch(
+        STREAM,
+        [
+            q,
+            k_pool.array,
+            v_pool.array,
+            placed.page_table,
+            placed.owners if whole else placed.owners[start : start + tokens],
+            placed.lengths if whole else placed.lengths[start : start + tokens],
+            gpu.launcher.numbers(scale * math.log2(math.e)),
+            gpu.launcher.numbers(*sizes),
+        ],
+        groups=(parts, tokens, shares),
+        threads=32 * SIMD_GROUPS,
+        outputs=[
+            ((tokens, heads, shares, head_dim), kind),
+            ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
+        ],
+        constants={
+            "D": head_dim,
+            "G": group,
+            "PAGE": page_size,
+            "SPLIT": int(split),
+            "STAGES": STAGES,
+            "UNITS": UNITS,
+        },
+        types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
+    )
+    return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
