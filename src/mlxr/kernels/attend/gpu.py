@@ -77,7 +77,7 @@ def attend(
         if kind == "tiles":
             results.append(attend_tiles(ctx, part, k_pool, v_pool, batch, first, last, scale, sliding_window))
         elif kind == "stream":
-            results.append(attend_stream(ctx, part, k_pool, v_pool, batch, first, last, scale, sliding_window))
+            results.append(attend_stream(ctx, part, k_pool, v_pool, batch, first, scale, sliding_window))
         elif kind == "lanes":
             results.append(_decode(ctx, part, k_pool, v_pool, batch, start, stop, scale, sliding_window))
         else:

@@ -37,11 +37,10 @@ def attend_stream(
     v_pool: Pool,
     batch: RaggedBatch,
     first: int,
-    last: int,
     scale: float,
     sliding_window: int | None,
 ) -> Any:
-    """Queries q (tokens, heads, head_dim), one for each of the sequences [first, last) of `batch`, the same shape."""
+    """Queries q (tokens, heads, head_dim), one for each sequence of `batch` from `first` on, the same shape."""
     gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
     _, kv_heads, page_size, _ = k_pool.shape
     whole, start = tokens == batch.tokens, int(batch.query_starts[first])
