@@ -9,7 +9,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.ragged import RaggedBatch
 
-SIMD_GROUPS = 4
+MERGE_THREADS = 128
 WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
 MIN_SHARE = 256  # positions below which a share is not worth a merge
 MERGE = Kernel("attend_merge", Path(__file__).parent, "merge.body", ("sums", "stats", "sizes"), ("out",))
@@ -21,8 +21,8 @@ def merge_shares(ctx: Context, sums: Any, stats: Any) -> Any:
     (out,) = gpu.launcher.launch(
         MERGE,
         [sums, stats, gpu.launcher.numbers(tokens * heads, shares)],
-        groups=(-(-tokens * heads // SIMD_GROUPS), 1, 1),
-        threads=32 * SIMD_GROUPS,
+        groups=(-(-tokens * heads * head_dim // MERGE_THREADS), 1, 1),
+        threads=MERGE_THREADS,
         outputs=[((tokens, heads, head_dim), gpu.operands)],
         constants={"D": head_dim},
         types={"Y": gpu.operands},

@@ -41,9 +41,9 @@ def attend_stream(
     sliding_window: int | None,
 ) -> Any:
     """Queries q (tokens, heads, head_dim), one for each sequence of `batch` from `first` on, the same shape."""
-    gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
+    gpu, (tokens, heads, head_dim) = ctx.gpu, q.shape
     _, kv_heads, page_size, _ = k_pool.shape
-    whole, start = tokens == batch.tokens, int(batch.query_starts[first])
+    owners, lengths = _place_tokens(ctx, batch, int(batch.query_starts[first]), tokens)
     group = min(heads // kv_heads, MAX_HEADS)
     parts = kv_heads * -(-(heads // kv_heads) // group)
     shares = choose_shares(count_positions(batch, page_size, sliding_window), parts * tokens)
@@ -56,9 +56,9 @@ def attend_stream(
             q,
             k_pool.array,
             v_pool.array,
-            placed.page_table,
-            placed.owners if whole else placed.owners[start : start + tokens],
-            placed.lengths if whole else placed.lengths[start : start + tokens],
+            gpu.place(batch).page_table,
+            owners,
+            lengths,
             gpu.launcher.numbers(scale * math.log2(math.e)),
             gpu.launcher.numbers(*sizes),
         ],
@@ -79,3 +79,16 @@ def attend_stream(
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )
     return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
+
+
+def _place_tokens(ctx: Context, batch: RaggedBatch, start: int, tokens: int) -> tuple[Any, Any]:
+    """Owners and lengths of so many tokens; made once for all layers of a step."""
+    placed = ctx.gpu.place(batch)
+    if tokens == batch.tokens:
+        return placed.owners, placed.lengths
+    key = ("tokens", start, tokens)
+    if key not in placed.parts:
+        stop = start + tokens
+        placed.parts[key] = placed.owners[start:stop], placed.lengths[start:stop]
+    owners, lengths = placed.parts[key]
+    return owners, lengths

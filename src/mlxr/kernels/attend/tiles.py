@@ -20,7 +20,6 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import IntArray
 
 SIMD_GROUPS = 4
-SINGLE_SIMD_GROUPS = 2  # where they share a tile
 TILE_ROWS = 16
 TILE_POSITIONS = 16
 HEAD_DIMS = (64, 128)
@@ -57,10 +56,8 @@ def attend_tiles(
     _, kv_heads, page_size, _ = k_pool.shape
     per_tile = min(heads // kv_heads, TILE_ROWS)
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
-    single = tokens == last - first
-    table, owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile)
-    simd_groups = SINGLE_SIMD_GROUPS if single else SIMD_GROUPS
-    groups = count if single else -(-count // simd_groups)
+    owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile)
+    groups = -(-count // SIMD_GROUPS)
     shares = choose_shares(count_positions(batch, page_size, sliding_window), parts * groups)
     split = shares > 1
     kind = gpu.mx.float32 if split else gpu.operands
@@ -71,7 +68,7 @@ def attend_tiles(
             q,
             k_pool.array,
             v_pool.array,
-            table,
+            ctx.gpu.place(batch).page_table,
             owners,
             lengths,
             tiles,
@@ -79,18 +76,12 @@ def attend_tiles(
             gpu.launcher.numbers(*sizes),
         ],
         groups=(parts, groups, shares),
-        threads=32 * simd_groups,
+        threads=32 * SIMD_GROUPS,
         outputs=[
             ((tokens, heads, shares, head_dim), kind),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
         ],
-        constants={
-            "D": head_dim,
-            "G": per_tile,
-            "PAGE": page_size,
-            "SPLIT": int(split),
-            "SINGLE": int(single),
-        },
+        constants={"D": head_dim, "G": per_tile, "PAGE": page_size, "SPLIT": int(split)},
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )
     return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
@@ -98,20 +89,18 @@ def attend_tiles(
 
 def _place_tiles(
     ctx: Context, batch: RaggedBatch, first: int, last: int, tile_tokens: int
-) -> tuple[Any, Any, Any, Any, int]:
-    """Page table, owners and lengths of the tokens, and the tiles; made once for all layers of a step."""
+) -> tuple[Any, Any, Any, int]:
+    """Owners and lengths of the tokens, the tiles and their number; made once for all layers of a step."""
     placed = ctx.gpu.place(batch)
-    found: tuple[Any, Any, Any, Any, int] | None = placed.parts.get((first, last))
+    found: tuple[Any, Any, Any, int] | None = placed.parts.get(("tiles", first, last))
     if found is None:
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         owners, lengths = placed.owners, placed.lengths
         if stop - start < batch.tokens:
             owners, lengths = owners[start:stop], lengths[start:stop]
-        tiles, count = owners, stop - start
-        if count > last - first:
-            cut = cut_tiles(batch.query_starts[first : last + 1] - start, tile_tokens)
-            tiles, count = ctx.gpu.mx.array(cut), len(cut)
-        found = placed.parts[first, last] = (placed.page_table, owners, lengths, tiles, count)
+        tiles = cut_tiles(batch.query_starts[first : last + 1] - start, tile_tokens)
+        found = owners, lengths, ctx.gpu.mx.array(tiles), len(tiles)
+        placed.parts["tiles", first, last] = found
     return found
 
 
