@@ -59,6 +59,7 @@ class CudaDriver:
         self._cuda = load_library(("libcuda.so.1",))
         self._compiler = load_library(_COMPILERS)
         self._headers = _find_headers()
+        self.compiler = name_compiler(self._compiler)
         for name, kinds in _ARGUMENTS.items():
             getattr(self._cuda, name).argtypes = kinds
         self._call("cuInit", c_uint(0))
@@ -191,6 +192,13 @@ def compile_source(compiler: Any, headers: Sequence[Path], source: str, architec
         return code.raw
     finally:
         compiler.nvrtcDestroyProgram(byref(program))
+
+
+def name_compiler(compiler: Any) -> str:
+    """The NVRTC library's version."""
+    major, minor = c_int(), c_int()
+    _check(compiler.nvrtcVersion(byref(major), byref(minor)))
+    return f"nvrtc {major.value}.{minor.value}"
 
 
 def _check(code: int) -> None:

@@ -7,12 +7,8 @@ A machine is used by one thread at a time.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.cuda_code import CudaCode
 from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.cuda_products import CudaProducts, Shape
 from mlxr.kernels.gpu.emulator import Emulator
-from mlxr.kernels.gpu.kernel import CUDA_NAME, Kernel, Variant, make_cuda_source
+from mlxr.kernels.gpu.kernel import Kernel, Variant
 from mlxr.kernels.gpu.launcher import Launcher, view_host
 from mlxr.kernels.gpu.recording import Launch, Product
 from mlxr.kernels.gpu.steps import Results
 
 logger = logging.getLogger(__name__)
-MAX_COMPILERS = 8
 AnyArray = npt.NDArray[Any]
 ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
 
@@ -153,10 +149,8 @@ def _shape_of(product: Product) -> Shape:
 class CudaMachine:
     """NVIDIA's driver; `launcher` is MLX's way, by which addresses of MLX's arrays are found."""
 
-    def __init__(self, mx: Any, launcher: Launcher) -> None:
-        self._mx, self._launcher, self._driver = mx, launcher, CudaDriver()
-        self._folder = Path(tempfile.gettempdir()) / f"mlxr-cuda-{os.getuid()}"
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def __init__(self, mx: Any, launcher: Launcher, driver: CudaDriver, code: CudaCode) -> None:
+        self._mx, self._launcher, self._driver, self._code = mx, launcher, driver, code
         self._functions: dict[tuple[Kernel, Variant], int] = {}
         self._products = _load_products(self._driver)
         self.multiplies = self._products is not None
@@ -247,25 +241,8 @@ class CudaMachine:
             {(launch.kernel, launch.variant) for launch in launches if isinstance(launch, Launch)}
             - self._functions.keys()
         )
-        if not missing:
-            return
-        with ThreadPoolExecutor(min(len(missing), MAX_COMPILERS)) as pool:
-            codes = list(pool.map(self._make_code, missing))
-        for key, code in zip(missing, codes, strict=True):
-            self._functions[key] = self._driver.load(code, CUDA_NAME)
-
-    def _make_code(self, key: tuple[Kernel, Variant]) -> bytes:
-        """Machine code of a kernel, as it was kept when it was first compiled."""
-        source = make_cuda_source(*key, starts_early=self._driver.starts_early)
-        name = hashlib.blake2b(f"{self._driver.architecture}\0{source}".encode(), digest_size=16).hexdigest()
-        path = self._folder / f"{key[0].name}-{name}.cubin"
-        if path.exists():
-            return path.read_bytes()
-        code = self._driver.compile(source)
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_bytes(code)
-        scratch.replace(path)  # whole or not at all, also when two processes compile the same
-        return code
+        for key, (name, code) in zip(missing, self._code.find_all(missing), strict=True):
+            self._functions[key] = self._driver.load(code, name)
 
     def _find_arrays(self, arrays: Sequence[Any]) -> dict[int, int]:
         """The address of each of MLX's arrays, by identity."""
