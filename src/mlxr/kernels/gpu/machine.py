@@ -23,6 +23,7 @@ from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import Kernel, Variant
 from mlxr.kernels.gpu.launcher import Launcher, view_host
 from mlxr.kernels.gpu.recording import Launch, Product
+from mlxr.kernels.gpu.step_memory import StepMemory
 from mlxr.kernels.gpu.steps import Results
 
 logger = logging.getLogger(__name__)
@@ -31,15 +32,17 @@ ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), 
 
 
 class Machine(Protocol):
-    """Where recorded launches run; `multiplies` says whether products are among them."""
+    """Where recorded launches run; `multiplies` says whether products are among them, `memory` is for their results."""
 
     multiplies: bool
+    memory: StepMemory
 
-    def allocate(self, size_bytes: int) -> int:
-        """The address of new memory."""
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that it holds."""
 
-    def free(self, addresses: Sequence[int], prepared: Mapping[str, Any]) -> None:
-        """Return memory and prepared launches."""
+    def drop(self, prepared: Mapping[str, Any]) -> None:
+        """Let go of prepared launches."""
 
     def prepare(self, launches: Sequence[Launch | Product]) -> Any:
         """The launches in a form that `start` takes."""
@@ -64,19 +67,16 @@ class EmulatedMachine:
 
     def __init__(self, mx: Any, emulator: Emulator) -> None:
         self._mx, self._emulator = mx, emulator
-        self._memory: dict[int, AnyArray] = {}
+        self._held: list[AnyArray] = []
+        self.memory = StepMemory(self._allocate)
 
-    def allocate(self, size_bytes: int) -> int:
-        """Rubbish, so that what stays unwritten shows."""
-        memory = np.full(size_bytes, 0xFF, np.uint8)
-        address = int(memory.ctypes.data)
-        self._memory[address] = memory
-        return address
+    @property
+    def held_bytes(self) -> int:
+        """All that is in `memory`."""
+        return self.memory.nbytes
 
-    def free(self, addresses: Sequence[int], _prepared: Mapping[str, Any]) -> None:
-        """Forget the memory."""
-        for address in addresses:
-            del self._memory[address]
+    def drop(self, prepared: Mapping[str, Any]) -> None:
+        """Nothing holds anything."""
 
     def prepare(self, launches: Sequence[Launch | Product]) -> list[tuple[Launch | Product, list[int]]]:
         """Each with its addresses."""
@@ -102,6 +102,11 @@ class EmulatedMachine:
 
     def synchronize(self) -> None:
         """All is done."""
+
+    def _allocate(self, size_bytes: int) -> int:
+        """Rubbish, so that what stays unwritten shows."""
+        self._held.append(np.full(size_bytes, 0xFF, np.uint8))
+        return int(self._held[-1].ctypes.data)
 
     def _find(self, array: Any) -> int:
         return array if isinstance(array, int) else int(view_host(self._mx, array).ctypes.data)
@@ -154,19 +159,18 @@ class CudaMachine:
         self._functions: dict[tuple[Kernel, Variant], int] = {}
         self._products = _load_products(self._driver)
         self.multiplies = self._products is not None
+        self.memory = StepMemory(self._allocate)
         self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
         self._written: list[tuple[int, int, int]] = []
 
-    def allocate(self, size_bytes: int) -> int:
-        """Memory of the device."""
-        self._driver.enter()
-        return self._driver.allocate(size_bytes)
+    @property
+    def held_bytes(self) -> int:
+        """`memory`, and what the library of products works in."""
+        return self._driver.held_bytes
 
-    def free(self, addresses: Sequence[int], prepared: Mapping[str, int]) -> None:
-        """Return memory and graphs, once nothing runs any more."""
+    def drop(self, prepared: Mapping[str, int]) -> None:
+        """Let go of graphs, once nothing runs any more."""
         self.synchronize()
-        for address in addresses:
-            self._driver.free(address)
         for graph in prepared.values():
             self._driver.drop(graph)
 
@@ -235,6 +239,10 @@ class CudaMachine:
     def _borrow(self, nbytes: int) -> tuple[int, int]:
         free = self._staging.setdefault(nbytes, [])
         return free.pop() if free else (self._driver.allocate_host(nbytes), self._driver.make_event())
+
+    def _allocate(self, size_bytes: int) -> int:
+        self._driver.enter()
+        return self._driver.allocate(size_bytes)
 
     def _compile(self, launches: Sequence[Launch | Product]) -> None:
         missing = list(
