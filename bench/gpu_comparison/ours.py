@@ -132,12 +132,12 @@ class Ours:
     def measure_bytes(self) -> dict[str, int]:
         """Weights read by a step, cache read by one, and the most memory in use: weights, arena and the rest."""
         assert self._engine is not None
-        stats, case, machine = self._engine.stats(), self._case, self.ctx.gpu.machine
+        stats, case = self._engine.stats(), self._case
         return {
             "weight_bytes": self.model.step_bytes,
             "cache_bytes": stats.page_bytes // PAGE_SIZE * case.context * case.batch,
             "arena_bytes": stats.arena_bytes,
-            "peak_bytes": self._mx.get_peak_memory() + (0 if machine is None else machine.held_bytes),
+            "peak_bytes": self._mx.get_peak_memory() + self.ctx.gpu.held_bytes,
         }
 
     def stop(self) -> None:

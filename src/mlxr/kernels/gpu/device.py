@@ -124,6 +124,11 @@ class Gpu:
         """Bytes that arrays may still take in the GPU's memory; None where it does not tell, or where there is none."""
         return read_free_bytes(self.mx, self.device) if self.narrow else None
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that recorded steps hold without MLX."""
+        return 0 if self.machine is None else self.machine.held_bytes
+
     def hold(self, array: AnyArray) -> Any:
         """`array` on the device, for as long as it lives on the host."""
         held = self._held.get(id(array))
