@@ -7,6 +7,7 @@ writes the function around the body for Metal and CUDA; for the host it is writt
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -46,8 +47,7 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
     },
 }
 _HOST_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int", "uint8": "uint8_t"}
-_CUDA_TYPES = {**_HOST_TYPES, "float16": "__half", "bfloat16": "__nv_bfloat16"}
-CUDA_NAME = "mlxr_kernel"
+_CUDA_TYPES = {**_HOST_TYPES, "int64": "long long", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 _CUDA_WORDS = """#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 typedef unsigned char uint8_t;
@@ -132,8 +132,14 @@ def make_host_source(kernel: Kernel, variant: Variant) -> str:
     )
 
 
+def name_cuda_function(kernel: Kernel, variant: Variant) -> str:
+    """A name that no other variant has."""
+    told = repr((kernel.body, kernel.headers, variant))
+    return f"mlxr_{kernel.name}_{hashlib.blake2b(told.encode(), digest_size=8).hexdigest()}"
+
+
 def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) -> str:
-    """A whole CUDA C++ file with one kernel, CUDA_NAME, whose arguments are the addresses of its arrays.
+    """A whole CUDA C++ file with one kernel, `name_cuda_function`, whose arguments are the addresses of its arrays.
 
     With `starts_early` it may come to its place before the launch in front of it has ended.
     """
@@ -146,7 +152,8 @@ def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) ->
     threads, resident = constants["THREADS"], constants.get("RESIDENT", 1)
     return (
         f"{_CUDA_WORDS}{'#define MLXR_STARTS_EARLY' if starts_early else ''}\n{read_header(kernel, 'cuda')}\n"
-        f'extern "C" __global__ void __launch_bounds__({threads}, {resident}) {CUDA_NAME}({arrays}) {{\n'
+        f'extern "C" __global__ void __launch_bounds__({threads}, {resident}) '
+        f"{name_cuda_function(kernel, variant)}({arrays}) {{\n"
         f"{_declare_constants(variant, _CUDA_TYPES)}{_begin_early(kernel) if starts_early else ''}"
         f"{read_body(kernel, 'cuda')}\n}}\n"
     )
