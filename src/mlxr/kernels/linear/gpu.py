@@ -1,9 +1,9 @@
 """`linear` on a GPU: quantised weights stay in the blocks of the file, floats go to MLX's matmul.
 
 Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
-over: `tiles.py` from MIN_TILED to MAX_TILED rows, and up to MAX_RINGED rows of 16-bit weights `ring.py`. More rows: the
-weight is expanded and MLX multiplies (`expand.py`); 16-bit weights are a library's matter. Without kernels (MLX on CPU)
-weights are decoded when they are loaded.
+over (`tiles.py`), from MIN_TILED to MAX_TILED rows. More rows: the weight is expanded and MLX multiplies
+(`expand.py`); floats are a library's matter, which in a recorded step leaves sums to the norm after it. Without kernels
+(MLX on CPU) weights are decoded when they are loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import BLOCK_HEADERS, FILL, multiply_expanded
-from mlxr.kernels.linear.ring import RING, choose_shares, multiply_ring, takes_ring
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
@@ -69,12 +68,12 @@ LAYOUTS = {
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
 MAX_FLOAT_ROWS = 4  # others' products of 16-bit numbers are as good from here on
-MAX_RINGED = 16
 MIN_TILED, MAX_TILED = 1, 64
-SHARING = frozenset(("ring", "library"))
 SIMD_GROUPS = 4
 PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
 MANY_OUTPUTS = 4096
+MAX_SHARED_OUTPUTS = 8192  # more keep the device busy without
+SHARES, LIBRARY_COLUMNS = 2, 64
 
 _FOLDER = Path(__file__).parent
 ROWS = Kernel(
@@ -93,7 +92,7 @@ EXPAND = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "expand.h"),
 )
-KERNELS = (ROWS, TILES, RING, FILL, EXPAND)
+KERNELS = (ROWS, TILES, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +119,7 @@ class Normed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, ring or library."""
+    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles or library."""
 
     x: Any
     parts: list[Part]
@@ -192,8 +191,6 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
     if product.way == "library":
         return _multiply_floats(ctx, product.x, product.parts[0].upload.array)
-    if product.way == "ring":
-        return multiply_ring(gpu, product.x, product.parts[0].upload.array, gate, shared=False)
     kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
@@ -246,19 +243,19 @@ def choose_rows(tokens: int, outputs: int) -> int:
 
 
 def add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
-    """x plus the product, in f32, and None; or x, and shares of the product that are still to be added."""
-    if product.way in SHARING:
-        return x, _multiply_shares(ctx, product)
-    return multiply(ctx, product, residual=x), None
+    """x plus the product, in f32, and None; or x and the product, or shares of it, which are still to be added."""
+    if product.way != "library":
+        return multiply(ctx, product, residual=x), None
+    matrix = product.parts[0].upload.array
+    shares = choose_shares(*matrix.shape)
+    if shares == 1:
+        return x, multiply(ctx, product)
+    return x, ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, ctx.gpu.mx.float32)
 
 
-def share_product(ctx: Context, value: Any) -> Any:
-    """A product that waits: shares (shares, tokens, outputs) of it in f32, where that is faster; all else settled."""
-    if isinstance(value, Deferred) and value.is_open and isinstance(value.parts, Product):
-        product = value.parts
-        if product.way in SHARING:
-            return _multiply_shares(ctx, product)
-    return settle(value)
+def choose_shares(outputs: int, inputs: int) -> int:
+    """Into how many shares of its inputs a library's product is best split, whose sum comes later anyway."""
+    return SHARES if outputs < MAX_SHARED_OUTPUTS and inputs % (SHARES * LIBRARY_COLUMNS) == 0 else 1
 
 
 def can_gate(product: Product) -> bool:
@@ -280,17 +277,7 @@ def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
         return "rows"
     if len(parts) > 1 or bias is not None or parts[0].type_name not in FLOATS:
         return ""
-    if ctx.gpu.has_tiles and tokens <= MAX_RINGED and takes_ring(x, parts[0].upload.array):
-        return "ring"
     return "library" if isinstance(settle(x), Buffer) else ""
-
-
-def _multiply_shares(ctx: Context, product: Product) -> Any:
-    matrix = product.parts[0].upload.array
-    if product.way == "ring":
-        return multiply_ring(ctx.gpu, product.x, matrix, 0, shared=True)
-    shares = choose_shares(*matrix.shape)
-    return ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, ctx.gpu.mx.float32)
 
 
 def _takes_tiles(ctx: Context, part: Part, tokens: int) -> bool:

@@ -22,7 +22,6 @@ NORM = Kernel(
     "norm.body",
     ("x", "residual", "weight", "numbers", "sizes"),
     ("normed", "summed"),
-    ("../gpu/shares.h",),
 )
 KERNELS = (NORM,)
 
@@ -47,9 +46,10 @@ def _norm(ctx: Context, x: Any, scale: Any, eps: float, residual: Any | None) ->
     width, shares = 8 if columns % 8 == 0 else 1, 0
     if residual is not None:
         shares = residual.shape[0] if residual.ndim == 3 else 1
+    sizes = gpu.launcher.numbers(columns, rows if shares > 1 else 0)
     normed, summed = gpu.launcher.launch(
         NORM,
-        [x, x if residual is None else residual, scale, gpu.launcher.numbers(eps), gpu.launcher.numbers(columns, rows)],
+        [x, x if residual is None else residual, scale, gpu.launcher.numbers(eps), sizes],
         groups=(rows, 1, 1),
         threads=min(MAX_THREADS, -(-columns // (LANES * width)) * LANES),
         outputs=[((rows, columns), gpu.operands), ((1, 1) if residual is None else (rows, columns), gpu.mx.float32)],

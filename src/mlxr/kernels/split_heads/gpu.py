@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.linear.gpu import share_product
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 
@@ -27,7 +27,6 @@ HEADS = Kernel(
     "heads.body",
     ("qkv", "slots", "positions", "cosines", "sines", "q_norm", "k_norm", "k_pool", "v_pool", "numbers", "sizes"),
     ("q",),
-    ("../gpu/shares.h",),
 )
 KERNELS = (HEADS,)
 
@@ -46,7 +45,7 @@ def split_heads(
     gpu, (pages, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
     if head_dim % 2:
         refuse("split_heads", "head_dim", head_dim, "an even number")
-    placed, qkv = gpu.place(batch), share_product(ctx, qkv)
+    placed, qkv = gpu.place(batch), settle(qkv)
     _check_values(batch, table, (pages + 1) * page_size)
     if gpu.launcher is None:
         return _compose(ctx, qkv, heads, placed, table, k_pool, v_pool, norms)
@@ -66,18 +65,12 @@ def split_heads(
             k_pool.array,
             v_pool.array,
             none if norms is None else numbers(norms.eps),
-            numbers(heads, kv_heads, head_dim, table.rot_dim, page_size, batch.tokens),
+            numbers(heads, kv_heads, head_dim, table.rot_dim, page_size),
         ],
         groups=(-(-(heads + 2 * kv_heads) * lanes // (LANES * SIMD_GROUPS)), batch.tokens, 1),
         threads=LANES * SIMD_GROUPS,
         outputs=[((batch.tokens, heads, head_dim), gpu.activations)],
-        constants={
-            "NORMED": int(norms is not None),
-            "INTERLEAVED": int(table.interleaved),
-            "N": pairs,
-            "L": lanes,
-            "SHARES": qkv.shape[0] if qkv.ndim == 3 else 1,
-        },
+        constants={"NORMED": int(norms is not None), "INTERLEAVED": int(table.interleaved), "N": pairs, "L": lanes},
         types={"X": qkv.dtype, "Y": gpu.activations, "K": k_pool.array.dtype},
     )
     gpu.pending = [q]
