@@ -23,6 +23,8 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may go on using the device
+_MOST_ROOM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_ROOM_SHARE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of what it shares with the cache, in percent
 _EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _ARGUMENTS: dict[str, list[Any]] = {
     "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
@@ -91,6 +93,11 @@ class CudaDriver:
         self._call("cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
         return function.value or 0
 
+    def give_room(self, function: int, shared_bytes: int) -> None:
+        """Let the kernel have so many bytes of a threadgroup's memory on top of what it declares."""
+        self._call("cuFuncSetAttribute", c_void_p(function), c_int(_MOST_ROOM), c_int(shared_bytes))
+        self._call("cuFuncSetAttribute", c_void_p(function), c_int(_ROOM_SHARE), c_int(100))
+
     def allocate(self, size_bytes: int) -> int:
         """The address of new memory on the device."""
         address = c_uint64()
@@ -154,12 +161,12 @@ class CudaDriver:
         self._call("cuGraphExecDestroy", graph)
 
     def launch(
-        self, function: int, groups: tuple[int, int, int], threads: int, addresses: Sequence[int], *, early: bool
+        self, function: int, groups: tuple[int, int, int], threads: int, addresses: Sequence[int], *, early: bool, shared_bytes: int = 0
     ) -> None:
         """A kernel over arrays at these addresses; `early` lets it start beside the launch in front of it."""
         attribute = _Attribute(_EARLY_START, 0, 1)
         launch = _Launch(
-            (c_uint * 3)(*groups), (c_uint * 3)(threads, 1, 1), 0, self.stream, ctypes.pointer(attribute), int(early)
+            (c_uint * 3)(*groups), (c_uint * 3)(threads, 1, 1), shared_bytes, self.stream, ctypes.pointer(attribute), int(early)
         )
         held = [c_uint64(address) for address in addresses]
         pointers = (c_void_p * len(held))(*(ctypes.addressof(one) for one in held))

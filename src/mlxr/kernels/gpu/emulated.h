@@ -377,6 +377,21 @@ FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
 FUNCTION void await_inputs() {}
+FUNCTION void start_next() {}
+
+#define ROOM(name, WORDS) SHARED uint name[WORDS]
+FUNCTION void copy_words(uint *to, const uint8_t *from) {
+  check_alignment(to, 16);
+  check_alignment(from, 16);
+  memcpy(to, from, 16);
+}
+FUNCTION void copy_word(uint *to, const uint8_t *from) {
+  check_alignment(from, 4);
+  memcpy(to, from, 4);
+}
+FUNCTION void commit_copies() {}
+template <int LEFT> FUNCTION void await_copies() {}
+FUNCTION void simd_barrier() { emulated::exchange(0.0f); }
 
 FUNCTION uint pack_pair(float low, float high) { return uint(bf16(low).bits) | uint(bf16(high).bits) << 16; }
 FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }
@@ -419,4 +434,29 @@ template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, co
 }
 FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
   multiply_tile<bf16>(sums, a, b);
+}
+FUNCTION int byte_of(uint word, int which, bool is_signed) {
+  const int byte = int(word >> 8 * which & 0xFFu);
+  return is_signed && byte > 127 ? byte - 256 : byte;
+}
+FUNCTION void multiply_any_bytes(int *sums, const uint *a, const uint *b, bool is_signed) {
+  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const uint *all = emulated::exchange(words, 6);
+  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; ++i)
+    for (int other = 0; other < 4; ++other) {
+      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
+      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
+      for (int j = 0; j < 2; ++j)
+        for (int which = 0; which < 4; ++which)
+          sums[i] += byte_of(from[2 * j], which, is_signed) * byte_of(to[j], which, true);
+    }
+}
+FUNCTION void multiply_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, false); }
+FUNCTION void multiply_signed_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, true); }
+FUNCTION int dot_bytes(uint a, uint b) {
+  int sum = 0;
+  for (int which = 0; which < 4; ++which)
+    sum += byte_of(a, which, true) * byte_of(b, which, true);
+  return sum;
 }
