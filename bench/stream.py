@@ -19,7 +19,7 @@ from gpu_cases import make_tensor
 from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.kernel import CUDA_NAME, Variant, make_cuda_source
 from mlxr.kernels.linear.gpu import LAYOUTS
-from mlxr.kernels.linear.stream import STREAM, StreamPlan, count_room, make_constants
+from mlxr.kernels.linear.stream import STREAM, StreamPlan, StreamShape, make_constants, share_groups
 from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, choose_plan
 
 Q4, Q6 = 12, 14
@@ -47,10 +47,7 @@ class Bench:
         u8, f4 = mx.uint8, mx.float32
         kinds = [x, u8, u8, f4, f4, f4, f4] + ([mx.int32] if kernel is TILES else [])
         variant = Variant.of(constants, {"X": x, "Y": y}, kinds, [y])
-        text = make_cuda_source(kernel, variant, starts_early=early)
-        if not trigger:
-            text = text.replace('asm volatile("griddepcontrol.launch_dependents;");', "")
-        return text
+        return make_cuda_source(kernel, variant, starts_early=early, opens=trigger)
 
     def compile(self, sources: Sequence[str]) -> None:
         missing = [source for source in dict.fromkeys(sources) if source not in self.functions]
@@ -93,9 +90,10 @@ class Op:
             self.groups, self.threads, self.room = (1, sum(old.count_groups(n, gate != 0) for n in made), 1), 256, 0
             self.source = bench.source(TILES, constants, x, y, early, trigger)
         else:
-            constants = make_constants(plan, columns, rows, types, gate, bool(norm), False, bool(residual))
-            _, self.room = count_room(plan, columns, rows, types, gate)
-            self.groups, self.threads = (sum(plan.groups), 1, 1), 32 * plan.simds
+            shape = StreamShape(types, rows, columns, gate)
+            self.groups, self.threads = (sum(plan.groups), 1, 1), 32 * plan.simd_groups
+            constants = {"THREADS": self.threads, **make_constants(shape, plan, bool(norm), False, bool(residual))}
+            self.room = shape.count_room(plan)
             self.source = bench.source(STREAM, constants, x, y, early, trigger)
             if hint:
                 self.source = self.source.replace("cp.async.cg.shared.global [", f"cp.async.cg.shared.global.{hint} [")
@@ -105,7 +103,7 @@ class Op:
         function = self.bench.functions[self.source]
         if self.room:
             self.bench.driver.give_room(function, self.room)
-        self.bench.driver.launch(function, self.groups, self.threads, arrays, early=early and self.early, shared_bytes=self.room)
+        self.bench.driver.launch(function, self.groups, self.threads, arrays, early=early and self.early, room_bytes=self.room)
 
 
 def size_of(name: str) -> int:
@@ -114,11 +112,8 @@ def size_of(name: str) -> int:
 
 
 def plan_of(name: str, simds: int, stages: int, processors: int) -> StreamPlan:
-    types, rows, *_ = SHAPES[name]
-    if rows[1]:
-        second = 32 if processors == 132 else processors // 4
-        return StreamPlan((processors - second, second), simds, stages)
-    return StreamPlan((processors, 0), simds, stages)
+    types, rows, columns, gate, *_ = SHAPES[name]
+    return StreamPlan(share_groups(StreamShape(types, rows, columns, gate), processors), simds, stages)
 
 
 def check(bench: Bench, name: str, ops: dict[str, Op]) -> None:
@@ -229,8 +224,7 @@ def main() -> None:
         for simds, stages in ((8, 2), (8, 3), (12, 2), (16, 1)):
             plan = plan_of(name, simds, stages, n)
             types, rows, columns, gate, *_ = SHAPES[name]
-            room = count_room(plan, columns, rows, types, gate)[1]
-            if room > 226 * 1024:
+            if StreamShape(types, rows, columns, gate).count_room(plan) > 226 * 1024:
                 continue
             for trigger in (False, True):
                 if simds > 8 and trigger:

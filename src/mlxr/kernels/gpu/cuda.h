@@ -96,12 +96,6 @@ FUNCTION void await_inputs() {
 #endif
 }
 
-FUNCTION void start_next() {
-#ifdef MLXR_STARTS_EARLY
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 #define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
 FUNCTION uint shared_address(const void *p) { return (uint)__cvta_generic_to_shared(p); }
 FUNCTION void copy_words(uint *to, const uint8_t *from) {

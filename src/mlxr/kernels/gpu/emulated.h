@@ -377,7 +377,6 @@ FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
 FUNCTION void await_inputs() {}
-FUNCTION void start_next() {}
 
 #define ROOM(name, WORDS) SHARED uint name[WORDS]
 FUNCTION void copy_words(uint *to, const uint8_t *from) {

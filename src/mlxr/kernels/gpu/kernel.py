@@ -55,8 +55,9 @@ typedef unsigned int uint32_t;
 typedef unsigned long uint64_t;
 """
 # A launch comes to its place before the one in front has ended, and waits for what that one writes: at once, or where
-# it says so. Letting the next one come even earlier (griddepcontrol.launch_dependents) took longer on an H200.
+# it says so.
 _AWAIT = "await_inputs()"
+_OPEN = '  asm volatile("griddepcontrol.launch_dependents;");\n'
 
 
 def name_type(kind: Any) -> str:
@@ -132,10 +133,11 @@ def make_host_source(kernel: Kernel, variant: Variant) -> str:
     )
 
 
-def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) -> str:
+def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool, opens: bool = False) -> str:
     """A whole CUDA C++ file with one kernel, CUDA_NAME, whose arguments are the addresses of its arrays.
 
-    With `starts_early` it may come to its place before the launch in front of it has ended.
+    With `starts_early` it may come to its place before the launch in front of it has ended, and if that `opens`, as
+    soon as all threadgroups of that one run.
     """
     inputs, outputs = (
         [f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(names, kinds, strict=True)]
@@ -147,7 +149,8 @@ def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) ->
     return (
         f"{_CUDA_WORDS}{'#define MLXR_STARTS_EARLY' if starts_early else ''}\n{read_header(kernel, 'cuda')}\n"
         f'extern "C" __global__ void __launch_bounds__({threads}, {resident}) {CUDA_NAME}({arrays}) {{\n'
-        f"{_declare_constants(variant, _CUDA_TYPES)}{_begin_early(kernel) if starts_early else ''}"
+        f"{_declare_constants(variant, _CUDA_TYPES)}{_OPEN if opens else ''}"
+        f"{_begin_early(kernel) if starts_early else ''}"
         f"{read_body(kernel, 'cuda')}\n}}\n"
     )
 

@@ -25,7 +25,7 @@ class Launcher:
     def __init__(self, mx: Any, target: Target, emulator: Emulator | None = None) -> None:
         self._mx, self._target = mx, target
         self.emulator = (emulator or Emulator()) if target == "emulated" else None
-        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...], tuple[int, int] | None], Any] = {}
+        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...], tuple[int, int] | None, int], Any] = {}
         self._numbers: dict[tuple[Any, tuple[float, ...]], Any] = {}
 
     @property
@@ -53,10 +53,12 @@ class Launcher:
         outputs: Sequence[tuple[tuple[int, ...], Any]],
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
+        room_bytes: int = 0,
     ) -> list[Any]:
         """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
 
         A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
+        `room_bytes` is what a ROOM of the body takes of a threadgroup's memory.
         """
         template = {"THREADS": threads, **(constants or {})}
         if self.emulator is not None:
@@ -64,10 +66,10 @@ class Launcher:
         input_types = tuple(name_type(array.dtype) for array in inputs)
         output_types = tuple(name_type(kind) for _, kind in outputs)
         bounds = (threads, template["RESIDENT"]) if self._target == "cuda" and "RESIDENT" in template else None
-        compiled = self._compiled.get((kernel, input_types, output_types, bounds))
+        key = kernel, input_types, output_types, bounds, room_bytes
+        compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._make(kernel, input_types + output_types, bounds)
-            self._compiled[kernel, input_types, output_types, bounds] = compiled
+            compiled = self._compiled[key] = self._make(kernel, input_types + output_types, bounds, room_bytes)
         result: list[Any] = compiled(
             inputs=list(inputs),
             template=[*template.items(), *(types or {}).items()],
@@ -78,7 +80,9 @@ class Launcher:
         )
         return result
 
-    def _make(self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None) -> Any:
+    def _make(
+        self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None, room_bytes: int
+    ) -> Any:
         # MLX tells variants apart by name and template arguments alone, so all else must be part of the name
         make = self._mx.fast.cuda_kernel if self._target == "cuda" else self._mx.fast.metal_kernel
         header, suffix = read_header(kernel, self._target), "_".join(kinds)
@@ -91,6 +95,7 @@ class Launcher:
             output_names=list(kernel.outputs),
             source=read_body(kernel, self._target),
             header=header,
+            **({"shared_memory": room_bytes} if room_bytes and self._target == "cuda" else {}),
         )
 
     def _emulate(

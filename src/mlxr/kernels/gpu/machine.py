@@ -35,9 +35,15 @@ ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), 
 
 
 class Machine(Protocol):
-    """Where recorded launches run; `multiplies` says whether products are among them."""
+    """Where recorded launches run; `multiplies` says whether products are among them.
+
+    `processors` are the multiprocessors that share the threadgroups of a launch, each with `room_bytes` for one
+    threadgroup; 0 where threadgroups run one after another.
+    """
 
     multiplies: bool
+    processors: int
+    room_bytes: int
 
     def allocate(self, size_bytes: int) -> int:
         """The address of new memory."""
@@ -65,6 +71,7 @@ class EmulatedMachine:
     """Everything happens at once, over the host's memory."""
 
     multiplies = True
+    processors = room_bytes = 0
 
     def __init__(self, mx: Any, emulator: Emulator) -> None:
         self._mx, self._emulator = mx, emulator
@@ -157,9 +164,10 @@ class CudaMachine:
         self._mx, self._launcher, self._driver = mx, launcher, CudaDriver()
         self._folder = Path(tempfile.gettempdir()) / f"mlxr-cuda-{os.getuid()}"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._functions: dict[tuple[Kernel, Variant], int] = {}
+        self._functions: dict[tuple[Kernel, Variant, bool], int] = {}
         self._products = _load_products(self._driver)
         self.multiplies = self._products is not None
+        self.processors, self.room_bytes = self._driver.processors, self._driver.room_bytes
         self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
         self._written: list[tuple[int, int, int]] = []
 
@@ -179,7 +187,8 @@ class CudaMachine:
     def prepare(self, launches: Sequence[Launch | Product]) -> int:
         """A captured graph."""
         self._driver.enter()
-        self._compile(launches)
+        opens = self._driver.starts_early and any(getattr(launch, "room_bytes", 0) for launch in launches)
+        self._compile(launches, opens)
         found = self._find_arrays([array for launch in launches for array in launch.arrays])
         addresses = [
             [array if isinstance(array, int) else found[id(array)] for array in launch.arrays] for launch in launches
@@ -192,8 +201,14 @@ class CudaMachine:
         def launch_all() -> None:
             for number, (launch, shape, arrays) in enumerate(zip(launches, shapes, addresses, strict=True)):
                 if isinstance(launch, Launch):
-                    function, early = self._functions[launch.kernel, launch.variant], self._driver.starts_early
-                    self._driver.launch(function, launch.groups, launch.threads, arrays, early=early and number > 0)
+                    self._driver.launch(
+                        self._functions[launch.kernel, launch.variant, opens],
+                        launch.groups,
+                        launch.threads,
+                        arrays,
+                        early=self._driver.starts_early and number > 0,
+                        room_bytes=launch.room_bytes,
+                    )
                 elif shape is not None and self._products is not None:
                     self._products.multiply(shape, *arrays)
 
@@ -242,21 +257,26 @@ class CudaMachine:
         free = self._staging.setdefault(nbytes, [])
         return free.pop() if free else (self._driver.allocate_host(nbytes), self._driver.make_event())
 
-    def _compile(self, launches: Sequence[Launch | Product]) -> None:
-        missing = list(
-            {(launch.kernel, launch.variant) for launch in launches if isinstance(launch, Launch)}
-            - self._functions.keys()
-        )
+    def _compile(self, launches: Sequence[Launch | Product], opens: bool) -> None:
+        rooms = {
+            (launch.kernel, launch.variant, opens): launch.room_bytes
+            for launch in launches
+            if isinstance(launch, Launch)
+        }
+        missing = list(rooms.keys() - self._functions.keys())
         if not missing:
             return
         with ThreadPoolExecutor(min(len(missing), MAX_COMPILERS)) as pool:
             codes = list(pool.map(self._make_code, missing))
         for key, code in zip(missing, codes, strict=True):
-            self._functions[key] = self._driver.load(code, CUDA_NAME)
+            self._functions[key] = function = self._driver.load(code, CUDA_NAME)
+            if opens:
+                self._driver.give_room(function, rooms[key])
 
-    def _make_code(self, key: tuple[Kernel, Variant]) -> bytes:
+    def _make_code(self, key: tuple[Kernel, Variant, bool]) -> bytes:
         """Machine code of a kernel, as it was kept when it was first compiled."""
-        source = make_cuda_source(*key, starts_early=self._driver.starts_early)
+        kernel, variant, opens = key
+        source = make_cuda_source(kernel, variant, starts_early=self._driver.starts_early, opens=opens)
         name = hashlib.blake2b(f"{self._driver.architecture}\0{source}".encode(), digest_size=16).hexdigest()
         path = self._folder / f"{key[0].name}-{name}.cubin"
         if path.exists():
