@@ -179,7 +179,12 @@ class CudaDriver:
         """A kernel over arrays at these addresses; `early` lets it start beside the launch in front of it."""
         attribute = _Attribute(_EARLY_START, 0, 1)
         launch = _Launch(
-            (c_uint * 3)(*groups), (c_uint * 3)(threads, 1, 1), room_bytes, self.stream, ctypes.pointer(attribute), int(early)
+            (c_uint * 3)(*groups),
+            (c_uint * 3)(threads, 1, 1),
+            room_bytes,
+            self.stream,
+            ctypes.pointer(attribute),
+            int(early),
         )
         held = [c_uint64(address) for address in addresses]
         pointers = (c_void_p * len(held))(*(ctypes.addressof(one) for one in held))

@@ -80,9 +80,7 @@ class Launcher:
         )
         return result
 
-    def _make(
-        self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None, room_bytes: int
-    ) -> Any:
+    def _make(self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None, room_bytes: int) -> Any:
         # MLX tells variants apart by name and template arguments alone, so all else must be part of the name
         make = self._mx.fast.cuda_kernel if self._target == "cuda" else self._mx.fast.metal_kernel
         header, suffix = read_header(kernel, self._target), "_".join(kinds)

@@ -67,7 +67,9 @@ class Launch:
 
     def put_out(self, address: int) -> Launch:
         """The same with its last result at `address`."""
-        return Launch(self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads, self.room_bytes)
+        return Launch(
+            self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads, self.room_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,64 +18,83 @@ template <int COLUMNS> struct Row {
   };
 };
 
-// Integers of x, of `norm` times x if there is one: the sum of the squares that this lane has seen.
-template <int COLUMNS, bool NORM, int SIMDS, typename X>
-FUNCTION float bring_row(const DEVICE X *x, const DEVICE float *norm, GROUP uint *row, int simd, int lane) {
+// Eight columns of one block for every lane, as integers.
+template <int COLUMNS> FUNCTION void place_block(PRIVATE const float *v, GROUP uint *row, int block, int lane) {
   typedef Row<COLUMNS> R;
-  float squares = 0.0f;
-  for (int block = simd; block < R::BLOCKS; block += SIMDS) {
-    const int column = 256 * block + 8 * lane;
-    float v[8];
-    load<8>(x + column, v);
-    if (NORM) {
-      float gain[8];
-      load<8>(norm + column, gain);
-      UNROLL
-      for (int i = 0; i < 8; ++i) {
-        squares += v[i] * v[i];
-        v[i] *= gain[i];
-      }
-    }
-    uint top = 0u; // as bits, so that what is not a number stays so
-    UNROLL
-    for (int i = 0; i < 8; ++i) {
-      const uint bits = float_to_bits(v[i]) & 0x7FFFFFFFu;
-      top = bits > top ? bits : top;
-    }
-    UNROLL
-    for (uint mask = 1; mask < 32; mask *= 2) {
-      const uint other = float_to_bits(shuffle_xor(bits_to_float(top), mask));
-      top = other > top ? other : top;
-    }
-    const float largest = bits_to_float(top), inverse = largest > 1e-30f ? 32512.0f / largest : 0.0f;
-    uint high[2] = {0u, 0u}, low[2] = {0u, 0u};
-    int sum = 0;
-    UNROLL
-    for (int i = 0; i < 8; ++i) {
-      const int n = int(float_to_bits(v[i] * inverse + 12582912.0f) - 0x4B400000u);
-      sum += n;
-      high[i / 4] |= (uint(n + 128) >> 8 & 255u) << (8 * (i % 4));
-      low[i / 4] |= (uint(n) & 255u) << (8 * (i % 4));
-    }
-    GROUP uint *to = row + 64 * block + 2 * lane;
-    to[R::HIGH] = high[0], to[R::HIGH + 1] = high[1];
-    to[R::LOW] = low[0], to[R::LOW + 1] = low[1];
-    float all = float(sum);
-    all += shuffle_xor(all, 1);
-    all += shuffle_xor(all, 2);
-    const uint mean = float_to_bits(all / 32.0f + 12582912.0f) - 0x4B400000u;
-    if (lane % 4 == 0) {
-      GROUP uint8_t *means = reinterpret_cast<GROUP uint8_t *>(row + R::MEANS + 4 * block) + lane / 16 * 8 + lane / 4 % 4;
-      means[0] = uint8_t((mean + 128u) >> 8);
-      means[4] = uint8_t(mean);
-    }
-    if (lane == 0)
-      row[R::SCALES + block] = float_to_bits(largest / 32512.0f);
+  uint top = 0u; // as bits, so that what is not a number stays so
+  UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const uint bits = float_to_bits(v[i]) & 0x7FFFFFFFu;
+    top = bits > top ? bits : top;
   }
-  for (int i = 32 * simd + lane; i < 64; i += 32 * SIMDS)
-    row[R::ZEROS + i] = 0u;
-  return squares;
+  UNROLL
+  for (uint mask = 1; mask < 32; mask *= 2) {
+    const uint other = float_to_bits(shuffle_xor(bits_to_float(top), mask));
+    top = other > top ? other : top;
+  }
+  const float largest = bits_to_float(top), inverse = largest > 1e-30f ? 32512.0f / largest : 0.0f;
+  uint high[2] = {0u, 0u}, low[2] = {0u, 0u};
+  int sum = 0;
+  UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const int n = int(float_to_bits(v[i] * inverse + 12582912.0f) - 0x4B400000u);
+    sum += n;
+    high[i / 4] |= (uint(n + 128) >> 8 & 255u) << (8 * (i % 4));
+    low[i / 4] |= (uint(n) & 255u) << (8 * (i % 4));
+  }
+  GROUP uint *to = row + 64 * block + 2 * lane;
+  to[R::HIGH] = high[0], to[R::HIGH + 1] = high[1];
+  to[R::LOW] = low[0], to[R::LOW + 1] = low[1];
+  float all = float(sum);
+  all += shuffle_xor(all, 1);
+  all += shuffle_xor(all, 2);
+  const uint mean = float_to_bits(all / 32.0f + 12582912.0f) - 0x4B400000u;
+  if (lane % 4 == 0) {
+    GROUP uint8_t *means = reinterpret_cast<GROUP uint8_t *>(row + R::MEANS + 4 * block) + lane / 16 * 8 + lane / 4 % 4;
+    means[0] = uint8_t((mean + 128u) >> 8);
+    means[4] = uint8_t(mean);
+  }
+  if (lane == 0)
+    row[R::SCALES + block] = float_to_bits(largest / 32512.0f);
 }
+
+// Makes integers of x, or of `norm` times x. A SIMD-group takes every SIMDS-th block, a lane eight columns of it; all of
+// them are asked for at once, those of `norm` before x is there.
+template <int COLUMNS, bool NORM, int SIMDS> struct Bringer {
+  enum { MINE = (Row<COLUMNS>::BLOCKS + SIMDS - 1) / SIMDS };
+  float gain[NORM ? MINE : 1][8];
+  int simd, lane;
+  FUNCTION Bringer(const DEVICE float *norm, int simd_, int lane_) : simd(simd_), lane(lane_) {
+    UNROLL
+    for (int i = 0; i < (NORM ? MINE : 0); ++i)
+      load<8>(norm + 256 * place(i) + 8 * lane, gain[i]);
+  }
+  FUNCTION int place(int i) const { // blocks that are not there are the last one again
+    const int block = simd + i * SIMDS;
+    return block < Row<COLUMNS>::BLOCKS ? block : Row<COLUMNS>::BLOCKS - 1;
+  }
+  // The sum of the squares that this lane has seen.
+  template <typename X> FUNCTION float bring(const DEVICE X *x, GROUP uint *row) {
+    float v[MINE][8], squares = 0.0f;
+    UNROLL
+    for (int i = 0; i < MINE; ++i)
+      load<8>(x + 256 * place(i) + 8 * lane, v[i]);
+    UNROLL
+    for (int i = 0; i < MINE; ++i) {
+      const bool counts = simd + i * SIMDS < Row<COLUMNS>::BLOCKS;
+      UNROLL
+      for (int k = 0; k < (NORM ? 8 : 0); ++k) {
+        squares += counts ? v[i][k] * v[i][k] : 0.0f;
+        v[i][k] *= gain[i][k];
+      }
+      if (counts)
+        place_block<COLUMNS>(v[i], row, place(i), lane);
+    }
+    for (int i = 32 * simd + lane; i < 64; i += 32 * SIMDS)
+      row[Row<COLUMNS>::ZEROS + i] = 0u;
+    return squares;
+  }
+};
 
 // How a type streams. A unit is UNIT blocks of each of 16 rows; the second eight rows are `jump` rows further on.
 // `fetch` asks for a unit, `Sums::add` multiplies the blocks of one that is there: rows g and g + 8.
