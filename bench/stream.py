@@ -37,6 +37,24 @@ SHAPES = {
 }
 
 
+VARIANTS = (
+    (8, 2, 0, "none"),
+    (8, 2, 0, "128"),
+    (8, 2, 0, ""),
+    (8, 2, 2, ""),
+    (8, 2, 4, ""),
+    (8, 2, 8, ""),
+    (8, 2, 0, "first"),
+    (8, 2, 2, "first"),
+    (8, 2, 4, "first"),
+    (8, 3, 0, ""),
+    (8, 3, 2, ""),
+    (8, 3, 4, "first"),
+    (12, 2, 0, ""),
+    (16, 1, 0, ""),
+)
+
+
 class Bench:
     def __init__(self) -> None:
         self.driver = CudaDriver()
@@ -79,7 +97,7 @@ class Op:
     def __init__(self, bench: Bench, name: str, plan: StreamPlan | None, early: bool, trigger: bool, kinds: Any, hint: str = "") -> None:
         types, rows, columns, gate, norm, residual = SHAPES[name]
         self.bench, self.name, self.early = bench, name, early
-        x, y = kinds
+        self.kinds = x, y = kinds
         made = (rows[0] // 2 if gate else rows[0]), rows[1]
         if plan is None:
             old = choose_plan(1, columns, sum(rows), set(types if rows[1] else types[:1]), bool(norm))
@@ -95,8 +113,15 @@ class Op:
             constants = {"THREADS": self.threads, **make_constants(shape, plan, bool(norm), False, bool(residual))}
             self.room = shape.count_room(plan)
             self.source = bench.source(STREAM, constants, x, y, early, trigger)
-            if hint:
-                self.source = self.source.replace("cp.async.cg.shared.global [", f"cp.async.cg.shared.global.{hint} [")
+            whole = 'asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");'
+            assert whole in self.source
+            if "none" in hint:
+                self.source = self.source.replace(whole, whole.replace(".L2::256B", ""))
+            if "128" in hint:
+                self.source = self.source.replace(whole, whole.replace("256B", "128B"))
+            if "first" in hint:
+                self.source = self.source.replace(whole, 'unsigned long policy; asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy)); '
+                    'asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "l"(policy) : "memory");')
         self.tiled = plan is None
 
     def launch(self, arrays: Sequence[int], early: bool) -> None:
@@ -111,9 +136,9 @@ def size_of(name: str) -> int:
     return sum(count * columns // 256 * BYTES[kind] for count, kind in zip(rows, types, strict=True))
 
 
-def plan_of(name: str, simds: int, stages: int, processors: int) -> StreamPlan:
+def plan_of(name: str, simds: int, stages: int, processors: int, ahead: int) -> StreamPlan:
     types, rows, columns, gate, *_ = SHAPES[name]
-    return StreamPlan(share_groups(StreamShape(types, rows, columns, gate), processors), simds, stages)
+    return StreamPlan(share_groups(StreamShape(types, rows, columns, gate), processors), simds, stages, ahead)
 
 
 def check(bench: Bench, name: str, ops: dict[str, Op]) -> None:
@@ -145,9 +170,12 @@ def check(bench: Bench, name: str, ops: dict[str, Op]) -> None:
         y = y + added[: len(y)]
     del values
     eps, sizes = cp.full(8, 1e-5, np.float32), cp.asarray(np.array([1] + [0] * 7, np.int32))
-    out = cp.full(len(y), np.nan, np.float32)
+    x_kind, y_kind = next(iter(ops.values())).kinds
+    if x_kind == mx.bfloat16:
+        x = (x.view(np.uint32) >> 16).astype(np.uint16)
+    out = cp.full(len(y), 0xFFFF, np.uint16) if y_kind == mx.bfloat16 else cp.full(len(y), np.nan, np.float32)
     for label, op in ops.items():
-        out[:] = np.nan
+        out.view(np.uint8)[:] = 0xFF
         cp.cuda.Device().synchronize()
 
         def arrays(index: int) -> list[int]:
@@ -158,7 +186,8 @@ def check(bench: Bench, name: str, ops: dict[str, Op]) -> None:
         try:
             op.launch(arrays(0), False)
             bench.driver.synchronize()
-            error = float(cp.sqrt(((out - y) ** 2).mean() / (y**2).mean()))
+            made = (out.astype(np.uint32) << 16).view(np.float32) if y_kind == mx.bfloat16 else out
+            error = float(cp.sqrt(((made - y) ** 2).mean() / (y**2).mean()))
             count = max(8, min(64, (1 << 30) // size_of(name)))
 
             def launch_all() -> None:
@@ -216,32 +245,25 @@ def main() -> None:
     f4, b2 = mx.float32, mx.bfloat16
 
     def kinds(name: str) -> Any:
-        return (f4, f4)
+        return (b2 if name in ("output", "down", "down6") else f4, b2 if name == "gate" else f4)
 
     alone: dict[str, dict[str, Op]] = {}
     for name in SHAPES:
         found = {"tiles": Op(bench, name, None, True, False, kinds(name))}
-        for simds, stages in ((8, 2), (8, 3), (12, 2), (16, 1)):
-            plan = plan_of(name, simds, stages, n)
+        for simds, stages, ahead, hint in VARIANTS:
+            plan = plan_of(name, simds, stages, n, ahead)
             types, rows, columns, gate, *_ = SHAPES[name]
-            if StreamShape(types, rows, columns, gate).count_room(plan) > 226 * 1024:
-                continue
-            for trigger in (False, True):
-                if simds > 8 and trigger:
-                    continue
-                found[f"{simds} x {stages}{' trigger' if trigger else ''}"] = Op(bench, name, plan, True, trigger, kinds(name))
-        found["8 x 2 x 2 groups"] = Op(bench, name, plan_of(name, 8, 2, 2 * n), True, False, kinds(name))
-        found["8 x 2 plain"] = Op(bench, name, plan_of(name, 8, 2, n), False, False, kinds(name))
-        found["8 x 3 L2::256B"] = Op(bench, name, plan_of(name, 8, 3 if name != "down6" else 2, n), True, False, kinds(name), "L2::256B")
+            if StreamShape(types, rows, columns, gate).count_room(plan) <= 226 * 1024:
+                found[f"{simds} x {stages} ahead {ahead} {hint}"] = Op(bench, name, plan, True, True, kinds(name), hint)
         alone[name] = found
-    labels = ["tiles", "8 x 2", "8 x 2 trigger", "8 x 3", "8 x 3 trigger", "12 x 2", "16 x 1", "8 x 2 plain"]
+    labels = list(dict.fromkeys(label for ops in alone.values() for label in ops))
     bench.compile([op.source for ops in alone.values() for op in ops.values()])
     if given.alone:
         for name, ops in alone.items():
             check(bench, name, ops)
             cp.get_default_memory_pool().free_all_blocks()
     if given.chain:
-        ways = {label: {name: alone[name].get(label, alone[name]["8 x 2" + (" trigger" if "trigger" in label else "")]) for name in SHAPES} for label in labels}
+        ways = {label: {name: alone[name][label] for name in SHAPES} for label in labels if all(label in alone[name] for name in SHAPES)}
         chain(bench, ways, given.layers)
 
 

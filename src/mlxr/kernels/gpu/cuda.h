@@ -99,10 +99,15 @@ FUNCTION void await_inputs() {
 #define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
 FUNCTION uint shared_address(const void *p) { return (uint)__cvta_generic_to_shared(p); }
 FUNCTION void copy_words(uint *to, const uint8_t *from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 FUNCTION void copy_word(uint *to, const uint8_t *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+template <int BYTES> FUNCTION void expect_bytes(const uint8_t *from) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(BYTES) : "memory");
+#endif
 }
 FUNCTION void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }

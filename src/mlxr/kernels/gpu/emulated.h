@@ -388,6 +388,10 @@ FUNCTION void copy_word(uint *to, const uint8_t *from) {
   check_alignment(from, 4);
   memcpy(to, from, 4);
 }
+template <int BYTES> FUNCTION void expect_bytes(const uint8_t *from) {
+  check_alignment(from, 16);
+  volatile uint8_t first = from[0], last = from[BYTES - 1];
+}
 FUNCTION void commit_copies() {}
 template <int LEFT> FUNCTION void await_copies() {}
 FUNCTION void simd_barrier() { emulated::exchange(0.0f); }

@@ -97,7 +97,8 @@ template <int COLUMNS, bool NORM, int SIMDS> struct Bringer {
 };
 
 // How a type streams. A unit is UNIT blocks of each of 16 rows; the second eight rows are `jump` rows further on.
-// `fetch` asks for a unit, `Sums::add` multiplies the blocks of one that is there: rows g and g + 8.
+// `fetch` asks for a unit, `expect` says that it will be asked for, `read` takes what a lane needs of one that is there:
+// of rows g and g + 8. `add` multiplies that.
 template <typename Q> struct Streamed {};
 
 template <> struct Streamed<Q4_K> {
@@ -115,10 +116,30 @@ template <> struct Streamed<Q4_K> {
     const int r = lane / 2;
     copy_words(to + r * STRIDE + 64 + 4 * (lane % 2), from + r * ROW + (r < 8 ? 0u : further) + 256 + 16 * (lane % 2));
   }
+  template <int COLUMNS>
+  static FUNCTION void expect(Bytes base, uint64_t, uint row, uint jump, int unit, int lane) {
+    if (lane < 16)
+      expect_bytes<288>(base + uint64_t(row + lane + (lane < 8 ? 0u : jump)) * (COLUMNS / 256 * 144) + 288 * unit);
+  }
+  struct Words {
+    uint head[UNIT][2][4], q[UNIT][2][2][4];
+  };
+  static FUNCTION void read(const GROUP uint *unit, int lane, PRIVATE Words &w) {
+    UNROLL
+    for (int b = 0; b < UNIT; ++b) {
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const GROUP uint *from = unit + (lane / 4 + 8 * i) * STRIDE + 36 * b;
+        read_words(from, w.head[b][i]);
+        read_words(from + 4 + 4 * (lane % 4), w.q[b][i][0]);
+        read_words(from + 20 + 4 * (lane % 4), w.q[b][i][1]);
+      }
+    }
+  }
   // b has near and far of a pair of runs, which share their scales, in columns of their own, high and low: 4 far + 2 low
   // + pair. So lane t has the sums of both pairs.
   template <int COLUMNS>
-  static FUNCTION void add(const GROUP uint *unit, const GROUP uint *x, int block, int lane, PRIVATE float *sums) {
+  static FUNCTION void add(PRIVATE const Words &w, const GROUP uint *x, int block, int lane, PRIVATE float *sums) {
     typedef Row<COLUMNS> R;
     const int g = lane / 4, t = lane % 4;
     const bool meets = g % 2 == t / 2;
@@ -129,14 +150,8 @@ template <> struct Streamed<Q4_K> {
     const float part = t == 0 ? 256.0f : t == 1 ? 1.0f : t == 2 ? 16.0f : 0.0625f, low_part = t % 2 ? 32.0f : 8192.0f;
     UNROLL
     for (int b = 0; b < UNIT; ++b) {
-      uint head[2][4], q[2][2][4];
-      UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const GROUP uint *from = unit + (g + 8 * i) * STRIDE + 36 * b;
-        read_words(from, head[i]);
-        read_words(from + 4 + 4 * t, q[i][0]);
-        read_words(from + 20 + 4 * t, q[i][1]);
-      }
+      PRIVATE const uint (*head)[4] = w.head[b];
+      PRIVATE const uint (*q)[2][4] = w.q[b];
       int whole[2] = {0, 0};
       UNROLL
       for (int j = 0; j < 2; ++j) {
@@ -198,23 +213,39 @@ template <> struct Streamed<Q6_K> {
       copy_word(to + HALVES + lane, field<208, 2>(base, total, other & ~1u)); // two neighbours, one of which is meant
     }
   }
+  template <int COLUMNS>
+  static FUNCTION void expect(Bytes base, uint64_t total, uint row, uint jump, int unit, int lane) {
+    const uint block = (row + lane % 16 + (lane % 16 < 8 ? 0u : jump)) * (COLUMNS / 256) + unit;
+    if (lane < 16)
+      expect_bytes<128>(field<0, 128>(base, total, block));
+    else
+      expect_bytes<64>(field<128, 64>(base, total, block));
+  }
+  struct Words {
+    uint q[2][2][4], h[2][2][4], groups[2][2], halves[2];
+  };
+  static FUNCTION void read(const GROUP uint *unit, int lane, PRIVATE Words &w) {
+    const int t = lane % 4;
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int r = lane / 4 + 8 * i;
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        read_words(unit + r * STRIDE + 16 * j + 4 * t, w.q[i][j]);
+        read_words(unit + HIGH + r * HIGH_STRIDE + 8 * j + 4 * (t % 2), w.h[i][j]);
+        w.groups[i][j] = unit[GROUPS + 4 * r + 2 * j + t / 2];
+      }
+      w.halves[i] = unit[HALVES + r];
+    }
+  }
   // b has near runs in columns 0 to 3 and far ones in 4 to 7; high and low are apart. Lane t has columns 2 t and 2 t + 1.
   template <int COLUMNS>
-  static FUNCTION void add(const GROUP uint *unit, const GROUP uint *x, int block, int lane, PRIVATE float *sums) {
+  static FUNCTION void add(PRIVATE const Words &w, const GROUP uint *x, int block, int lane, PRIVATE float *sums) {
     typedef Row<COLUMNS> R;
     const int g = lane / 4, t = lane % 4;
     const GROUP uint *near = g == t ? x + 64 * block + 4 * t : x + R::ZEROS;
     const GROUP uint *far = g == t + 4 ? x + 64 * block + 16 + 4 * t : x + R::ZEROS;
     const int near_low = g == t ? int(R::LOW) : 0, far_low = g == t + 4 ? int(R::LOW) : 0;
-    uint q[2][2][4], h[2][2][4];
-    UNROLL
-    for (int i = 0; i < 2; ++i) {
-      UNROLL
-      for (int j = 0; j < 2; ++j) {
-        read_words(unit + (g + 8 * i) * STRIDE + 16 * j + 4 * t, q[i][j]);
-        read_words(unit + HIGH + (g + 8 * i) * HIGH_STRIDE + 8 * j + 4 * (t % 2), h[i][j]);
-      }
-    }
     int high[2] = {0, 0}, low[2] = {0, 0};
     UNROLL
     for (int j = 0; j < 2; ++j) {
@@ -229,7 +260,7 @@ template <> struct Streamed<Q6_K> {
         uint a[4], b[4]; // four times q - 32
         UNROLL
         for (int k = 0; k < 4; ++k) {
-          const uint word = q[k % 2][j][v + k / 2], more = h[k % 2][j][v + k / 2] >> (2 * (t / 2));
+          const uint word = w.q[k % 2][j][v + k / 2], more = w.h[k % 2][j][v + k / 2] >> (2 * (t / 2));
           a[k] = ((word << 2 & 0x3C3C3C3Cu) ^ 0x80808080u) ^ (more << 6 & 0xC0C0C0C0u);
           b[k] = ((word >> 2 & 0x3C3C3C3Cu) ^ 0x80808080u) ^ (more << 2 & 0xC0C0C0C0u);
         }
@@ -240,7 +271,7 @@ template <> struct Streamed<Q6_K> {
       }
       UNROLL
       for (int i = 0; i < 2; ++i) {
-        const uint groups = unit[GROUPS + 4 * (g + 8 * i) + 2 * j + t / 2] >> (16 * (t % 2));
+        const uint groups = w.groups[i][j] >> (16 * (t % 2));
         const int first = int((signed char)(groups)), second = int((signed char)(groups >> 8));
         high[i] += c[2 * i] * first + c[2 * i + 1] * second;
         low[i] += d[2 * i] * first + d[2 * i + 1] * second;
@@ -249,15 +280,15 @@ template <> struct Streamed<Q6_K> {
     const float scale = 0.25f * bits_to_float(x[R::SCALES + block]);
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      const uint halves = unit[HALVES + g + 8 * i]; // rows have an even number of blocks
-      const float d = half_bits_to_float(block % 2 ? halves >> 16 : halves & 0xFFFFu);
+      // rows have an even number of blocks
+      const float d = half_bits_to_float(block % 2 ? w.halves[i] >> 16 : w.halves[i] & 0xFFFFu);
       sums[i] += scale * d * (256.0f * float(high[i]) + float(low[i]));
     }
   }
 };
 
 // The work of a SIMD-group: units [at, end) of the tiles of its threadgroup, those of a tile after one another.
-template <typename Q, int COLUMNS, int SIMDS, int STAGES, int MADE> struct Stream {
+template <typename Q, int COLUMNS, int SIMDS, int STAGES, int AHEAD, int MADE> struct Stream {
   enum { UNITS = COLUMNS / 256 / Streamed<Q>::UNIT };
   Bytes weights;
   uint64_t total;
@@ -279,6 +310,9 @@ template <typename Q, int COLUMNS, int SIMDS, int STAGES, int MADE> struct Strea
     UNROLL
     for (int i = 0; i < STAGES; ++i)
       ask(i);
+    for (int unit = asked; unit < asked + AHEAD && unit < end; ++unit)
+      Streamed<Q>::template expect<COLUMNS>(weights, total, uint(first_row + unit / UNITS * MADE), uint(jump),
+                                            unit % UNITS, lane);
   }
   // `sums` gets 16 of each tile that this SIMD-group has a part of.
   FUNCTION void run(const GROUP uint *x, GROUP float *sums) {
@@ -287,10 +321,11 @@ template <typename Q, int COLUMNS, int SIMDS, int STAGES, int MADE> struct Strea
     for (int unit = begin; unit < end; ++unit) {
       await_copies<STAGES - 1>();
       simd_barrier();
-      Streamed<Q>::template add<COLUMNS>(ring + slot * Streamed<Q>::WORDS, x, unit % UNITS * Streamed<Q>::UNIT, lane,
-                                         part);
+      typename Streamed<Q>::Words words;
+      Streamed<Q>::read(ring + slot * Streamed<Q>::WORDS, lane, words);
       simd_barrier();
       ask(slot);
+      Streamed<Q>::template add<COLUMNS>(words, x, unit % UNITS * Streamed<Q>::UNIT, lane, part);
       slot = slot + 1 < STAGES ? slot + 1 : 0;
       if ((unit + 1) % UNITS == 0 || unit + 1 == end) {
         UNROLL
