@@ -9,6 +9,7 @@ from gpu_cases import REFERENCE, make_tensor, random_floats, relative_error
 from mlxr.formats import TensorSource
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear.gpu import LAYOUTS
 from mlxr.kernels.linear.stream import StreamPlan, StreamShape, describe, multiply_stream, plan_stream, share_groups
@@ -90,6 +91,31 @@ def test_blocks_of_zeros_and_of_large_numbers(gpu: Context) -> None:
 def test_stays_within_its_arrays(sanitized: Context) -> None:
     tensors = [make_tensor("q4_k", 48, 1024), make_tensor("q6_k", 32, 1024)]
     assert run(sanitized, tensors, normed=True, added=True) < CLOSE
+
+
+def test_layer_is_streamed(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norm, product with gate, and product with sum, as the operators call for them; other numbers of rows are not."""
+    for name, value in {"has_tiles": True, "processors": 3, "room_bytes": ROOM_BYTES}.items():
+        monkeypatch.setattr(gpu.gpu, name, value)
+    monkeypatch.setattr(gpu.gpu, "operands", gpu.gpu.mx.bfloat16)
+    launched, launch = [], gpu.gpu.launcher.launch
+
+    def note(kernel: Kernel, *arguments: object, **named: object) -> object:
+        launched.append(kernel.name)
+        return launch(kernel, *arguments, **named)
+
+    monkeypatch.setattr(gpu.gpu.launcher, "launch", note)
+    weight, up, down = random_floats(2, 512), [make_tensor("q4_k", 1024, 512)], [make_tensor("q6_k", 512, 512)]
+
+    def compute(ctx: Context, array: object) -> object:
+        normed, stream = rms_norm(ctx, array, weight, 1e-5)  # type: ignore[arg-type]
+        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
+        return rms_norm(ctx, stream, weight, 1e-5, linear(ctx, made, prepare(ctx, down)))[1]
+
+    for tokens in (1, 2):
+        x = random_floats(1, tokens, 512)
+        assert relative_error(compute(gpu, gpu.gpu.mx.array(x)), np.asarray(compute(REFERENCE, x))) < 8e-3
+    assert launched == ["linear_stream", "linear_stream", "rms_norm", "linear_tiles", "linear_tiles"]
 
 
 def test_what_is_not_streamed() -> None:
