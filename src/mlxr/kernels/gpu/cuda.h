@@ -88,7 +88,26 @@ FUNCTION float sum_lanes(float v) {
   return v;
 }
 FUNCTION void barrier() { __syncthreads(); }
+FUNCTION void simd_barrier() { __syncwarp(); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
+
+FUNCTION uint shared_address(const uint *p) { return uint(__cvta_generic_to_shared(p)); }
+FUNCTION void copy_words(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+FUNCTION void stream_words(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+FUNCTION void copy_word(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+template <int BYTES> FUNCTION void expect_bytes(const uint8_t *from) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(BYTES) : "memory");
+#endif
+}
+FUNCTION void seal_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 FUNCTION void await_inputs() {
 #ifdef MLXR_STARTS_EARLY
@@ -97,21 +116,6 @@ FUNCTION void await_inputs() {
 }
 
 #define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
-FUNCTION uint shared_address(const void *p) { return (uint)__cvta_generic_to_shared(p); }
-FUNCTION void copy_words(uint *to, const uint8_t *from) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-FUNCTION void copy_word(uint *to, const uint8_t *from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-template <int BYTES> FUNCTION void expect_bytes(const uint8_t *from) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(BYTES) : "memory");
-#endif
-}
-FUNCTION void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
-FUNCTION void simd_barrier() { __syncwarp(); }
 
 FUNCTION uint pack_pair(float low, float high) {
   uint pair;
@@ -168,4 +172,22 @@ template <> FUNCTION void multiply_tile<f16>(float *sums, const uint *a, const u
       "{%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FUNCTION void read_tiles(const uint *row, uint *w) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FUNCTION void read_turned_tiles(const uint *row, uint *w) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FUNCTION uint turn_tile(uint pair) {
+  uint turned;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
 }

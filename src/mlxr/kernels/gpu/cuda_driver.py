@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import weakref
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
@@ -61,6 +62,7 @@ class CudaDriver:
         self._cuda = load_library(("libcuda.so.1",))
         self._compiler = load_library(_COMPILERS)
         self._headers = _find_headers()
+        self.compiler = name_compiler(self._compiler)
         for name, kinds in _ARGUMENTS.items():
             getattr(self._cuda, name).argtypes = kinds
         self._call("cuInit", c_uint(0))
@@ -78,6 +80,8 @@ class CudaDriver:
         self.starts_early = major >= 9
         self.stream = c_void_p()
         self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
+        self._held: dict[int, int] = {}  # bytes by address
+        weakref.finalize(self, _free_all, self._cuda, self._context, self._held).atexit = False
 
     def _read_attribute(self, device: c_int, number: int) -> int:
         value = c_int()
@@ -108,11 +112,13 @@ class CudaDriver:
         """The address of new memory on the device."""
         address = c_uint64()
         self._call("cuMemAlloc_v2", byref(address), c_size_t(size_bytes))
+        self._held[address.value] = size_bytes
         return address.value
 
-    def free(self, address: int) -> None:
-        """Return what `allocate` gave."""
-        self._call("cuMemFree_v2", address)
+    @property
+    def held_bytes(self) -> int:
+        """All that `allocate` gave, which is returned when nobody has the driver any more."""
+        return sum(self._held.values())
 
     def allocate_host(self, size_bytes: int) -> int:
         """The address of pinned memory on the host."""
@@ -196,6 +202,12 @@ class CudaDriver:
             raise DeviceError(f"CUDA: {name} failed with error {code}")
 
 
+def _free_all(cuda: Any, context: c_void_p, held: dict[int, int]) -> None:
+    cuda.cuCtxSetCurrent(context)
+    for address in held:
+        cuda.cuMemFree_v2(address)  # waits for what uses it
+
+
 def compile_source(compiler: Any, headers: Sequence[Path], source: str, architecture: str) -> bytes:
     """Machine code for `architecture` by the NVRTC library `compiler`."""
     program = c_void_p()
@@ -216,6 +228,13 @@ def compile_source(compiler: Any, headers: Sequence[Path], source: str, architec
         return code.raw
     finally:
         compiler.nvrtcDestroyProgram(byref(program))
+
+
+def name_compiler(compiler: Any) -> str:
+    """The NVRTC library's version."""
+    major, minor = c_int(), c_int()
+    _check(compiler.nvrtcVersion(byref(major), byref(minor)))
+    return f"nvrtc {major.value}.{minor.value}"
 
 
 def _check(code: int) -> None:

@@ -111,10 +111,10 @@ template <> struct Streamed<Q4_K> {
     UNROLL
     for (int i = 0; i < 8; ++i) {
       const int r = 2 * i + lane / 16;
-      copy_words(to + r * STRIDE + 4 * (lane % 16), from + r * ROW + (i < 4 ? 0u : further) + 16 * (lane % 16));
+      stream_words(from + r * ROW + (i < 4 ? 0u : further) + 16 * (lane % 16), to + r * STRIDE + 4 * (lane % 16));
     }
     const int r = lane / 2;
-    copy_words(to + r * STRIDE + 64 + 4 * (lane % 2), from + r * ROW + (r < 8 ? 0u : further) + 256 + 16 * (lane % 2));
+    stream_words(from + r * ROW + (r < 8 ? 0u : further) + 256 + 16 * (lane % 2), to + r * STRIDE + 64 + 4 * (lane % 2));
   }
   template <int COLUMNS>
   static FUNCTION void expect(Bytes base, uint64_t, uint row, uint jump, int unit, int lane) {
@@ -199,18 +199,17 @@ template <> struct Streamed<Q6_K> {
     UNROLL
     for (int i = 0; i < 4; ++i) {
       const int r = 4 * i + lane / 8;
-      copy_words(to + r * STRIDE + 4 * (lane % 8), low + (r + (i < 2 ? 0u : jump)) * BLOCKS * 128 + 16 * (lane % 8));
+      stream_words(low + (r + (i < 2 ? 0u : jump)) * BLOCKS * 128 + 16 * (lane % 8), to + r * STRIDE + 4 * (lane % 8));
     }
     UNROLL
     for (int i = 0; i < 2; ++i) {
       const int r = 8 * i + lane / 4;
-      copy_words(to + HIGH + r * HIGH_STRIDE + 4 * (lane % 4),
-                 high + (r + (i < 1 ? 0u : jump)) * BLOCKS * 64 + 16 * (lane % 4));
+      stream_words(high + (r + (i < 1 ? 0u : jump)) * BLOCKS * 64 + 16 * (lane % 4), to + HIGH + r * HIGH_STRIDE + 4 * (lane % 4));
     }
     if (lane < 16) {
       const uint other = block + (lane + (lane < 8 ? 0u : jump)) * BLOCKS;
-      copy_words(to + GROUPS + 4 * lane, field<192, 16>(base, total, other));
-      copy_word(to + HALVES + lane, field<208, 2>(base, total, other & ~1u)); // two neighbours, one of which is meant
+      stream_words(field<192, 16>(base, total, other), to + GROUPS + 4 * lane);
+      copy_word(field<208, 2>(base, total, other & ~1u), to + HALVES + lane); // two neighbours, one of which is meant
     }
   }
   template <int COLUMNS>
@@ -304,7 +303,7 @@ template <typename Q, int COLUMNS, int SIMDS, int STAGES, int AHEAD, int MADE> s
       Streamed<Q>::template fetch<COLUMNS>(weights, total, uint(first_row + asked / UNITS * MADE), uint(jump),
                                            asked % UNITS, ring + slot * Streamed<Q>::WORDS, lane);
     ++asked;
-    commit_copies();
+    seal_copies();
   }
   FUNCTION void open() {
     UNROLL
