@@ -1,8 +1,9 @@
 """`linear` on a GPU: quantised weights stay in the blocks of the file, floats go to MLX's matmul.
 
 Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
-over (`tiles.py`), from MIN_TILED to MAX_TILED rows, and one for a single row of some types (`stream.py`). More rows: the weight is expanded and MLX multiplies
-(`expand.py`). Without kernels (MLX on CPU) weights are decoded when they are loaded.
+over (`tiles.py`), from MIN_TILED to MAX_TILED rows, and one for a single row of some types (`stream.py`). More rows:
+the weight is expanded and MLX multiplies (`expand.py`). Without kernels (MLX on CPU) weights are decoded when they are
+loaded.
 """
 
 from __future__ import annotations
