@@ -78,7 +78,8 @@ class Upload:
 class Gpu:
     """`mx` is mlx.core; `launcher` is None where kernels cannot run and MLX's own operations take their place.
 
-    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units.
+    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
+    `processors` and `room_bytes`: what its machine says of itself.
     `activations` is the type between operators, `operands` that of results which only products read.
     """
 
@@ -104,6 +105,9 @@ class Gpu:
         self.steps = Steps()
         self._is_busy = False  # whether MLX was given work since it was last waited for
         self.machine = self._make_machine(driver, code)
+        self.processors, self.room_bytes = (
+            (0, 0) if self.machine is None else (self.machine.processors, self.machine.room_bytes)
+        )
         self._is_traced = False
         self.workspace = Workspace(mx)
         self._started: deque[list[Any]] = deque()
