@@ -14,7 +14,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.memory import KEPT_BYTES, Workspace, read_free_bytes
+from mlxr.kernels.gpu.memory import LOADING_BYTES, OTHER_BYTES, Workspace, read_free_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny_models import build_hf, read_golden
@@ -68,7 +68,7 @@ class FakeMlx:
     """What `mlx.core` says about memory."""
 
     def __init__(self, **info: int) -> None:
-        self.info, self.limits = info, list[int]()
+        self.info, self.limits, self.active = info, list[int](), 30 * MIB
 
     def device_info(self) -> dict[str, int]:
         return self.info
@@ -77,7 +77,7 @@ class FakeMlx:
         return 100 * MIB
 
     def get_active_memory(self) -> int:
-        return 30 * MIB
+        return self.active
 
     def get_cache_memory(self) -> int:
         return 5 * MIB
@@ -130,12 +130,23 @@ def test_a_device_that_does_not_tell_wants_a_setting(gpu: Context, monkeypatch: 
 
 
 def test_mlx_keeps_no_more_than_the_workspace() -> None:
-    fake = FakeMlx()
-    workspace = Workspace(fake)
+    fake, held = FakeMlx(), [0]
+    workspace = Workspace(fake, lambda: held[0])
     for step_bytes in (7 * MIB, 3 * MIB, 9 * MIB):
-        workspace.cover(step_bytes)
-    assert fake.limits == [KEPT_BYTES, KEPT_BYTES + 7 * MIB, 0, KEPT_BYTES + 9 * MIB, 0]
-    assert workspace.nbytes == KEPT_BYTES + 9 * MIB
+        workspace.cover(step_bytes, 2 * MIB)
+        held[0] += MIB
+    assert fake.limits == [LOADING_BYTES, OTHER_BYTES + 7 * MIB, 0, OTHER_BYTES + 11 * MIB, 0]
+    assert workspace.nbytes == OTHER_BYTES + 12 * MIB
+
+
+def test_a_step_is_full_when_its_last_layer_is_to_come() -> None:
+    fake = FakeMlx()
+    workspace = Workspace(fake, lambda: 0)
+    workspace.cover(9 * MIB, 2 * MIB)
+    fake.active += 7 * MIB
+    assert not workspace.is_full
+    fake.active += 1
+    assert workspace.is_full
 
 
 def test_a_prompt_makes_the_workspace_larger(gpu: Context) -> None:
