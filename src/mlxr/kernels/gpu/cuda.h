@@ -88,13 +88,34 @@ FUNCTION float sum_lanes(float v) {
   return v;
 }
 FUNCTION void barrier() { __syncthreads(); }
+FUNCTION void simd_barrier() { __syncwarp(); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
+
+FUNCTION uint shared_address(const uint *p) { return uint(__cvta_generic_to_shared(p)); }
+FUNCTION void copy_words(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+FUNCTION void stream_words(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+FUNCTION void copy_word(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+template <int BYTES> FUNCTION void expect_bytes(const uint8_t *from) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(BYTES) : "memory");
+#endif
+}
+FUNCTION void seal_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 FUNCTION void await_inputs() {
 #ifdef MLXR_STARTS_EARLY
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+#define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
 
 FUNCTION uint pack_pair(float low, float high) {
   uint pair;
@@ -126,6 +147,17 @@ FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+#define MLXR_MULTIPLY_BYTES(NAME, KIND)                                                                                \
+  FUNCTION void NAME(int *sums, const uint *a, const uint *b) {                                                        \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." KIND ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "         \
+        "{%0, %1, %2, %3};"                                                                                            \
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])                                                   \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                           \
+  }
+MLXR_MULTIPLY_BYTES(multiply_bytes, "u8")
+MLXR_MULTIPLY_BYTES(multiply_signed_bytes, "s8")
+FUNCTION int dot_bytes(uint a, uint b) { return __dp4a(int(a), int(b), 0); }
+
 template <typename T> FUNCTION uint pack_pair(float low, float high);
 template <> FUNCTION uint pack_pair<bf16>(float low, float high) { return pack_pair(low, high); }
 template <> FUNCTION uint pack_pair<f16>(float low, float high) {
@@ -140,4 +172,22 @@ template <> FUNCTION void multiply_tile<f16>(float *sums, const uint *a, const u
       "{%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FUNCTION void read_tiles(const uint *row, uint *w) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FUNCTION void read_turned_tiles(const uint *row, uint *w) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FUNCTION uint turn_tile(uint pair) {
+  uint turned;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
 }

@@ -79,8 +79,9 @@ class Upload:
 class Gpu:
     """`mx` is mlx.core; `launcher` is None where kernels cannot run and MLX's own operations take their place.
 
-    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units.
-    `is_traced`: operators run for a step that MLX compiles or that is recorded.
+    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
+    `processors` and `room_bytes`: what its machine says of itself; `is_traced`: operators run for a step that MLX
+    compiles or that is recorded.
     `activations` is the type between operators, `operands` that of results which only products read.
     """
 
@@ -106,6 +107,9 @@ class Gpu:
         self.steps = Steps()
         self._is_busy = False  # whether MLX was given work since it was last waited for
         self.machine = self._make_machine(driver, code)
+        self.processors, self.room_bytes = (
+            (0, 0) if self.machine is None else (self.machine.processors, self.machine.room_bytes)
+        )
         self.is_traced = False
         self.workspace = Workspace(mx, lambda: self.held_bytes + sum(one.nbytes for one in self._scratch.values()))
         self._started: deque[list[Any]] = deque()

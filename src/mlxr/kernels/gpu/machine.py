@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from mlxr.kernels.gpu.cuda_code import CudaCode
 from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.cuda_products import CudaProducts, Shape
 from mlxr.kernels.gpu.emulator import Emulator
-from mlxr.kernels.gpu.kernel import Kernel, Variant
+from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant
 from mlxr.kernels.gpu.launcher import Launcher, view_host
 from mlxr.kernels.gpu.recording import Launch, Product
 from mlxr.kernels.gpu.step_memory import StepMemory
@@ -32,10 +33,16 @@ ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), 
 
 
 class Machine(Protocol):
-    """Where recorded launches run; `multiplies` says whether products are among them, `memory` is for their results."""
+    """Where recorded launches run; `multiplies` says whether products are among them, `memory` is for their results.
+
+    `processors` are the multiprocessors that share the threadgroups of a launch, each with `room_bytes` for one
+    threadgroup; 0 where threadgroups run one after another.
+    """
 
     multiplies: bool
     memory: StepMemory
+    processors: int
+    room_bytes: int
 
     @property
     def held_bytes(self) -> int:
@@ -64,6 +71,7 @@ class EmulatedMachine:
     """Everything happens at once, over the host's memory."""
 
     multiplies = True
+    processors = room_bytes = 0
 
     def __init__(self, mx: Any, emulator: Emulator) -> None:
         self._mx, self._emulator = mx, emulator
@@ -151,6 +159,13 @@ def _shape_of(product: Product) -> Shape:
     return Shape(product.tokens, product.outputs, product.inputs, product.kind)
 
 
+def open_launches(launches: Sequence[Launch | Product]) -> Sequence[Launch | Product]:
+    """Where threadgroups of two launches fit beside each other, because some declare so: launches that let them."""
+    if not any(isinstance(launch, Launch) and launch.room_bytes for launch in launches):
+        return launches
+    return [replace(each, variant=each.variant.opening()) if isinstance(each, Launch) else each for each in launches]
+
+
 class CudaMachine:
     """NVIDIA's driver; `launcher` is MLX's way, by which addresses of MLX's arrays are found."""
 
@@ -159,6 +174,7 @@ class CudaMachine:
         self._functions: dict[tuple[Kernel, Variant], int] = {}
         self._products = _load_products(self._driver)
         self.multiplies = self._products is not None
+        self.processors, self.room_bytes = driver.processors, driver.room_bytes
         self.memory = StepMemory(self._allocate)
         self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
         self._written: list[tuple[int, int, int]] = []
@@ -177,6 +193,8 @@ class CudaMachine:
     def prepare(self, launches: Sequence[Launch | Product]) -> int:
         """A captured graph."""
         self._driver.enter()
+        if self._driver.starts_early:
+            launches = open_launches(launches)
         self._compile(launches)
         found = self._find_arrays([array for launch in launches for array in launch.arrays])
         addresses = [
@@ -190,8 +208,14 @@ class CudaMachine:
         def launch_all() -> None:
             for number, (launch, shape, arrays) in enumerate(zip(launches, shapes, addresses, strict=True)):
                 if isinstance(launch, Launch):
-                    function, early = self._functions[launch.kernel, launch.variant], self._driver.starts_early
-                    self._driver.launch(function, launch.groups, launch.threads, arrays, early=early and number > 0)
+                    self._driver.launch(
+                        self._functions[launch.kernel, launch.variant],
+                        launch.groups,
+                        launch.threads,
+                        arrays,
+                        early=self._driver.starts_early and number > 0,
+                        room_bytes=launch.room_bytes,
+                    )
                 elif shape is not None and self._products is not None:
                     self._products.multiply(shape, *arrays)
 
@@ -245,12 +269,12 @@ class CudaMachine:
         return self._driver.allocate(size_bytes)
 
     def _compile(self, launches: Sequence[Launch | Product]) -> None:
-        missing = list(
-            {(launch.kernel, launch.variant) for launch in launches if isinstance(launch, Launch)}
-            - self._functions.keys()
-        )
+        rooms = {(each.kernel, each.variant): each.room_bytes for each in launches if isinstance(each, Launch)}
+        missing = list(rooms.keys() - self._functions.keys())
         for key, (name, code) in zip(missing, self._code.find_all(missing), strict=True):
             self._functions[key] = self._driver.load(code, name)
+            if OPENS in dict(key[1].constants):
+                self._driver.give_room(self._functions[key], rooms[key])
 
     def _find_arrays(self, arrays: Sequence[Any]) -> dict[int, int]:
         """The address of each of MLX's arrays, by identity."""
