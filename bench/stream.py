@@ -1,6 +1,6 @@
 """Time one row's products on an NVIDIA GPU, without MLX: each kind alone, and those of a whole step after one another.
 
-PYTHONPATH=src:tests/gpu python bench/stream.py --alone --chain
+    PYTHONPATH=src:tests/gpu python bench/stream.py --alone --chain
 """
 
 from __future__ import annotations
@@ -94,34 +94,17 @@ class Bench:
 class Op:
     """One product in one variant, over given arrays."""
 
-    def __init__(
-        self, bench: Bench, name: str, plan: StreamPlan | None, early: bool, trigger: bool, kinds: Any, hint: str = ""
-    ) -> None:
+    def __init__(self, bench: Bench, name: str, plan: StreamPlan | None, early: bool, trigger: bool, kinds: Any, hint: str = "") -> None:
         types, rows, columns, gate, norm, residual = SHAPES[name]
         self.bench, self.name, self.early = bench, name, early
         self.kinds = x, y = kinds
         made = (rows[0] // 2 if gate else rows[0]), rows[1]
         if plan is None:
             old = choose_plan(1, columns, sum(rows), set(types if rows[1] else types[:1]), bool(norm))
-            constants = {
-                "THREADS": 32 * SIMD_GROUPS,
-                "TYPE_A": types[0],
-                "TYPE_B": types[1],
-                "M": old.row_tiles,
-                "N": 1,
-                "SPLIT": old.split,
-                "RESIDENT": old.resident,
-                "AHEAD": 0,
-                "STAGED": int(old.staged),
-                "SINGLE": int(old.single),
-                "INPUTS": columns,
-                "ROWS_A": rows[0],
-                "ROWS_B": rows[1],
-                "NORM": norm,
-                "BIAS": 0,
-                "GATE": gate,
-                "RESIDUAL": residual,
-            }
+            constants = {"THREADS": 32 * SIMD_GROUPS, "TYPE_A": types[0], "TYPE_B": types[1], "M": old.row_tiles, "N": 1,
+                         "SPLIT": old.split, "RESIDENT": old.resident, "AHEAD": 0, "STAGED": int(old.staged),
+                         "SINGLE": int(old.single), "INPUTS": columns, "ROWS_A": rows[0], "ROWS_B": rows[1],
+                         "NORM": norm, "BIAS": 0, "GATE": gate, "RESIDUAL": residual}
             self.groups, self.threads, self.room = (1, sum(old.count_groups(n, gate != 0) for n in made), 1), 256, 0
             self.source = bench.source(TILES, constants, x, y, early, trigger)
         else:
@@ -137,20 +120,15 @@ class Op:
             if "128" in hint:
                 self.source = self.source.replace(whole, whole.replace("256B", "128B"))
             if "first" in hint:
-                self.source = self.source.replace(
-                    whole,
-                    'unsigned long policy; asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy)); '
-                    'asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "l"(policy) : "memory");',
-                )
+                self.source = self.source.replace(whole, 'unsigned long policy; asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy)); '
+                    'asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "l"(policy) : "memory");')
         self.tiled = plan is None
 
     def launch(self, arrays: Sequence[int], early: bool) -> None:
         function = self.bench.functions[self.source]
         if self.room:
             self.bench.driver.give_room(function, self.room)
-        self.bench.driver.launch(
-            function, self.groups, self.threads, arrays, early=early and self.early, room_bytes=self.room
-        )
+        self.bench.driver.launch(function, self.groups, self.threads, arrays, early=early and self.early, room_bytes=self.room)
 
 
 def size_of(name: str) -> int:
@@ -174,23 +152,13 @@ def check(bench: Bench, name: str, ops: dict[str, Op]) -> None:
         layout, pool = LAYOUTS[type_name], make_tensor(type_name, 128, columns)
         blocks = np.asarray(pool.data).reshape(128, -1, layout.block_bytes)
         fields = layout.fields or ((0, layout.block_bytes),)
-        planes.append(
-            cp.concatenate(
-                [
-                    cp.tile(
-                        cp.asarray(np.ascontiguousarray(blocks[:, :, at : at + size].reshape(128, -1))),
-                        (-(-count // 128), 1),
-                    )[:count].reshape(-1)
-                    for at, size in fields
-                ]
-            )
-        )
+        planes.append(cp.concatenate([
+            cp.tile(cp.asarray(np.ascontiguousarray(blocks[:, :, at : at + size].reshape(128, -1))), (-(-count // 128), 1))[:count].reshape(-1)
+            for at, size in fields]))
         values.append(cp.tile(cp.asarray(pool.to_float32()), (-(-count // 128), 1))[:count])
     copies = [[plane.copy() for plane in planes] for _ in range(max(1, min(40, (160 << 20) // size_of(name) + 1)))]
     rng = np.random.default_rng(1)
-    x = cp.asarray(rng.standard_normal(columns).astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(
-        np.float32
-    )
+    x = cp.asarray(rng.standard_normal(columns).astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     gain, added = cp.asarray(rng.standard_normal((2, max(columns, sum(rows)))).astype(np.float32))
     xx = x.astype(np.float64)
     if norm:
@@ -230,71 +198,40 @@ def check(bench: Bench, name: str, ops: dict[str, Op]) -> None:
         except Exception as failure:
             print(f"{name:7s} {label:30s} failed: {failure}", flush=True)
             continue
-        print(
-            f"{name:7s} {label:30s} {1e6 * seconds:7.2f} us {size_of(name) / seconds / 1e9:6.0f} GB/s error {error:.1e} room {op.room}",
-            flush=True,
-        )
+        print(f"{name:7s} {label:30s} {1e6 * seconds:7.2f} us {size_of(name) / seconds / 1e9:6.0f} GB/s error {error:.1e} room {op.room}", flush=True)
 
 
 def chain(bench: Bench, ways: dict[str, dict[str, Op]], layers: int) -> None:
     """A step's products with weights of their own, each waiting for the one in front."""
-    order = [
-        name
-        for layer in range(layers)
-        for name in (("qkv", "output", "gate", "down6") if layer % 2 else ("qkv4", "output", "gate", "down"))
-    ] + ["head"]
+    order = [name for layer in range(layers) for name in (("qkv", "output", "gate", "down6") if layer % 2 else ("qkv4", "output", "gate", "down"))] + ["head"]
     pool = cp.asarray(np.random.default_rng(1).integers(0, 96, 1 << 26, dtype=np.uint8))
     weights = []
     for name in order:
         types, rows, columns, *_ = SHAPES[name]
-        weights.append(
-            [
-                cp.tile(pool, -(-count * columns // 256 * BYTES[kind] // pool.size))[
-                    : count * columns // 256 * BYTES[kind]
-                ].copy()
-                for kind, count in zip(types, rows, strict=True)
-                if count
-            ]
-        )
+        weights.append([cp.tile(pool, -(-count * columns // 256 * BYTES[kind] // pool.size))[: count * columns // 256 * BYTES[kind]].copy() for kind, count in zip(types, rows, strict=True) if count])
     total = sum(map(size_of, order))
     ones, zeros = cp.ones(16384, np.float32), cp.zeros(16384, np.float32)
     sizes = cp.asarray(np.array([1] + [0] * 7, np.int32))
     buffers = [cp.zeros(131072, np.float32) for _ in range(2)]
     cp.cuda.Device().synchronize()
     for label, ops in ways.items():
-
         def launch_all(names: set[str] | None = None) -> None:
             number = 0
             for index, (name, held) in enumerate(zip(order, weights, strict=True)):
                 if names is not None and name not in names:
                     continue
                 op = ops[name]
-                arrays = [
-                    buffers[number % 2],
-                    held[0],
-                    held[-1],
-                    zeros,
-                    ones,
-                    zeros,
-                    ones,
-                    *([sizes] if op.tiled else []),
-                    buffers[1 - number % 2],
-                ]
+                arrays = [buffers[number % 2], held[0], held[-1], zeros, ones, zeros, ones, *([sizes] if op.tiled else []), buffers[1 - number % 2]]
                 op.launch([array.data.ptr for array in arrays], number > 0)
                 number += 1
 
         try:
             seconds = bench.time(launch_all, 8)
-            parts = " ".join(
-                f"{part}:{1e6 * bench.time(lambda part=part: launch_all({part})) / max(1, order.count(part)):.2f}"
-                for part in dict.fromkeys(order)
-            )
+            parts = " ".join(f"{part}:{1e6 * bench.time(lambda part=part: launch_all({part})) / max(1, order.count(part)):.2f}" for part in dict.fromkeys(order))
         except Exception as failure:
             print(f"chain {label:34s} failed: {failure}", flush=True)
             continue
-        print(
-            f"chain {label:34s} {1e3 * seconds:.3f} ms, {total / seconds / 1e9:.0f} GB/s; us each {parts}", flush=True
-        )
+        print(f"chain {label:34s} {1e3 * seconds:.3f} ms, {total / seconds / 1e9:.0f} GB/s; us each {parts}", flush=True)
 
 
 def main() -> None:
@@ -326,11 +263,7 @@ def main() -> None:
             check(bench, name, ops)
             cp.get_default_memory_pool().free_all_blocks()
     if given.chain:
-        ways = {
-            label: {name: alone[name][label] for name in SHAPES}
-            for label in labels
-            if all(label in alone[name] for name in SHAPES)
-        }
+        ways = {label: {name: alone[name][label] for name in SHAPES} for label in labels if all(label in alone[name] for name in SHAPES)}
         chain(bench, ways, given.layers)
 
 
