@@ -40,7 +40,7 @@ class _Candidate(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """x (tokens, inputs) times a weight (outputs, inputs), both of 16-bit type `kind`, the result too.
+    """x (tokens, inputs) times a weight (outputs, inputs), both of type `kind`, the result too.
 
     With `shares`, that many results in f32, each of its own share of the inputs.
     """
@@ -50,6 +50,11 @@ class Shape:
     inputs: int
     kind: str
     shares: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight."""
+        return self.outputs * self.inputs * (4 if self.kind == "float32" else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class CudaProducts:
         """
         if shape in self._plans:
             return
-        runs = runs[: -(-_COLD_BYTES // (2 * shape.outputs * shape.inputs))]
+        runs = runs[: -(-_COLD_BYTES // shape.weight_bytes)]
         plans = self._list_plans(shape)
         self._plans[shape] = plans[choose_first([self._time(plan, runs) for plan in plans])]
 

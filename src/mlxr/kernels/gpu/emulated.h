@@ -18,7 +18,6 @@
 //   copy_words            begins to bring four words into the threadgroup's memory; addresses are multiples of 16
 //   stream_words          the same of what lies beside other words that are read soon, and all of them once
 //   copy_word             the same of one word
-//   expect_bytes<N>       brings N bytes nearer that will be asked for; address and N are multiples of 16
 //   seal_copies           makes a bundle of the lane's copies since the last one
 //   await_copies<N>       until all of the lane's bundles but the last N are there; here none comes earlier
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
@@ -411,10 +410,6 @@ template <int BYTES> FUNCTION void copy_bytes(const uint8_t *from, uint *to) {
 FUNCTION void copy_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void stream_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void copy_word(const uint8_t *from, uint *to) { copy_bytes<4>(from, to); }
-template <int BYTES> FUNCTION void expect_bytes(const uint8_t *from) {
-  check_alignment(from, 16);
-  volatile uint8_t first = from[0], last = from[BYTES - 1];
-}
 FUNCTION void seal_copies() { ++emulated::group.running->bundles; }
 template <int N> FUNCTION void await_copies() {
   emulated::Fiber *self = emulated::group.running;

@@ -97,8 +97,8 @@ template <int COLUMNS, bool NORM, int SIMDS> struct Bringer {
 };
 
 // How a type streams. A unit is UNIT blocks of each of 16 rows; the second eight rows are `jump` rows further on.
-// `fetch` asks for a unit, `expect` says that it will be asked for, `read` takes what a lane needs of one that is there:
-// of rows g and g + 8. `add` multiplies that.
+// `fetch` asks for a unit, `read` takes what a lane needs of one that is there, of rows g and g + 8; `add` multiplies
+// that.
 template <typename Q> struct Streamed {};
 
 template <> struct Streamed<Q4_K> {
@@ -115,11 +115,6 @@ template <> struct Streamed<Q4_K> {
     }
     const int r = lane / 2;
     stream_words(from + r * ROW + (r < 8 ? 0u : further) + 256 + 16 * (lane % 2), to + r * STRIDE + 64 + 4 * (lane % 2));
-  }
-  template <int COLUMNS>
-  static FUNCTION void expect(Bytes base, uint64_t, uint row, uint jump, int unit, int lane) {
-    if (lane < 16)
-      expect_bytes<288>(base + uint64_t(row + lane + (lane < 8 ? 0u : jump)) * (COLUMNS / 256 * 144) + 288 * unit);
   }
   struct Words {
     uint head[UNIT][2][4], q[UNIT][2][2][4];
@@ -212,14 +207,6 @@ template <> struct Streamed<Q6_K> {
       copy_word(field<208, 2>(base, total, other & ~1u), to + HALVES + lane); // two neighbours, one of which is meant
     }
   }
-  template <int COLUMNS>
-  static FUNCTION void expect(Bytes base, uint64_t total, uint row, uint jump, int unit, int lane) {
-    const uint block = (row + lane % 16 + (lane % 16 < 8 ? 0u : jump)) * (COLUMNS / 256) + unit;
-    if (lane < 16)
-      expect_bytes<128>(field<0, 128>(base, total, block));
-    else
-      expect_bytes<64>(field<128, 64>(base, total, block));
-  }
   struct Words {
     uint q[2][2][4], h[2][2][4], groups[2][2], halves[2];
   };
@@ -287,7 +274,7 @@ template <> struct Streamed<Q6_K> {
 };
 
 // The work of a SIMD-group: units [at, end) of the tiles of its threadgroup, those of a tile after one another.
-template <typename Q, int COLUMNS, int SIMDS, int STAGES, int AHEAD, int MADE> struct Stream {
+template <typename Q, int COLUMNS, int SIMDS, int STAGES, int MADE> struct Stream {
   enum { UNITS = COLUMNS / 256 / Streamed<Q>::UNIT };
   Bytes weights;
   uint64_t total;
@@ -309,9 +296,6 @@ template <typename Q, int COLUMNS, int SIMDS, int STAGES, int AHEAD, int MADE> s
     UNROLL
     for (int i = 0; i < STAGES; ++i)
       ask(i);
-    for (int unit = asked; unit < asked + AHEAD && unit < end; ++unit)
-      Streamed<Q>::template expect<COLUMNS>(weights, total, uint(first_row + unit / UNITS * MADE), uint(jump),
-                                            unit % UNITS, lane);
   }
   // `sums` gets 16 of each tile that this SIMD-group has a part of.
   FUNCTION void run(const GROUP uint *x, GROUP float *sums) {

@@ -26,19 +26,17 @@ BLOCK_BYTES = {12: 144, 14: 210}
 TILE_ROWS = 16
 BLOCK_COLUMNS = 256
 WHOLE_COLUMNS = 512  # a unit may be two blocks
-SIMD_GROUPS, STAGES, AHEAD = 8, 2, 2
-RESIDENT = 2  # threadgroups of one launch and of the next share a multiprocessor
+SIMD_GROUPS = 8
+STAGES = 3  # so many that threadgroups have a multiprocessor each: two on some of them cost more than they bring
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """`groups` threadgroups of `simd_groups` for each weight; `stages` units of every SIMD-group are under way,
-    and at first so many more as are `ahead` are on their way to the device's cache."""
+    """`groups` threadgroups of `simd_groups` for each weight; `stages` units of every SIMD-group are under way."""
 
     groups: tuple[int, int]
     simd_groups: int = SIMD_GROUPS
     stages: int = STAGES
-    ahead: int = AHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +144,7 @@ def make_constants(
         "ROWS_B": shape.rows[1],
         "GROUPS_A": plan.groups[0],
         "GROUPS_B": plan.groups[1],
-        "RESIDENT": RESIDENT,
         "STAGES": plan.stages,
-        "AHEAD": plan.ahead,
         "TILES": shape.count_tiles(plan),
         "NORM": int(is_normed),
         "BIAS": int(is_biased),
