@@ -21,7 +21,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,6 +41,7 @@ ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "build" / "bench-models"
 MODEL_CONTEXT = 20_480  # all sizes of context are measured on one file
 Results = dict[str, Any]
+Save = Callable[[Results], None]
 
 
 class Progress:
@@ -92,16 +93,17 @@ def choose_plan(given: argparse.Namespace) -> dict[str, list[Case]]:
     }
 
 
-def measure_model(given: argparse.Namespace, weight_type: str, cases: Sequence[Case], progress: Progress) -> Results:
-    """All cases of one weight type: rows and what opening the model told."""
+def measure_model(
+    given: argparse.Namespace, weight_type: str, cases: Sequence[Case], progress: Progress, results: Results, save: Save
+) -> None:
+    """All cases of one weight type, put into `results`, which are saved after each."""
     path = find_model(given.models, given.shape, weight_type, progress)
     logs = Path(tempfile.gettempdir())
     settings = dict(setting.split("=", 1) for setting in given.setting)
-    rows, skipped = [], []
     with ExitStack() as stack:
 
         def start(name: str, python: Path, module: str) -> Child:
-            return stack.enter_context(Child(name, python, module, logs / f"compare-{module}.log"))
+            return stack.enter_context(Child(name, python, f"comparison.{module}", logs / f"compare-{module}.log"))
 
         sides = Sides(
             start("probe", Path(sys.executable), "limits"),
@@ -111,20 +113,23 @@ def measure_model(given: argparse.Namespace, weight_type: str, cases: Sequence[C
         probe = sides.probe.ask("open", {"threads": given.threads})
         progress.say(f"{weight_type}: opening {path.name}")
         session = Session(sides, path, given.threads, settings, given.pairs, progress.say)
+        results["models"][weight_type], results["probe"] = session.opened, probe
+        if session.opened["theirs"] is not None:
+            results["versions"]["llama.cpp"] = session.opened["theirs"]["version"]
         shared = None
         for case in cases:
             if progress.left_s <= 0:
-                skipped.append(case.name)
+                results["skipped"].append(f"{weight_type}/{case.name}")
+                progress.say(f"{weight_type}/{case.name}: skipped, the time is over (--minutes)")
                 continue
             if shared is not None and shared != (case.context_tokens, case.sequences):
                 session.drop_contexts()
             shared = (case.context_tokens, case.sequences)
-            rows.append({"type": weight_type, **session.measure(case, max(60.0, progress.left_s + 300))})
-            progress.say(format_outcome(rows[-1]))
-        opened = session.close()
-    for name in skipped:
-        progress.say(f"{weight_type}/{name}: skipped, the time is over (--minutes)")
-    return {"rows": rows, "model": opened, "probe": probe, "skipped": [f"{weight_type}/{name}" for name in skipped]}
+            row = {"type": weight_type, **session.measure(case, max(60.0, progress.left_s + 300))}
+            progress.say(format_outcome(row))
+            results["rows"].append(row)
+            save(results)
+        session.close()
 
 
 def format_outcome(row: Results) -> str:
@@ -150,8 +155,8 @@ def wait_until_idle(most_s: float, progress: Progress) -> None:
             return
 
 
-def measure_all(given: argparse.Namespace) -> Results:
-    """All that was asked for."""
+def measure_all(given: argparse.Namespace, save: Save) -> Results:
+    """All that was asked for; `save` gets what there is after each case, as some take many minutes."""
     progress = Progress(given.minutes)
     plan = choose_plan(given)
     wait_until_idle(given.wait_s, progress)
@@ -168,13 +173,8 @@ def measure_all(given: argparse.Namespace) -> Results:
         "skipped": [],
     }
     for weight_type, cases in plan.items():
-        part = measure_model(given, weight_type, cases, progress)
-        results["rows"] += part["rows"]
-        results["skipped"] += part["skipped"]
-        results["models"][weight_type] = part["model"]
-        results["probe"] = part["probe"]
-        if (theirs := part["model"]["theirs"]) is not None:
-            results["versions"]["llama.cpp"] = theirs["version"]
+        measure_model(given, weight_type, cases, progress, results, save)
+        save(results)
     return results
 
 
@@ -230,12 +230,15 @@ def run(given: argparse.Namespace) -> int:
         write_docs(ROOT, [json.loads(path.read_text()) for path in given.write_docs])
         return 0
     old = json.loads(given.json.read_text()) if given.update and given.json.exists() else None
-    results = measure_all(given)
+
+    def save(results: Results) -> None:
+        if given.json is not None:
+            given.json.parent.mkdir(parents=True, exist_ok=True)
+            given.json.write_text(json.dumps(results if old is None else update(old, results), indent=1) + "\n")
+
+    results = measure_all(given, save)
     if old is not None:
         results = update(old, results)
-    if given.json is not None:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
     print(format_table(results))
     misses = find_misses(results)
     for miss in misses:

@@ -14,6 +14,7 @@ from comparison.child import Child
 from comparison.machine import Bystanders, hash_native, read_commit
 
 SETTLE_S = 0.05  # threads of the side that has just computed stop spinning
+UNKNOWN: dict[str, Any] = {"peak_memory_bytes": None}  # until a side is closed
 Say = Callable[[str], None]
 
 
@@ -52,8 +53,8 @@ class Session:
         theirs = self.sides.theirs
         self.opened = {
             "file_bytes": self.path.stat().st_size,
-            "ours": self.sides.ours.ask("open", {**model, "settings": dict(self.settings)}),
-            "theirs": None if theirs is None else theirs.ask("open", model),
+            "ours": UNKNOWN | self.sides.ours.ask("open", {**model, "settings": dict(self.settings)}),
+            "theirs": None if theirs is None else UNKNOWN | theirs.ask("open", model),
         }
 
     def measure(self, case: Case, timeout_s: float) -> dict[str, Any]:
@@ -173,13 +174,12 @@ class Session:
         if self.sides.theirs is not None:
             self.sides.theirs.ask("drop")
 
-    def close(self) -> dict[str, Any]:
-        """What opening the model told, and the peak memory of both sides."""
+    def close(self) -> None:
+        """Note the peak memory of both sides in `opened`."""
         for name in ("ours", "theirs"):
             side: Child | None = getattr(self.sides, name)
             if side is not None:
                 self.opened[name] |= side.ask("close")
-        return self.opened
 
 
 def _spell(option: Mapping[str, bool]) -> str:

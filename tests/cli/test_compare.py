@@ -93,6 +93,26 @@ def test_our_side_alone(
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
 
 
+def test_what_was_measured_outlives_a_run_that_breaks_off(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = compare.Session.measure
+
+    def break_off(session: Any, case: Any, timeout_s: float) -> Any:
+        if case.name == "decode-128":
+            raise KeyboardInterrupt
+        return measure(session, case, timeout_s)
+
+    monkeypatch.setattr(compare.Session, "measure", break_off)
+    out = tmp_path / "out.json"
+    only = ("--only", "q8_0/prefill-512", "q8_0/decode-128")
+    with pytest.raises(KeyboardInterrupt):
+        compare.main([*TINY, *only, "--models", str(tmp_path), "--json", str(out)])
+    found = json.loads(out.read_text())
+    assert [row["case"] for row in found["rows"]] == ["prefill-512"]
+    assert "prefill 512" in compare.format_table(found)
+
+
 def test_two_sides_take_turns(compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our engine stands in for the other one, told to be half as fast."""
     session = importlib.import_module("comparison.session")

@@ -95,6 +95,12 @@ FUNCTION uint shared_address(const uint *p) { return uint(__cvta_generic_to_shar
 FUNCTION void copy_words(const uint8_t *from, uint *to) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
+FUNCTION void stream_words(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+FUNCTION void copy_word(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
 FUNCTION void seal_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
@@ -103,6 +109,8 @@ FUNCTION void await_inputs() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+#define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
 
 FUNCTION uint pack_pair(float low, float high) {
   uint pair;
@@ -133,6 +141,17 @@ FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+
+#define MLXR_MULTIPLY_BYTES(NAME, KIND)                                                                                \
+  FUNCTION void NAME(int *sums, const uint *a, const uint *b) {                                                        \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." KIND ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "         \
+        "{%0, %1, %2, %3};"                                                                                            \
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])                                                   \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                           \
+  }
+MLXR_MULTIPLY_BYTES(multiply_bytes, "u8")
+MLXR_MULTIPLY_BYTES(multiply_signed_bytes, "s8")
+FUNCTION int dot_bytes(uint a, uint b) { return __dp4a(int(a), int(b), 0); }
 
 template <typename T> FUNCTION uint pack_pair(float low, float high);
 template <> FUNCTION uint pack_pair<bf16>(float low, float high) { return pack_pair(low, high); }

@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.cuda_code import CudaCode
+from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.launcher import Launcher
@@ -76,7 +78,8 @@ class Upload:
 class Gpu:
     """`mx` is mlx.core; `launcher` is None where kernels cannot run and MLX's own operations take their place.
 
-    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units.
+    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
+    `processors` and `room_bytes`: what its machine says of itself.
     `activations` is the type between operators, `operands` that of results which only products read.
     """
 
@@ -86,8 +89,9 @@ class Gpu:
         self.narrow = device in ("metal", "cuda")
         mx.set_default_device(mx.gpu if self.narrow else mx.cpu)
         self.launcher: Any = None
+        driver, code = _open_cuda() if device == "cuda" else (None, None)
         if device != "mlx-cpu":
-            self.launcher = Launcher(mx, "emulated" if device == "emulated" else device, emulator)  # type: ignore[arg-type]
+            self.launcher = Launcher(mx, device, emulator, code)  # type: ignore[arg-type]
         self.has_tiles = device == "cuda"
         self.activations = mx.float32
         self.operands = mx.float32
@@ -100,22 +104,19 @@ class Gpu:
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
         self.steps = Steps()
         self._is_busy = False  # whether MLX was given work since it was last waited for
-        self.machine = self._make_machine()
+        self.machine = self._make_machine(driver, code)
+        self.processors, self.room_bytes = (
+            (0, 0) if self.machine is None else (self.machine.processors, self.machine.room_bytes)
+        )
         self._is_traced = False
         self.workspace = Workspace(mx)
         self._started: deque[list[Any]] = deque()
 
-    def _make_machine(self) -> Machine | None:
+    def _make_machine(self, driver: CudaDriver | None, code: CudaCode | None) -> Machine | None:
         """What runs recorded steps without MLX, where there is a way to."""
         if self.device == "emulated" and not self.launcher.emulator.sanitizes:
             return EmulatedMachine(self.mx, self.launcher.emulator)
-        if self.device != "cuda":
-            return None
-        try:
-            return CudaMachine(self.mx, self.launcher)
-        except DeviceError as error:
-            logger.warning("steps are recorded by MLX, not by the driver: %s", error)
-            return None
+        return None if driver is None or code is None else CudaMachine(self.mx, self.launcher, driver, code)
 
     def describe(self) -> str:
         """What can change the numbers that are computed: the device, MLX's version and the kernels."""
@@ -126,6 +127,11 @@ class Gpu:
     def read_free_bytes(self) -> int | None:
         """Bytes that arrays may still take in the GPU's memory; None where it does not tell, or where there is none."""
         return read_free_bytes(self.mx, self.device) if self.narrow else None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that recorded steps hold without MLX."""
+        return 0 if self.machine is None else self.machine.held_bytes
 
     def hold(self, array: AnyArray) -> Any:
         """`array` on the device, for as long as it lives on the host."""
@@ -254,6 +260,16 @@ class Gpu:
                 array = mx.array(raw.reshape(-1))
         mx.eval(array)
         return array
+
+
+def _open_cuda() -> tuple[CudaDriver, CudaCode] | tuple[None, None]:
+    """The driver and what compiles for it; None where a part of CUDA is missing that MLX does not need."""
+    try:
+        driver = CudaDriver()
+    except DeviceError as error:
+        logger.warning("kernels are compiled, and steps recorded, by MLX: %s", error)
+        return None, None
+    return driver, CudaCode(driver)
 
 
 def load_mlx(device: str) -> Any:

@@ -14,7 +14,10 @@
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
 //   simd_barrier          orders what the lanes of a SIMD-group do in the threadgroup's memory
+//   ROOM                  declares words of the threadgroup's memory as `room_bytes` of the launch gives them, once
 //   copy_words            begins to bring four words into the threadgroup's memory; addresses are multiples of 16
+//   stream_words          the same of what lies beside other words that are read soon, and all of them once
+//   copy_word             the same of one word
 //   seal_copies           makes a bundle of the lane's copies since the last one
 //   await_copies<N>       until all of the lane's bundles but the last N are there; here none comes earlier
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
@@ -29,6 +32,10 @@
 //                         lane 4 g + t holds of a the columns 2 t, 2 t + 1 of rows g and g + 8, then columns 2 t + 8,
 //                         2 t + 9 of both, of b the same rows of column g, of sums columns 2 t, 2 t + 1 of g and g + 8;
 //                         multiply_tile<T> for bf16 or f16
+//   multiply_bytes        sums += a b in integers: a is 16 x 32 without signs, b 32 x 8 with signs; lane 4 g + t holds of
+//                         a the columns 4 t to 4 t + 3 of rows g and g + 8, then columns 16 + 4 t to 19 + 4 t of both, of b
+//                         the same rows of column g; multiply_signed_bytes takes an a with signs
+//   dot_bytes             the sum of four products of bytes with signs
 //   read_tiles            four tiles of 8 x 8 16-bit numbers from the threadgroup's memory: lane 8 i + r says where row r of
 //                         tile i lies, and lane 4 g + t gets of each tile the columns 2 t, 2 t + 1 of row g
 //   read_turned_tiles     the same, but rows 2 t, 2 t + 1 of column g
@@ -99,7 +106,7 @@ mlxr_switch_stack:
 struct Copy {
   const void *from;
   void *to;
-  int bundle;
+  int bytes, bundle;
 };
 
 struct Fiber {
@@ -394,25 +401,30 @@ FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 FUNCTION void simd_barrier() { emulated::leave(emulated::Wait::LANES); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
-FUNCTION void copy_words(const uint8_t *from, uint *to) {
-  check_alignment(from, 16);
-  check_alignment(to, 16);
-  memset(to, 0xFF, 16); // not a number, for who reads too early
-  emulated::group.running->copies.push_back({from, to, emulated::group.running->bundles});
+template <int BYTES> FUNCTION void copy_bytes(const uint8_t *from, uint *to) {
+  check_alignment(from, BYTES);
+  check_alignment(to, BYTES);
+  memset(to, 0xFF, BYTES); // not a number, for who reads too early
+  emulated::group.running->copies.push_back({from, to, BYTES, emulated::group.running->bundles});
 }
+FUNCTION void copy_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
+FUNCTION void stream_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
+FUNCTION void copy_word(const uint8_t *from, uint *to) { copy_bytes<4>(from, to); }
 FUNCTION void seal_copies() { ++emulated::group.running->bundles; }
 template <int N> FUNCTION void await_copies() {
   emulated::Fiber *self = emulated::group.running;
   std::vector<emulated::Copy> later;
   for (const emulated::Copy &copy : self->copies)
     if (copy.bundle < self->bundles - N)
-      memcpy(copy.to, copy.from, 16);
+      memcpy(copy.to, copy.from, copy.bytes);
     else
       later.push_back(copy);
   self->copies = later;
 }
 
 FUNCTION void await_inputs() {}
+
+#define ROOM(name, WORDS) SHARED uint name[WORDS]
 
 FUNCTION uint pack_pair(float low, float high) { return uint(bf16(low).bits) | uint(bf16(high).bits) << 16; }
 FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }
@@ -455,6 +467,31 @@ template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, co
 }
 FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
   multiply_tile<bf16>(sums, a, b);
+}
+FUNCTION int byte_of(uint word, int which, bool is_signed) {
+  const int byte = int(word >> 8 * which & 0xFFu);
+  return is_signed && byte > 127 ? byte - 256 : byte;
+}
+FUNCTION void multiply_any_bytes(int *sums, const uint *a, const uint *b, bool is_signed) {
+  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const uint *all = emulated::exchange(words, 6);
+  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; ++i)
+    for (int other = 0; other < 4; ++other) {
+      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
+      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
+      for (int j = 0; j < 2; ++j)
+        for (int which = 0; which < 4; ++which)
+          sums[i] += byte_of(from[2 * j], which, is_signed) * byte_of(to[j], which, true);
+    }
+}
+FUNCTION void multiply_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, false); }
+FUNCTION void multiply_signed_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, true); }
+FUNCTION int dot_bytes(uint a, uint b) {
+  int sum = 0;
+  for (int which = 0; which < 4; ++which)
+    sum += byte_of(a, which, true) * byte_of(b, which, true);
+  return sum;
 }
 
 namespace emulated {

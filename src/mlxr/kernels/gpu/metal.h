@@ -77,10 +77,16 @@ template <typename T> FUNCTION DEVICE T *writable(const DEVICE T *p) { return co
 FUNCTION void copy_words(const DEVICE uint8_t *from, GROUP uint *to) {
   *reinterpret_cast<GROUP uint4 *>(to) = *reinterpret_cast<const DEVICE uint4 *>(from);
 }
+FUNCTION void stream_words(const DEVICE uint8_t *from, GROUP uint *to) { copy_words(from, to); }
+FUNCTION void copy_word(const DEVICE uint8_t *from, GROUP uint *to) {
+  *to = *reinterpret_cast<const DEVICE uint *>(from);
+}
 FUNCTION void seal_copies() {}
 template <int N> FUNCTION void await_copies() {}
 
 FUNCTION void await_inputs() {}
+
+#define ROOM(name, WORDS) SHARED uint name[WORDS]
 
 FUNCTION uint pack_pair(float low, float high) {
   return uint(as_type<ushort>(bfloat(low))) | uint(as_type<ushort>(bfloat(high))) << 16;
@@ -124,6 +130,31 @@ template <typename T> FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE c
 FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
   multiply_tile<bf16>(sums, a, b);
 }
+
+// Lane by lane as well.
+template <typename A> FUNCTION int multiply_four(uint a, uint b) {
+  return int(A(a)) * int(char(b)) + int(A(a >> 8)) * int(char(b >> 8)) + int(A(a >> 16)) * int(char(b >> 16)) +
+         int(A(a >> 24)) * int(char(b >> 24));
+}
+template <typename A> FUNCTION void multiply_any_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  const ushort lane = ushort(simd_prefix_exclusive_sum(1u)), row = lane / 4 * 4, column = lane % 4 * 8;
+  for (ushort other = 0; other < 4; ++other)
+    for (ushort j = 0; j < 2; ++j) {
+      const uint near = simd_shuffle(a[2 * j], row + other), far = simd_shuffle(a[2 * j + 1], row + other);
+      for (ushort i = 0; i < 2; ++i) {
+        const uint x = simd_shuffle(b[j], column + 4 * i + other);
+        sums[i] += multiply_four<A>(near, x);
+        sums[2 + i] += multiply_four<A>(far, x);
+      }
+    }
+}
+FUNCTION void multiply_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  multiply_any_bytes<uchar>(sums, a, b);
+}
+FUNCTION void multiply_signed_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  multiply_any_bytes<char>(sums, a, b);
+}
+FUNCTION int dot_bytes(uint a, uint b) { return multiply_four<char>(a, b); }
 
 FUNCTION ushort find_lane() { return ushort(simd_prefix_exclusive_sum(1u)); }
 FUNCTION void read_tiles(const GROUP uint *row, PRIVATE uint *w) {

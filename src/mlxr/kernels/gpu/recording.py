@@ -63,10 +63,13 @@ class Launch:
     arrays: tuple[Any, ...]
     groups: tuple[int, int, int]
     threads: int
+    room_bytes: int = 0
 
     def put_out(self, address: int) -> Launch:
         """The same with its last result at `address`."""
-        return Launch(self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads)
+        return Launch(
+            self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads, self.room_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +117,7 @@ class Recorder:
         outputs: Sequence[tuple[tuple[int, ...], Any]],
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
+        room_bytes: int = 0,
     ) -> list[Any]:
         """As `Launcher.launch`."""
         made = [self.make(shape, kind) for shape, kind in outputs]
@@ -124,7 +128,7 @@ class Recorder:
             (kind for _, kind in outputs),
         )
         arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
-        self.launches.append(Launch(kernel, variant, arrays, groups, threads))
+        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes))
         return made
 
     def multiply(self, x: Buffer, weight: Any) -> Buffer:

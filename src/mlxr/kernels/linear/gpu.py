@@ -1,8 +1,9 @@
 """`linear` on a GPU: quantised weights stay in the blocks of the file, floats go to MLX's matmul.
 
 Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
-over (`tiles.py`), from MIN_TILED to MAX_TILED rows. More rows: the weight is expanded and MLX multiplies
-(`expand.py`). Without kernels (MLX on CPU) weights are decoded when they are loaded.
+over (`tiles.py`), from MIN_TILED to MAX_TILED rows, and one for a single row of some types (`stream.py`). More rows:
+the weight is expanded and MLX multiplies (`expand.py`). Without kernels (MLX on CPU) weights are decoded when they are
+loaded.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import BLOCK_HEADERS, FILL, multiply_expanded
+from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
@@ -89,7 +91,7 @@ EXPAND = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "expand.h"),
 )
-KERNELS = (ROWS, TILES, FILL, EXPAND)
+KERNELS = (ROWS, TILES, STREAM, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +193,9 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     if all(_takes_tiles(ctx, part, tokens) for part in product.parts):
         norm = None if normed is None else (normed.weight, normed.eps)
         weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
+        plan = plan_stream(describe(weights, columns, gate), gpu.processors, gpu.room_bytes) if tokens == 1 else None
+        if plan is not None:
+            return multiply_stream(gpu, x, weights, product.bias, gate, residual, kind, norm, plan)
         return multiply_tiles(gpu, x, weights, product.bias, gate, residual, kind, norm)
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
