@@ -16,7 +16,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.cuda_driver import CudaDriver, load_library
 
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
-_TYPES = {"float16": 2, "bfloat16": 14}  # cudaDataType_t
+_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType_t
 _FLOAT, _COMPUTE_FLOAT = 0, 68
 _TRANSPOSE_FIRST, _TRANSPOSED = 3, 1
 _WORKSPACE_ATTRIBUTE, _WORKSPACE_BYTES = 1, 32 << 20
@@ -35,7 +35,7 @@ class _Candidate(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """x (tokens, inputs) times a weight (outputs, inputs), both of 16-bit type `kind`."""
+    """x (tokens, inputs) times a weight (outputs, inputs), both of type `kind`."""
 
     tokens: int
     outputs: int
