@@ -17,7 +17,7 @@ import numpy as np
 from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.cuda_driver import CudaDriver
-from mlxr.kernels.gpu.kernel import CUDA_NAME, Variant, make_cuda_source
+from mlxr.kernels.gpu.kernel import Variant, make_cuda_source, name_cuda_function
 from mlxr.kernels.linear.gpu import LAYOUTS
 from mlxr.kernels.linear.stream import STREAM, StreamPlan, StreamShape, make_constants, share_groups
 from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, choose_plan
@@ -38,20 +38,14 @@ SHAPES = {
 
 
 VARIANTS = (
-    (8, 2, 0, "none"),
-    (8, 2, 0, "128"),
-    (8, 2, 0, ""),
-    (8, 2, 2, ""),
-    (8, 2, 4, ""),
-    (8, 2, 8, ""),
-    (8, 2, 0, "first"),
-    (8, 2, 2, "first"),
-    (8, 2, 4, "first"),
-    (8, 3, 0, ""),
-    (8, 3, 2, ""),
-    (8, 3, 4, "first"),
-    (12, 2, 0, ""),
-    (16, 1, 0, ""),
+    (8, 3, ""),
+    (8, 3, "none"),
+    (8, 3, "128"),
+    (8, 3, "first"),
+    (8, 3, "none first"),
+    (8, 4, ""),
+    (8, 4, "none"),
+    (10, 3, ""),
 )
 
 
@@ -65,7 +59,9 @@ class Bench:
         u8, f4 = mx.uint8, mx.float32
         kinds = [x, u8, u8, f4, f4, f4, f4] + ([mx.int32] if kernel is TILES else [])
         variant = Variant.of(constants, {"X": x, "Y": y}, kinds, [y])
-        return make_cuda_source(kernel, variant, starts_early=early, opens=trigger)
+        variant = variant.opening() if trigger else variant
+        text = make_cuda_source(kernel, variant, starts_early=early)
+        return text.replace(name_cuda_function(kernel, variant), "product")
 
     def compile(self, sources: Sequence[str]) -> None:
         missing = [source for source in dict.fromkeys(sources) if source not in self.functions]
@@ -73,7 +69,7 @@ class Bench:
         with ThreadPoolExecutor(12) as pool:
             codes = list(pool.map(self.driver.compile, missing))
         for source, code in zip(missing, codes, strict=True):
-            self.functions[source] = self.driver.load(code, CUDA_NAME)
+            self.functions[source] = self.driver.load(code, "product")
         print(f"{len(missing)} kernels compiled in {time.perf_counter() - begun:.1f} s", flush=True)
 
     def time(self, launch_all: Any, repeats: int = 5) -> float:
@@ -136,9 +132,9 @@ def size_of(name: str) -> int:
     return sum(count * columns // 256 * BYTES[kind] for count, kind in zip(rows, types, strict=True))
 
 
-def plan_of(name: str, simds: int, stages: int, processors: int, ahead: int) -> StreamPlan:
+def plan_of(name: str, simds: int, stages: int, processors: int) -> StreamPlan:
     types, rows, columns, gate, *_ = SHAPES[name]
-    return StreamPlan(share_groups(StreamShape(types, rows, columns, gate), processors), simds, stages, ahead)
+    return StreamPlan(share_groups(StreamShape(types, rows, columns, gate), processors), simds, stages)
 
 
 def check(bench: Bench, name: str, ops: dict[str, Op]) -> None:
@@ -250,11 +246,11 @@ def main() -> None:
     alone: dict[str, dict[str, Op]] = {}
     for name in SHAPES:
         found = {"tiles": Op(bench, name, None, True, False, kinds(name))}
-        for simds, stages, ahead, hint in VARIANTS:
-            plan = plan_of(name, simds, stages, n, ahead)
+        for simds, stages, hint in VARIANTS:
+            plan = plan_of(name, simds, stages, n)
             types, rows, columns, gate, *_ = SHAPES[name]
             if StreamShape(types, rows, columns, gate).count_room(plan) <= 226 * 1024:
-                found[f"{simds} x {stages} ahead {ahead} {hint}"] = Op(bench, name, plan, True, True, kinds(name), hint)
+                found[f"{simds} x {stages} {hint}"] = Op(bench, name, plan, True, True, kinds(name), hint)
         alone[name] = found
     labels = list(dict.fromkeys(label for ops in alone.values() for label in ops))
     bench.compile([op.source for ops in alone.values() for op in ops.values()])
