@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from mlxr.kernels.context import Context
 from mlxr.loading import load
 from mlxr.models import Decoder
 
-PROMPT_TOKENS = 2048
 DECODE_TOKENS = 24
 ALLOWED = 0.03
 
@@ -64,7 +63,7 @@ class Watch:
         mx.reset_peak_memory()
 
 
-def measure(model: Decoder, watch: Watch, arena_bytes: int, batches: list[int]) -> None:
+def measure(model: Decoder, watch: Watch, given: argparse.Namespace) -> None:
     """All stages of one model once it is there."""
     watch.note("load", 0)
     config, random = model.config, np.random.default_rng(0)
@@ -72,11 +71,11 @@ def measure(model: Decoder, watch: Watch, arena_bytes: int, batches: list[int]) 
         model,
         watch.ctx,
         eos_ids=(),
-        arena_bytes=arena_bytes,
-        context_tokens=min(config.context_length, PROMPT_TOKENS + DECODE_TOKENS),
-        max_batch_tokens=PROMPT_TOKENS,
-        prefill_chunk_tokens=PROMPT_TOKENS,
-        max_sequences=max(batches),
+        arena_bytes=int(given.arena * 2**30),
+        context_tokens=min(config.context_length, max(given.prompt) + DECODE_TOKENS),
+        max_batch_tokens=max(given.prompt),
+        prefill_chunk_tokens=max(given.prompt),
+        max_sequences=max(given.batch),
         prefix_sharing=False,
     )
     taken_bytes = engine.stats().arena_bytes
@@ -91,12 +90,13 @@ def measure(model: Decoder, watch: Watch, arena_bytes: int, batches: list[int]) 
             engine.step()
         return time.perf_counter() - start_s
 
-    prompt_tokens = min(PROMPT_TOKENS, engine.context_tokens - 1)
-    for _ in range(2):
-        took_s = run(1, prompt_tokens, 1)
-        watch.note(f"prompt {prompt_tokens}", taken_bytes)
-    print(f"{prompt_tokens / took_s:.0f} tokens/s", flush=True)
-    for batch in batches:
+    for wanted_tokens in sorted(given.prompt):
+        prompt_tokens = min(wanted_tokens, engine.context_tokens - 1)
+        for _ in range(2):
+            took_s = run(1, prompt_tokens, 1)
+            watch.note(f"prompt {prompt_tokens}", taken_bytes)
+        print(f"{prompt_tokens / took_s:.0f} tokens/s", flush=True)
+    for batch in given.batch:
         run(batch, 4, DECODE_TOKENS)
         watch.note(f"decode batch {batch}", taken_bytes)
 
@@ -107,17 +107,18 @@ def measure_file(path: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     with load(path, device=given.device) as loaded:
         print(f"{path}: loaded in {time.perf_counter() - start_s:.1f} s", flush=True)
         watch = Watch(loaded.ctx, loaded.weight_bytes)
-        measure(loaded.model, watch, int(given.arena * 2**30), given.batch)
+        measure(loaded.model, watch, given)
     return watch.rows
 
 
 def measure_random(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     """A model with random weights that the device made."""
     case = Case.parse(f"{name}:1")
-    ours = Ours(given.device, case.model, case.type_name)
+    context_tokens = max(case.model.context_length, max(given.prompt) + DECODE_TOKENS)
+    ours = Ours(given.device, replace(case.model, context_length=context_tokens), case.type_name)
     print(f"{name}: made", flush=True)
     watch = Watch(ours.ctx, ours.model.weight_bytes)
-    measure(ours.model, watch, int(given.arena * 2**30), given.batch)
+    measure(ours.model, watch, given)
     return watch.rows
 
 
@@ -144,12 +145,13 @@ def main() -> int:
     parser.add_argument("--model", action="append", default=[], metavar="FILE")
     parser.add_argument("--random", action="append", default=[], metavar="SHAPE-TYPE")
     parser.add_argument("--arena", type=float, default=1.0, help="GiB of the arena")
-    parser.add_argument("--batch", action="append", type=int)
+    parser.add_argument("--prompt", action="append", type=int, metavar="TOKENS", help="default: 2048")
+    parser.add_argument("--batch", action="append", type=int, help="default: 1, 8, 32 and 128")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--check", action="store_true", help="fail when a model's peak is not within 3 percent")
     parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    given.batch = given.batch or [1, 8, 32, 128]
+    given.batch, given.prompt = given.batch or [1, 8, 32, 128], given.prompt or [2048]
     ways: list[tuple[str, Callable[..., Any], str]] = [("--model", measure_file, name) for name in given.model]
     ways += [("--random", measure_random, name) for name in given.random]
     if given.apart:
@@ -157,6 +159,7 @@ def main() -> int:
         print("rows", json.dumps(measure_one(name, given)), flush=True)
         return 0
     arguments = ["--device", given.device, "--arena", str(given.arena), *(f"--batch={one}" for one in given.batch)]
+    arguments += [f"--prompt={one}" for one in given.prompt]
     results, misses = {}, 0
     for option, _, name in ways:
         rows = results[name] = run_apart(option, name, arguments)

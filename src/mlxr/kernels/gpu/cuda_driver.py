@@ -12,7 +12,7 @@ import ctypes
 import importlib.util
 import weakref
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _COMPILERS = ("libnvrtc.so.13", "libnvrtc.so.12")
 _CUDA_FOLDER = Path("/usr/local/cuda")
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR, _PROCESSORS, _LARGEST_ROOM = 75, 76, 16, 97  # CUdevice_attribute
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_TIMING, _NO_TIMING = 0, 2  # CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may go on using the device
 _MOST_ROOM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ROOM_SHARE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of what it shares with the cache, in percent
@@ -80,6 +80,10 @@ class CudaDriver:
         self.starts_early = major >= 9
         self.stream = c_void_p()
         self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
+        self._begin, self._end = self.make_event(_TIMING), self.make_event(_TIMING)
+        self._aside, self._turn = c_void_p(), self.make_event()  # a second stream, and where the two meet
+        self._is_apart = False
+        self._call("cuStreamCreate", byref(self._aside), c_uint(_NON_BLOCKING))
         self._held: dict[int, int] = {}  # bytes by address
         weakref.finalize(self, _free_all, self._cuda, self._context, self._held).atexit = False
 
@@ -126,10 +130,10 @@ class CudaDriver:
         self._call("cuMemAllocHost_v2", byref(address), c_size_t(size_bytes))
         return address.value or 0
 
-    def make_event(self) -> int:
+    def make_event(self, flags: int = _NO_TIMING) -> int:
         """An event, which has not happened."""
         event = c_void_p()
-        self._call("cuEventCreate", byref(event), c_uint(_NO_TIMING))
+        self._call("cuEventCreate", byref(event), c_uint(flags))
         return event.value or 0
 
     def record(self, event: int) -> None:
@@ -168,9 +172,35 @@ class CudaDriver:
         """Run a captured graph after what the stream has."""
         self._call("cuGraphLaunch", graph, self.stream)
 
+    def time(self, graph: int) -> float:
+        """Seconds that the device takes for a captured graph, which is run once before, and waited for."""
+        self.start(graph)
+        self.record(self._begin)
+        self.start(graph)
+        self.record(self._end)
+        self.wait(self._end)
+        milliseconds = c_float()
+        self._call("cuEventElapsedTime", byref(milliseconds), c_void_p(self._begin), c_void_p(self._end))
+        return milliseconds.value / 1e3
+
     def drop(self, graph: int) -> None:
         """Let go of a captured graph."""
         self._call("cuGraphExecDestroy", graph)
+
+    def launch_aside(self, function: int, groups: tuple[int, int, int], threads: int, addresses: Sequence[int]) -> None:
+        """A kernel that runs beside what follows in the stream, until `join`."""
+        self.record(self._turn)
+        self._call("cuStreamWaitEvent", self._aside, c_void_p(self._turn), c_uint(0))
+        self.launch(function, groups, threads, addresses, early=False, stream=self._aside)
+        self._is_apart = True
+
+    def join(self) -> None:
+        """Wait in the stream for what was launched aside."""
+        if not self._is_apart:
+            return
+        self._is_apart = False
+        self._call("cuEventRecord", self._turn, self._aside)
+        self._call("cuStreamWaitEvent", self.stream, c_void_p(self._turn), c_uint(0))
 
     def launch(
         self,
@@ -181,6 +211,7 @@ class CudaDriver:
         *,
         early: bool,
         room_bytes: int = 0,
+        stream: c_void_p | None = None,
     ) -> None:
         """A kernel over arrays at these addresses; `early` lets it start beside the launch in front of it."""
         attribute = _Attribute(_EARLY_START, 0, 1)
@@ -188,7 +219,7 @@ class CudaDriver:
             (c_uint * 3)(*groups),
             (c_uint * 3)(threads, 1, 1),
             room_bytes,
-            self.stream,
+            self.stream if stream is None else stream,
             ctypes.pointer(attribute),
             int(early),
         )

@@ -28,6 +28,7 @@ from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.launcher import Launcher
 from mlxr.kernels.gpu.machine import CudaMachine, EmulatedMachine, Machine
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
+from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.gpu.steps import Steps
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import TensorSource
@@ -79,7 +80,8 @@ class Gpu:
     """`mx` is mlx.core; `launcher` is None where kernels cannot run and MLX's own operations take their place.
 
     `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
-    `processors` and `room_bytes`: what its machine says of itself.
+    `processors` and `room_bytes`: what its machine says of itself; `is_traced`: operators run for a step that MLX
+    compiles or that is recorded.
     `activations` is the type between operators, `operands` that of results which only products read.
     """
 
@@ -108,8 +110,8 @@ class Gpu:
         self.processors, self.room_bytes = (
             (0, 0) if self.machine is None else (self.machine.processors, self.machine.room_bytes)
         )
-        self._is_traced = False
-        self.workspace = Workspace(mx)
+        self.is_traced = False
+        self.workspace = Workspace(mx, lambda: self.held_bytes + sum(one.nbytes for one in self._scratch.values()))
         self._started: deque[list[Any]] = deque()
 
     def _make_machine(self, driver: CudaDriver | None, code: CudaCode | None) -> Machine | None:
@@ -127,6 +129,11 @@ class Gpu:
     def read_free_bytes(self) -> int | None:
         """Bytes that arrays may still take in the GPU's memory; None where it does not tell, or where there is none."""
         return read_free_bytes(self.mx, self.device) if self.narrow else None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether operators launch into a list, whose memory is the machine's."""
+        return isinstance(self.launcher, Recorder)
 
     @property
     def held_bytes(self) -> int:
@@ -192,12 +199,12 @@ class Gpu:
         rows = self.mx.arange(batch.tokens, dtype=self.mx.int32)
         placed = PlacedBatch(token_ids, positions, slots, rows, lengths, page_table, rows)
         self._placed = (batch, placed)
-        self._is_traced = True
+        self.is_traced = True
 
     def forget_placed(self) -> None:
         """Let go of the arrays of the last step."""
         self._placed = self.last_expanded = None
-        self._is_traced = False
+        self.is_traced = False
 
     def place_ids(self, token_ids: AnyArray) -> Any:
         """Token ids on the device, those of the step where they are its own."""
@@ -232,13 +239,16 @@ class Gpu:
         """Let the device begin with `results` while the host goes on to say what follows; nothing in a trace.
 
         The host waits for what was started MAX_STARTED times before: arrays between operators live until the device is
-        done with them, so their memory is bounded by how far the host may be ahead.
+        done with them, so their memory is bounded by how far the host may be ahead. A thread of MLX returns them; where
+        it has fallen behind, the host waits for it as well.
         """
-        if self._is_traced or any(isinstance(result, Deferred) and result.is_open for result in results):
+        if self.is_traced or any(isinstance(result, Deferred) and result.is_open for result in results):
             return
         arrays = [settle(result) for result in results if result is not None]
         if self.machine is not None:
             self.machine.synchronize()
+        if self._started and self.workspace.is_full:
+            self.mx.synchronize()
         self.mx.async_eval(*arrays)
         self._is_busy = True
         self._started.append(arrays)

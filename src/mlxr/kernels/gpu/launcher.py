@@ -144,11 +144,20 @@ class Launcher:
         assert self.emulator is not None
         mx = self._mx
         variant = Variant.of(constants, types, (array.dtype for array in inputs), (kind for _, kind in outputs))
-        held = [mx.contiguous(array) for array in inputs]
         made = [mx.full(shape, float("nan")).astype(kind) for shape, kind in outputs]  # what stays unwritten shows
-        mx.eval(held, made)
-        self.emulator.run(kernel, variant, [view_host(mx, array) for array in [*held, *made]], groups, threads)
+        mx.eval(*inputs, made)
+        views = [*(view_in_order(mx, array) for array in inputs), *(view_host(mx, array) for array in made)]
+        self.emulator.run(kernel, variant, views, groups, threads)
         return made
+
+
+def view_in_order(mx: Any, array: Any) -> np.typing.NDArray[Any]:
+    """`view_host` where the numbers lie in order, so that kernels may write there; else a copy in order.
+
+    MLX's own `contiguous` may copy what is in order, if it lies in memory that is larger than it needs.
+    """
+    view = view_host(mx, array)
+    return view if view.flags.c_contiguous else np.ascontiguousarray(view)
 
 
 def view_host(mx: Any, array: Any) -> np.typing.NDArray[Any]:
