@@ -138,7 +138,7 @@ def run_apart(option: str, name: str, arguments: list[str]) -> list[dict[str, An
     return rows
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, measure, print and write. Exit code 1 with --check when no stage is near enough."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", default="cuda")
@@ -150,7 +150,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--check", action="store_true", help="fail when a model's peak is not within 3 percent")
     parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     given.batch, given.prompt = given.batch or [1, 8, 32, 128], given.prompt or [2048]
     ways: list[tuple[str, Callable[..., Any], str]] = [("--model", measure_file, name) for name in given.model]
     ways += [("--random", measure_random, name) for name in given.random]
@@ -158,11 +158,11 @@ def main() -> int:
         ((_, measure_one, name),) = ways
         print("rows", json.dumps(measure_one(name, given)), flush=True)
         return 0
-    arguments = ["--device", given.device, "--arena", str(given.arena), *(f"--batch={one}" for one in given.batch)]
-    arguments += [f"--prompt={one}" for one in given.prompt]
+    told = ["--device", given.device, "--arena", str(given.arena), *(f"--batch={one}" for one in given.batch)]
+    told += [f"--prompt={one}" for one in given.prompt]
     results, misses = {}, 0
     for option, _, name in ways:
-        rows = results[name] = run_apart(option, name, arguments)
+        rows = results[name] = run_apart(option, name, told)
         most = max(rows, key=lambda row: row["peak_bytes"])
         share = most["peak_bytes"] / sum(rows[-1][f"{part}_bytes"] for part in ("weight", "arena", "workspace"))
         misses += not abs(share - 1) <= ALLOWED

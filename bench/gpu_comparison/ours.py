@@ -13,6 +13,7 @@ from mlxr.engine.engine import Engine
 from mlxr.formats import by_name
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Gpu
+from mlxr.kernels.gpu.steps import Steps
 from mlxr.models import Decoder
 from synthetic import Pools, Shape
 
@@ -143,7 +144,8 @@ class Ours:
     def stop(self) -> None:
         """Let go of the case's memory."""
         self._engine = None
-        self.ctx.gpu.ahead = self.ctx.gpu.drawn = None
+        self.ctx.gpu.steps = Steps()
+        self.ctx.gpu.forget_placed()
         self._mx.clear_cache()
 
     def _submit(self, tokens: int, more: int) -> None:

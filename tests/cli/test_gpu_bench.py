@@ -183,3 +183,18 @@ def test_documents_get_table_and_plot(
     document.write_text("# no marks")
     with pytest.raises(MlxrError, match="has no lines"):
         report.write_docs(tmp_path, results)
+
+
+def test_memory_is_held_against_what_is_stated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed")
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    path = tmp_path / "memory.json"
+    arguments = ["--device=mlx-cpu", "--random=tiny-bf16", "--prompt=40", "--batch=2", "--arena=0.05", f"--out={path}"]
+    assert importlib.import_module("gpu_memory").main([*arguments, "--check"]) == 1  # so small that 64 MiB are too much
+    (rows,) = json.loads(path.read_text())["models"].values()
+    assert [row["stage"] for row in rows] == ["load", "arena", "prompt 40", "prompt 40", "decode batch 2"]
+    assert rows[-1]["peak_bytes"] > rows[-1]["arena_bytes"] > 40 * 2**20
+    assert "% of what is stated in the end, in" in capsys.readouterr().out

@@ -35,6 +35,7 @@ def count_positions(batch: RaggedBatch, page_size: int, sliding_window: int | No
     return min(int(batch.page_table.shape[1]) * page_size, sliding_window or 2**31)
 
 
-def choose_shares(positions: int, groups: int) -> int:
-    """Into how many shares to split `positions`, when so many threadgroups exist without."""
-    return max(1, min(positions // MIN_SHARE, WANTED_GROUPS // groups))
+def choose_shares(positions: int, groups: int, wanted: int = WANTED_GROUPS, least: int = MIN_SHARE) -> int:
+    """Into how many shares to split `positions`, when so many threadgroups exist without and `wanted` would be good; a
+    share has at least `least` positions."""
+    return max(1, min(positions // least, wanted // groups))

@@ -16,9 +16,12 @@ from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 
-SIMD_GROUPS = 2
+RING_BYTES = 48 * 1024  # memory that any GPU has for a threadgroup
 STAGES = 3
-UNITS = 1
+TILE_POSITIONS = 16
+WANTED_GROUPS = 256  # threadgroups that keep a large GPU busy with reading
+MANY_GROUPS = 512  # with more, smaller ones all find a place at once
+MIN_SHARE = 64  # positions of a SIMD-group below which a share is not worth a merge
 MAX_HEADS = 16  # query heads of one key head in a threadgroup
 STREAM = Kernel(
     "attend_stream",
@@ -46,7 +49,9 @@ def attend_stream(
     owners, lengths = _place_tokens(ctx, batch, int(batch.query_starts[first]), tokens)
     group = min(heads // kv_heads, MAX_HEADS)
     parts = kv_heads * -(-(heads // kv_heads) // group)
-    shares = choose_shares(count_positions(batch, page_size, sliding_window), parts * tokens)
+    simd_groups = choose_simd_groups(head_dim, parts * tokens)
+    positions = count_positions(batch, page_size, sliding_window)
+    shares = choose_shares(positions, parts * tokens, WANTED_GROUPS, MIN_SHARE * simd_groups)
     split = shares > 1
     kind = gpu.mx.float32 if split else gpu.operands
     sizes = (heads, kv_heads, batch.page_table.shape[1], sliding_window or 0, shares)
@@ -63,7 +68,7 @@ def attend_stream(
             gpu.launcher.numbers(*sizes),
         ],
         groups=(parts, tokens, shares),
-        threads=32 * SIMD_GROUPS,
+        threads=32 * simd_groups,
         outputs=[
             ((tokens, heads, shares, head_dim), kind),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
@@ -74,11 +79,16 @@ def attend_stream(
             "PAGE": page_size,
             "SPLIT": int(split),
             "STAGES": STAGES,
-            "UNITS": UNITS,
         },
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )
     return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
+
+
+def choose_simd_groups(head_dim: int, groups: int) -> int:
+    """How many SIMD-groups, with a ring each, a threadgroup has where there are so many threadgroups."""
+    fitting = RING_BYTES // (STAGES * TILE_POSITIONS * 2 * 2 * head_dim)  # keys and values of two bytes
+    return fitting // 2 if groups > MANY_GROUPS else fitting
 
 
 def _place_tokens(ctx: Context, batch: RaggedBatch, start: int, tokens: int) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
 """Attention straight from pages by the matrix units: tiles of 16 rows, each a few tokens times heads of one key head.
 
-One launch takes any number of sequences, with one query each or with several; where there are too few tiles to keep a
+One launch takes any number of sequences with a few queries each; where there are too few tiles to keep a
 GPU busy, their positions are split into shares, which a second launch merges. Knows nothing of other ways to attend.
 """
 
@@ -35,7 +35,7 @@ TILES = Kernel(
 
 
 def takes_pool(ctx: Context, pool: Pool) -> bool:
-    """Whether `attend_tiles` reads such pages on this device: 16-bit numbers in pages of whole tiles."""
+    """Whether the matrix units read such pages on this device: 16-bit numbers in pages of whole tiles."""
     fits = pool.shape[3] in HEAD_DIMS and pool.shape[2] % TILE_POSITIONS == 0
     return fits and pool.kind in ("bf16", "f16") and ctx.gpu.device in DEVICES
 
