@@ -82,6 +82,7 @@ class CudaDriver:
         self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
         self._begin, self._end = self.make_event(_TIMING), self.make_event(_TIMING)
         self._aside, self._turn = c_void_p(), self.make_event()  # a second stream, and where the two meet
+        self._is_apart = False
         self._call("cuStreamCreate", byref(self._aside), c_uint(_NON_BLOCKING))
         self._held: dict[int, int] = {}  # bytes by address
         weakref.finalize(self, _free_all, self._cuda, self._context, self._held).atexit = False
@@ -191,9 +192,13 @@ class CudaDriver:
         self.record(self._turn)
         self._call("cuStreamWaitEvent", self._aside, c_void_p(self._turn), c_uint(0))
         self.launch(function, groups, threads, addresses, early=False, stream=self._aside)
+        self._is_apart = True
 
     def join(self) -> None:
         """Wait in the stream for what was launched aside."""
+        if not self._is_apart:
+            return
+        self._is_apart = False
         self._call("cuEventRecord", self._turn, self._aside)
         self._call("cuStreamWaitEvent", self.stream, c_void_p(self._turn), c_uint(0))
 

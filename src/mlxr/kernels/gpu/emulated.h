@@ -19,6 +19,7 @@
 //   stream_words          the same of what lies beside other words that are read soon, and all of them once
 //   copy_word             the same of one word
 //   seal_copies           makes a bundle of the lane's copies since the last one
+//   expect_bytes<N>       asks for N bytes that will be read, perhaps elsewhere; address and N are multiples of 16
 //   await_copies<N>       until all of the lane's bundles but the last N are there; here none comes earlier
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
 //                         beside the launch in front of it, as far as that is recorded
@@ -26,6 +27,7 @@
 //   low_of, high_of       the two of a pair of bf16
 //   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
 //   widen_byte            one byte below 128 of a word, as the same twice
+//   join_bytes<N>         byte N of each of four words, in one word
 //   multiply_pairs        a * b + c of each half
 //   load_pairs            eight neighbours of any type as four pairs; the address is a multiple of 16 bytes
 //   multiply_tile         sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
@@ -410,6 +412,7 @@ template <int BYTES> FUNCTION void copy_bytes(const uint8_t *from, uint *to) {
 FUNCTION void copy_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void stream_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void copy_word(const uint8_t *from, uint *to) { copy_bytes<4>(from, to); }
+template <int BYTES> FUNCTION void expect_bytes(const uint8_t *from) { check_alignment(from, 16); }
 FUNCTION void seal_copies() { ++emulated::group.running->bundles; }
 template <int N> FUNCTION void await_copies() {
   emulated::Fiber *self = emulated::group.running;
@@ -434,6 +437,10 @@ FUNCTION uint widen_bytes(uint word, int half) {
   return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
+template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
+  return (a >> 8 * WHICH & 0xFFu) | (b >> 8 * WHICH & 0xFFu) << 8 | (c >> 8 * WHICH & 0xFFu) << 16 |
+         (d >> 8 * WHICH & 0xFFu) << 24;
+}
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   const double low = double(low_of(a)) * low_of(b) + low_of(c), high = double(high_of(a)) * high_of(b) + high_of(c);
   return pack_pair(float(low), float(high));

@@ -240,8 +240,7 @@ class CudaMachine:
                 elif shape is not None and self._products is not None:
                     self._products.multiply(shape, *arrays)
                     self._fetch(following.get(number))
-            if following:
-                self._driver.join()
+            self._driver.join()
 
         return self._driver.capture(launch_all)
 
