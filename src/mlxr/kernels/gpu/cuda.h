@@ -101,11 +101,6 @@ FUNCTION void stream_words(const uint8_t *from, uint *to) {
 FUNCTION void copy_word(const uint8_t *from, uint *to) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-template <int BYTES> FUNCTION void expect_bytes(const uint8_t *from) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(BYTES) : "memory");
-#endif
-}
 FUNCTION void seal_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 

@@ -81,9 +81,6 @@ class CudaDriver:
         self.stream = c_void_p()
         self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
         self._begin, self._end = self.make_event(_TIMING), self.make_event(_TIMING)
-        self._aside, self._turn = c_void_p(), self.make_event()  # a second stream, and where the two meet
-        self._is_apart = False
-        self._call("cuStreamCreate", byref(self._aside), c_uint(_NON_BLOCKING))
         self._held: dict[int, int] = {}  # bytes by address
         weakref.finalize(self, _free_all, self._cuda, self._context, self._held).atexit = False
 
@@ -187,21 +184,6 @@ class CudaDriver:
         """Let go of a captured graph."""
         self._call("cuGraphExecDestroy", graph)
 
-    def launch_aside(self, function: int, groups: tuple[int, int, int], threads: int, addresses: Sequence[int]) -> None:
-        """A kernel that runs beside what follows in the stream, until `join`."""
-        self.record(self._turn)
-        self._call("cuStreamWaitEvent", self._aside, c_void_p(self._turn), c_uint(0))
-        self.launch(function, groups, threads, addresses, early=False, stream=self._aside)
-        self._is_apart = True
-
-    def join(self) -> None:
-        """Wait in the stream for what was launched aside."""
-        if not self._is_apart:
-            return
-        self._is_apart = False
-        self._call("cuEventRecord", self._turn, self._aside)
-        self._call("cuStreamWaitEvent", self.stream, c_void_p(self._turn), c_uint(0))
-
     def launch(
         self,
         function: int,
@@ -211,7 +193,6 @@ class CudaDriver:
         *,
         early: bool,
         room_bytes: int = 0,
-        stream: c_void_p | None = None,
     ) -> None:
         """A kernel over arrays at these addresses; `early` lets it start beside the launch in front of it."""
         attribute = _Attribute(_EARLY_START, 0, 1)
@@ -219,7 +200,7 @@ class CudaDriver:
             (c_uint * 3)(*groups),
             (c_uint * 3)(threads, 1, 1),
             room_bytes,
-            self.stream if stream is None else stream,
+            self.stream,
             ctypes.pointer(attribute),
             int(early),
         )

@@ -19,7 +19,6 @@
 //   stream_words          the same of what lies beside other words that are read soon, and all of them once
 //   copy_word             the same of one word
 //   seal_copies           makes a bundle of the lane's copies since the last one
-//   expect_bytes<N>       asks for N bytes that will be read, perhaps elsewhere; address and N are multiples of 16
 //   await_copies<N>       until all of the lane's bundles but the last N are there; here none comes earlier
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
 //                         beside the launch in front of it, as far as that is recorded
@@ -412,7 +411,6 @@ template <int BYTES> FUNCTION void copy_bytes(const uint8_t *from, uint *to) {
 FUNCTION void copy_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void stream_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void copy_word(const uint8_t *from, uint *to) { copy_bytes<4>(from, to); }
-template <int BYTES> FUNCTION void expect_bytes(const uint8_t *from) { check_alignment(from, 16); }
 FUNCTION void seal_copies() { ++emulated::group.running->bundles; }
 template <int N> FUNCTION void await_copies() {
   emulated::Fiber *self = emulated::group.running;

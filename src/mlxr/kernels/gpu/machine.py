@@ -29,10 +29,6 @@ from mlxr.kernels.gpu.steps import Results
 
 logger = logging.getLogger(__name__)
 AnyArray = npt.NDArray[Any]
-FETCHED_BYTES = 16 << 20  # of the next weight: about what memory gives while there is no product
-FETCH = Kernel("fetch", Path(__file__).parent, "fetch.body", ("source",), ())
-FETCH_THREADS, FETCH_PIECE_BYTES = 32, 4096
-_FETCH_VARIANT = Variant((("THREADS", FETCH_THREADS), ("BYTES", FETCH_PIECE_BYTES)), (), ("uint8",), ())
 ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
 
 
@@ -167,13 +163,6 @@ def _shape_of(product: Product) -> Shape:
     return Shape(product.tokens, product.outputs, product.inputs, product.kind, product.shares)
 
 
-def _find_following(shapes: Sequence[Shape | None], addresses: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
-    """By the number of a product: address and bytes of the next one's weight."""
-    products = [number for number, shape in enumerate(shapes) if shape is not None]
-    weights = [(addresses[number][1], shape.weight_bytes) for number, shape in enumerate(shapes) if shape]
-    return dict(zip(products, weights[1:], strict=False))
-
-
 def open_launches(launches: Sequence[Launch | Product]) -> Sequence[Launch | Product]:
     """Where threadgroups of two launches fit beside each other, because some declare so: launches that let them."""
     if not any(isinstance(launch, Launch) and launch.room_bytes for launch in launches):
@@ -210,7 +199,7 @@ class CudaMachine:
         self._driver.enter()
         if self._driver.starts_early:
             launches = open_launches(launches)
-        self._compile([*launches, Launch(FETCH, _FETCH_VARIANT, (), (1, 1, 1), FETCH_THREADS)])
+        self._compile(launches)
         found = self._find_arrays([array for launch in launches for array in launch.arrays])
         addresses = [
             [array if isinstance(array, int) else found[id(array)] for array in launch.arrays] for launch in launches
@@ -223,8 +212,6 @@ class CudaMachine:
         for shape, alike in runs.items():
             if self._products is not None:
                 self._products.prepare(shape, alike)
-
-        following = _find_following(shapes, addresses)
 
         def launch_all() -> None:
             for number, (launch, shape, arrays) in enumerate(zip(launches, shapes, addresses, strict=True)):
@@ -239,19 +226,8 @@ class CudaMachine:
                     )
                 elif shape is not None and self._products is not None:
                     self._products.multiply(shape, *arrays)
-                    self._fetch(following.get(number))
-            self._driver.join()
 
         return self._driver.capture(launch_all)
-
-    def _fetch(self, weight: tuple[int, int] | None) -> None:
-        """Let a weight (address, bytes) come into the cache, as far as there is time, beside the launches up to it."""
-        if weight is not None and self._driver.starts_early:
-            groups = min(weight[1], FETCHED_BYTES) // (FETCH_THREADS * FETCH_PIECE_BYTES)
-            if groups:
-                self._driver.launch_aside(
-                    self._functions[FETCH, _FETCH_VARIANT], (groups, 1, 1), FETCH_THREADS, [weight[0]]
-                )
 
     def start(self, prepared: int) -> None:
         """Launch the graph."""

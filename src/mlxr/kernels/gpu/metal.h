@@ -81,7 +81,6 @@ FUNCTION void stream_words(const DEVICE uint8_t *from, GROUP uint *to) { copy_wo
 FUNCTION void copy_word(const DEVICE uint8_t *from, GROUP uint *to) {
   *to = *reinterpret_cast<const DEVICE uint *>(from);
 }
-template <int BYTES> FUNCTION void expect_bytes(const DEVICE uint8_t *) {}
 FUNCTION void seal_copies() {}
 template <int N> FUNCTION void await_copies() {}
 

@@ -68,7 +68,7 @@ LAYOUTS = {
 }
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
-MAX_FLOAT_ROWS = 4  # others' products of 16-bit numbers are as good from here on
+MAX_FLOAT_ROWS = 2  # a library's products of 16-bit numbers are better from here on
 MIN_TILED, MAX_TILED = 1, 64
 SIMD_GROUPS = 4
 PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
