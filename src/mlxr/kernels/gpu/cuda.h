@@ -121,6 +121,9 @@ FUNCTION float low_of(uint pair) { return __uint_as_float(pair << 16); }
 FUNCTION float high_of(uint pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 FUNCTION uint widen_bytes(uint word, int half) { return __byte_perm(word, 0x43434343u, half ? 0x4342 : 0x4140); }
 FUNCTION uint widen_byte(uint word, int which) { return __byte_perm(word, 0x43434343u, 0x4040 + 0x0101 * which); }
+template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
+  return __byte_perm(__byte_perm(a, b, 0x0040 + 0x11 * WHICH), __byte_perm(c, d, 0x0040 + 0x11 * WHICH), 0x5410);
+}
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   uint pair;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));

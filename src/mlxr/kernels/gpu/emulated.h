@@ -26,6 +26,7 @@
 //   low_of, high_of       the two of a pair of bf16
 //   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
 //   widen_byte            one byte below 128 of a word, as the same twice
+//   join_bytes<N>         byte N of each of four words, in one word
 //   multiply_pairs        a * b + c of each half
 //   load_pairs            eight neighbours of any type as four pairs; the address is a multiple of 16 bytes
 //   multiply_tile         sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
@@ -434,6 +435,10 @@ FUNCTION uint widen_bytes(uint word, int half) {
   return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
+template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
+  return (a >> 8 * WHICH & 0xFFu) | (b >> 8 * WHICH & 0xFFu) << 8 | (c >> 8 * WHICH & 0xFFu) << 16 |
+         (d >> 8 * WHICH & 0xFFu) << 24;
+}
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   const double low = double(low_of(a)) * low_of(b) + low_of(c), high = double(high_of(a)) * high_of(b) + high_of(c);
   return pack_pair(float(low), float(high));

@@ -98,6 +98,10 @@ FUNCTION uint widen_bytes(uint word, int half_) {
   return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
+template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
+  return (a >> 8 * WHICH & 0xFFu) | (b >> 8 * WHICH & 0xFFu) << 8 | (c >> 8 * WHICH & 0xFFu) << 16 |
+         (d >> 8 * WHICH & 0xFFu) << 24;
+}
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   return pack_pair(fma(low_of(a), low_of(b), low_of(c)), fma(high_of(a), high_of(b), high_of(c)));
 }

@@ -32,20 +32,22 @@ template <int COLUMNS> FUNCTION void place_block(PRIVATE const float *v, GROUP u
     const uint other = float_to_bits(shuffle_xor(bits_to_float(top), mask));
     top = other > top ? other : top;
   }
-  const float largest = bits_to_float(top), inverse = largest > 1e-30f ? 32512.0f / largest : 0.0f;
-  uint high[2] = {0u, 0u}, low[2] = {0u, 0u};
-  int sum = 0;
+  // scales are powers of two, the least of those with which the largest is below 127.5 * 256
+  const uint exponent = (top + 0x20000u) >> 23, least = 15u;
+  const float inverse = bits_to_float(exponent < least ? 0u : (268u - exponent) << 23);
+  uint n[8], sum = 0u; // the bits of 1.5 * 2^23 + n end with those of n
   UNROLL
   for (int i = 0; i < 8; ++i) {
-    const int n = int(float_to_bits(v[i] * inverse + 12582912.0f) - 0x4B400000u);
-    sum += n;
-    high[i / 4] |= (uint(n + 128) >> 8 & 255u) << (8 * (i % 4));
-    low[i / 4] |= (uint(n) & 255u) << (8 * (i % 4));
+    n[i] = float_to_bits(v[i] * inverse + 12582912.0f);
+    sum += n[i];
   }
   GROUP uint *to = row + 64 * block + 2 * lane;
-  to[R::HIGH] = high[0], to[R::HIGH + 1] = high[1];
-  to[R::LOW] = low[0], to[R::LOW + 1] = low[1];
-  float all = float(sum);
+  UNROLL
+  for (int i = 0; i < 2; ++i) {
+    to[R::LOW + i] = join_bytes<0>(n[4 * i], n[4 * i + 1], n[4 * i + 2], n[4 * i + 3]);
+    to[R::HIGH + i] = join_bytes<1>(n[4 * i] + 128u, n[4 * i + 1] + 128u, n[4 * i + 2] + 128u, n[4 * i + 3] + 128u);
+  }
+  float all = float(int(sum - 8u * 0x4B400000u));
   all += shuffle_xor(all, 1);
   all += shuffle_xor(all, 2);
   const uint mean = float_to_bits(all / 32.0f + 12582912.0f) - 0x4B400000u;
@@ -55,7 +57,7 @@ template <int COLUMNS> FUNCTION void place_block(PRIVATE const float *v, GROUP u
     means[4] = uint8_t(mean);
   }
   if (lane == 0)
-    row[R::SCALES + block] = float_to_bits(largest / 32512.0f);
+    row[R::SCALES + block] = exponent < least ? 0u : exponent < 255u ? (exponent - 14u) << 23 : 0x7FC00000u;
 }
 
 // Makes integers of x, or of `norm` times x. A SIMD-group takes every SIMDS-th block, a lane eight columns of it; all of
