@@ -68,7 +68,8 @@ LAYOUTS = {
 }
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
-MAX_FLOAT_ROWS = 2  # a library's products of 16-bit numbers are better from here on
+MAX_FLOAT_ROWS = 2  # a library's products of 16-bit numbers are better from here on,
+MAX_OTHER_ROWS = 4  # but what is not as the library takes it, one weight without bias in the type of x, is not recorded
 MIN_TILED, MAX_TILED = 1, 64
 SIMD_GROUPS = 4
 PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
@@ -277,9 +278,12 @@ def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
     tokens = x.shape[0]
     if len(parts) <= 2 and all(_takes_tiles(ctx, part, tokens) for part in parts):
         return "tiles"
-    if len(parts) <= 2 and all(_has_kernel(part, tokens) for part in parts):
+    is_plain = len(parts) == 1 and bias is None and parts[0].type_name in FLOATS
+    suits_library = is_plain and x.dtype == parts[0].upload.array.dtype
+    limit = MAX_FLOAT_ROWS if suits_library else MAX_OTHER_ROWS
+    if len(parts) <= 2 and all(_has_kernel(part, tokens, limit) for part in parts):
         return "rows"
-    if len(parts) > 1 or bias is not None or parts[0].type_name not in FLOATS:
+    if not is_plain:
         return ""
     return "library" if isinstance(settle(x), Buffer) else ""
 
@@ -288,9 +292,8 @@ def _takes_tiles(ctx: Context, part: Part, tokens: int) -> bool:
     return ctx.gpu.has_tiles and part.raw is not None and part.type_name in BLOCKS and MIN_TILED <= tokens <= MAX_TILED
 
 
-def _has_kernel(part: Part, tokens: int) -> bool:
-    limit = MAX_FLOAT_ROWS if part.type_name in FLOATS else MAX_ROWS
-    return part.raw is not None and tokens <= limit
+def _has_kernel(part: Part, tokens: int, float_rows: int = MAX_OTHER_ROWS) -> bool:
+    return part.raw is not None and tokens <= (float_rows if part.type_name in FLOATS else MAX_ROWS)
 
 
 def _make_part(ctx: Context, type_name: str, tensors: list[TensorSource]) -> Part:
