@@ -66,7 +66,7 @@ def test_a_stream_says_the_same(server: RunningServer) -> None:
 
 def test_texts_are_embedded_as_on_the_cpu(server: RunningServer, tmp_path: Path) -> None:
     body = {"model": "demo", "input": ["os.path.join joins paths.", "x", "A list is a sequence. " * 30]}
-    on_cpu = start_server(tmp_path)
+    on_cpu = start_server(tmp_path, device="cpu")
     try:
         vectors = []
         for one in (server, on_cpu):
