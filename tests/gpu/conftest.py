@@ -29,7 +29,7 @@ def _default_device(request: pytest.FixtureRequest) -> None:
     if found is not None:
         mx = load_mlx(found)
         params = getattr(request.node, "callspec", None)
-        on_gpu = params is not None and found in params.params.values()
+        on_gpu = params is not None and any(isinstance(one, str) and one == found for one in params.params.values())
         mx.set_default_device(mx.gpu if on_gpu else mx.cpu)
 
 
