@@ -42,7 +42,7 @@ bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed 
 	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
 
 test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA)
-	@$(BIN)/python -m pytest tests/gpu tests/cli/test_mlx_folder.py
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 tests/gpu tests/cli/test_mlx_folder.py
 
 test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while)
 	@$(PEERS)/bin/python -m pytest tests/peers

@@ -103,7 +103,7 @@ def measure_model(
     with ExitStack() as stack:
 
         def start(name: str, python: Path, module: str) -> Child:
-            return stack.enter_context(Child(name, python, module, logs / f"compare-{module}.log"))
+            return stack.enter_context(Child(name, python, f"comparison.{module}", logs / f"compare-{module}.log"))
 
         sides = Sides(
             start("probe", Path(sys.executable), "limits"),

@@ -4,22 +4,25 @@
     python bench/gpu.py --case llama-8b-q4_k_m:8 --rounds 3 --without transformers
     python bench/gpu.py --write-docs bench/results/gpu/h200.json    # measure nothing, write docs/gpu.md and its plot
 
-Weights are random and made on the device. Of every case each engine holds its contexts, then all of them decode (or
-compute a prompt) one after another, round by round. Ours runs through the engine, requests and events included. A peer
-that is not installed, or fails, is left out by name. Exit code 1 when ours fails, or with --check misses a target.
+Weights are random and made on the device. Each engine is a process of its own, so that its memory is its own. Of every
+case each holds its contexts, then all of them decode (or compute a prompt) one after another, round by round. Ours runs
+through the engine, requests and events included. A peer that is not installed, or fails, is left out by name. Exit code
+1 when ours fails, or with --check misses a target.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
+import tempfile
 import time
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from comparison.child import Child
 from gpu_comparison.cases import OURS, TARGETS, Case
 from gpu_comparison.machine import MODULES, find_missing, measure_copy, name_device, read_versions
 from gpu_comparison.report import find_misses, format_table, write_docs
@@ -31,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 
 def measure_all(given: argparse.Namespace) -> dict[str, Any]:
     """All cases, model by model; what is there so far is written after each."""
-    session = Session(given.device, given.rounds, given.steps, find_missing(given.without))
+    session = Session(given.device, given.rounds, given.steps, find_missing(given.without), start_side)
     results: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": name_device(given.device),
@@ -47,16 +50,24 @@ def measure_all(given: argparse.Namespace) -> dict[str, Any]:
     cases = [Case.parse(text) for text in given.case or TARGETS]
     if given.update and given.json.exists():
         names = {case.name for case in cases}
-        results["rows"] = [row for row in json.loads(given.json.read_text())["rows"] if row["case"] not in names]
-    for key in dict.fromkeys((case.shape, case.type_name) for case in cases):
-        chosen = [case for case in cases if (case.shape, case.type_name) == key]
-        for rows in session.measure(chosen, end_s):
-            results["rows"] += rows
-            if given.json is not None:
-                given.json.parent.mkdir(parents=True, exist_ok=True)
-                given.json.write_text(json.dumps(results, indent=1) + "\n")
-        gc.collect()
+        before = json.loads(given.json.read_text())
+        results["rows"] = [row for row in before["rows"] if row["case"] not in names]
+        results["versions"] = before["versions"] | results["versions"]
+    with closing(session):
+        for key in dict.fromkeys((case.shape, case.type_name) for case in cases):
+            chosen = [case for case in cases if (case.shape, case.type_name) == key]
+            for rows in session.measure(chosen, end_s):
+                results["rows"] += rows
+                if given.json is not None:
+                    given.json.parent.mkdir(parents=True, exist_ok=True)
+                    given.json.write_text(json.dumps(results, indent=1) + "\n")
     return results
+
+
+def start_side(name: str) -> Child:
+    """An engine's process."""
+    log = Path(tempfile.gettempdir()) / f"gpu-{name}.log"
+    return Child(name, Path(sys.executable), "gpu_comparison.side", log)
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

@@ -22,6 +22,7 @@ from gpu_comparison.cases import NAMES, Case
 from gpu_comparison.ours import Ours
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.kernels.gpu.recording import Product
 from synthetic import SHAPES
 
 QUEUED_STEPS = 30
@@ -82,7 +83,30 @@ def time_step(ours: Ours, engine: Engine) -> tuple[float, float]:
     return (started - begun) / QUEUED_STEPS, (time.perf_counter() - begun) / QUEUED_STEPS
 
 
-def measure(ours: Ours, case: Case, profile: bool) -> None:
+def time_parts(ours: Ours, engine: Engine) -> None:
+    """Print what each kind of launch of a recorded step takes, all of a kind after one another."""
+    machine = ours.ctx.gpu.machine
+    recorded = list(engine._arena.k_pools[0].graphs.values())[-1]
+    kinds: dict[str, list[Any]] = {}
+    for part in ("forward", "largest"):
+        for launch in recorded.launches[part]:
+            name = "product" if isinstance(launch, Product) else f"{launch.kernel.name} {launch.variant.suffix[:60]}"
+            kinds.setdefault(f"{name} {getattr(launch, 'groups', '')}", []).append(launch)
+    kinds["all"] = recorded.launches["forward"] + recorded.launches["largest"]
+    for name, launches in kinds.items():
+        prepared = machine.prepare(launches)
+        seconds = []
+        for _ in range(4):
+            machine.synchronize()
+            begun = time.perf_counter()
+            for _ in range(QUEUED_STEPS):
+                machine.start(prepared)
+            machine.synchronize()
+            seconds.append((time.perf_counter() - begun) / QUEUED_STEPS)
+        print(f"{1e6 * min(seconds):9.1f} us in {len(launches):3d} launches of {name}", flush=True)
+
+
+def measure(ours: Ours, case: Case, profile: bool, parts: bool) -> None:
     """All figures of one case."""
     gpu, drawn = ours.ctx.gpu, []
     ways = [("driver", gpu.machine)] if gpu.machine is not None else []
@@ -93,6 +117,8 @@ def measure(ours: Ours, case: Case, profile: bool) -> None:
         engine = make_engine(ours, case, 40)
         ready = time.perf_counter() - begun
         host, queued = time_step(ours, engine)
+        if parts and machine is not None:
+            time_parts(ours, engine)
         engine = make_engine(ours, case, 40)
         drawing, _ = run_engine(make_engine(ours, case, 40, temperature=0.8))
         if profile:
@@ -123,6 +149,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--case", action="append", required=True)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--parts", action="store_true", help="time each kind of launch of a recorded step")
     given = parser.parse_args()
     cases = [Case.parse(text) for text in given.case]
     for shape, type_name in dict.fromkeys((case.shape, case.type_name) for case in cases):
@@ -131,7 +158,7 @@ def main() -> None:
         print(f"{shape} {type_name} made in {time.perf_counter() - begun:.1f} s", flush=True)
         for case in cases:
             if (case.shape, case.type_name) == (shape, type_name):
-                measure(ours, case, given.profile)
+                measure(ours, case, given.profile, given.parts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A side as bench/compare.py sees it: a process that stays loaded and computes only when asked."""
+"""A side of a comparison as the script sees it: a process that stays loaded and computes only when asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BENCH = Path(__file__).parents[1]
 
 
 class Child:
-    """A running `python -m comparison.<module>`. Its stderr goes to `log`."""
+    """A running `python -m module`, started in bench. Its stderr goes to `log`."""
 
     def __init__(self, name: str, python: Path, module: str, log: Path) -> None:
         self.name = name
@@ -25,7 +25,7 @@ class Child:
         self._log = log.open("wb")
         try:
             self._process = subprocess.Popen(
-                [python, "-m", f"comparison.{module}"],
+                [python, "-m", module],
                 cwd=BENCH,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(self._list_folders())},
                 stdin=subprocess.PIPE,

@@ -13,6 +13,7 @@ from mlxr.engine.engine import Engine
 from mlxr.formats import by_name
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Gpu
+from mlxr.kernels.gpu.steps import Steps
 from mlxr.models import Decoder
 from synthetic import Pools, Shape
 
@@ -75,19 +76,17 @@ class Ours:
         self.shape, self.ctx = shape, Context(device)  # type: ignore[arg-type]
         self.ctx.gpu = RandomGpu(device)
         self._mx = self.ctx.gpu.mx
-        before = self._mx.get_active_memory()
         tensors = {
             name: RandomTensor(name, "f32" if len(rows) == 1 else kind, rows, gain)
             for name, kind, rows, gain in shape.plan_tensors(recipe)
         }
         self.model = Decoder(self.ctx, shape.to_config(), tensors)  # type: ignore[arg-type]
-        self._weight_bytes = self._mx.get_active_memory() - before
         self._engine: Engine | None = None
         self._random = np.random.default_rng(1)
 
     def start(self, case: Case, steps: int) -> None:
         """An engine for the case with room for `steps` tokens more; decoding: all contexts computed."""
-        self._case, self._base_bytes = case, self._mx.get_active_memory()
+        self._case = case
         self._mx.reset_peak_memory()
         waiting_steps = case.batch * case.context // CHUNK_TOKENS + 2  # the first decode while the last prefill
         more = steps + waiting_steps + 2
@@ -139,13 +138,14 @@ class Ours:
             "weight_bytes": self.model.step_bytes,
             "cache_bytes": stats.page_bytes // PAGE_SIZE * case.context * case.batch,
             "arena_bytes": stats.arena_bytes,
-            "peak_bytes": self._weight_bytes + self._mx.get_peak_memory() - self._base_bytes,
+            "peak_bytes": self._mx.get_peak_memory() + self.ctx.gpu.held_bytes,
         }
 
     def stop(self) -> None:
         """Let go of the case's memory."""
         self._engine = None
-        self.ctx.gpu.ahead = self.ctx.gpu.drawn = None
+        self.ctx.gpu.steps = Steps()
+        self.ctx.gpu.forget_placed()
         self._mx.clear_cache()
 
     def _submit(self, tokens: int, more: int) -> None:

@@ -63,7 +63,6 @@ class MlxLm:
     def start(self, case: Case, steps: int) -> None:  # noqa: ARG002 -- its cache grows by itself
         """Decoding: all contexts computed."""
         self._case = case
-        self._base_bytes = self._mx.get_active_memory()
         self._mx.reset_peak_memory()
         if case.kind == "decode":
             self._following, self._cache = self._prefill()
@@ -93,7 +92,7 @@ class MlxLm:
             "weight_bytes": self._step_bytes,
             "cache_bytes": row_bytes * case.context * case.batch,
             "arena_bytes": 0,
-            "peak_bytes": self._weight_bytes + self._mx.get_peak_memory() - self._base_bytes,
+            "peak_bytes": self._mx.get_peak_memory(),
         }
 
     def stop(self) -> None:

@@ -16,6 +16,8 @@ Row = Mapping[str, Any]
 DOCUMENT = Path("docs") / "gpu.md"
 PLOT = Path("docs") / "img" / "gpu-speed.svg"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+GIB = 2**30
+PEERS = (MLX_LM, TRANSFORMERS)
 
 
 def format_table(results: Results) -> str:
@@ -23,8 +25,9 @@ def format_table(results: Results) -> str:
     lines = [
         describe(results),
         "",
-        f"| work | mlxr, tokens/s | mlx-lm | ratio | wanted | {TRANSFORMERS} | mlxr reads | of the copy rate |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"| work | mlxr, tokens/s | mlx-lm | ratio | wanted | {TRANSFORMERS} | mlxr reads | of the copy rate | "
+        "peak memory |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     return "\n".join([*lines, *(format_line(results, case) for case in list_cases(results))])
 
@@ -32,12 +35,22 @@ def format_table(results: Results) -> str:
 def describe(results: Results) -> str:
     """Where, when and with what."""
     said = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    left_out = "".join(f" Without {name}: {why}." for name, why in results["skipped"].items())
     return (
         f"{results['device']}, {results['made'][:10]}; random weights; {said}. A copy on the device reads and writes "
         f"{results['copy_bytes_per_s'] / 1e9:,.0f} GB/s. Medians of {results['rounds']} rounds in turns; in brackets "
-        f"the lowest and the highest ratio of a round.{left_out}"
+        f"the lowest and the highest ratio of a round.{''.join(tell_absence(results, name) for name in PEERS)}"
     )
+
+
+def tell_absence(results: Results, name: str) -> str:
+    """In how many cases a peer was measured, where not in all; and why in none."""
+    cases = {row["case"] for row in results["rows"]}
+    measured = {row["case"] for row in results["rows"] if row["engine"].partition(" ")[0] == name}
+    if measured == cases:
+        return ""
+    if measured:
+        return f" {name} was measured in {len(measured)} of {len(cases)} cases."
+    return f" Without {name}: {results['skipped'].get(name, 'it has no such cases, or failed')}."
 
 
 def list_cases(results: Results) -> list[Case]:
@@ -90,6 +103,7 @@ def format_line(results: Results, case: Case) -> str:
         steps = ours["tokens_per_s"] / case.batch
         cells.append(f"{steps * (ours['weight_bytes'] + ours['cache_bytes']) / 1e9:,.0f} GB/s")
         cells.append("" if share is None else f"weights {share:.0%}")
+    cells.append("" if ours is None else f"{ours['peak_bytes'] / GIB:.1f} GiB")
     return "| " + " | ".join(cells) + " |"
 
 

@@ -15,7 +15,6 @@ import pytest
 from mlxr.core.errors import MlxrError
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("cases", "machine", "ours", "peers", "report", "session")
 
 
 @pytest.fixture
@@ -82,24 +81,42 @@ def test_tiny_models_are_measured(bench: ModuleType, tmp_path: Path, capsys: pyt
     assert "tiny Q4_K_M, prefill of 33" in capsys.readouterr().out
 
 
+class FailingSide:
+    """An engine that is measured in this process, but not with two sequences; it ends when it fails to `open`."""
+
+    def __init__(self, bench: ModuleType) -> None:
+        self._side, self._is_open = sys.modules["gpu_comparison.side"].Side(), True
+
+    def ask(self, action: str, arguments: dict[str, Any] | None = None) -> Any:
+        assert self._is_open
+        if (arguments or {}).get("case") == "tiny-bf16:2@32" and action == "start":
+            raise MlxrError("mlxr: start: RuntimeError: out of\nmemory")
+        if (arguments or {}).get("case") == "tiny-q4_k_m:1@32" and action == "start":
+            raise MlxrError("mlxr: ended during 'start'")
+        return getattr(self._side, action)(**(arguments or {}))
+
+    def close(self) -> None:
+        self._is_open = False
+
+
 def test_a_failure_is_told_and_ends_nothing(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("mlx.core", reason="mlx is not installed")
-    ours = sys.modules["gpu_comparison.ours"].Ours
-    decode = ours.decode
-
-    def fail_at_two(self: Any, steps: int) -> list[float]:
-        if self._case.batch == 2:
-            raise RuntimeError("out of\nmemory")
-        return decode(self, steps)  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(ours, "decode", fail_at_two)
+    importlib.import_module("gpu_comparison.side")
+    started = []
+    monkeypatch.setattr(bench, "start_side", lambda _name: started.append(FailingSide(bench)) or started[-1])
     path = tmp_path / "gpu.json"
     options = ["--device", "mlx-cpu", "--rounds", "1", "--steps", "1", "--without", "mlx-lm", "--json", str(path)]
-    cases = ["--case=tiny-bf16:2", "--case=tiny-bf16:1"]
-    assert bench.main([*options, "--without", "transformers", *cases]) == 1
+    names = ["tiny-bf16:2", "tiny-bf16:1", "tiny-q4_k_m:1", "tiny-q4_k_m:3", "tiny-q8_0:1"]
+    assert bench.main([*options, "--without", "transformers", *(f"--case={name}" for name in names)]) == 1
     found = json.loads(path.read_text())
-    assert found["failed"] == {"mlxr tiny-bf16:2@32": "RuntimeError: out of"}
-    assert [row["case"] for row in found["rows"]] == ["tiny-bf16:1@32"]
+    assert found["failed"] == {
+        "mlxr tiny-bf16:2@32": "mlxr: start: RuntimeError: out of",
+        "mlxr tiny-q4_k_m:1@32": "mlxr: ended during 'start'",
+        "mlxr tiny-q4_k_m:3@32": "its process had ended",
+    }
+    assert [row["case"] for row in found["rows"]] == ["tiny-bf16:1@32", "tiny-q8_0:1@32"]
+    assert len(started) == 2
+    assert not any(side._is_open for side in started)
 
 
 def test_peers_that_are_not_installed_are_left_out_by_name(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +147,16 @@ def test_what_is_no_case_is_refused(bench: ModuleType, text: str, capsys: pytest
 def test_the_table_compares_round_by_round(report: ModuleType, results: dict[str, Any]) -> None:
     lines = report.format_table(results).splitlines()
     assert lines[0].startswith("GPU <1>, 2026-01-02; random weights; mlxr 1, MLX 2. A copy on the device reads and")
+    assert lines[0].endswith("mlx-lm was measured in 2 of 3 cases. transformers was measured in 1 of 3 cases.")
+    without = [row for row in results["rows"] if row["engine"] != "transformers"]
+    told = report.describe({**results, "rows": without, "skipped": {"transformers": "not asked for"}})
+    assert told.endswith("in 2 of 3 cases. Without transformers: not asked for.")
     assert lines[4] == (
         "| TinyLlama BF16, batch 1 | 700 | 350 | 1.60 × (1.50 to 2.00) | ≥ 1.5 × | 320 (no CUDA graph) | 770 GB/s "
-        "| weights 70% |"
+        "| weights 70% | 1.5 GiB |"
     )
     assert lines[5].startswith("| Llama 3 8B Q4_K_M, batch 1 | 100 | 50 | 2.00 × (2.00 to 2.00) | ≥ 2.2 ×, ≥ 45% |  |")
-    assert lines[6] == "| Llama 3 8B Q4_K_M, prefill of 2,048 | 100,000 |  |  | ≥ 3 × |  |  |  |"
+    assert lines[6] == "| Llama 3 8B Q4_K_M, prefill of 2,048 | 100,000 |  |  | ≥ 3 × |  |  |  | 1.5 GiB |"
 
 
 def test_misses_are_found(report: ModuleType, results: dict[str, Any]) -> None:
@@ -162,3 +183,18 @@ def test_documents_get_table_and_plot(
     document.write_text("# no marks")
     with pytest.raises(MlxrError, match="has no lines"):
         report.write_docs(tmp_path, results)
+
+
+def test_memory_is_held_against_what_is_stated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed")
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    path = tmp_path / "memory.json"
+    arguments = ["--device=mlx-cpu", "--random=tiny-bf16", "--prompt=40", "--batch=2", "--arena=0.05", f"--out={path}"]
+    assert importlib.import_module("gpu_memory").main([*arguments, "--check"]) == 1  # so small that 64 MiB are too much
+    (rows,) = json.loads(path.read_text())["models"].values()
+    assert [row["stage"] for row in rows] == ["load", "arena", "prompt 40", "prompt 40", "decode batch 2"]
+    assert rows[-1]["peak_bytes"] > rows[-1]["arena_bytes"] > 40 * 2**20
+    assert "% of what is stated in the end, in" in capsys.readouterr().out

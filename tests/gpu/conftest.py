@@ -8,7 +8,7 @@ import pytest
 from gpu_cases import skip_unless_emulated
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.device import find_gpu
+from mlxr.kernels.gpu.device import find_gpu, load_mlx
 from mlxr.kernels.gpu.emulator import Emulator
 
 
@@ -20,6 +20,17 @@ def _devices() -> list[str]:
 @cache
 def _make_context(device: str) -> Context:
     return Context(device)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _default_device(request: pytest.FixtureRequest) -> None:
+    """MLX has one default device in a process, so tests of one device must find it as its context left it."""
+    found = find_gpu()
+    if found is not None:
+        mx = load_mlx(found)
+        params = getattr(request.node, "callspec", None)
+        on_gpu = params is not None and any(isinstance(one, str) and one == found for one in params.params.values())
+        mx.set_default_device(mx.gpu if on_gpu else mx.cpu)
 
 
 @pytest.fixture(params=_devices())

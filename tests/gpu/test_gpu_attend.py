@@ -6,6 +6,7 @@ import pytest
 from gpu_cases import REFERENCE, Scene, play, relative_error
 
 from mlxr.kernels.attend import gpu as attend_gpu
+from mlxr.kernels.attend import stream
 from mlxr.kernels.attend.tiles import DEVICES
 from mlxr.kernels.context import Context
 
@@ -56,6 +57,14 @@ def test_tiles_read_their_pages(gpu: Context, monkeypatch: pytest.MonkeyPatch, n
     assert relative_error(result, play(REFERENCE, TILES[name])) < (6e-4 if TILES[name].kv_type == "f16" else NARROW)
     if takes_tiles(gpu):
         assert gpu.ledger.snapshot().copied_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["grouped", "shares and window", "mixed"])
+def test_many_sequences_take_small_threadgroups(gpu: Context, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    few, many = stream.choose_simd_groups(128, 512), stream.choose_simd_groups(128, 513)
+    assert (few, many) == (2, 1)
+    monkeypatch.setattr(stream, "MANY_GROUPS", 0)
+    assert relative_error(play(gpu, TILES[name]), play(REFERENCE, TILES[name])) < NARROW
 
 
 def test_long_prompts_beside_short_ones(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:

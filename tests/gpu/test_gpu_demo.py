@@ -10,7 +10,7 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -267,6 +267,24 @@ def test_probabilities_are_those_of_the_cpu(demo: Demo) -> None:
     for place, event in ours.items():
         assert event.token_id == expected[place].token_id
         assert event.logprob == pytest.approx(expected[place].logprob, abs=MAX_LOGPROB_DIFFERENCE)
+
+
+def test_rows_that_the_host_draws_stand_beside_others(demo: Demo) -> None:
+    """Penalties and biases are the host's, also while the device draws for other rows and runs ahead."""
+    rules = [
+        {},
+        {"repetition_penalty": 1.3},
+        {"frequency_penalty": 1.0, "presence_penalty": 0.5},
+        {},
+        {"logit_bias": {40: 4.0}},
+    ]
+    found = {}
+    for loaded in (demo.loaded, load_demo("cpu")):
+        engine = open_engine(loaded, pages=256, max_sequences=8)
+        params = [replace(demo.params, **rules[number % len(rules)]) for number in range(demo.amount.requests)]  # type: ignore[arg-type]
+        ids = [engine.submit(prompt, one) for prompt, one in zip(demo.prompts, params, strict=True)]
+        found[loaded.ctx.device] = collect(finish(engine), ids)
+    assert found[demo.loaded.ctx.device] == found["cpu"]
 
 
 def schedule(demo: Demo, seed: int, folder: Path) -> Engine:

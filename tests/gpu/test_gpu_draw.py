@@ -94,7 +94,10 @@ def answer(ctx: Context, type_name: str, *params: SamplingParams) -> tuple[list[
 def test_recorded_steps_answer_as_the_reference(
     gpu: Context, monkeypatch: pytest.MonkeyPatch, type_name: str, way: str
 ) -> None:
-    """Answers of several lengths, across pages, drawn and greedy; without a machine MLX records."""
+    """Answers of several lengths, across pages, drawn and greedy; without a machine MLX records.
+
+    In 16 bits a drawn token may be another one than the reference's, so steps that are not recorded stand beside them.
+    """
     if way == "CompiledStep":
         monkeypatch.setattr(gpu.gpu, "machine", None)
     params = [
@@ -103,8 +106,14 @@ def test_recorded_steps_answer_as_the_reference(
         SamplingParams(max_tokens=14, temperature=1.2, top_k=20, min_p=0.02, seed=6),
     ]
     found, ways = answer(gpu, type_name, *params)
-    assert found == answer(REFERENCE, type_name, *params)[0]
     assert ways == {way}
+    expected, _ = answer(REFERENCE, type_name, *params)
+    assert found[0] == expected[0]
+    if gpu.gpu.narrow:
+        monkeypatch.setattr("mlxr.kernels.gpu.graph.takes_step", lambda _batch: False)
+        expected, ways = answer(gpu, type_name, *params)
+        assert not ways
+    assert found == expected
 
 
 def test_requests_that_need_the_host_join_recorded_steps(gpu: Context) -> None:

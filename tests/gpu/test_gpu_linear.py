@@ -25,15 +25,20 @@ def run(ctx: Context, tensors: list[TensorSource], tokens: int, biased: bool = F
     return relative_error(settle(linear(ctx, ctx.gpu.mx.array(x), prepare(ctx, tensors, biases))), expected)
 
 
+def allow_few(ctx: Context) -> float:
+    """Of few rows of x: matrix units take them in 16 bits, other kernels in f32."""
+    return NARROW if ctx.gpu.has_tiles else EXACT
+
+
 @pytest.mark.parametrize("tokens", [1, 4])
 @pytest.mark.parametrize("type_name", QUANTISED)
 def test_few_rows(gpu: Context, type_name: str, tokens: int) -> None:
-    assert run(gpu, [make_tensor(type_name, 37, 768)], tokens) < EXACT
+    assert run(gpu, [make_tensor(type_name, 37, 768)], tokens) < allow_few(gpu)
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 5, 8])
 def test_every_number_of_rows(gpu: Context, tokens: int) -> None:
-    assert run(gpu, [make_tensor("q4_k", 21, 512)], tokens) < EXACT
+    assert run(gpu, [make_tensor("q4_k", 21, 512)], tokens) < allow_few(gpu)
 
 
 @pytest.mark.parametrize("type_name", QUANTISED)
@@ -60,7 +65,7 @@ def test_parts_of_several_types_with_biases(gpu: Context, types: tuple[str, ...]
 
 
 def test_many_outputs_take_two_rows_at_a_time(gpu: Context) -> None:
-    assert run(gpu, [make_tensor("q4_0", 16385, 32)], 1) < EXACT
+    assert run(gpu, [make_tensor("q4_0", 16385, 32)], 1) < allow_few(gpu)
 
 
 @pytest.mark.parametrize("type_name", [*QUANTISED, "f16", "bf16"])

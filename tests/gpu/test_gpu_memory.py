@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.memory import KEPT_BYTES, Workspace, read_free_bytes
+from mlxr.kernels.gpu.memory import LOADING_BYTES, OTHER_BYTES, Workspace, read_free_bytes
+from mlxr.kernels.layers.gpu import count_layer_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny_models import build_hf, read_golden
@@ -68,7 +70,7 @@ class FakeMlx:
     """What `mlx.core` says about memory."""
 
     def __init__(self, **info: int) -> None:
-        self.info, self.limits = info, list[int]()
+        self.info, self.limits, self.active = info, list[int](), 30 * MIB
 
     def device_info(self) -> dict[str, int]:
         return self.info
@@ -77,7 +79,7 @@ class FakeMlx:
         return 100 * MIB
 
     def get_active_memory(self) -> int:
-        return 30 * MIB
+        return self.active
 
     def get_cache_memory(self) -> int:
         return 5 * MIB
@@ -130,12 +132,49 @@ def test_a_device_that_does_not_tell_wants_a_setting(gpu: Context, monkeypatch: 
 
 
 def test_mlx_keeps_no_more_than_the_workspace() -> None:
-    fake = FakeMlx()
-    workspace = Workspace(fake)
+    fake, held = FakeMlx(), [0]
+    workspace = Workspace(fake, lambda: held[0])
     for step_bytes in (7 * MIB, 3 * MIB, 9 * MIB):
-        workspace.cover(step_bytes)
-    assert fake.limits == [KEPT_BYTES, KEPT_BYTES + 7 * MIB, 0, KEPT_BYTES + 9 * MIB, 0]
-    assert workspace.nbytes == KEPT_BYTES + 9 * MIB
+        workspace.cover(step_bytes, 2 * MIB)
+        held[0] += MIB
+    assert fake.limits == [LOADING_BYTES, OTHER_BYTES + 7 * MIB, 0, OTHER_BYTES + 11 * MIB, 0]
+    assert workspace.nbytes == OTHER_BYTES + 12 * MIB
+
+
+def test_a_step_is_full_when_its_last_layer_is_to_come() -> None:
+    fake = FakeMlx()
+    workspace = Workspace(fake, lambda: 0)
+    workspace.cover(9 * MIB, 2 * MIB)
+    fake.active += 7 * MIB
+    assert not workspace.is_full
+    fake.active += 1
+    assert workspace.is_full
+
+
+def make_layer(*types: str) -> Any:
+    """Of Llama 3 8B: queries and keys of the first type, the rest of the others in turn; 16-bit numbers where float."""
+    hidden, heads, kv, ffn = 4096, 4096, 1024, 14336
+
+    def product(columns: int, **rows: int) -> Any:
+        parts = [SimpleNamespace(type_name=name, rows=count, upload=FLOATS_16) for name, count in rows.items()]
+        return SimpleNamespace(in_features=columns, out_features=sum(rows.values()), payload=(parts, None))
+
+    qk, v = types
+    qkv = product(hidden, **{qk: heads + 2 * kv}) if qk == v else product(hidden, **{qk: heads + kv, v: kv})
+    attention = SimpleNamespace(qkv=qkv, output=product(heads, **{qk: hidden}))
+    feed_forward = SimpleNamespace(gate_up=product(hidden, **{qk: 2 * ffn}), down=product(ffn, **{v: hidden}))
+    return SimpleNamespace(attention=attention, feed_forward=feed_forward)
+
+
+FLOATS_16 = SimpleNamespace(array=SimpleNamespace(itemsize=2))
+
+
+def test_a_layer_of_a_long_prompt_takes_what_was_measured() -> None:
+    """On an H200 the peak of 2,048 tokens grew by 360 MiB (bf16) and 872 MiB (Q4_K_M) for each layer in flight."""
+    assert 2048 * count_layer_bytes(make_layer("bf16", "bf16"), 2, 2, narrow=True) == 360 * MIB
+    assert 2048 * count_layer_bytes(make_layer("q4_k", "q6_k"), 4, 2, narrow=True) == 872 * MIB
+    plain = count_layer_bytes(make_layer("q4_k", "q4_k"), 4, 2, narrow=True)
+    assert plain == 872 * MIB // 2048 - 2 * 4096 - 2 * 6144  # one operand, and nothing to join
 
 
 def test_a_prompt_makes_the_workspace_larger(gpu: Context) -> None:

@@ -85,3 +85,26 @@ def test_what_is_wrong_in_a_kernel_is_seen(sanitized: Context, body: str, messag
         sanitized.gpu.launcher.launch(
             kernel, [mx.zeros(32)], groups=(1, 1, 1), threads=32, outputs=[((32,), mx.float32)]
         )
+
+
+def test_copies_are_there_once_they_are_awaited(sanitized: Context, tmp_path: Path) -> None:
+    """Two bundles, of which one is awaited: the other one is not read as if it had come."""
+    (tmp_path / "copies.body").write_text("""
+      SHARED uint words[2 * 32 * 4];
+      const DEVICE uint8_t *bytes = reinterpret_cast<const DEVICE uint8_t *>(x);
+      for (int i = 0; i < 2; ++i) {
+        copy_words(bytes + 16 * (32 * i + lane_id), words + 4 * (32 * i + lane_id));
+        seal_copies();
+      }
+      await_copies<1>();
+      simd_barrier();
+      for (int i = 0; i < 2; ++i)
+        out[32 * i + lane_id] = bits_to_float(words[4 * (32 * i + 31 - lane_id)]);
+    """)
+    kernel, mx = Kernel("copies", tmp_path, "copies.body", ("x",), ("out",)), sanitized.gpu.mx
+    (out,) = sanitized.gpu.launcher.launch(
+        kernel, [mx.arange(256.0)], groups=(1, 1, 1), threads=32, outputs=[((64,), mx.float32)]
+    )
+    seen = np.asarray(out)
+    assert seen[:32].tolist() == list(range(124, -1, -4))
+    assert np.isnan(seen[32:]).all()

@@ -15,15 +15,9 @@ from typing import Any
 import numpy as np
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.attend.tiles import (
-    MERGE,
-    TILES,
-    attend_tiles,
-    choose_shares,
-    count_positions,
-    merge_shares,
-    takes_pool,
-)
+from mlxr.kernels.attend.shares import MERGE, choose_shares, count_positions, merge_shares
+from mlxr.kernels.attend.stream import STREAM, attend_stream
+from mlxr.kernels.attend.tiles import TILES, attend_tiles, takes_pool
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
@@ -46,7 +40,7 @@ GATHER = Kernel(
 )
 GATHER_THREADS = 256
 PLAIN_TYPES = ("bf16", "f16", "f32")
-KERNELS = (DECODE, TILES, MERGE, GATHER)
+KERNELS = (DECODE, STREAM, TILES, MERGE, GATHER)
 
 
 def allocate_pools(
@@ -82,6 +76,8 @@ def attend(
         part = q if (start, stop) == (0, tokens) else q[start:stop]
         if kind == "tiles":
             results.append(attend_tiles(ctx, part, k_pool, v_pool, batch, first, last, scale, sliding_window))
+        elif kind == "stream":
+            results.append(attend_stream(ctx, part, k_pool, v_pool, batch, first, scale, sliding_window))
         elif kind == "lanes":
             results.append(_decode(ctx, part, k_pool, v_pool, batch, start, stop, scale, sliding_window))
         else:
@@ -91,12 +87,12 @@ def attend(
 
 
 def _list_kinds(ctx: Context, pool: Pool) -> tuple[str, str]:
-    """How sequences with one query, and those with a few, are computed: by "tiles", "lanes" or "gather"."""
+    """How sequences with one query, and those with a few, are computed: by "stream", "tiles", "lanes" or "gather"."""
     head_dim = pool.shape[3]
     if ctx.gpu.launcher is None:
         return "gather", "gather"
     if takes_pool(ctx, pool):
-        return "tiles", "tiles"
+        return "stream", "tiles"
     return ("lanes" if head_dim % 8 == 0 and head_dim <= 256 else "gather"), "gather"
 
 

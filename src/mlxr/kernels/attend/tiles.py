@@ -1,6 +1,6 @@
 """Attention straight from pages by the matrix units: tiles of 16 rows, each a few tokens times heads of one key head.
 
-One launch takes any number of sequences, with one query each or with several; where there are too few tiles to keep a
+One launch takes any number of sequences with a few queries each; where there are too few tiles to keep a
 GPU busy, their positions are split into shares, which a second launch merges. Knows nothing of other ways to attend.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mlxr.kernels.attend.shares import choose_shares, count_positions, merge_shares
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
@@ -19,11 +20,8 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import IntArray
 
 SIMD_GROUPS = 4
-SINGLE_SIMD_GROUPS = 2  # where they share a tile
 TILE_ROWS = 16
 TILE_POSITIONS = 16
-WANTED_GROUPS = 512  # threadgroups that keep a large GPU busy
-MIN_SHARE = 256  # positions below which a share is not worth a merge
 HEAD_DIMS = (64, 128)
 DEVICES = ("cuda", "emulated")  # Metal's matrix units have no fragments of this form
 _FOLDER = Path(__file__).parent
@@ -34,11 +32,10 @@ TILES = Kernel(
     ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "tiles", "numbers", "sizes"),
     ("out", "stats"),
 )
-MERGE = Kernel("attend_merge", _FOLDER, "merge.body", ("sums", "stats", "sizes"), ("out",))
 
 
 def takes_pool(ctx: Context, pool: Pool) -> bool:
-    """Whether `attend_tiles` reads such pages on this device: 16-bit numbers in pages of whole tiles."""
+    """Whether the matrix units read such pages on this device: 16-bit numbers in pages of whole tiles."""
     fits = pool.shape[3] in HEAD_DIMS and pool.shape[2] % TILE_POSITIONS == 0
     return fits and pool.kind in ("bf16", "f16") and ctx.gpu.device in DEVICES
 
@@ -59,10 +56,8 @@ def attend_tiles(
     _, kv_heads, page_size, _ = k_pool.shape
     per_tile = min(heads // kv_heads, TILE_ROWS)
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
-    single = tokens == last - first
-    table, owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile)
-    simd_groups = SINGLE_SIMD_GROUPS if single else SIMD_GROUPS
-    groups = count if single else -(-count // simd_groups)
+    owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile)
+    groups = -(-count // SIMD_GROUPS)
     shares = choose_shares(count_positions(batch, page_size, sliding_window), parts * groups)
     split = shares > 1
     kind = gpu.mx.float32 if split else gpu.operands
@@ -73,7 +68,7 @@ def attend_tiles(
             q,
             k_pool.array,
             v_pool.array,
-            table,
+            ctx.gpu.place(batch).page_table,
             owners,
             lengths,
             tiles,
@@ -81,64 +76,31 @@ def attend_tiles(
             gpu.launcher.numbers(*sizes),
         ],
         groups=(parts, groups, shares),
-        threads=32 * simd_groups,
+        threads=32 * SIMD_GROUPS,
         outputs=[
             ((tokens, heads, shares, head_dim), kind),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
         ],
-        constants={
-            "D": head_dim,
-            "G": per_tile,
-            "PAGE": page_size,
-            "SPLIT": int(split),
-            "SINGLE": int(single),
-        },
+        constants={"D": head_dim, "G": per_tile, "PAGE": page_size, "SPLIT": int(split)},
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )
     return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
 
 
-def merge_shares(ctx: Context, sums: Any, stats: Any) -> Any:
-    """(tokens, heads, head_dim) of sums (tokens, heads, shares, head_dim) and their maxima and totals."""
-    gpu, (tokens, heads, shares, head_dim) = ctx.gpu, sums.shape
-    (out,) = gpu.launcher.launch(
-        MERGE,
-        [sums, stats, gpu.launcher.numbers(tokens * heads, shares)],
-        groups=(-(-tokens * heads // SIMD_GROUPS), 1, 1),
-        threads=32 * SIMD_GROUPS,
-        outputs=[((tokens, heads, head_dim), gpu.operands)],
-        constants={"D": head_dim},
-        types={"Y": gpu.operands},
-    )
-    return out
-
-
-def count_positions(batch: RaggedBatch, page_size: int, sliding_window: int | None) -> int:
-    """Most positions that a query may see: those of the table, since a recorded step serves longer contexts too."""
-    return min(int(batch.page_table.shape[1]) * page_size, sliding_window or 2**31)
-
-
-def choose_shares(positions: int, groups: int) -> int:
-    """Into how many shares to split `positions`, when so many threadgroups exist without."""
-    return max(1, min(positions // MIN_SHARE, WANTED_GROUPS // groups))
-
-
 def _place_tiles(
     ctx: Context, batch: RaggedBatch, first: int, last: int, tile_tokens: int
-) -> tuple[Any, Any, Any, Any, int]:
-    """Page table, owners and lengths of the tokens, and the tiles; made once for all layers of a step."""
+) -> tuple[Any, Any, Any, int]:
+    """Owners and lengths of the tokens, the tiles and their number; made once for all layers of a step."""
     placed = ctx.gpu.place(batch)
-    found: tuple[Any, Any, Any, Any, int] | None = placed.parts.get((first, last))
+    found: tuple[Any, Any, Any, int] | None = placed.parts.get(("tiles", first, last))
     if found is None:
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         owners, lengths = placed.owners, placed.lengths
         if stop - start < batch.tokens:
             owners, lengths = owners[start:stop], lengths[start:stop]
-        tiles, count = owners, stop - start
-        if count > last - first:
-            cut = cut_tiles(batch.query_starts[first : last + 1] - start, tile_tokens)
-            tiles, count = ctx.gpu.mx.array(cut), len(cut)
-        found = placed.parts[first, last] = (placed.page_table, owners, lengths, tiles, count)
+        tiles = cut_tiles(batch.query_starts[first : last + 1] - start, tile_tokens)
+        found = owners, lengths, ctx.gpu.mx.array(tiles), len(tiles)
+        placed.parts["tiles", first, last] = found
     return found
 
 

@@ -88,13 +88,29 @@ FUNCTION float sum_lanes(float v) {
   return v;
 }
 FUNCTION void barrier() { __syncthreads(); }
+FUNCTION void simd_barrier() { __syncwarp(); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
+
+FUNCTION uint shared_address(const uint *p) { return uint(__cvta_generic_to_shared(p)); }
+FUNCTION void copy_words(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+FUNCTION void stream_words(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+FUNCTION void copy_word(const uint8_t *from, uint *to) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+FUNCTION void seal_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 FUNCTION void await_inputs() {
 #ifdef MLXR_STARTS_EARLY
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+#define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
 
 FUNCTION uint pack_pair(float low, float high) {
   uint pair;
@@ -105,6 +121,9 @@ FUNCTION float low_of(uint pair) { return __uint_as_float(pair << 16); }
 FUNCTION float high_of(uint pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 FUNCTION uint widen_bytes(uint word, int half) { return __byte_perm(word, 0x43434343u, half ? 0x4342 : 0x4140); }
 FUNCTION uint widen_byte(uint word, int which) { return __byte_perm(word, 0x43434343u, 0x4040 + 0x0101 * which); }
+template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
+  return __byte_perm(__byte_perm(a, b, 0x0040 + 0x11 * WHICH), __byte_perm(c, d, 0x0040 + 0x11 * WHICH), 0x5410);
+}
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   uint pair;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
@@ -126,6 +145,17 @@ FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+#define MLXR_MULTIPLY_BYTES(NAME, KIND)                                                                                \
+  FUNCTION void NAME(int *sums, const uint *a, const uint *b) {                                                        \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." KIND ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "         \
+        "{%0, %1, %2, %3};"                                                                                            \
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])                                                   \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                           \
+  }
+MLXR_MULTIPLY_BYTES(multiply_bytes, "u8")
+MLXR_MULTIPLY_BYTES(multiply_signed_bytes, "s8")
+FUNCTION int dot_bytes(uint a, uint b) { return __dp4a(int(a), int(b), 0); }
+
 template <typename T> FUNCTION uint pack_pair(float low, float high);
 template <> FUNCTION uint pack_pair<bf16>(float low, float high) { return pack_pair(low, high); }
 template <> FUNCTION uint pack_pair<f16>(float low, float high) {
@@ -140,4 +170,22 @@ template <> FUNCTION void multiply_tile<f16>(float *sums, const uint *a, const u
       "{%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+FUNCTION void read_tiles(const uint *row, uint *w) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FUNCTION void read_turned_tiles(const uint *row, uint *w) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+FUNCTION uint turn_tile(uint pair) {
+  uint turned;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
 }

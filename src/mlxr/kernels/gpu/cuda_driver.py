@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import weakref
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from mlxr.core.errors import DeviceError
 
 _COMPILERS = ("libnvrtc.so.13", "libnvrtc.so.12")
 _CUDA_FOLDER = Path("/usr/local/cuda")
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _PROCESSORS, _LARGEST_ROOM = 75, 76, 16, 97  # CUdevice_attribute
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
-_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_TIMING, _NO_TIMING = 0, 2  # CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may go on using the device
+_MOST_ROOM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_ROOM_SHARE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of what it shares with the cache, in percent
 _EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _ARGUMENTS: dict[str, list[Any]] = {
     "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
@@ -59,6 +62,7 @@ class CudaDriver:
         self._cuda = load_library(("libcuda.so.1",))
         self._compiler = load_library(_COMPILERS)
         self._headers = _find_headers()
+        self.compiler = name_compiler(self._compiler)
         for name, kinds in _ARGUMENTS.items():
             getattr(self._cuda, name).argtypes = kinds
         self._call("cuInit", c_uint(0))
@@ -67,14 +71,23 @@ class CudaDriver:
         self._context = c_void_p()
         self._call("cuDevicePrimaryCtxRetain", byref(self._context), device)
         self.enter()
-        major, minor = c_int(), c_int()
-        self._call("cuDeviceGetAttribute", byref(major), c_int(_CAPABILITY_MAJOR), device)
-        self._call("cuDeviceGetAttribute", byref(minor), c_int(_CAPABILITY_MINOR), device)
+        major, minor, self.processors, self.room_bytes = (
+            self._read_attribute(device, number)
+            for number in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _PROCESSORS, _LARGEST_ROOM)
+        )
         # the letter: instructions of just this chip
-        self.architecture = f"sm_{major.value}{minor.value}{'a' if major.value >= 9 else ''}"
-        self.starts_early = major.value >= 9
+        self.architecture = f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+        self.starts_early = major >= 9
         self.stream = c_void_p()
         self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
+        self._begin, self._end = self.make_event(_TIMING), self.make_event(_TIMING)
+        self._held: dict[int, int] = {}  # bytes by address
+        weakref.finalize(self, _free_all, self._cuda, self._context, self._held).atexit = False
+
+    def _read_attribute(self, device: c_int, number: int) -> int:
+        value = c_int()
+        self._call("cuDeviceGetAttribute", byref(value), c_int(number), device)
+        return value.value
 
     def enter(self) -> None:
         """Let the calling thread use the device."""
@@ -91,15 +104,22 @@ class CudaDriver:
         self._call("cuModuleGetFunction", byref(function), module, c_char_p(name.encode()))
         return function.value or 0
 
+    def give_room(self, function: int, room_bytes: int) -> None:
+        """Let the kernel have so many bytes of a threadgroup's memory on top of what it declares."""
+        self._call("cuFuncSetAttribute", c_void_p(function), c_int(_MOST_ROOM), c_int(room_bytes))
+        self._call("cuFuncSetAttribute", c_void_p(function), c_int(_ROOM_SHARE), c_int(100))
+
     def allocate(self, size_bytes: int) -> int:
         """The address of new memory on the device."""
         address = c_uint64()
         self._call("cuMemAlloc_v2", byref(address), c_size_t(size_bytes))
+        self._held[address.value] = size_bytes
         return address.value
 
-    def free(self, address: int) -> None:
-        """Return what `allocate` gave."""
-        self._call("cuMemFree_v2", address)
+    @property
+    def held_bytes(self) -> int:
+        """All that `allocate` gave, which is returned when nobody has the driver any more."""
+        return sum(self._held.values())
 
     def allocate_host(self, size_bytes: int) -> int:
         """The address of pinned memory on the host."""
@@ -107,10 +127,10 @@ class CudaDriver:
         self._call("cuMemAllocHost_v2", byref(address), c_size_t(size_bytes))
         return address.value or 0
 
-    def make_event(self) -> int:
+    def make_event(self, flags: int = _NO_TIMING) -> int:
         """An event, which has not happened."""
         event = c_void_p()
-        self._call("cuEventCreate", byref(event), c_uint(_NO_TIMING))
+        self._call("cuEventCreate", byref(event), c_uint(flags))
         return event.value or 0
 
     def record(self, event: int) -> None:
@@ -149,17 +169,40 @@ class CudaDriver:
         """Run a captured graph after what the stream has."""
         self._call("cuGraphLaunch", graph, self.stream)
 
+    def time(self, graph: int) -> float:
+        """Seconds that the device takes for a captured graph, which is run once before, and waited for."""
+        self.start(graph)
+        self.record(self._begin)
+        self.start(graph)
+        self.record(self._end)
+        self.wait(self._end)
+        milliseconds = c_float()
+        self._call("cuEventElapsedTime", byref(milliseconds), c_void_p(self._begin), c_void_p(self._end))
+        return milliseconds.value / 1e3
+
     def drop(self, graph: int) -> None:
         """Let go of a captured graph."""
         self._call("cuGraphExecDestroy", graph)
 
     def launch(
-        self, function: int, groups: tuple[int, int, int], threads: int, addresses: Sequence[int], *, early: bool
+        self,
+        function: int,
+        groups: tuple[int, int, int],
+        threads: int,
+        addresses: Sequence[int],
+        *,
+        early: bool,
+        room_bytes: int = 0,
     ) -> None:
         """A kernel over arrays at these addresses; `early` lets it start beside the launch in front of it."""
         attribute = _Attribute(_EARLY_START, 0, 1)
         launch = _Launch(
-            (c_uint * 3)(*groups), (c_uint * 3)(threads, 1, 1), 0, self.stream, ctypes.pointer(attribute), int(early)
+            (c_uint * 3)(*groups),
+            (c_uint * 3)(threads, 1, 1),
+            room_bytes,
+            self.stream,
+            ctypes.pointer(attribute),
+            int(early),
         )
         held = [c_uint64(address) for address in addresses]
         pointers = (c_void_p * len(held))(*(ctypes.addressof(one) for one in held))
@@ -169,6 +212,12 @@ class CudaDriver:
         code = getattr(self._cuda, name)(*arguments)
         if code:
             raise DeviceError(f"CUDA: {name} failed with error {code}")
+
+
+def _free_all(cuda: Any, context: c_void_p, held: dict[int, int]) -> None:
+    cuda.cuCtxSetCurrent(context)
+    for address in held:
+        cuda.cuMemFree_v2(address)  # waits for what uses it
 
 
 def compile_source(compiler: Any, headers: Sequence[Path], source: str, architecture: str) -> bytes:
@@ -191,6 +240,13 @@ def compile_source(compiler: Any, headers: Sequence[Path], source: str, architec
         return code.raw
     finally:
         compiler.nvrtcDestroyProgram(byref(program))
+
+
+def name_compiler(compiler: Any) -> str:
+    """The NVRTC library's version."""
+    major, minor = c_int(), c_int()
+    _check(compiler.nvrtcVersion(byref(major), byref(minor)))
+    return f"nvrtc {major.value}.{minor.value}"
 
 
 def _check(code: int) -> None:

@@ -21,11 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.cuda_code import CudaCode
+from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.launcher import Launcher
 from mlxr.kernels.gpu.machine import CudaMachine, EmulatedMachine, Machine
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
+from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.gpu.steps import Steps
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import TensorSource
@@ -76,7 +79,9 @@ class Upload:
 class Gpu:
     """`mx` is mlx.core; `launcher` is None where kernels cannot run and MLX's own operations take their place.
 
-    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units.
+    `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
+    `processors` and `room_bytes`: what its machine says of itself; `is_traced`: operators run for a step that MLX
+    compiles or that is recorded.
     `activations` is the type between operators, `operands` that of results which only products read.
     """
 
@@ -86,8 +91,9 @@ class Gpu:
         self.narrow = device in ("metal", "cuda")
         mx.set_default_device(mx.gpu if self.narrow else mx.cpu)
         self.launcher: Any = None
+        driver, code = _open_cuda() if device == "cuda" else (None, None)
         if device != "mlx-cpu":
-            self.launcher = Launcher(mx, "emulated" if device == "emulated" else device, emulator)  # type: ignore[arg-type]
+            self.launcher = Launcher(mx, device, emulator, code)  # type: ignore[arg-type]
         self.has_tiles = device == "cuda"
         self.activations = mx.float32
         self.operands = mx.float32
@@ -100,22 +106,19 @@ class Gpu:
         self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
         self.steps = Steps()
         self._is_busy = False  # whether MLX was given work since it was last waited for
-        self.machine = self._make_machine()
-        self._is_traced = False
-        self.workspace = Workspace(mx)
+        self.machine = self._make_machine(driver, code)
+        self.processors, self.room_bytes = (
+            (0, 0) if self.machine is None else (self.machine.processors, self.machine.room_bytes)
+        )
+        self.is_traced = False
+        self.workspace = Workspace(mx, lambda: self.held_bytes + sum(one.nbytes for one in self._scratch.values()))
         self._started: deque[list[Any]] = deque()
 
-    def _make_machine(self) -> Machine | None:
+    def _make_machine(self, driver: CudaDriver | None, code: CudaCode | None) -> Machine | None:
         """What runs recorded steps without MLX, where there is a way to."""
         if self.device == "emulated" and not self.launcher.emulator.sanitizes:
             return EmulatedMachine(self.mx, self.launcher.emulator)
-        if self.device != "cuda":
-            return None
-        try:
-            return CudaMachine(self.mx, self.launcher)
-        except DeviceError as error:
-            logger.warning("steps are recorded by MLX, not by the driver: %s", error)
-            return None
+        return None if driver is None or code is None else CudaMachine(self.mx, self.launcher, driver, code)
 
     def describe(self) -> str:
         """What can change the numbers that are computed: the device, MLX's version and the kernels."""
@@ -126,6 +129,16 @@ class Gpu:
     def read_free_bytes(self) -> int | None:
         """Bytes that arrays may still take in the GPU's memory; None where it does not tell, or where there is none."""
         return read_free_bytes(self.mx, self.device) if self.narrow else None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether operators launch into a list, whose memory is the machine's."""
+        return isinstance(self.launcher, Recorder)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that recorded steps hold without MLX."""
+        return 0 if self.machine is None else self.machine.held_bytes
 
     def hold(self, array: AnyArray) -> Any:
         """`array` on the device, for as long as it lives on the host."""
@@ -186,12 +199,12 @@ class Gpu:
         rows = self.mx.arange(batch.tokens, dtype=self.mx.int32)
         placed = PlacedBatch(token_ids, positions, slots, rows, lengths, page_table, rows)
         self._placed = (batch, placed)
-        self._is_traced = True
+        self.is_traced = True
 
     def forget_placed(self) -> None:
         """Let go of the arrays of the last step."""
         self._placed = self.last_expanded = None
-        self._is_traced = False
+        self.is_traced = False
 
     def place_ids(self, token_ids: AnyArray) -> Any:
         """Token ids on the device, those of the step where they are its own."""
@@ -226,13 +239,16 @@ class Gpu:
         """Let the device begin with `results` while the host goes on to say what follows; nothing in a trace.
 
         The host waits for what was started MAX_STARTED times before: arrays between operators live until the device is
-        done with them, so their memory is bounded by how far the host may be ahead.
+        done with them, so their memory is bounded by how far the host may be ahead. A thread of MLX returns them; where
+        it has fallen behind, the host waits for it as well.
         """
-        if self._is_traced or any(isinstance(result, Deferred) and result.is_open for result in results):
+        if self.is_traced or any(isinstance(result, Deferred) and result.is_open for result in results):
             return
         arrays = [settle(result) for result in results if result is not None]
         if self.machine is not None:
             self.machine.synchronize()
+        if self._started and self.workspace.is_full:
+            self.mx.synchronize()
         self.mx.async_eval(*arrays)
         self._is_busy = True
         self._started.append(arrays)
@@ -254,6 +270,16 @@ class Gpu:
                 array = mx.array(raw.reshape(-1))
         mx.eval(array)
         return array
+
+
+def _open_cuda() -> tuple[CudaDriver, CudaCode] | tuple[None, None]:
+    """The driver and what compiles for it; None where a part of CUDA is missing that MLX does not need."""
+    try:
+        driver = CudaDriver()
+    except DeviceError as error:
+        logger.warning("kernels are compiled, and steps recorded, by MLX: %s", error)
+        return None, None
+    return driver, CudaCode(driver)
 
 
 def load_mlx(device: str) -> Any:

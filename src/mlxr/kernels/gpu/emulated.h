@@ -13,18 +13,34 @@
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
+//   simd_barrier          orders what the lanes of a SIMD-group do in the threadgroup's memory
+//   ROOM                  declares words of the threadgroup's memory as `room_bytes` of the launch gives them, once
+//   copy_words            begins to bring four words into the threadgroup's memory; addresses are multiples of 16
+//   stream_words          the same of what lies beside other words that are read soon, and all of them once
+//   copy_word             the same of one word
+//   seal_copies           makes a bundle of the lane's copies since the last one
+//   await_copies<N>       until all of the lane's bundles but the last N are there; here none comes earlier
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
 //                         beside the launch in front of it, as far as that is recorded
 //   pack_pair             two floats as bf16 in one word, the first in the lower half; pack_pair<T> as bf16 or f16
 //   low_of, high_of       the two of a pair of bf16
 //   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
 //   widen_byte            one byte below 128 of a word, as the same twice
+//   join_bytes<N>         byte N of each of four words, in one word
 //   multiply_pairs        a * b + c of each half
 //   load_pairs            eight neighbours of any type as four pairs; the address is a multiple of 16 bytes
 //   multiply_tile         sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
 //                         lane 4 g + t holds of a the columns 2 t, 2 t + 1 of rows g and g + 8, then columns 2 t + 8,
 //                         2 t + 9 of both, of b the same rows of column g, of sums columns 2 t, 2 t + 1 of g and g + 8;
 //                         multiply_tile<T> for bf16 or f16
+//   multiply_bytes        sums += a b in integers: a is 16 x 32 without signs, b 32 x 8 with signs; lane 4 g + t holds of
+//                         a the columns 4 t to 4 t + 3 of rows g and g + 8, then columns 16 + 4 t to 19 + 4 t of both, of b
+//                         the same rows of column g; multiply_signed_bytes takes an a with signs
+//   dot_bytes             the sum of four products of bytes with signs
+//   read_tiles            four tiles of 8 x 8 16-bit numbers from the threadgroup's memory: lane 8 i + r says where row r of
+//                         tile i lies, and lane 4 g + t gets of each tile the columns 2 t, 2 t + 1 of row g
+//   read_turned_tiles     the same, but rows 2 t, 2 t + 1 of column g
+//   turn_tile             one tile that the lanes hold by rows, by columns
 //   writable              a page pool, which MLX knows as an input, to be written in place
 #include <cmath>
 #include <cstdint>
@@ -88,10 +104,18 @@ mlxr_switch_stack:
 )");
 #endif
 
+struct Copy {
+  const void *from;
+  void *to;
+  int bytes, bundle;
+};
+
 struct Fiber {
   Wait wait = Wait::NONE;
   int thread = 0;
   int exchanges = 0;
+  int bundles = 0;
+  std::vector<Copy> copies; // that have not happened yet
   char *stack = nullptr;
 #if defined(__x86_64__)
   void *context = nullptr;
@@ -147,7 +171,8 @@ extern "C" inline void mlxr_begin_fiber() {
 
 inline void start(Fiber &fiber) {
   fiber.wait = Wait::NONE;
-  fiber.exchanges = 0;
+  fiber.exchanges = fiber.bundles = 0;
+  fiber.copies.clear();
 #if defined(__x86_64__)
   void **top = reinterpret_cast<void **>(fiber.stack + STACK_BYTES);
   *--top = nullptr; // keeps the stack aligned as after a call
@@ -374,9 +399,33 @@ FUNCTION float sum_lanes(float v) {
   return parts[0];
 }
 FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
+FUNCTION void simd_barrier() { emulated::leave(emulated::Wait::LANES); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
+template <int BYTES> FUNCTION void copy_bytes(const uint8_t *from, uint *to) {
+  check_alignment(from, BYTES);
+  check_alignment(to, BYTES);
+  memset(to, 0xFF, BYTES); // not a number, for who reads too early
+  emulated::group.running->copies.push_back({from, to, BYTES, emulated::group.running->bundles});
+}
+FUNCTION void copy_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
+FUNCTION void stream_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
+FUNCTION void copy_word(const uint8_t *from, uint *to) { copy_bytes<4>(from, to); }
+FUNCTION void seal_copies() { ++emulated::group.running->bundles; }
+template <int N> FUNCTION void await_copies() {
+  emulated::Fiber *self = emulated::group.running;
+  std::vector<emulated::Copy> later;
+  for (const emulated::Copy &copy : self->copies)
+    if (copy.bundle < self->bundles - N)
+      memcpy(copy.to, copy.from, copy.bytes);
+    else
+      later.push_back(copy);
+  self->copies = later;
+}
+
 FUNCTION void await_inputs() {}
+
+#define ROOM(name, WORDS) SHARED uint name[WORDS]
 
 FUNCTION uint pack_pair(float low, float high) { return uint(bf16(low).bits) | uint(bf16(high).bits) << 16; }
 FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }
@@ -386,6 +435,10 @@ FUNCTION uint widen_bytes(uint word, int half) {
   return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
+template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
+  return (a >> 8 * WHICH & 0xFFu) | (b >> 8 * WHICH & 0xFFu) << 8 | (c >> 8 * WHICH & 0xFFu) << 16 |
+         (d >> 8 * WHICH & 0xFFu) << 24;
+}
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   const double low = double(low_of(a)) * low_of(b) + low_of(c), high = double(high_of(a)) * high_of(b) + high_of(c);
   return pack_pair(float(low), float(high));
@@ -419,4 +472,59 @@ template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, co
 }
 FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
   multiply_tile<bf16>(sums, a, b);
+}
+FUNCTION int byte_of(uint word, int which, bool is_signed) {
+  const int byte = int(word >> 8 * which & 0xFFu);
+  return is_signed && byte > 127 ? byte - 256 : byte;
+}
+FUNCTION void multiply_any_bytes(int *sums, const uint *a, const uint *b, bool is_signed) {
+  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const uint *all = emulated::exchange(words, 6);
+  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; ++i)
+    for (int other = 0; other < 4; ++other) {
+      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
+      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
+      for (int j = 0; j < 2; ++j)
+        for (int which = 0; which < 4; ++which)
+          sums[i] += byte_of(from[2 * j], which, is_signed) * byte_of(to[j], which, true);
+    }
+}
+FUNCTION void multiply_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, false); }
+FUNCTION void multiply_signed_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, true); }
+FUNCTION int dot_bytes(uint a, uint b) {
+  int sum = 0;
+  for (int which = 0; which < 4; ++which)
+    sum += byte_of(a, which, true) * byte_of(b, which, true);
+  return sum;
+}
+
+namespace emulated {
+// What lane 4 g + t gets of tile i, where `all` holds WORDS words of row r in lane 8 i + r.
+inline uint turned(const uint *all, int i, int lane) {
+  const uint *above = all + (8 * i + lane % 4 * 2) * WORDS + lane / 8, *below = above + WORDS;
+  const int shift = lane / 4 % 2 * 16;
+  return (*above >> shift & 0xFFFFu) | (*below >> shift & 0xFFFFu) << 16;
+}
+} // namespace emulated
+
+FUNCTION void read_tiles(const uint *row, uint *w) {
+  check_alignment(row, 16);
+  const uint *all = emulated::exchange(row, 4);
+  const int lane = emulated::group.running->thread % emulated::LANES;
+  for (int i = 0; i < 4; ++i)
+    w[i] = all[(8 * i + lane / 4) * emulated::WORDS + lane % 4];
+}
+FUNCTION void read_turned_tiles(const uint *row, uint *w) {
+  check_alignment(row, 16);
+  const uint *all = emulated::exchange(row, 4);
+  for (int i = 0; i < 4; ++i)
+    w[i] = emulated::turned(all, i, emulated::group.running->thread % emulated::LANES);
+}
+FUNCTION uint turn_tile(uint pair) {
+  const uint *all = emulated::exchange(&pair, 1);
+  const int lane = emulated::group.running->thread % emulated::LANES, from = lane % 4 * 8 + lane / 8;
+  const int shift = lane / 4 % 2 * 16;
+  return (all[from * emulated::WORDS] >> shift & 0xFFFFu) |
+         (all[(from + 4) * emulated::WORDS] >> shift & 0xFFFFu) << 16;
 }

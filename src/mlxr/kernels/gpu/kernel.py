@@ -7,8 +7,9 @@ writes the function around the body for Metal and CUDA; for the host it is writt
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -46,8 +47,7 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
     },
 }
 _HOST_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int", "uint8": "uint8_t"}
-_CUDA_TYPES = {**_HOST_TYPES, "float16": "__half", "bfloat16": "__nv_bfloat16"}
-CUDA_NAME = "mlxr_kernel"
+_CUDA_TYPES = {**_HOST_TYPES, "int64": "long long", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 _CUDA_WORDS = """#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 typedef unsigned char uint8_t;
@@ -55,8 +55,10 @@ typedef unsigned int uint32_t;
 typedef unsigned long uint64_t;
 """
 # A launch comes to its place before the one in front has ended, and waits for what that one writes: at once, or where
-# it says so. Letting the next one come even earlier (griddepcontrol.launch_dependents) took longer on an H200.
+# it says so.
 _AWAIT = "await_inputs()"
+OPENS = "OPENS"
+_OPEN = '  asm volatile("griddepcontrol.launch_dependents;");\n'
 
 
 def name_type(kind: Any) -> str:
@@ -97,6 +99,10 @@ class Variant:
             output_types=tuple(map(name_type, outputs)),
         )
 
+    def opening(self) -> Variant:
+        """The same with OPENS, see `make_cuda_source`."""
+        return replace(self, constants=(*self.constants, (OPENS, 1)))
+
     @property
     def suffix(self) -> str:
         """Tells the variants of a kernel apart, within an identifier."""
@@ -132,10 +138,17 @@ def make_host_source(kernel: Kernel, variant: Variant) -> str:
     )
 
 
-def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) -> str:
-    """A whole CUDA C++ file with one kernel, CUDA_NAME, whose arguments are the addresses of its arrays.
+def name_cuda_function(kernel: Kernel, variant: Variant) -> str:
+    """A name that no other variant has."""
+    told = repr((kernel.body, kernel.headers, variant))
+    return f"mlxr_{kernel.name}_{hashlib.blake2b(told.encode(), digest_size=8).hexdigest()}"
 
-    With `starts_early` it may come to its place before the launch in front of it has ended.
+
+def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) -> str:
+    """A whole CUDA C++ file with one kernel, `name_cuda_function`, whose arguments are the addresses of its arrays.
+
+    With `starts_early` it may come to its place before the launch in front of it has ended, and if that one has the
+    constant OPENS, as soon as all of its threadgroups run.
     """
     inputs, outputs = (
         [f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(names, kinds, strict=True)]
@@ -146,8 +159,10 @@ def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) ->
     threads, resident = constants["THREADS"], constants.get("RESIDENT", 1)
     return (
         f"{_CUDA_WORDS}{'#define MLXR_STARTS_EARLY' if starts_early else ''}\n{read_header(kernel, 'cuda')}\n"
-        f'extern "C" __global__ void __launch_bounds__({threads}, {resident}) {CUDA_NAME}({arrays}) {{\n'
-        f"{_declare_constants(variant, _CUDA_TYPES)}{_begin_early(kernel) if starts_early else ''}"
+        f'extern "C" __global__ void __launch_bounds__({threads}, {resident}) '
+        f"{name_cuda_function(kernel, variant)}({arrays}) {{\n"
+        f"{_declare_constants(variant, _CUDA_TYPES)}{_OPEN if OPENS in constants else ''}"
+        f"{_begin_early(kernel) if starts_early else ''}"
         f"{read_body(kernel, 'cuda')}\n}}\n"
     )
 

@@ -1,7 +1,8 @@
 """The one way in which a GPU kernel is launched, whatever the target.
 
 Metal and CUDA go through `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`, which compile at the first launch of each
-variant. The emulated target computes at once. A grid is given in threadgroups of one dimension of threads.
+variant, or on CUDA through `mx.fast.precompiled_cuda_kernel` with what `cuda_code` compiled. The emulated target
+computes at once. A grid is given in threadgroups of one dimension of threads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mlxr.kernels.gpu.cuda_code import CudaCode
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import Kernel, Target, Variant, name_type, read_body, read_header
 
@@ -20,12 +22,12 @@ BOUNDS = "\n#undef __global__\n#define __global__ __attribute__((global)) __laun
 
 
 class Launcher:
-    """Launches kernels on one target; `mx` is `mlx.core`."""
+    """Launches kernels on one target; `mx` is `mlx.core`. With `code` MLX launches that, and compiles nothing."""
 
-    def __init__(self, mx: Any, target: Target, emulator: Emulator | None = None) -> None:
-        self._mx, self._target = mx, target
+    def __init__(self, mx: Any, target: Target, emulator: Emulator | None = None, code: CudaCode | None = None) -> None:
+        self._mx, self._target, self._code = mx, target, code
         self.emulator = (emulator or Emulator()) if target == "emulated" else None
-        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...], tuple[int, int] | None], Any] = {}
+        self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...], tuple[int, int] | None, int], Any] = {}
         self._numbers: dict[tuple[Any, tuple[float, ...]], Any] = {}
 
     @property
@@ -53,21 +55,28 @@ class Launcher:
         outputs: Sequence[tuple[tuple[int, ...], Any]],
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
+        room_bytes: int = 0,
     ) -> list[Any]:
         """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
 
         A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
+        `room_bytes` is what a ROOM of the body takes of a threadgroup's memory.
         """
         template = {"THREADS": threads, **(constants or {})}
         if self.emulator is not None:
             return self._emulate(kernel, inputs, groups, threads, outputs, template, types or {})
+        if self._code is not None:
+            constants = template
+            return self._launch_code(
+                self._code, kernel, inputs, groups, threads, outputs, constants, types or {}, room_bytes
+            )
         input_types = tuple(name_type(array.dtype) for array in inputs)
         output_types = tuple(name_type(kind) for _, kind in outputs)
         bounds = (threads, template["RESIDENT"]) if self._target == "cuda" and "RESIDENT" in template else None
-        compiled = self._compiled.get((kernel, input_types, output_types, bounds))
+        key = kernel, input_types, output_types, bounds, room_bytes
+        compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._make(kernel, input_types + output_types, bounds)
-            self._compiled[kernel, input_types, output_types, bounds] = compiled
+            compiled = self._compiled[key] = self._make(kernel, input_types + output_types, bounds, room_bytes)
         result: list[Any] = compiled(
             inputs=list(inputs),
             template=[*template.items(), *(types or {}).items()],
@@ -78,7 +87,35 @@ class Launcher:
         )
         return result
 
-    def _make(self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None) -> Any:
+    def _launch_code(
+        self,
+        code: CudaCode,
+        kernel: Kernel,
+        inputs: Sequence[Any],
+        groups: tuple[int, int, int],
+        threads: int,
+        outputs: Sequence[tuple[tuple[int, ...], Any]],
+        constants: Mapping[str, int],
+        types: Mapping[str, Any],
+        room_bytes: int,
+    ) -> list[Any]:
+        kinds = [kind for _, kind in outputs]
+        name, compiled = code.find(kernel, Variant.of(constants, types, (array.dtype for array in inputs), kinds))
+        result: list[Any] = self._mx.fast.precompiled_cuda_kernel(
+            name=name,
+            compiled_source=compiled,
+            inputs=list(inputs),
+            output_shapes=[shape for shape, _ in outputs],
+            output_dtypes=kinds,
+            scalars=[],
+            grid=(groups[0] * threads, groups[1], groups[2]),
+            threadgroup=(threads, 1, 1),
+            shared_memory=room_bytes,
+            ensure_row_contiguous=True,
+        )
+        return result
+
+    def _make(self, kernel: Kernel, kinds: tuple[str, ...], bounds: tuple[int, int] | None, room_bytes: int) -> Any:
         # MLX tells variants apart by name and template arguments alone, so all else must be part of the name
         make = self._mx.fast.cuda_kernel if self._target == "cuda" else self._mx.fast.metal_kernel
         header, suffix = read_header(kernel, self._target), "_".join(kinds)
@@ -91,6 +128,7 @@ class Launcher:
             output_names=list(kernel.outputs),
             source=read_body(kernel, self._target),
             header=header,
+            **({"shared_memory": room_bytes} if room_bytes and self._target == "cuda" else {}),
         )
 
     def _emulate(
@@ -106,11 +144,20 @@ class Launcher:
         assert self.emulator is not None
         mx = self._mx
         variant = Variant.of(constants, types, (array.dtype for array in inputs), (kind for _, kind in outputs))
-        held = [mx.contiguous(array) for array in inputs]
         made = [mx.full(shape, float("nan")).astype(kind) for shape, kind in outputs]  # what stays unwritten shows
-        mx.eval(held, made)
-        self.emulator.run(kernel, variant, [view_host(mx, array) for array in [*held, *made]], groups, threads)
+        mx.eval(*inputs, made)
+        views = [*(view_in_order(mx, array) for array in inputs), *(view_host(mx, array) for array in made)]
+        self.emulator.run(kernel, variant, views, groups, threads)
         return made
+
+
+def view_in_order(mx: Any, array: Any) -> np.typing.NDArray[Any]:
+    """`view_host` where the numbers lie in order, so that kernels may write there; else a copy in order.
+
+    MLX's own `contiguous` may copy what is in order, if it lies in memory that is larger than it needs.
+    """
+    view = view_host(mx, array)
+    return view if view.flags.c_contiguous else np.ascontiguousarray(view)
 
 
 def view_host(mx: Any, array: Any) -> np.typing.NDArray[Any]:

@@ -7,12 +7,9 @@ A machine is used by one thread at a time.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,30 +17,39 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.cuda_code import CudaCode
 from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.cuda_products import CudaProducts, Shape
 from mlxr.kernels.gpu.emulator import Emulator
-from mlxr.kernels.gpu.kernel import CUDA_NAME, Kernel, Variant, make_cuda_source
+from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant
 from mlxr.kernels.gpu.launcher import Launcher, view_host
 from mlxr.kernels.gpu.recording import Launch, Product
+from mlxr.kernels.gpu.step_memory import StepMemory
 from mlxr.kernels.gpu.steps import Results
 
 logger = logging.getLogger(__name__)
-MAX_COMPILERS = 8
 AnyArray = npt.NDArray[Any]
 ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), ("out",))
 
 
 class Machine(Protocol):
-    """Where recorded launches run; `multiplies` says whether products are among them."""
+    """Where recorded launches run; `multiplies` says whether products are among them, `memory` is for their results.
+
+    `processors` are the multiprocessors that share the threadgroups of a launch, each with `room_bytes` for one
+    threadgroup; 0 where threadgroups run one after another.
+    """
 
     multiplies: bool
+    memory: StepMemory
+    processors: int
+    room_bytes: int
 
-    def allocate(self, size_bytes: int) -> int:
-        """The address of new memory."""
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the device that it holds."""
 
-    def free(self, addresses: Sequence[int], prepared: Mapping[str, Any]) -> None:
-        """Return memory and prepared launches."""
+    def drop(self, prepared: Mapping[str, Any]) -> None:
+        """Let go of prepared launches."""
 
     def prepare(self, launches: Sequence[Launch | Product]) -> Any:
         """The launches in a form that `start` takes."""
@@ -65,22 +71,20 @@ class EmulatedMachine:
     """Everything happens at once, over the host's memory."""
 
     multiplies = True
+    processors = room_bytes = 0
 
     def __init__(self, mx: Any, emulator: Emulator) -> None:
         self._mx, self._emulator = mx, emulator
-        self._memory: dict[int, AnyArray] = {}
+        self._held: list[AnyArray] = []
+        self.memory = StepMemory(self._allocate)
 
-    def allocate(self, size_bytes: int) -> int:
-        """Rubbish, so that what stays unwritten shows."""
-        memory = np.full(size_bytes, 0xFF, np.uint8)
-        address = int(memory.ctypes.data)
-        self._memory[address] = memory
-        return address
+    @property
+    def held_bytes(self) -> int:
+        """All that is in `memory`."""
+        return self.memory.nbytes
 
-    def free(self, addresses: Sequence[int], _prepared: Mapping[str, Any]) -> None:
-        """Forget the memory."""
-        for address in addresses:
-            del self._memory[address]
+    def drop(self, prepared: Mapping[str, Any]) -> None:
+        """Nothing holds anything."""
 
     def prepare(self, launches: Sequence[Launch | Product]) -> list[tuple[Launch | Product, list[int]]]:
         """Each with its addresses."""
@@ -107,6 +111,11 @@ class EmulatedMachine:
     def synchronize(self) -> None:
         """All is done."""
 
+    def _allocate(self, size_bytes: int) -> int:
+        """Rubbish, so that what stays unwritten shows."""
+        self._held.append(np.full(size_bytes, 0xFF, np.uint8))
+        return int(self._held[-1].ctypes.data)
+
     def _find(self, array: Any) -> int:
         return array if isinstance(array, int) else int(view_host(self._mx, array).ctypes.data)
 
@@ -121,10 +130,14 @@ class _Here:
 
 def _multiply(product: Product, x: int, weight: int, out: int) -> None:
     """The same with NumPy, in f32."""
-    left = _view(x, (product.tokens, product.inputs), product.kind)
-    right = _view(weight, (product.outputs, product.inputs), product.weight_kind)
-    made = _view(out, (product.tokens, product.outputs), "float32")
-    made[:] = _widen(left) @ _widen(right).T
+    shares = max(1, product.shares)
+    left = _widen(_view(x, (product.tokens, product.inputs), product.kind))
+    right = _widen(_view(weight, (product.outputs, product.inputs), product.weight_kind))
+    made = _view(out, (shares * product.tokens, product.outputs), "float32")
+    each = product.inputs // shares
+    for i in range(shares):
+        columns = slice(i * each, (i + 1) * each)
+        made[i * product.tokens : (i + 1) * product.tokens] = left[:, columns] @ right[:, columns].T
 
 
 def _view(address: int, shape: tuple[int, int], kind: str) -> AnyArray:
@@ -147,53 +160,70 @@ def _load_products(driver: CudaDriver) -> CudaProducts | None:
 
 
 def _shape_of(product: Product) -> Shape:
-    return Shape(product.tokens, product.outputs, product.inputs, product.kind)
+    return Shape(product.tokens, product.outputs, product.inputs, product.kind, product.shares)
+
+
+def open_launches(launches: Sequence[Launch | Product]) -> Sequence[Launch | Product]:
+    """Where threadgroups of two launches fit beside each other, because some declare so: launches that let them."""
+    if not any(isinstance(launch, Launch) and launch.room_bytes for launch in launches):
+        return launches
+    return [replace(each, variant=each.variant.opening()) if isinstance(each, Launch) else each for each in launches]
 
 
 class CudaMachine:
     """NVIDIA's driver; `launcher` is MLX's way, by which addresses of MLX's arrays are found."""
 
-    def __init__(self, mx: Any, launcher: Launcher) -> None:
-        self._mx, self._launcher, self._driver = mx, launcher, CudaDriver()
-        self._folder = Path(tempfile.gettempdir()) / f"mlxr-cuda-{os.getuid()}"
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def __init__(self, mx: Any, launcher: Launcher, driver: CudaDriver, code: CudaCode) -> None:
+        self._mx, self._launcher, self._driver, self._code = mx, launcher, driver, code
         self._functions: dict[tuple[Kernel, Variant], int] = {}
         self._products = _load_products(self._driver)
         self.multiplies = self._products is not None
+        self.processors, self.room_bytes = driver.processors, driver.room_bytes
+        self.memory = StepMemory(self._allocate)
         self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
         self._written: list[tuple[int, int, int]] = []
 
-    def allocate(self, size_bytes: int) -> int:
-        """Memory of the device."""
-        self._driver.enter()
-        return self._driver.allocate(size_bytes)
+    @property
+    def held_bytes(self) -> int:
+        """`memory`, and what the library of products works in."""
+        return self._driver.held_bytes
 
-    def free(self, addresses: Sequence[int], prepared: Mapping[str, int]) -> None:
-        """Return memory and graphs, once nothing runs any more."""
+    def drop(self, prepared: Mapping[str, int]) -> None:
+        """Let go of graphs, once nothing runs any more."""
         self.synchronize()
-        for address in addresses:
-            self._driver.free(address)
         for graph in prepared.values():
             self._driver.drop(graph)
 
     def prepare(self, launches: Sequence[Launch | Product]) -> int:
         """A captured graph."""
         self._driver.enter()
+        if self._driver.starts_early:
+            launches = open_launches(launches)
         self._compile(launches)
         found = self._find_arrays([array for launch in launches for array in launch.arrays])
         addresses = [
             [array if isinstance(array, int) else found[id(array)] for array in launch.arrays] for launch in launches
         ]
         shapes = [_shape_of(launch) if isinstance(launch, Product) else None for launch in launches]
+        runs: dict[Shape, list[list[int]]] = {}
         for shape, arrays in zip(shapes, addresses, strict=True):
-            if shape is not None and self._products is not None:
-                self._products.prepare(shape, *arrays)
+            if shape is not None:
+                runs.setdefault(shape, []).append(arrays)
+        for shape, alike in runs.items():
+            if self._products is not None:
+                self._products.prepare(shape, alike)
 
         def launch_all() -> None:
             for number, (launch, shape, arrays) in enumerate(zip(launches, shapes, addresses, strict=True)):
                 if isinstance(launch, Launch):
-                    function, early = self._functions[launch.kernel, launch.variant], self._driver.starts_early
-                    self._driver.launch(function, launch.groups, launch.threads, arrays, early=early and number > 0)
+                    self._driver.launch(
+                        self._functions[launch.kernel, launch.variant],
+                        launch.groups,
+                        launch.threads,
+                        arrays,
+                        early=self._driver.starts_early and number > 0,
+                        room_bytes=launch.room_bytes,
+                    )
                 elif shape is not None and self._products is not None:
                     self._products.multiply(shape, *arrays)
 
@@ -242,30 +272,17 @@ class CudaMachine:
         free = self._staging.setdefault(nbytes, [])
         return free.pop() if free else (self._driver.allocate_host(nbytes), self._driver.make_event())
 
-    def _compile(self, launches: Sequence[Launch | Product]) -> None:
-        missing = list(
-            {(launch.kernel, launch.variant) for launch in launches if isinstance(launch, Launch)}
-            - self._functions.keys()
-        )
-        if not missing:
-            return
-        with ThreadPoolExecutor(min(len(missing), MAX_COMPILERS)) as pool:
-            codes = list(pool.map(self._make_code, missing))
-        for key, code in zip(missing, codes, strict=True):
-            self._functions[key] = self._driver.load(code, CUDA_NAME)
+    def _allocate(self, size_bytes: int) -> int:
+        self._driver.enter()
+        return self._driver.allocate(size_bytes)
 
-    def _make_code(self, key: tuple[Kernel, Variant]) -> bytes:
-        """Machine code of a kernel, as it was kept when it was first compiled."""
-        source = make_cuda_source(*key, starts_early=self._driver.starts_early)
-        name = hashlib.blake2b(f"{self._driver.architecture}\0{source}".encode(), digest_size=16).hexdigest()
-        path = self._folder / f"{key[0].name}-{name}.cubin"
-        if path.exists():
-            return path.read_bytes()
-        code = self._driver.compile(source)
-        scratch = path.with_suffix(f".{os.getpid()}")
-        scratch.write_bytes(code)
-        scratch.replace(path)  # whole or not at all, also when two processes compile the same
-        return code
+    def _compile(self, launches: Sequence[Launch | Product]) -> None:
+        rooms = {(each.kernel, each.variant): each.room_bytes for each in launches if isinstance(each, Launch)}
+        missing = list(rooms.keys() - self._functions.keys())
+        for key, (name, code) in zip(missing, self._code.find_all(missing), strict=True):
+            self._functions[key] = self._driver.load(code, name)
+            if OPENS in dict(key[1].constants):
+                self._driver.give_room(self._functions[key], rooms[key])
 
     def _find_arrays(self, arrays: Sequence[Any]) -> dict[int, int]:
         """The address of each of MLX's arrays, by identity."""

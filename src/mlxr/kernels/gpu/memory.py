@@ -1,14 +1,17 @@
-"""Memory of a GPU: what is left of it, and what arrays between operators take, which is the workspace.
+"""Memory of a GPU: what is left of it, and what is stated of the workspace.
 
-A step's workspace is bounded, since the host is never more than a few layers ahead of the device in steps of many
-tokens (`Gpu.start`). MLX keeps freed arrays for reuse; it may keep as much as the workspace and no more.
+The workspace is all but weights and arena: what the arrays of a step of many tokens take, which is bounded since the
+host is never more than a few layers ahead of the device (`Gpu.start`); what is held for good (the memory of recorded
+steps, expanded weights); and OTHER_BYTES. MLX keeps freed arrays for reuse; it may keep as much as that and no more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-KEPT_BYTES = 512 * 2**20  # expanded tiles of weights, logits, shares of attention; also what loading a weight takes
+OTHER_BYTES = 64 * 2**20  # logits of some rows, tables of rotations, what a batch places
+LOADING_BYTES = 512 * 2**20  # of freed arrays that MLX may keep before there was a step
 
 
 def read_free_bytes(mx: Any, device: str) -> int | None:
@@ -25,15 +28,27 @@ def read_free_bytes(mx: Any, device: str) -> int | None:
 
 
 class Workspace:
-    """`nbytes` is the most that arrays between operators take, for the largest step so far."""
+    """What is stated for the largest step so far; `count_held` gives the bytes that are held for good."""
 
-    def __init__(self, mx: Any) -> None:
-        self._mx, self.nbytes = mx, KEPT_BYTES
-        mx.set_cache_limit(KEPT_BYTES)
+    def __init__(self, mx: Any, count_held: Callable[[], int]) -> None:
+        self._mx, self._count_held = mx, count_held
+        self._step_bytes = self._full_bytes = 0
+        mx.set_cache_limit(LOADING_BYTES)
 
-    def cover(self, step_bytes: int) -> None:
-        """Make room for a step whose arrays take `step_bytes`, beside what is kept in any case."""
-        if KEPT_BYTES + step_bytes > self.nbytes:
-            self.nbytes = KEPT_BYTES + step_bytes
+    @property
+    def nbytes(self) -> int:
+        """Bytes stated."""
+        return OTHER_BYTES + self._step_bytes + self._count_held()
+
+    def cover(self, step_bytes: int, layer_bytes: int) -> None:
+        """A step begins, whose arrays take `step_bytes` when `layer_bytes`, those of a layer, are added at the last."""
+        self._full_bytes = self._mx.get_active_memory() + step_bytes - layer_bytes
+        if step_bytes > self._step_bytes:
+            self._step_bytes = step_bytes
             self._mx.set_cache_limit(self.nbytes)
             self._mx.clear_cache()  # of what loading left, which may lie in the host's memory
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another layer of the step: what is done with has not come back yet."""
+        return bool(self._mx.get_active_memory() > self._full_bytes)

@@ -71,9 +71,22 @@ FUNCTION void store_words(GROUP uint *p, PRIVATE const uint *w) {
 FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, ushort(mask)); }
 FUNCTION float sum_lanes(float v) { return simd_sum(v); }
 FUNCTION void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
+FUNCTION void simd_barrier() { simdgroup_barrier(mem_flags::mem_threadgroup); }
 template <typename T> FUNCTION DEVICE T *writable(const DEVICE T *p) { return const_cast<DEVICE T *>(p); }
 
+FUNCTION void copy_words(const DEVICE uint8_t *from, GROUP uint *to) {
+  *reinterpret_cast<GROUP uint4 *>(to) = *reinterpret_cast<const DEVICE uint4 *>(from);
+}
+FUNCTION void stream_words(const DEVICE uint8_t *from, GROUP uint *to) { copy_words(from, to); }
+FUNCTION void copy_word(const DEVICE uint8_t *from, GROUP uint *to) {
+  *to = *reinterpret_cast<const DEVICE uint *>(from);
+}
+FUNCTION void seal_copies() {}
+template <int N> FUNCTION void await_copies() {}
+
 FUNCTION void await_inputs() {}
+
+#define ROOM(name, WORDS) SHARED uint name[WORDS]
 
 FUNCTION uint pack_pair(float low, float high) {
   return uint(as_type<ushort>(bfloat(low))) | uint(as_type<ushort>(bfloat(high))) << 16;
@@ -85,6 +98,10 @@ FUNCTION uint widen_bytes(uint word, int half_) {
   return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
+template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
+  return (a >> 8 * WHICH & 0xFFu) | (b >> 8 * WHICH & 0xFFu) << 8 | (c >> 8 * WHICH & 0xFFu) << 16 |
+         (d >> 8 * WHICH & 0xFFu) << 24;
+}
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   return pack_pair(fma(low_of(a), low_of(b), low_of(c)), fma(high_of(a), high_of(b), high_of(c)));
 }
@@ -116,4 +133,56 @@ template <typename T> FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE c
 }
 FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
   multiply_tile<bf16>(sums, a, b);
+}
+
+// Lane by lane as well.
+template <typename A> FUNCTION int multiply_four(uint a, uint b) {
+  return int(A(a)) * int(char(b)) + int(A(a >> 8)) * int(char(b >> 8)) + int(A(a >> 16)) * int(char(b >> 16)) +
+         int(A(a >> 24)) * int(char(b >> 24));
+}
+template <typename A> FUNCTION void multiply_any_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  const ushort lane = ushort(simd_prefix_exclusive_sum(1u)), row = lane / 4 * 4, column = lane % 4 * 8;
+  for (ushort other = 0; other < 4; ++other)
+    for (ushort j = 0; j < 2; ++j) {
+      const uint near = simd_shuffle(a[2 * j], row + other), far = simd_shuffle(a[2 * j + 1], row + other);
+      for (ushort i = 0; i < 2; ++i) {
+        const uint x = simd_shuffle(b[j], column + 4 * i + other);
+        sums[i] += multiply_four<A>(near, x);
+        sums[2 + i] += multiply_four<A>(far, x);
+      }
+    }
+}
+FUNCTION void multiply_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  multiply_any_bytes<uchar>(sums, a, b);
+}
+FUNCTION void multiply_signed_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  multiply_any_bytes<char>(sums, a, b);
+}
+FUNCTION int dot_bytes(uint a, uint b) { return multiply_four<char>(a, b); }
+
+FUNCTION ushort find_lane() { return ushort(simd_prefix_exclusive_sum(1u)); }
+FUNCTION void read_tiles(const GROUP uint *row, PRIVATE uint *w) {
+  const ushort lane = find_lane();
+  for (ushort i = 0; i < 4; ++i)
+    for (ushort j = 0; j < 4; ++j) {
+      const uint word = simd_shuffle(row[j], ushort(8 * i + lane / 4));
+      w[i] = j == lane % 4 ? word : w[i];
+    }
+}
+// Of two words in one column, the halves `odd`, the first in the lower half.
+FUNCTION uint join_halves(uint above, uint below, bool odd) {
+  return odd ? above >> 16 | (below & 0xFFFF0000u) : (above & 0xFFFFu) | below << 16;
+}
+FUNCTION void read_turned_tiles(const GROUP uint *row, PRIVATE uint *w) {
+  const ushort lane = find_lane(), column = lane / 4;
+  for (ushort i = 0; i < 4; ++i)
+    for (ushort j = 0; j < 4; ++j) {
+      const ushort from = ushort(8 * i + 2 * (lane % 4));
+      const uint above = simd_shuffle(row[j], from), below = simd_shuffle(row[j], ushort(from + 1));
+      w[i] = j == column / 2 ? join_halves(above, below, column % 2) : w[i];
+    }
+}
+FUNCTION uint turn_tile(uint pair) {
+  const ushort lane = find_lane(), column = lane / 4, from = ushort(lane % 4 * 8 + column / 2);
+  return join_halves(simd_shuffle(pair, from), simd_shuffle(pair, ushort(from + 4)), column % 2);
 }

@@ -1,7 +1,8 @@
 """A step as launches over fixed addresses, which a machine starts without MLX: one call for all of them.
 
 The operators run once over stand-ins for arrays (`recording`). A step that does something else than launch our kernels
-cannot be recorded so. Tokens are drawn into the place where the next step reads its own.
+cannot be recorded so. All steps take their memory from the same (`step_memory`). Tokens are drawn into the place where
+the next step reads its own.
 """
 
 from __future__ import annotations
@@ -102,14 +103,8 @@ class Logits(Buffer):
 def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> RecordedStep | None:
     """The launches of `compute(batch)`; None where it does something that is not one of our launches."""
     machine, launcher, before = gpu.machine, gpu.launcher, ledger.snapshot()
-    addresses: list[int] = []
     assert machine is not None
-
-    def allocate(size_bytes: int) -> int:
-        addresses.append(machine.allocate(size_bytes))
-        return addresses[-1]
-
-    gpu.launcher = recorder = Recorder(launcher.numbers, allocate, multiplies=machine.multiplies)
+    gpu.launcher = recorder = Recorder(launcher.numbers, machine.memory.open(), multiplies=machine.multiplies)
     try:
         step = _record(gpu, machine, recorder, compute, batch)
         step.ready[FORWARD] = machine.prepare(step.launches[FORWARD])
@@ -123,10 +118,9 @@ def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) 
         gpu.forget_placed()
     dispatches = ledger.take_back(before)
     if step is None:
-        machine.free(addresses, {})
         return None
     step.dispatches.extend(dispatches)
-    weakref.finalize(step, machine.free, addresses, step.ready).atexit = False
+    weakref.finalize(step, machine.drop, step.ready).atexit = False
     return step
 
 

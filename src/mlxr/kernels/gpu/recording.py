@@ -63,21 +63,28 @@ class Launch:
     arrays: tuple[Any, ...]
     groups: tuple[int, int, int]
     threads: int
+    room_bytes: int = 0
 
     def put_out(self, address: int) -> Launch:
         """The same with its last result at `address`."""
-        return Launch(self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads)
+        return Launch(
+            self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads, self.room_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """x (tokens, inputs) times a weight (outputs, inputs) by a library; `arrays` are x, the weight and the result."""
+    """x (tokens, inputs) times a weight (outputs, inputs) by a library; `arrays` are x, the weight and the result.
+
+    `shares` 0: the result has the type of x. Else it is (shares, tokens, outputs) in f32, each of its own inputs.
+    """
 
     tokens: int
     outputs: int
     inputs: int
     kind: str
     weight_kind: str
+    shares: int
     arrays: tuple[Any, ...]
 
 
@@ -114,6 +121,7 @@ class Recorder:
         outputs: Sequence[tuple[tuple[int, ...], Any]],
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
+        room_bytes: int = 0,
     ) -> list[Any]:
         """As `Launcher.launch`."""
         made = [self.make(shape, kind) for shape, kind in outputs]
@@ -124,15 +132,15 @@ class Recorder:
             (kind for _, kind in outputs),
         )
         arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
-        self.launches.append(Launch(kernel, variant, arrays, groups, threads))
+        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes))
         return made
 
-    def multiply(self, x: Buffer, weight: Any) -> Buffer:
-        """x (tokens, inputs) times weight (outputs, inputs), in the type of x."""
+    def multiply(self, x: Buffer, weight: Any, shares: int = 0, wide: Any = None) -> Buffer:
+        """x (tokens, inputs) times weight (outputs, inputs), in the type of x; or `shares` of it in the type `wide`."""
         if not self._multiplies:
             raise TypeError("products are not recorded here")
         (tokens, inputs), outputs = x.shape, weight.shape[0]
-        out = self.make((tokens, outputs), x.dtype)
-        arrays = (x.address, weight, out.address)
-        self.launches.append(Product(tokens, outputs, inputs, name_type(x.dtype), name_type(weight.dtype), arrays))
+        out = self.make((shares, tokens, outputs), wide) if shares else self.make((tokens, outputs), x.dtype)
+        kinds, arrays = (name_type(x.dtype), name_type(weight.dtype)), (x.address, weight, out.address)
+        self.launches.append(Product(tokens, outputs, inputs, *kinds, shares, arrays))
         return out

@@ -1,8 +1,9 @@
 """`linear` on a GPU: quantised weights stay in the blocks of the file, floats go to MLX's matmul.
 
 Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
-over (`tiles.py`), from MIN_TILED to MAX_TILED rows. More rows: the weight is expanded and MLX multiplies
-(`expand.py`). Without kernels (MLX on CPU) weights are decoded when they are loaded.
+over (`tiles.py`), from MIN_TILED to MAX_TILED rows, and one for a single row of some types (`stream.py`). More rows:
+the weight is expanded and MLX multiplies (`expand.py`); floats are a library's matter, which in a recorded step leaves
+sums to the norm after it. Without kernels (MLX on CPU) weights are decoded when they are loaded.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import BLOCK_HEADERS, FILL, multiply_expanded
+from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
@@ -66,11 +68,14 @@ LAYOUTS = {
 }
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 MAX_ROWS = 8
-MAX_FLOAT_ROWS = 4  # MLX's own products of 16-bit numbers are as good from here on
+MAX_FLOAT_ROWS = 2  # a library's products of 16-bit numbers are better from here on,
+MAX_OTHER_ROWS = 4  # but what is not as the library takes it, one weight without bias in the type of x, is not recorded
 MIN_TILED, MAX_TILED = 1, 64
 SIMD_GROUPS = 4
 PRODUCT_SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
 MANY_OUTPUTS = 4096
+MAX_SHARED_OUTPUTS = 8192  # more keep the device busy without
+SHARES, LIBRARY_COLUMNS = 2, 64
 
 _FOLDER = Path(__file__).parent
 ROWS = Kernel(
@@ -89,7 +94,7 @@ EXPAND = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "expand.h"),
 )
-KERNELS = (ROWS, TILES, FILL, EXPAND)
+KERNELS = (ROWS, TILES, STREAM, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,11 +121,12 @@ class Normed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product of few rows that waits; x is an array or a norm."""
+    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles or library."""
 
     x: Any
     parts: list[Part]
     bias: Any
+    way: str
 
     @property
     def tokens(self) -> int:
@@ -160,17 +166,18 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
     tokens = x.shape[0]
     if not tokens:
         return mx.zeros((0, weight.out_features), gpu.activations)
-    tiled = all(_takes_tiles(ctx, part, tokens) for part in parts)
-    if len(parts) <= 2 and (tiled or all(_has_kernel(part, tokens) for part in parts)):
-        norms = not tiled or can_norm(tokens, weight.in_features)
+    way = _find_way(ctx, x, parts, bias)
+    if way:
+        norms = way == "rows" or (way == "tiles" and can_norm(tokens, weight.in_features))
         inputs = x.parts if isinstance(x, Deferred) and x.is_open and norms else settle(x)
-        product = Product(inputs, parts, bias)
+        product = Product(inputs, parts, bias, way)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
     x = settle(x)
     outputs = []
     for part in parts:
         if _takes_tiles(ctx, part, tokens) or _has_kernel(part, tokens):
-            outputs.append(multiply(ctx, Product(x, [part], None)))
+            way = "tiles" if _takes_tiles(ctx, part, tokens) else "rows"
+            outputs.append(multiply(ctx, Product(x, [part], None, way)))
         elif part.type_name in FLOATS:
             outputs.append(_multiply_floats(ctx, x, part.upload.array))
         else:
@@ -184,13 +191,18 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
 def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None) -> Any:
     """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
+    if product.way == "library":
+        return _multiply_floats(ctx, product.x, product.parts[0].upload.array)
     kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
-    if all(_takes_tiles(ctx, part, tokens) for part in product.parts):
+    if product.way == "tiles":
         norm = None if normed is None else (normed.weight, normed.eps)
         weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
+        plan = plan_stream(describe(weights, columns, gate), gpu.processors, gpu.room_bytes) if tokens == 1 else None
+        if plan is not None:
+            return multiply_stream(gpu, x, weights, product.bias, gate, residual, kind, norm, plan)
         return multiply_tiles(gpu, x, weights, product.bias, gate, residual, kind, norm)
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
@@ -235,14 +247,25 @@ def choose_rows(tokens: int, outputs: int) -> int:
     return 4 if tokens >= 4 and outputs >= MANY_OUTPUTS else 2
 
 
-def add_product(ctx: Context, product: Product, x: Any) -> Any:
-    """x plus the product, in f32."""
-    return multiply(ctx, product, residual=x)
+def add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
+    """x plus the product, in f32, and None; or x and the product, or shares of it, which are still to be added."""
+    if product.way != "library":
+        return multiply(ctx, product, residual=x), None
+    matrix = product.parts[0].upload.array
+    shares = choose_shares(*matrix.shape)
+    if shares == 1:
+        return x, multiply(ctx, product)
+    return x, ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, ctx.gpu.mx.float32)
+
+
+def choose_shares(outputs: int, inputs: int) -> int:
+    """Into how many shares of its inputs a library's product is best split, whose sum comes later anyway."""
+    return SHARES if outputs < MAX_SHARED_OUTPUTS and inputs % (SHARES * LIBRARY_COLUMNS) == 0 else 1
 
 
 def can_gate(product: Product) -> bool:
     """Whether `gate_product` takes it."""
-    return len(product.parts) == 1
+    return len(product.parts) == 1 and product.way != "library"
 
 
 def gate_product(ctx: Context, product: Product, kind: str) -> Any:
@@ -250,13 +273,27 @@ def gate_product(ctx: Context, product: Product, kind: str) -> Any:
     return multiply(ctx, product, gate=1 if kind == "silu" else 2)
 
 
+def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
+    """What computes all parts in one launch; empty where nothing does."""
+    tokens = x.shape[0]
+    if len(parts) <= 2 and all(_takes_tiles(ctx, part, tokens) for part in parts):
+        return "tiles"
+    is_plain = len(parts) == 1 and bias is None and parts[0].type_name in FLOATS
+    suits_library = is_plain and x.dtype == parts[0].upload.array.dtype
+    limit = MAX_FLOAT_ROWS if suits_library else MAX_OTHER_ROWS
+    if len(parts) <= 2 and all(_has_kernel(part, tokens, limit) for part in parts):
+        return "rows"
+    if not is_plain:
+        return ""
+    return "library" if isinstance(settle(x), Buffer) else ""
+
+
 def _takes_tiles(ctx: Context, part: Part, tokens: int) -> bool:
     return ctx.gpu.has_tiles and part.raw is not None and part.type_name in BLOCKS and MIN_TILED <= tokens <= MAX_TILED
 
 
-def _has_kernel(part: Part, tokens: int) -> bool:
-    limit = MAX_FLOAT_ROWS if part.type_name in FLOATS else MAX_ROWS
-    return part.raw is not None and tokens <= limit
+def _has_kernel(part: Part, tokens: int, float_rows: int = MAX_OTHER_ROWS) -> bool:
+    return part.raw is not None and tokens <= (float_rows if part.type_name in FLOATS else MAX_ROWS)
 
 
 def _make_part(ctx: Context, type_name: str, tensors: list[TensorSource]) -> Part:
@@ -307,11 +344,14 @@ def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: Any, kin
 
 def _multiply_floats(ctx: Context, x: Any, matrix: Any) -> Any:
     if isinstance(x, Buffer):
-        kind = matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32
-        return ctx.gpu.launcher.multiply(x.astype(kind), matrix)
+        return ctx.gpu.launcher.multiply(_narrow(ctx, x, matrix), matrix)
     if ctx.gpu.narrow:
         return x.astype(matrix.dtype) @ matrix.T
     return x.astype(ctx.gpu.mx.float32) @ matrix.T.astype(ctx.gpu.mx.float32)
+
+
+def _narrow(ctx: Context, x: Buffer, matrix: Any) -> Buffer:
+    return x.astype(matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32)
 
 
 def _decode(ctx: Context, tensors: Sequence[TensorSource]) -> Part:

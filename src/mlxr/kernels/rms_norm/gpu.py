@@ -33,7 +33,7 @@ def rms_norm(ctx: Context, x: Any, weight: FloatArray, eps: float, residual: Any
         summed = x if residual is None else x + settle(residual)
         return gpu.mx.fast.rms_norm(summed, scale, eps), summed
     if isinstance(residual, Deferred) and residual.is_open:
-        x, residual = add_product(ctx, residual.parts, x), None
+        x, residual = add_product(ctx, residual.parts, x)
     if residual is None and x.shape[0] <= MAX_ROWS:
         parts = Normed(x, scale, eps)
         return Deferred(x.shape, gpu.operands, parts, lambda: _norm(ctx, x, scale, eps, None)[0]), x
@@ -41,15 +41,19 @@ def rms_norm(ctx: Context, x: Any, weight: FloatArray, eps: float, residual: Any
 
 
 def _norm(ctx: Context, x: Any, scale: Any, eps: float, residual: Any | None) -> tuple[Any, Any]:
+    """`residual` (rows, columns), or shares of it (shares, rows, columns)."""
     gpu, (rows, columns) = ctx.gpu, x.shape
-    width = 8 if columns % 8 == 0 else 1
+    width, shares = 8 if columns % 8 == 0 else 1, 0
+    if residual is not None:
+        shares = residual.shape[0] if residual.ndim == 3 else 1
+    sizes = gpu.launcher.numbers(columns, rows if shares > 1 else 0)
     normed, summed = gpu.launcher.launch(
         NORM,
-        [x, x if residual is None else residual, scale, gpu.launcher.numbers(eps), gpu.launcher.numbers(columns)],
+        [x, x if residual is None else residual, scale, gpu.launcher.numbers(eps), sizes],
         groups=(rows, 1, 1),
         threads=min(MAX_THREADS, -(-columns // (LANES * width)) * LANES),
         outputs=[((rows, columns), gpu.operands), ((1, 1) if residual is None else (rows, columns), gpu.mx.float32)],
-        constants={"RESIDUAL": int(residual is not None), "N": width},
+        constants={"RESIDUAL": shares, "N": width},
         types={"Y": gpu.operands, "S": gpu.mx.float32},
     )
     return normed, x if residual is None else summed

@@ -1,0 +1,70 @@
+"""One engine of a comparison as a process that does what it is told, so that its memory is its own. Run as
+`python -m gpu_comparison.side`; `comparison.protocol` says how it is talked to."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from comparison.protocol import serve
+from gpu_comparison.cases import MLX_LM, MLX_LM_4BIT, OURS, Case
+from gpu_comparison.ours import Ours
+from gpu_comparison.peers import MlxLm, Transformers
+
+
+class Side:
+    """An engine with one model at a time; cases follow one another."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+        self._case: Case | None = None
+
+    def open(self, engine: str, device: str, case: str, context_length: int) -> None:
+        """The model of a case with random weights, in place of the one before."""
+        self._engine = None
+        gc.collect()
+        chosen = Case.parse(case)
+        shape = replace(chosen.model, context_length=context_length)
+        if engine == OURS:
+            self._engine = Ours(device, shape, chosen.type_name)
+        elif engine in (MLX_LM, MLX_LM_4BIT):
+            self._engine = MlxLm(device, shape, quantized=engine == MLX_LM_4BIT)
+        else:
+            self._engine = Transformers(device, shape)
+
+    def start(self, case: str, steps: int, warm_steps: int) -> None:
+        """Begin a case with room for `steps`, of which `warm_steps` are done at once."""
+        self._case = Case.parse(case)
+        self._engine.start(self._case, steps)
+        self.measure(warm_steps)
+
+    def measure(self, steps: int) -> float:
+        """Tokens per second of a prompt, or of the median step."""
+        assert self._case is not None
+        if self._case.kind == "prefill":
+            took_s: float = self._engine.prefill()
+        else:
+            took_s = statistics.median(self._engine.decode(steps))
+        return self._case.tokens / took_s
+
+    def describe(self) -> dict[str, Any]:
+        """What is to be known of the case besides its speed."""
+        return {"note": self._engine.note, **self._engine.measure_bytes()}
+
+    def stop(self) -> None:
+        """End the case and let go of its memory."""
+        if self._engine is not None:
+            self._engine.stop()
+        gc.collect()
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    side = Side()
+    serve({name: getattr(side, name) for name in ("open", "start", "measure", "describe", "stop")})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""One row times a weight in integers, streamed through the threadgroups' memory: which threadgroups, and the launch.
+
+As many threadgroups as the device has multiprocessors share the rows out, and each runs once. What they first read of a
+weight is under way before the launch in front has ended. Knows no deferred results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.expand import BLOCK_HEADERS
+
+STREAM = Kernel(
+    "linear_stream",
+    Path(__file__).parent,
+    "stream.body",
+    ("x", "a", "b", "bias", "norm", "residual", "numbers"),
+    ("out",),
+    (*BLOCK_HEADERS, "stream.h", "gate.h"),
+)
+STAGE_WORDS = {12: 1280, 14: 1232}  # of a unit, by ggml's number of the type: q4_k and q6_k
+BLOCK_BYTES = {12: 144, 14: 210}
+TILE_ROWS = 16
+BLOCK_COLUMNS = 256
+WHOLE_COLUMNS = 512  # a unit may be two blocks
+SIMD_GROUPS = 8
+STAGES = 3  # so many that threadgroups have a multiprocessor each: two on some of them cost more than they bring
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """`groups` threadgroups of `simd_groups` for each weight; `stages` units of every SIMD-group are under way."""
+
+    groups: tuple[int, int]
+    simd_groups: int = SIMD_GROUPS
+    stages: int = STAGES
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """One or two weights of `rows` (the second may be 0) and `columns`, of `types`; `gate` as in `multiply_stream`."""
+
+    types: tuple[int, int]
+    rows: tuple[int, int]
+    columns: int
+    gate: int = 0
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Tiles of each weight: 16 rows, or eight of each half."""
+        return self.rows[0] // TILE_ROWS, self.rows[1] // TILE_ROWS
+
+    def count_tiles(self, plan: StreamPlan) -> int:
+        """Most tiles of a threadgroup."""
+        shares = zip(self.tiles, plan.groups, strict=True)
+        return max(-(-tiles // groups) for tiles, groups in shares if tiles)
+
+    def count_room(self, plan: StreamPlan) -> int:
+        """Bytes of a threadgroup's memory: x, the rings and the sums."""
+        blocks = self.columns // BLOCK_COLUMNS
+        row = self.columns // 2 + 64 + 4 * blocks + -(-blocks // 4) * 4
+        rings = plan.stages * max(STAGE_WORDS[kind] for kind in self.types)
+        sums = TILE_ROWS * (-(-self.count_tiles(plan) // plan.simd_groups) + 1)
+        return 4 * (row + plan.simd_groups * (rings + sums))
+
+
+def plan_stream(shape: StreamShape, processors: int, room_bytes: int) -> StreamPlan | None:
+    """How to stream it on so many multiprocessors with so much memory for a threadgroup; None where it does not go."""
+    fits = all(kind in STAGE_WORDS for kind in shape.types) and not shape.columns % WHOLE_COLUMNS
+    if not fits or not processors or any(rows % TILE_ROWS for rows in shape.rows):
+        return None
+    plan = StreamPlan(share_groups(shape, processors))
+    return plan if shape.count_room(plan) <= room_bytes else None
+
+
+def share_groups(shape: StreamShape, processors: int) -> tuple[int, int]:
+    """Threadgroups of each weight, such that the slowest is done soonest."""
+    first, second = shape.tiles
+    if not second:
+        return min(first, processors), 0
+    costs = [BLOCK_BYTES[kind] for kind in shape.types]
+
+    def slowest(groups: int) -> int:
+        return max(-(-first // (processors - groups)) * costs[0], -(-second // groups) * costs[1])
+
+    groups = min(range(1, processors), key=slowest)
+    return min(first, processors - groups), min(second, groups)
+
+
+def multiply_stream(
+    gpu: Any,
+    x: Any,
+    weights: list[tuple[int, int, Any]],
+    bias: Any,
+    gate: int,
+    residual: Any,
+    kind: Any,
+    norm: tuple[Any, float] | None,
+    plan: StreamPlan,
+) -> Any:
+    """As `multiply_tiles`, for one row."""
+    numbers, none = gpu.launcher.numbers, gpu.launcher.numbers(0.0)
+    shape = describe(weights, x.shape[1], gate)
+    made = shape.rows[0] // 2 if gate else sum(shape.rows)
+    (out,) = gpu.launcher.launch(
+        STREAM,
+        [
+            x,
+            weights[0][2],
+            weights[-1][2],
+            none if bias is None else bias,
+            none if norm is None else norm[0],
+            none if residual is None else residual,
+            none if norm is None else numbers(norm[1]),
+        ],
+        groups=(sum(plan.groups), 1, 1),
+        threads=32 * plan.simd_groups,
+        outputs=[((1, made), kind)],
+        constants=make_constants(shape, plan, norm is not None, bias is not None, residual is not None),
+        types={"X": x.dtype, "Y": kind},
+        room_bytes=shape.count_room(plan),
+    )
+    return out
+
+
+def describe(weights: list[tuple[int, int, Any]], columns: int, gate: int) -> StreamShape:
+    """The shape of one or two weights, each (number of its type, rows, planes)."""
+    first, second = weights[0], weights[-1]
+    return StreamShape((first[0], second[0]), (first[1], second[1] if len(weights) == 2 else 0), columns, gate)
+
+
+def make_constants(
+    shape: StreamShape, plan: StreamPlan, is_normed: bool, is_biased: bool, adds: bool
+) -> dict[str, int]:
+    """The constants of the body but THREADS."""
+    return {
+        "TYPE_A": shape.types[0],
+        "TYPE_B": shape.types[1],
+        "INPUTS": shape.columns,
+        "ROWS_A": shape.rows[0],
+        "ROWS_B": shape.rows[1],
+        "GROUPS_A": plan.groups[0],
+        "GROUPS_B": plan.groups[1],
+        "STAGES": plan.stages,
+        "TILES": shape.count_tiles(plan),
+        "NORM": int(is_normed),
+        "BIAS": int(is_biased),
+        "GATE": shape.gate,
+        "RESIDUAL": int(adds),
+    }

@@ -1,0 +1,154 @@
+"""One row streamed in integers, against decoding everything in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu_cases import REFERENCE, make_tensor, random_floats, relative_error
+
+from mlxr.formats import TensorSource
+from mlxr.kernels.activate import activate
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant, make_cuda_source
+from mlxr.kernels.gpu.machine import open_launches
+from mlxr.kernels.gpu.recording import Launch
+from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.linear.gpu import LAYOUTS
+from mlxr.kernels.linear.stream import (
+    STREAM,
+    StreamPlan,
+    StreamShape,
+    describe,
+    multiply_stream,
+    plan_stream,
+    share_groups,
+)
+from mlxr.kernels.rms_norm import rms_norm
+
+CLOSE = 4e-4  # x in 16 bits
+ROOM_BYTES = 227 * 1024
+
+
+def run(
+    gpu: Context,
+    tensors: list[TensorSource],
+    plan: StreamPlan | None = None,
+    *,
+    gate: int = 0,
+    biased: bool = False,
+    added: bool = False,
+    normed: bool = False,
+    x: np.ndarray | None = None,
+) -> float:
+    """The relative error."""
+    mx, columns = gpu.gpu.mx, tensors[0].shape[1]
+    x = random_floats(3, 1, columns) if x is None else x
+    gain = random_floats(4, columns)
+    biases = [random_floats(9, tensor.shape[0]) for tensor in tensors] if biased else None
+    inputs = rms_norm(REFERENCE, x, gain, 1e-5)[0] if normed else x
+    expected = linear(REFERENCE, inputs, prepare(REFERENCE, tensors, biases))
+    if gate:
+        expected = activate(REFERENCE, expected, "silu" if gate == 1 else "gelu_tanh")
+    residual = random_floats(5, *expected.shape) if added else None
+    parts, bias = prepare(gpu, tensors, biases).payload
+    weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in parts]
+    plan = plan or plan_stream(describe(weights, columns, gate), 3, ROOM_BYTES)
+    assert plan is not None
+    result = multiply_stream(
+        gpu.gpu,
+        mx.array(x),
+        weights,
+        bias,
+        gate,
+        None if residual is None else mx.array(residual),
+        mx.float32,
+        (mx.array(gain), 1e-5) if normed else None,
+        plan,
+    )
+    return relative_error(result, expected if residual is None else expected + residual)
+
+
+@pytest.mark.parametrize("type_name", ["q4_k", "q6_k"])
+@pytest.mark.parametrize("plan", [StreamPlan((3, 0)), StreamPlan((1, 0), 4, 3), StreamPlan((4, 0), 2, 1)], ids=str)
+def test_every_plan(gpu: Context, type_name: str, plan: StreamPlan) -> None:
+    assert run(gpu, [make_tensor(type_name, 112, 1536)], plan) < CLOSE
+
+
+@pytest.mark.parametrize("type_name", ["q4_k", "q6_k"])
+@pytest.mark.parametrize("gate", [1, 2])
+def test_gate_with_norm_and_bias(gpu: Context, type_name: str, gate: int) -> None:
+    assert run(gpu, [make_tensor(type_name, 2 * 56, 512)], gate=gate, biased=True, normed=True) < CLOSE
+
+
+def test_parts_of_two_types_with_biases_and_sum(gpu: Context) -> None:
+    tensors = [make_tensor("q4_k", 64, 1024), make_tensor("q6_k", 48, 1024)]
+    assert run(gpu, tensors, biased=True, added=True) < CLOSE
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_a_number_stays_so(gpu: Context, value: float) -> None:
+    x = random_floats(1, 1, 1024)
+    x[0, 700] = value
+    assert not np.isfinite(run(gpu, [make_tensor("q4_k", 32, 1024)], x=x))
+
+
+def test_blocks_of_zeros_and_of_large_numbers(gpu: Context) -> None:
+    x = random_floats(1, 1, 1024)
+    x[0, :256], x[0, 300] = 0.0, 3e4
+    assert run(gpu, [make_tensor("q6_k", 32, 1024)], x=x) < CLOSE
+
+
+def test_stays_within_its_arrays(sanitized: Context) -> None:
+    tensors = [make_tensor("q4_k", 48, 1024), make_tensor("q6_k", 32, 1024)]
+    assert run(sanitized, tensors, normed=True, added=True) < CLOSE
+
+
+def test_layer_is_streamed(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norm, product with gate, and product with sum, as the operators call for them; other numbers of rows are not."""
+    for name, value in {"has_tiles": True, "processors": 3, "room_bytes": ROOM_BYTES}.items():
+        monkeypatch.setattr(gpu.gpu, name, value)
+    monkeypatch.setattr(gpu.gpu, "operands", gpu.gpu.mx.bfloat16)
+    launched, launch = [], gpu.gpu.launcher.launch
+
+    def note(kernel: Kernel, *arguments: object, **named: object) -> object:
+        launched.append(kernel.name)
+        return launch(kernel, *arguments, **named)
+
+    monkeypatch.setattr(gpu.gpu.launcher, "launch", note)
+    weight, up, down = random_floats(2, 512), [make_tensor("q4_k", 1024, 512)], [make_tensor("q6_k", 512, 512)]
+
+    def compute(ctx: Context, array: object) -> object:
+        normed, stream = rms_norm(ctx, array, weight, 1e-5)  # type: ignore[arg-type]
+        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
+        return rms_norm(ctx, stream, weight, 1e-5, linear(ctx, made, prepare(ctx, down)))[1]
+
+    for tokens in (1, 2):
+        x = random_floats(1, tokens, 512)
+        assert relative_error(compute(gpu, gpu.gpu.mx.array(x)), np.asarray(compute(REFERENCE, x))) < 8e-3
+    assert launched == ["linear_stream", "linear_stream", "rms_norm", "linear_tiles", "linear_tiles"]
+
+
+def test_what_is_not_streamed() -> None:
+    takes = StreamShape((12, 12), (4096, 0), 4096)
+    assert plan_stream(takes, 132, ROOM_BYTES) == StreamPlan((132, 0))
+    assert plan_stream(takes, 132, 64 * 1024) is None
+    assert plan_stream(takes, 0, 0) is None
+    assert plan_stream(StreamShape((13, 13), (4096, 0), 4096), 132, ROOM_BYTES) is None
+    assert plan_stream(StreamShape((12, 12), (4096, 0), 4352), 132, ROOM_BYTES) is None
+    assert plan_stream(StreamShape((12, 12), (4100, 0), 4096), 132, ROOM_BYTES) is None
+
+
+def test_launches_let_the_next_one_in_beside_streams() -> None:
+    kinds = ("float32",) * len(STREAM.inputs)
+    variant = Variant((("THREADS", 32),), (), kinds, ("float32",))
+    plain, streamed = (Launch(STREAM, variant, (), (1, 1, 1), 32, room) for room in (0, 4096))
+    assert open_launches([plain, plain]) == [plain, plain]
+    assert [dict(launch.variant.constants).get(OPENS) for launch in open_launches([plain, streamed])] == [1, 1]
+    assert "launch_dependents" in make_cuda_source(STREAM, variant.opening(), starts_early=True)
+    assert "launch_dependents" not in make_cuda_source(STREAM, variant, starts_early=True)
+
+
+def test_threadgroups_are_shared_out_by_bytes() -> None:
+    first, second = share_groups(StreamShape((12, 14), (5120, 1024), 4096), 132)
+    assert first + second <= 132
+    assert max(-(-320 // first) * 144, -(-64 // second) * 210) == 4 * 144
