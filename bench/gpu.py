@@ -1,13 +1,15 @@
-"""Measure decode and prefill on a GPU beside mlx-lm and transformers, in turns on the same device.
+"""Measure decode and prefill on a GPU in turns with mlx-lm and transformers, each alone on the device.
 
     python bench/gpu.py --json bench/results/gpu/h200.json          # every case that something is wanted of
     python bench/gpu.py --case llama-8b-q4_k_m:8 --rounds 3 --without transformers
     python bench/gpu.py --write-docs bench/results/gpu/h200.json    # measure nothing, write docs/gpu.md and its plot
 
-Weights are random and made on the device. Each engine is a process of its own, so that its memory is its own. Of every
-case each holds its contexts, then all of them decode (or compute a prompt) one after another, round by round. Ours runs
-through the engine, requests and events included. A peer that is not installed, or fails, is left out by name. Exit code
-1 when ours fails, or with --check misses a target.
+Weights are random and made on the device. Of each model the engines take turns, and a turn is a whole process: it opens
+the model, goes through all its cases, some rounds each, and ends before the next begins. Nothing else is on the device
+then: beside a process that only holds a model and waits, mlx-lm was a quarter to a half slower with 1 and 32
+sequences. Turns are repeated, so that drift of the machine shows. Ours runs through the engine, requests and events
+included. A peer that is not installed, or fails, is left out by name. Exit code 1 when ours fails, or with --check
+misses a target.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +27,8 @@ from typing import Any
 
 from comparison.child import Child
 from gpu_comparison.cases import OURS, TARGETS, Case
-from gpu_comparison.machine import MODULES, find_missing, measure_copy, name_device, read_versions
-from gpu_comparison.report import find_misses, format_table, write_docs
+from gpu_comparison.machine import MODULES, find_missing, name_device, read_versions
+from gpu_comparison.report import find_misses, format_table, read_results, write_docs
 from gpu_comparison.session import Session
 from mlxr.core.errors import MlxrError
 
@@ -33,13 +36,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def measure_all(given: argparse.Namespace) -> dict[str, Any]:
-    """All cases, model by model; what is there so far is written after each."""
-    session = Session(given.device, given.rounds, given.steps, find_missing(given.without), start_side)
+    """All cases, model by model; what is there so far is written after each case of a turn."""
+    missing = find_missing(given.without)
+    session = Session(given.device, given.turns, given.rounds, given.steps, missing, start_side)
+    before = read_results(given.json) if given.update and given.json.exists() else None
     results: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": name_device(given.device),
         "versions": read_versions(session.skipped),
-        "rounds": given.rounds,
         "copy_bytes_per_s": measure_copy(given.device),
         "skipped": session.skipped,
         "failed": session.failed,
@@ -48,20 +52,32 @@ def measure_all(given: argparse.Namespace) -> dict[str, Any]:
     print(f"{results['device']}: copy {results['copy_bytes_per_s'] / 1e9:,.0f} GB/s", flush=True)
     end_s = time.monotonic() + 60 * given.minutes
     cases = [Case.parse(text) for text in given.case or TARGETS]
-    if given.update and given.json.exists():
+    kept = []
+    if before is not None:
         names = {case.name for case in cases}
-        before = json.loads(given.json.read_text())
-        results["rows"] = [row for row in before["rows"] if row["case"] not in names]
+        kept = [row for row in before["rows"] if row["case"] not in names]
         results["versions"] = before["versions"] | results["versions"]
-    with closing(session):
-        for key in dict.fromkeys((case.shape, case.type_name) for case in cases):
-            chosen = [case for case in cases if (case.shape, case.type_name) == key]
-            for rows in session.measure(chosen, end_s):
-                results["rows"] += rows
-                if given.json is not None:
-                    given.json.parent.mkdir(parents=True, exist_ok=True)
-                    given.json.write_text(json.dumps(results, indent=1) + "\n")
+    for key in dict.fromkeys((case.shape, case.type_name) for case in cases):
+        for _ in session.measure([case for case in cases if (case.shape, case.type_name) == key], end_s):
+            results["rows"] = kept + session.list_rows(cases)
+            write_results(given.json, results)
+    write_results(given.json, results)
     return results
+
+
+def write_results(path: Path | None, results: Mapping[str, Any]) -> None:
+    """What is there so far, where a file is wanted."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def measure_copy(device: str) -> float:
+    """Bytes per second that a large copy reads and writes, found by a process that ends with it; 0 without a GPU."""
+    if device not in ("cuda", "metal"):
+        return 0.0
+    with closing(start_side("copy")) as side:
+        return float(side.ask("measure_copy"))
 
 
 def start_side(name: str) -> Child:
@@ -76,9 +92,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--case", action="append", metavar="CASE", help="SHAPE-TYPE:BATCH[@CONTEXT] or :prefill@TOKENS")
     parser.add_argument("--without", action="append", default=[], choices=MODULES, help="leave a peer out")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=2, help="of each engine, whole processes")
+    parser.add_argument("--rounds", type=int, default=5, help="of a case in a turn")
     parser.add_argument("--steps", type=int, default=24, help="of a round of decoding")
-    parser.add_argument("--minutes", type=float, default=7.5, help="begin no case after so long")
+    parser.add_argument("--minutes", type=float, default=10, help="begin no turn after so long")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write results there")
     parser.add_argument("--update", action="store_true", help="keep what FILE has of other cases")
     parser.add_argument("--check", action="store_true", help="fail when a target is missed")
@@ -91,8 +108,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
             parser.error(str(error))
     if given.update and given.json is None:
         parser.error("--update needs --json")
-    if min(given.rounds, given.steps) < 1:
-        parser.error("--rounds and --steps must be at least 1")
+    if min(given.turns, given.rounds, given.steps) < 1:
+        parser.error("--turns, --rounds and --steps must be at least 1")
     return given
 
 
@@ -101,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parse_arguments(arguments)
     try:
         if given.write_docs is not None:
-            write_docs(ROOT, json.loads(given.write_docs.read_text()))
+            write_docs(ROOT, read_results(given.write_docs))
             return 0
         results = measure_all(given)
     except (MlxrError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,14 @@ GIB = 2**30
 PEERS = (MLX_LM, TRANSFORMERS)
 
 
+def read_results(path: Path) -> dict[str, Any]:
+    """A file of results. MlxrError: made when engines were not alone on the device."""
+    results: dict[str, Any] = json.loads(path.read_text())
+    if any("turns" not in row for row in results["rows"]):
+        raise MlxrError(f"{path} has rows of engines that were not alone on the device; measure them again")
+    return results
+
+
 def format_table(results: Results) -> str:
     """The device, and a line for each case."""
     lines = [
@@ -34,12 +43,21 @@ def format_table(results: Results) -> str:
 
 def describe(results: Results) -> str:
     """Where, when and with what."""
+    rounds = tell_range([len(row["rounds"]) for row in results["rows"]], "round")
+    turns = tell_range([row["turns"] for row in results["rows"]], "turn")
     said = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     return (
         f"{results['device']}, {results['made'][:10]}; random weights; {said}. A copy on the device reads and writes "
-        f"{results['copy_bytes_per_s'] / 1e9:,.0f} GB/s. Medians of {results['rounds']} rounds in turns; in brackets "
-        f"the lowest and the highest ratio of a round.{''.join(tell_absence(results, name) for name in PEERS)}"
+        f"{results['copy_bytes_per_s'] / 1e9:,.0f} GB/s. Medians of {rounds} in {turns}, each engine's process "
+        "alone on the device; in brackets the lowest and the highest ratio of a round."
+        f"{''.join(tell_absence(results, name) for name in PEERS)}"
     )
+
+
+def tell_range(counts: list[int], what: str) -> str:
+    """Such as "3 to 6 rounds"."""
+    low, high = min(counts, default=0), max(counts, default=0)
+    return f"{high} {what}{'' if high == 1 else 's'}" if low == high else f"{low} to {high} {what}s"
 
 
 def tell_absence(results: Results, name: str) -> str:
@@ -71,11 +89,11 @@ def find_target(case: Case) -> Target:
 
 
 def compare(results: Results, case: Case) -> tuple[float, float, float] | None:
-    """Median, lowest and highest ratio to the peer of the case, round by round; None where one is missing."""
+    """Median, lowest and highest ratio to the peer of the case, between n-th rounds; None where one is missing."""
     ours, theirs = find_row(results, case, OURS), find_row(results, case, find_target(case).peer)
     if ours is None or theirs is None:
         return None
-    ratios = [a / b for a, b in zip(ours["rounds"], theirs["rounds"], strict=True)]
+    ratios = [a / b for a, b in zip(ours["rounds"], theirs["rounds"], strict=False)]  # one may lack turns
     return statistics.median(ratios), min(ratios), max(ratios)
 
 

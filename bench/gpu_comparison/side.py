@@ -10,21 +10,20 @@ from typing import Any
 
 from comparison.protocol import serve
 from gpu_comparison.cases import MLX_LM, MLX_LM_4BIT, OURS, Case
+from gpu_comparison.machine import measure_copy
 from gpu_comparison.ours import Ours
 from gpu_comparison.peers import MlxLm, Transformers
 
 
 class Side:
-    """An engine with one model at a time; cases follow one another."""
+    """An engine with one model; cases follow one another."""
 
     def __init__(self) -> None:
         self._engine: Any = None
         self._case: Case | None = None
 
     def open(self, engine: str, device: str, case: str, context_length: int) -> None:
-        """The model of a case with random weights, in place of the one before."""
-        self._engine = None
-        gc.collect()
+        """The model of a case with random weights."""
         chosen = Case.parse(case)
         shape = replace(chosen.model, context_length=context_length)
         if engine == OURS:
@@ -36,6 +35,7 @@ class Side:
 
     def start(self, case: str, steps: int, warm_steps: int) -> None:
         """Begin a case with room for `steps`, of which `warm_steps` are done at once."""
+        self.stop()  # the case before, where that failed
         self._case = Case.parse(case)
         self._engine.start(self._case, steps)
         self.measure(warm_steps)
@@ -55,15 +55,15 @@ class Side:
 
     def stop(self) -> None:
         """End the case and let go of its memory."""
-        if self._engine is not None:
-            self._engine.stop()
+        self._engine.stop()
         gc.collect()
 
 
 def main() -> None:
     """Answer until nobody asks any more."""
     side = Side()
-    serve({name: getattr(side, name) for name in ("open", "start", "measure", "describe", "stop")})
+    actions = {name: getattr(side, name) for name in ("open", "start", "measure", "describe", "stop")}
+    serve({**actions, "measure_copy": measure_copy})
 
 
 if __name__ == "__main__":

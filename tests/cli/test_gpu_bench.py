@@ -31,7 +31,8 @@ def report(bench: ModuleType) -> ModuleType:
 
 def make_row(case: str, engine: str, *speeds: float, note: str = "") -> dict[str, Any]:
     sizes = {"weight_bytes": 10**9, "cache_bytes": 10**8, "arena_bytes": 10**8, "peak_bytes": 3 * 2**29}
-    return {"case": case, "engine": engine, "rounds": list(speeds), "tokens_per_s": speeds[1], "note": note, **sizes}
+    told = {"case": case, "engine": engine, "turns": 1, "rounds": list(speeds), "tokens_per_s": speeds[1]}
+    return {**told, "note": note, **sizes}
 
 
 @pytest.fixture
@@ -48,7 +49,6 @@ def results() -> dict[str, Any]:
         "made": "2026-01-02T03:04:05+00:00",
         "device": "GPU <1>",
         "versions": {"mlxr": "1", "MLX": "2"},
-        "rounds": 3,
         "copy_bytes_per_s": 1e12,
         "skipped": {},
         "failed": {},
@@ -71,28 +71,31 @@ def test_tiny_models_are_measured(bench: ModuleType, tmp_path: Path, capsys: pyt
         ("tiny-q4_k_m:1@40", "mlxr"),
         ("tiny-q4_k_m:prefill@33", "mlxr"),
     ]
-    assert bench.main([*options, "--without", "transformers", "--update", f"--case={cases[0]}", "--steps=1"]) == 0
+    assert bench.main([*options, "--without", "transformers", "--update", f"--case={cases[0]}", "--turns=1"]) == 0
     updated = json.loads(path.read_text())["rows"]
     assert [row["case"] for row in updated] == ["tiny-q4_k_m:1@40", "tiny-q4_k_m:prefill@33", "tiny-bf16:3@32"]
+    assert [len(row["rounds"]) for row in updated] == [4, 4, 2]
     assert updated[:2] == found["rows"][1:]
     for row in found["rows"]:
-        assert len(row["rounds"]) == 2
+        assert (len(row["rounds"]), row["turns"]) == (4, 2)
         assert min(row["tokens_per_s"], row["weight_bytes"], row["cache_bytes"], row["peak_bytes"]) > 0
     assert "tiny Q4_K_M, prefill of 33" in capsys.readouterr().out
 
 
 class FailingSide:
-    """An engine that is measured in this process, but not with two sequences; it ends when it fails to `open`."""
+    """An engine that is measured in this process, but not with two sequences; some cases end it."""
 
     def __init__(self, bench: ModuleType) -> None:
         self._side, self._is_open = sys.modules["gpu_comparison.side"].Side(), True
 
     def ask(self, action: str, arguments: dict[str, Any] | None = None) -> Any:
-        assert self._is_open
+        if not self._is_open:
+            raise MlxrError(f"mlxr: ended during {action!r}")
         if (arguments or {}).get("case") == "tiny-bf16:2@32" and action == "start":
             raise MlxrError("mlxr: start: RuntimeError: out of\nmemory")
         if (arguments or {}).get("case") == "tiny-q4_k_m:1@32" and action == "start":
-            raise MlxrError("mlxr: ended during 'start'")
+            self.close()
+            return self.ask(action)
         return getattr(self._side, action)(**(arguments or {}))
 
     def close(self) -> None:
@@ -105,18 +108,96 @@ def test_a_failure_is_told_and_ends_nothing(bench: ModuleType, monkeypatch: pyte
     started = []
     monkeypatch.setattr(bench, "start_side", lambda _name: started.append(FailingSide(bench)) or started[-1])
     path = tmp_path / "gpu.json"
-    options = ["--device", "mlx-cpu", "--rounds", "1", "--steps", "1", "--without", "mlx-lm", "--json", str(path)]
+    options = ["--device=mlx-cpu", "--turns=1", "--rounds=1", "--steps=1", "--without=mlx-lm", f"--json={path}"]
     names = ["tiny-bf16:2", "tiny-bf16:1", "tiny-q4_k_m:1", "tiny-q4_k_m:3", "tiny-q8_0:1"]
     assert bench.main([*options, "--without", "transformers", *(f"--case={name}" for name in names)]) == 1
     found = json.loads(path.read_text())
     assert found["failed"] == {
         "mlxr tiny-bf16:2@32": "mlxr: start: RuntimeError: out of",
         "mlxr tiny-q4_k_m:1@32": "mlxr: ended during 'start'",
-        "mlxr tiny-q4_k_m:3@32": "its process had ended",
+        "mlxr tiny-q4_k_m:3@32": "mlxr: ended during 'start'",
     }
     assert [row["case"] for row in found["rows"]] == ["tiny-bf16:1@32", "tiny-q8_0:1@32"]
-    assert len(started) == 2
+    assert len(started) == 3
     assert not any(side._is_open for side in started)
+
+
+class Speaker:
+    """An engine that tells speeds made up, and writes down what happens to it."""
+
+    def __init__(self, name: str, turn: int, events: list[str]) -> None:
+        self._name, self._turn, self._events, self._round = name, turn, events, 0
+        events.append(f"{name} begins")
+
+    def ask(self, action: str, arguments: dict[str, Any] | None = None) -> Any:
+        case = (arguments or {}).get("case")
+        self._events += [f"{self._name} {case}"] if action == "start" else []
+        if self._name == "mlx-lm" and self._turn == 1 and case == "tiny-bf16:2@32" and action == "start":
+            raise MlxrError("mlx-lm: start: out of memory")
+        if action == "describe":
+            return {"note": "", "weight_bytes": 9, "cache_bytes": 9, "arena_bytes": 0, "peak_bytes": 70 - self._turn}
+        self._round += action == "measure"
+        return 1000.0 * self._turn + self._round
+
+    def close(self) -> None:
+        self._events.append(f"{self._name} ends")
+
+
+@pytest.fixture
+def events(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens to engines, all of which are there."""
+    happened: list[str] = []
+
+    def start(name: str) -> Speaker:
+        return Speaker(name, happened.count(f"{name} begins") + 1, happened)
+
+    monkeypatch.setattr(bench, "start_side", start)
+    monkeypatch.setattr(bench, "find_missing", lambda without: dict.fromkeys(without, "not asked for"))
+    return happened
+
+
+def test_one_engine_lives_at_a_time(bench: ModuleType, events: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    arguments = ["--device=mlx-cpu", "--rounds=2", "--without=transformers", f"--json={path}"]
+    assert bench.main([*arguments, "--case=tiny-bf16:2", "--case=tiny-q8_0:1", "--case=tiny-bf16:1"]) == 0
+    bf16, q8_0 = ("tiny-bf16:2@32", "tiny-bf16:1@32"), ("tiny-q8_0:1@32",)
+    turns = [(name, cases) for cases in (bf16, q8_0) for _ in range(2) for name in ("mlxr", "mlx-lm")]
+    assert events == [f"{name} {what}" for name, cases in turns for what in ("begins", *cases, "ends")]
+    found = json.loads(path.read_text())
+    assert found["failed"] == {"mlx-lm tiny-bf16:2@32": "mlx-lm: start: out of memory"}
+    assert [(row["case"], row["engine"], row["turns"]) for row in found["rows"]] == [
+        (bf16[0], "mlxr", 2),
+        (bf16[0], "mlx-lm", 1),
+        (q8_0[0], "mlxr", 2),
+        (q8_0[0], "mlx-lm 4-bit", 2),
+        (bf16[1], "mlxr", 2),
+        (bf16[1], "mlx-lm", 2),
+    ]
+    assert found["rows"][0]["rounds"] == [1001.0, 1002.0, 2001.0, 2002.0]
+    assert found["rows"][1]["rounds"] == [2001.0, 2002.0]
+    assert (found["rows"][0]["tokens_per_s"], found["rows"][0]["peak_bytes"]) == (1501.5, 69)
+
+
+def test_turns_without_time_are_told(bench: ModuleType, events: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    arguments = ["--device=mlx-cpu", "--turns=1", "--without=transformers", f"--json={path}", "--case=tiny-q8_0:1"]
+    assert bench.main([*arguments, "--minutes=-1"]) == 0
+    assert events == []
+    assert json.loads(path.read_text())["failed"] == {
+        "turn 1 of mlxr tiny-q8_0": "no time was left",
+        "turn 1 of mlx-lm 4-bit tiny-q8_0": "no time was left",
+    }
+
+
+def test_a_process_that_has_ended_may_be_asked_and_closed(bench: ModuleType, tmp_path: Path) -> None:
+    program = tmp_path / "ends"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    side = sys.modules["comparison.child"].Child("peer", program, "gpu_comparison.side", tmp_path / "log")
+    for _ in range(2):
+        with pytest.raises(MlxrError, match="ended during 'start'"):
+            side.ask("start")
+    side.close()
 
 
 def test_peers_that_are_not_installed_are_left_out_by_name(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +228,7 @@ def test_what_is_no_case_is_refused(bench: ModuleType, text: str, capsys: pytest
 def test_the_table_compares_round_by_round(report: ModuleType, results: dict[str, Any]) -> None:
     lines = report.format_table(results).splitlines()
     assert lines[0].startswith("GPU <1>, 2026-01-02; random weights; mlxr 1, MLX 2. A copy on the device reads and")
+    assert "Medians of 3 rounds in 1 turn, each engine's process alone on the device; in brackets" in lines[0]
     assert lines[0].endswith("mlx-lm was measured in 2 of 3 cases. transformers was measured in 1 of 3 cases.")
     without = [row for row in results["rows"] if row["engine"] != "transformers"]
     told = report.describe({**results, "rows": without, "skipped": {"transformers": "not asked for"}})
@@ -159,6 +241,13 @@ def test_the_table_compares_round_by_round(report: ModuleType, results: dict[str
     assert lines[6] == "| Llama 3 8B Q4_K_M, prefill of 2,048 | 100,000 |  |  | ≥ 3 × |  |  |  | 1.5 GiB |"
 
 
+def test_turns_that_one_engine_lacks_are_not_compared(report: ModuleType, results: dict[str, Any]) -> None:
+    results["rows"][0] |= {"rounds": [600.0, 700.0, 800.0, 1.0, 1.0, 1.0], "turns": 2}
+    lines = report.format_table(results).splitlines()
+    assert "Medians of 3 to 6 rounds in 1 to 2 turns, each" in lines[0]
+    assert "| 1.60 × (1.50 to 2.00) |" in lines[4]
+
+
 def test_misses_are_found(report: ModuleType, results: dict[str, Any]) -> None:
     assert report.find_misses(results) == [
         "llama-8b-q4_k_m:1@32: 2.00 × mlx-lm 4-bit, wanted 2.2 ×",
@@ -167,7 +256,12 @@ def test_misses_are_found(report: ModuleType, results: dict[str, Any]) -> None:
 
 
 def test_documents_get_table_and_plot(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, results: dict[str, Any], tmp_path: Path, report: ModuleType
+    bench: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    results: dict[str, Any],
+    tmp_path: Path,
+    report: ModuleType,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(bench, "ROOT", tmp_path)
     (tmp_path / "docs").mkdir()
@@ -180,6 +274,10 @@ def test_documents_get_table_and_plot(
         assert text.count("| TinyLlama BF16, batch 1 | 700 |") == 1
     plot = xml.etree.ElementTree.parse(tmp_path / "docs" / "img" / "gpu-speed.svg")
     assert "GPU <1>" in "".join(plot.getroot().itertext())
+    del results["rows"][0]["turns"]
+    path.write_text(json.dumps(results))
+    assert bench.main(["--write-docs", str(path)]) == 2
+    assert "has rows of engines that were not alone on the device" in capsys.readouterr().err
     document.write_text("# no marks")
     with pytest.raises(MlxrError, match="has no lines"):
         report.write_docs(tmp_path, results)
