@@ -114,51 +114,47 @@ template <typename T> FUNCTION void load_pairs(const DEVICE T *p, PRIVATE uint *
 template <typename T> FUNCTION uint pack_pair(float low, float high) {
   return uint(as_type<ushort>(T(low))) | uint(as_type<ushort>(T(high))) << 16;
 }
-template <typename T> FUNCTION float multiply_halves(uint a, uint b) {
-  return float(as_type<T>(ushort(a))) * float(as_type<T>(ushort(b))) +
-         float(as_type<T>(ushort(a >> 16))) * float(as_type<T>(ushort(b >> 16)));
-}
+// What two words add to a sum: two 16-bit numbers each, or four bytes.
+template <typename T> struct Halves {
+  static float multiply(uint a, uint b) {
+    return float(as_type<T>(ushort(a))) * float(as_type<T>(ushort(b))) +
+           float(as_type<T>(ushort(a >> 16))) * float(as_type<T>(ushort(b >> 16)));
+  }
+};
+template <typename A> struct Bytes4 {
+  static int multiply(uint a, uint b) {
+    return int(A(a)) * int(char(b)) + int(A(a >> 8)) * int(char(b >> 8)) + int(A(a >> 16)) * int(char(b >> 16)) +
+           int(A(a >> 24)) * int(char(b >> 24));
+  }
+};
 // What a lane of a simdgroup_matrix holds is not documented, so the tile is multiplied lane by lane.
-template <typename T> FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+template <typename Words, typename Sum>
+FUNCTION void multiply_by_lanes(PRIVATE Sum *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
   const ushort lane = ushort(simd_prefix_exclusive_sum(1u)), row = lane / 4 * 4, column = lane % 4 * 8;
   for (ushort other = 0; other < 4; ++other)
     for (ushort j = 0; j < 2; ++j) {
       const uint near = simd_shuffle(a[2 * j], row + other), far = simd_shuffle(a[2 * j + 1], row + other);
       for (ushort i = 0; i < 2; ++i) {
         const uint x = simd_shuffle(b[j], column + 4 * i + other);
-        sums[i] += multiply_halves<T>(near, x);
-        sums[2 + i] += multiply_halves<T>(far, x);
+        sums[i] += Words::multiply(near, x);
+        sums[2 + i] += Words::multiply(far, x);
       }
     }
+}
+template <typename T> FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+  multiply_by_lanes<Halves<T>>(sums, a, b);
 }
 FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
   multiply_tile<bf16>(sums, a, b);
 }
 
-// Lane by lane as well.
-template <typename A> FUNCTION int multiply_four(uint a, uint b) {
-  return int(A(a)) * int(char(b)) + int(A(a >> 8)) * int(char(b >> 8)) + int(A(a >> 16)) * int(char(b >> 16)) +
-         int(A(a >> 24)) * int(char(b >> 24));
-}
-template <typename A> FUNCTION void multiply_any_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
-  const ushort lane = ushort(simd_prefix_exclusive_sum(1u)), row = lane / 4 * 4, column = lane % 4 * 8;
-  for (ushort other = 0; other < 4; ++other)
-    for (ushort j = 0; j < 2; ++j) {
-      const uint near = simd_shuffle(a[2 * j], row + other), far = simd_shuffle(a[2 * j + 1], row + other);
-      for (ushort i = 0; i < 2; ++i) {
-        const uint x = simd_shuffle(b[j], column + 4 * i + other);
-        sums[i] += multiply_four<A>(near, x);
-        sums[2 + i] += multiply_four<A>(far, x);
-      }
-    }
-}
 FUNCTION void multiply_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
-  multiply_any_bytes<uchar>(sums, a, b);
+  multiply_by_lanes<Bytes4<uchar>>(sums, a, b);
 }
 FUNCTION void multiply_signed_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
-  multiply_any_bytes<char>(sums, a, b);
+  multiply_by_lanes<Bytes4<char>>(sums, a, b);
 }
-FUNCTION int dot_bytes(uint a, uint b) { return multiply_four<char>(a, b); }
+FUNCTION int dot_bytes(uint a, uint b) { return Bytes4<char>::multiply(a, b); }
 
 FUNCTION ushort find_lane() { return ushort(simd_prefix_exclusive_sum(1u)); }
 FUNCTION void read_tiles(const GROUP uint *row, PRIVATE uint *w) {
