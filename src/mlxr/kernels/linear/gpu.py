@@ -3,7 +3,8 @@
 Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
 over (`tiles.py`), from MIN_TILED to MAX_TILED rows, and one for a single row of some types (`stream.py`). More rows:
 the weight is expanded and MLX multiplies (`expand.py`); floats are a library's matter, which in a recorded step leaves
-sums to the norm after it. Without kernels (MLX on CPU) weights are decoded when they are loaded.
+sums to the norm after it, or of one of our kernels, with sums and gates (`panels.py`). Without kernels (MLX on CPU)
+weights are decoded when they are loaded.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import BLOCK_HEADERS, FILL, multiply_expanded
+from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
 from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
@@ -94,7 +96,7 @@ EXPAND = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "expand.h"),
 )
-KERNELS = (ROWS, TILES, STREAM, FILL, EXPAND)
+KERNELS = (ROWS, TILES, STREAM, PANELS, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +194,10 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
     if product.way == "library":
-        return _multiply_floats(ctx, product.x, product.parts[0].upload.array)
+        matrix, plan = product.parts[0].upload.array, _plan_panels(ctx, product, gate) if gate else None
+        if plan is None:
+            return _multiply_floats(ctx, product.x, matrix)
+        return multiply_panels(gpu, product.x, matrix, gate, gpu.operands, plan)
     kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
@@ -251,11 +256,13 @@ def add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
     """x plus the product, in f32, and None; or x and the product, or shares of it, which are still to be added."""
     if product.way != "library":
         return multiply(ctx, product, residual=x), None
-    matrix = product.parts[0].upload.array
+    matrix, plan, wide = product.parts[0].upload.array, _plan_panels(ctx, product), ctx.gpu.mx.float32
+    if plan is not None:
+        return x, multiply_panels(ctx.gpu, product.x, matrix, 0, wide, plan)
     shares = choose_shares(*matrix.shape)
     if shares == 1:
         return x, multiply(ctx, product)
-    return x, ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, ctx.gpu.mx.float32)
+    return x, ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, wide)
 
 
 def choose_shares(outputs: int, inputs: int) -> int:
@@ -263,14 +270,24 @@ def choose_shares(outputs: int, inputs: int) -> int:
     return SHARES if outputs < MAX_SHARED_OUTPUTS and inputs % (SHARES * LIBRARY_COLUMNS) == 0 else 1
 
 
-def can_gate(product: Product) -> bool:
+def can_gate(ctx: Context, product: Product) -> bool:
     """Whether `gate_product` takes it."""
-    return len(product.parts) == 1 and product.way != "library"
+    return len(product.parts) == 1 and (product.way != "library" or _plan_panels(ctx, product, 1) is not None)
 
 
 def gate_product(ctx: Context, product: Product, kind: str) -> Any:
     """act(first half of the product) * second half."""
     return multiply(ctx, product, gate=1 if kind == "silu" else 2)
+
+
+def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | None:
+    """How our own kernel computes a product of the library; None where it does not, or is no faster."""
+    gpu, matrix = ctx.gpu, product.parts[0].upload.array
+    if gpu.machine is None or not gpu.machine.has_boxes or matrix.dtype.size != 2 or product.x.dtype != matrix.dtype:
+        return None
+    return plan_panels(
+        product.tokens, *matrix.shape, gate, is_split=not gate, processors=gpu.processors, room_bytes=gpu.room_bytes
+    )
 
 
 def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
