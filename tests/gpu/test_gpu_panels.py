@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_cases import REFERENCE, random_floats, relative_error
+from gpu_cases import REFERENCE, make_tensor, random_floats, relative_error
 
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Variant, make_cuda_source
 from mlxr.kernels.gpu.machine import EmulatedMachine
 from mlxr.kernels.gpu.recording import Recorder
+from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear.panels import PANELS, PanelPlan, fit_rings, multiply_panels, plan_panels
+from mlxr.kernels.rms_norm import rms_norm
 
 CLOSE = 1e-5  # sums in f32 in another order
 ROUNDED = 3e-3  # a result in bf16
@@ -25,7 +27,7 @@ def run(
 ) -> float:
     """The relative error; sums stay f32."""
     mx = gpu.gpu.mx
-    dtype = mx.bfloat16 if kind == "bf16" else mx.float16
+    dtype = mx.float16 if kind == "f16" else mx.bfloat16
     x = mx.array(random_floats(1, tokens, columns)).astype(dtype)
     weight = mx.array(random_floats(2, rows, columns) / np.float32(np.sqrt(columns))).astype(dtype)
     left, right = (np.array(array.astype(mx.float32)) for array in (x, weight))
@@ -89,9 +91,11 @@ def test_what_is_planned() -> None:
     device = {"processors": 132, "room_bytes": ROOM_BYTES}
     gate = plan_panels(128, 28672, 4096, 1, is_split=False, **device)
     assert gate == PanelPlan(112, 1, 128, 2, 5, 5)
-    assert gate is not None and gate.count_room(128) <= ROOM_BYTES
+    assert gate is not None
+    assert gate.count_room(128) <= ROOM_BYTES
     down = plan_panels(128, 4096, 14336, 0, is_split=True, **device)
-    assert down is not None and (down.width, down.shares, down.groups) == (64, 4, 32)
+    assert down is not None
+    assert (down.width, down.shares, down.groups) == (64, 4, 32)
     assert plan_panels(64, 28672, 4096, 1, is_split=False, **device) == PanelPlan(112, 1, 128, 2, 6, 7)
 
 
@@ -103,6 +107,35 @@ def test_what_is_left_to_the_library() -> None:
     assert plan_panels(128, 28672, 4160, 1, is_split=False, **device) is None
     assert plan_panels(128, 28672, 4096, 1, is_split=False, processors=0, room_bytes=0) is None
     assert fit_rings(128, 112, 1, 128, 100 * 1024) is None
+
+
+def test_a_recorded_layer_takes_them(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norm, product with gate, and product whose shares the next norm adds up, as the operators call for them."""
+    machine, launcher, mx = gpu.gpu.machine, gpu.gpu.launcher, gpu.gpu.mx
+    if machine is None or not machine.has_boxes:
+        pytest.skip("the GPU has no boxes")
+    kind = mx.bfloat16
+    for name, value in {"processors": 4, "room_bytes": ROOM_BYTES, "operands": kind, "activations": kind}.items():
+        monkeypatch.setattr(gpu.gpu, name, value)
+    gain, up, down = random_floats(2, 256), [make_tensor("bf16", 1024, 256)], [make_tensor("bf16", 256, 512)]
+
+    def compute(ctx: Context, array: object) -> object:
+        normed, stream = rms_norm(ctx, array, gain, 1e-5)  # type: ignore[arg-type]
+        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
+        return rms_norm(ctx, stream, gain, 1e-5, linear(ctx, made, prepare(ctx, down)))[1]
+
+    values = random_floats(1, 40, 256)
+    recorder = Recorder(launcher.numbers, machine.memory.open(), multiplies=True)
+    x = recorder.make((40, 256), mx.float32)
+    monkeypatch.setattr(gpu.gpu, "launcher", recorder)
+    out = compute(gpu, x)
+    launches = recorder.take_launches()
+    assert [launch.kernel.name for launch in launches] == ["rms_norm", "linear_panels", "linear_panels", "rms_norm"]
+    monkeypatch.setattr(gpu.gpu, "launcher", launcher)
+    machine.write(x.address, values)
+    machine.start(machine.prepare(launches))
+    found = machine.read(out.address, values.size, np.float32).wait().reshape(values.shape)
+    assert relative_error(found, np.asarray(compute(REFERENCE, values))) < ROUNDED
 
 
 def test_boxes_are_arguments_of_their_own() -> None:

@@ -73,7 +73,7 @@ def plan_panels(
 
 
 def fit_rings(tokens: int, width: int, shares: int, groups: int, room_bytes: int, blocks: int = 2) -> PanelPlan | None:
-    """The plan whose rings fill the memory, of which x, out of the cache, has a third; None where that is too little."""
+    """The plan whose rings fill the memory, a third of it for x, which the cache has; None where that is too little."""
     room = room_bytes - SPARE_BYTES
     x_bytes, slot_bytes = 2 * BLOCK_COLUMNS * _pad(tokens), 2 * BLOCK_COLUMNS * blocks * width
     x_stages = min(MOST_X_STAGES, room // (3 * x_bytes) + 1)
@@ -91,7 +91,7 @@ def fit_rings(tokens: int, width: int, shares: int, groups: int, room_bytes: int
 def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: PanelPlan) -> Any:
     """x (tokens, columns) times weight (rows, columns), of one 16-bit type: (tokens, outputs) of type `kind`.
 
-    With several shares (shares, tokens, outputs). `gate` 1 silu, 2 gelu: the upper half of the rows gates the lower one.
+    With several shares (shares, tokens, outputs). `gate` 1 silu, 2 gelu: the rows' upper half gates the lower one.
     """
     (tokens, columns), rows = x.shape, weight.shape[0]
     outputs = rows // 2 if gate else rows
