@@ -252,6 +252,11 @@ template <typename T, int N> struct Panels {};
 #define MLXR_PLACES_96 MLXR_PLACES_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define MLXR_PLACES_112 MLXR_PLACES_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define MLXR_PLACES_128 MLXR_PLACES_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define MLXR_PLACES_192 MLXR_PLACES_128 \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85" \
+  ", %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MLXR_PLACES_224 MLXR_PLACES_192 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define MLXR_SUMS_8(i)                                                                                                 \
   "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]),        \
       "+f"(sums[i + 6]), "+f"(sums[i + 7])
@@ -260,6 +265,8 @@ template <typename T, int N> struct Panels {};
 #define MLXR_SUMS_96 MLXR_SUMS_64, MLXR_SUMS_8(32), MLXR_SUMS_8(40)
 #define MLXR_SUMS_112 MLXR_SUMS_96, MLXR_SUMS_8(48)
 #define MLXR_SUMS_128 MLXR_SUMS_112, MLXR_SUMS_8(56)
+#define MLXR_SUMS_192 MLXR_SUMS_128, MLXR_SUMS_8(64), MLXR_SUMS_8(72), MLXR_SUMS_8(80), MLXR_SUMS_8(88)
+#define MLXR_SUMS_224 MLXR_SUMS_192, MLXR_SUMS_8(96), MLXR_SUMS_8(104)
 #define MLXR_PANELS(T, KIND, N, A, B)                                                                                  \
   template <> struct Panels<T, N> {                                                                                    \
     static FUNCTION void multiply(float *sums, unsigned long long a, unsigned long long b) {                           \
@@ -279,6 +286,10 @@ MLXR_PANELS(bf16, "bf16", 112, 56, 57)
 MLXR_PANELS(f16, "f16", 112, 56, 57)
 MLXR_PANELS(bf16, "bf16", 128, 64, 65)
 MLXR_PANELS(f16, "f16", 128, 64, 65)
+MLXR_PANELS(bf16, "bf16", 192, 96, 97)
+MLXR_PANELS(f16, "f16", 192, 96, 97)
+MLXR_PANELS(bf16, "bf16", 224, 112, 113)
+MLXR_PANELS(f16, "f16", 224, 112, 113)
 template <typename T, int N, int BLOCKS>
 FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int first) {
   Panels<T, N>::multiply(sums, describe_panel<1>(a, first), describe_panel<BLOCKS>(b, first));

@@ -35,12 +35,13 @@ FULL = 0.9  # of the multiprocessors' time; with less the library is as fast
 
 @dataclass(frozen=True, slots=True)
 class PanelPlan:
-    """`groups` threadgroups of two halves of `width` columns for each of `shares` of the inputs.
+    """`groups` threadgroups of `parts` times `width` columns for each of `shares` of the inputs.
 
-    `stages` slots of the ring hold `blocks` blocks of 64 columns of a half, `x_stages` one block of x.
+    `stages` slots of the ring hold `blocks` blocks of 64 columns of a part, `x_stages` one block of x.
     """
 
     width: int
+    parts: int
     shares: int
     groups: int
     blocks: int
@@ -109,6 +110,7 @@ def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: P
             "SHARES": plan.shares,
             "GATE": gate,
             "N": plan.width,
+            "PARTS": plan.parts,
             "BLOCKS": plan.blocks,
             "STAGES": plan.stages,
             "X_STAGES": plan.x_stages,
