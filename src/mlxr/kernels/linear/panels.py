@@ -86,7 +86,7 @@ def fit_rings(tokens: int, width: int, shares: int, groups: int, room_bytes: int
         x_stages = (room - stages * slot_bytes) // x_bytes
     if stages < 3 or x_stages <= blocks:
         return None
-    return PanelPlan(width, shares, groups, blocks, stages, x_stages)
+    return PanelPlan(width, 2, shares, groups, blocks, stages, x_stages)
 
 
 def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: PanelPlan) -> Any:
