@@ -14,7 +14,7 @@ from mlxr.kernels.gpu.kernel import Variant, make_cuda_source
 from mlxr.kernels.gpu.machine import EmulatedMachine
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.linear.panels import PANELS, PanelPlan, fit_rings, multiply_panels, plan_panels
+from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
 from mlxr.kernels.rms_norm import rms_norm
 
 CLOSE = 1e-5  # sums in f32 in another order
@@ -94,25 +94,22 @@ def test_stays_within_its_arrays(sanitized: Context, tokens: int) -> None:
 
 
 def test_what_is_planned() -> None:
-    device = {"processors": 132, "room_bytes": ROOM_BYTES}
-    gate = plan_panels(128, 28672, 4096, 1, is_split=False, **device)
+    gate = plan_panels(128, 28672, 4096, 1, 132, ROOM_BYTES)
     assert gate == PanelPlan(112, 2, 1, 128, 2, 5, 5)
-    assert gate is not None
     assert gate.count_room(128) <= ROOM_BYTES
-    down = plan_panels(128, 4096, 14336, 0, is_split=True, **device)
-    assert down is not None
-    assert (down.width, down.shares, down.groups) == (64, 4, 32)
-    assert plan_panels(64, 28672, 4096, 1, is_split=False, **device) == PanelPlan(112, 2, 1, 128, 2, 6, 7)
+    assert plan_panels(64, 28672, 4096, 1, 132, ROOM_BYTES) == PanelPlan(112, 2, 1, 128, 2, 6, 7)
+    for columns in (14336, 4096):
+        assert plan_panels(64, 4096, columns, 0, 132, ROOM_BYTES) == PanelPlan(64, 2, 4, 32, 2, 10, 8)
 
 
 def test_what_is_left_to_the_library() -> None:
-    device = {"processors": 132, "room_bytes": ROOM_BYTES}
-    assert plan_panels(32, 28672, 4096, 1, is_split=False, **device) is None
-    assert plan_panels(256, 28672, 4096, 1, is_split=False, **device) is None
-    assert plan_panels(128, 2 * 5632, 2048, 1, is_split=False, **device) is None  # leaves a sixth of the device idle
-    assert plan_panels(128, 28672, 4160, 1, is_split=False, **device) is None
-    assert plan_panels(128, 28672, 4096, 1, is_split=False, processors=0, room_bytes=0) is None
-    assert fit_rings(128, 112, 1, 128, 100 * 1024) is None
+    assert plan_panels(16, 28672, 4096, 1, 132, ROOM_BYTES) is None
+    assert plan_panels(256, 28672, 4096, 1, 132, ROOM_BYTES) is None
+    assert plan_panels(128, 4096, 14336, 0, 132, ROOM_BYTES) is None
+    assert plan_panels(128, 2 * 5632, 2048, 1, 132, ROOM_BYTES) is None  # leaves a tenth of the device idle
+    assert plan_panels(128, 28672, 4160, 1, 132, ROOM_BYTES) is None
+    assert plan_panels(128, 28672, 4096, 1, 0, 0) is None
+    assert plan_panels(128, 28672, 4096, 1, 132, 100 * 1024) is None
 
 
 def test_a_recorded_layer_takes_them(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:

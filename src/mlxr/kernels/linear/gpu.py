@@ -285,9 +285,7 @@ def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | N
     gpu, matrix = ctx.gpu, product.parts[0].upload.array
     if gpu.machine is None or not gpu.machine.has_boxes or matrix.dtype.size != 2 or product.x.dtype != matrix.dtype:
         return None
-    return plan_panels(
-        product.tokens, *matrix.shape, gate, is_split=not gate, processors=gpu.processors, room_bytes=gpu.room_bytes
-    )
+    return plan_panels(product.tokens, *matrix.shape, gate, gpu.processors, gpu.room_bytes)
 
 
 def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:

@@ -22,11 +22,12 @@ PANELS = Kernel(
     ("gate.h",),
     boxed=("x", "weights"),
 )
-MIN_TOKENS, MAX_TOKENS = 33, 128
-PANEL_TOKENS = 64
+MIN_TOKENS, MAX_TOKENS, MAX_SUM_TOKENS = 17, 128, 64  # where it was faster than the library
+PANEL_TOKENS, TILE_ROWS = 64, 8
 WIDTHS = (112, 128, 96, 64, 48)  # columns of a product on the matrix units, as cuda.h has them
 SHARES = (1, 2, 4)
 BLOCK_COLUMNS = 64
+PARTS, BLOCKS = 2, 2  # see PanelPlan: 256 bytes of a row lie together
 READERS = 8  # SIMD-groups that multiply
 SPARE_BYTES = 3072  # of the threadgroup's memory, for what is not a ring
 MOST_X_STAGES = 8
@@ -50,43 +51,50 @@ class PanelPlan:
 
     def count_room(self, tokens: int) -> int:
         """Bytes of a threadgroup's memory."""
-        rows = self.stages * self.blocks * self.width + self.x_stages * _pad(tokens)
+        rows = self.stages * self.blocks * self.width + self.x_stages * pad_tokens(tokens)
         return 2 * BLOCK_COLUMNS * rows
 
 
-def plan_panels(
-    tokens: int, rows: int, columns: int, gate: int, *, is_split: bool, processors: int, room_bytes: int
-) -> PanelPlan | None:
-    """How to multiply by a weight (rows, columns); None where the library is better. `is_split`: shares are welcome."""
-    if not MIN_TOKENS <= tokens <= MAX_TOKENS or tokens % 8 or rows % 16 or not processors:
+def plan_panels(tokens: int, rows: int, columns: int, gate: int, processors: int, room_bytes: int) -> PanelPlan | None:
+    """How to multiply by a weight (rows, columns), without a gate in shares; None where the library is better."""
+    most = MAX_TOKENS if gate else MAX_SUM_TOKENS
+    if not MIN_TOKENS <= tokens <= most or tokens % TILE_ROWS or rows % (2 * TILE_ROWS):
         return None
-    made, best = (rows // 2 if gate else rows), None
-    for shares in SHARES if is_split else (1,):
-        for width in WIDTHS:
-            groups = -(-made // (width if gate else 2 * width))
-            filled = made / (2 * width if not gate else width) * shares / processors
-            if columns % (2 * BLOCK_COLUMNS * shares) == 0:
-                found = filled / -(-groups * shares // processors), -shares, width, groups
-                best = found if best is None else max(best, found)
-    if best is None or best[0] < FULL:
-        return None
-    return fit_rings(tokens, best[2], -best[1], best[3], room_bytes)
+    found = [
+        _try(shares, width, rows, gate, processors)
+        for shares in ((1,) if gate else SHARES)
+        for width in WIDTHS
+        if columns % (BLOCKS * BLOCK_COLUMNS * shares) == 0
+    ]
+    filled, shares, width, groups = max(found, default=(0.0, 0, 0, 0))
+    return fit_rings(tokens, width, -shares, groups, room_bytes) if filled >= FULL else None
 
 
-def fit_rings(tokens: int, width: int, shares: int, groups: int, room_bytes: int, blocks: int = 2) -> PanelPlan | None:
+def _try(shares: int, width: int, rows: int, gate: int, processors: int) -> tuple[float, int, int, int]:
+    """How much of the multiprocessors' time is used; the shares, negative; the width and threadgroups of a share."""
+    made, each = (rows // 2, PARTS * width // 2) if gate else (rows, PARTS * width)
+    groups = -(-made // each)
+    waves = -(-groups * shares // processors) if processors else 0
+    return made / each * shares / processors / waves if waves else 0.0, -shares, width, groups
+
+
+def fit_rings(tokens: int, width: int, shares: int, groups: int, room_bytes: int) -> PanelPlan | None:
     """The plan whose rings fill the memory, a third of it for x, which the cache has; None where that is too little."""
-    room = room_bytes - SPARE_BYTES
-    x_bytes, slot_bytes = 2 * BLOCK_COLUMNS * _pad(tokens), 2 * BLOCK_COLUMNS * blocks * width
+    room, height = room_bytes - SPARE_BYTES, pad_tokens(tokens)
+    x_bytes, slot_bytes = 2 * BLOCK_COLUMNS * height, 2 * BLOCK_COLUMNS * BLOCKS * width
     x_stages = min(MOST_X_STAGES, room // (3 * x_bytes) + 1)
     stages = (room - x_stages * x_bytes) // slot_bytes
-    if (
-        _pad(tokens) == PANEL_TOKENS and stages % 2
-    ):  # four SIMD-groups to a half: a slot is always theirs or the others'
+    if height == PANEL_TOKENS and stages % PARTS:  # each half of the readers has its slots
         stages += 1
         x_stages = (room - stages * slot_bytes) // x_bytes
-    if stages < 3 or x_stages <= blocks:
+    if stages <= PARTS or x_stages <= BLOCKS:
         return None
-    return PanelPlan(width, 2, shares, groups, blocks, stages, x_stages)
+    return PanelPlan(width, PARTS, shares, groups, BLOCKS, stages, x_stages)
+
+
+def pad_tokens(tokens: int) -> int:
+    """Rows of x that are multiplied."""
+    return -(-tokens // PANEL_TOKENS) * PANEL_TOKENS
 
 
 def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: PanelPlan) -> Any:
@@ -104,7 +112,7 @@ def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: P
         threads=32 * (READERS + 2),
         outputs=[(shape, kind)],
         constants={
-            "TOKENS": _pad(tokens),
+            "TOKENS": pad_tokens(tokens),
             "INPUTS": columns,
             "ROWS": rows,
             "SHARES": plan.shares,
@@ -118,12 +126,8 @@ def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: P
         types={"K": x.dtype, "Y": kind},
         room_bytes=plan.count_room(tokens),
         boxes=(
-            Box(tokens, columns, _pad(tokens), 1),
+            Box(tokens, columns, pad_tokens(tokens), 1),
             Box(rows, columns, plan.width // 2 if gate else plan.width, plan.blocks),
         ),
     )
     return out
-
-
-def _pad(tokens: int) -> int:
-    return -(-tokens // PANEL_TOKENS) * PANEL_TOKENS
