@@ -8,6 +8,8 @@ from gpu_cases import REFERENCE, make_tensor, random_floats, relative_error
 
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear.floats import FloatsPlan, multiply_floats, plan_floats
 from mlxr.kernels.rms_norm import rms_norm
@@ -119,3 +121,39 @@ def test_what_is_not_streamed() -> None:
     assert plan_floats(8, 4096, 4096, 132, 64 * 1024, shared=False) is None
     assert plan_floats(8, 4096, 4096 + 64, 132, ROOM_BYTES, shared=False) is None
     assert plan_floats(8, 4096, 4096, 0, 0, shared=False) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wide", "expected"),
+    [
+        (1, 1024, ["linear_floats", "linear_floats", "rms_norm"]),
+        (9, 1024, ["rms_norm", "linear_floats", "linear_floats", "rms_norm"]),
+        (16, 8192, ["rms_norm", "linear_floats", "linear_floats", "rms_norm"]),  # in shares, which the norm adds up
+    ],
+)
+def test_layer_is_streamed(
+    gpu: Context, tokens: int, wide: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norm, product with gate, product with sum, as the operators call for them."""
+    for name, value in {"has_tiles": True, "processors": 4, "room_bytes": ROOM_BYTES}.items():
+        monkeypatch.setattr(gpu.gpu, name, value)
+    monkeypatch.setattr(gpu.gpu, "operands", gpu.gpu.mx.bfloat16)
+    launched, launch = [], gpu.gpu.launcher.launch
+
+    def note(kernel: Kernel, *arguments: object, **named: object) -> object:
+        launched.append(kernel.name)
+        return launch(kernel, *arguments, **named)
+
+    monkeypatch.setattr(gpu.gpu.launcher, "launch", note)
+    weight, up, down = random_floats(2, 512), [make_tensor("bf16", 2 * wide, 512)], [make_tensor("bf16", 512, wide)]
+
+    def compute(ctx: Context, array: object) -> object:
+        normed, stream = rms_norm(ctx, array, weight, 1e-5)  # type: ignore[arg-type]
+        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
+        normed, stream = rms_norm(ctx, stream, weight, 1e-5, linear(ctx, made, prepare(ctx, down)))
+        kind = np.float32 if ctx is REFERENCE else gpu.gpu.mx.float32
+        return np.concatenate([np.asarray(settle(normed).astype(kind)), np.asarray(stream)])
+
+    x = random_floats(1, tokens, 512)
+    assert relative_error(compute(gpu, gpu.gpu.mx.array(x)), np.asarray(compute(REFERENCE, x))) < 2 * NARROW["bf16"]
+    assert launched == expected

@@ -20,7 +20,7 @@ def activate(ctx: Context, gate_up: Any, kind: str) -> Any:
     """act(first half) * second half."""
     gpu, (rows, columns) = ctx.gpu, gate_up.shape
     half = columns // 2
-    if isinstance(gate_up, Deferred) and gate_up.is_open and can_gate(gate_up.parts):
+    if isinstance(gate_up, Deferred) and gate_up.is_open and can_gate(ctx, gate_up.parts):
         return gate_product(ctx, gate_up.parts, kind)
     gate_up = settle(gate_up)
     if gpu.launcher is None:

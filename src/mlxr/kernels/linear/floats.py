@@ -99,7 +99,8 @@ def multiply_floats(
 ) -> Any:
     """x (tokens, inputs) times `weight` (outputs, inputs): (tokens, outputs) of type `kind`, or shares of it in front.
 
-    `gate` 1 silu, 2 gelu: the upper half of the outputs gates the lower one. `norm` is a weight and an eps, for one row.
+    `gate` 1 silu, 2 gelu: the upper half of the outputs gates the lower one. `norm` is a weight and an eps, for one
+    row.
     """
     numbers, none = gpu.launcher.numbers, gpu.launcher.numbers(0.0)
     (tokens, inputs), rows = x.shape, weight.shape[0]

@@ -23,6 +23,8 @@ from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import BLOCK_HEADERS, FILL, multiply_expanded
+from mlxr.kernels.linear.floats import FLOATS as FLOAT_STREAM
+from mlxr.kernels.linear.floats import FloatsPlan, multiply_floats, plan_floats
 from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
@@ -94,7 +96,7 @@ EXPAND = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "expand.h"),
 )
-KERNELS = (ROWS, TILES, STREAM, FILL, EXPAND)
+KERNELS = (ROWS, TILES, STREAM, FLOAT_STREAM, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +123,7 @@ class Normed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles or library."""
+    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, floats or library."""
 
     x: Any
     parts: list[Part]
@@ -169,6 +171,7 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
     way = _find_way(ctx, x, parts, bias)
     if way:
         norms = way == "rows" or (way == "tiles" and can_norm(tokens, weight.in_features))
+        norms = norms or (way == "floats" and tokens == 1)
         inputs = x.parts if isinstance(x, Deferred) and x.is_open and norms else settle(x)
         product = Product(inputs, parts, bias, way)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
@@ -191,18 +194,22 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
 def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None) -> Any:
     """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
-    if product.way == "library":
+    plan = _plan_floats(ctx, product, gate=gate) if product.way == "floats" else None
+    if product.way == "library" or (product.way == "floats" and plan is None):
         return _multiply_floats(ctx, product.x, product.parts[0].upload.array)
     kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
+    norm = None if normed is None else (normed.weight, normed.eps)
+    if plan is not None:
+        matrix = product.parts[0].upload.array
+        return multiply_floats(gpu, x, matrix, product.bias, gate, residual, kind, norm, plan)
     if product.way == "tiles":
-        norm = None if normed is None else (normed.weight, normed.eps)
         weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
-        plan = plan_stream(describe(weights, columns, gate), gpu.processors, gpu.room_bytes) if tokens == 1 else None
-        if plan is not None:
-            return multiply_stream(gpu, x, weights, product.bias, gate, residual, kind, norm, plan)
+        stream = plan_stream(describe(weights, columns, gate), gpu.processors, gpu.room_bytes) if tokens == 1 else None
+        if stream is not None:
+            return multiply_stream(gpu, x, weights, product.bias, gate, residual, kind, norm, stream)
         return multiply_tiles(gpu, x, weights, product.bias, gate, residual, kind, norm)
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
@@ -249,9 +256,13 @@ def choose_rows(tokens: int, outputs: int) -> int:
 
 def add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
     """x plus the product, in f32, and None; or x and the product, or shares of it, which are still to be added."""
+    matrix = product.parts[0].upload.array
+    if product.way == "floats":
+        plan = _plan_floats(ctx, product, shared=True)
+        if plan is not None and plan.shares > 1:
+            return x, multiply_floats(ctx.gpu, product.x, matrix, None, 0, None, ctx.gpu.mx.float32, None, plan)
     if product.way != "library":
         return multiply(ctx, product, residual=x), None
-    matrix = product.parts[0].upload.array
     shares = choose_shares(*matrix.shape)
     if shares == 1:
         return x, multiply(ctx, product)
@@ -263,8 +274,10 @@ def choose_shares(outputs: int, inputs: int) -> int:
     return SHARES if outputs < MAX_SHARED_OUTPUTS and inputs % (SHARES * LIBRARY_COLUMNS) == 0 else 1
 
 
-def can_gate(product: Product) -> bool:
+def can_gate(ctx: Context, product: Product) -> bool:
     """Whether `gate_product` takes it."""
+    if product.way == "floats":
+        return _plan_floats(ctx, product, gate=1) is not None
     return len(product.parts) == 1 and product.way != "library"
 
 
@@ -278,6 +291,8 @@ def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
     tokens = x.shape[0]
     if len(parts) <= 2 and all(_takes_tiles(ctx, part, tokens) for part in parts):
         return "tiles"
+    if len(parts) == 1 and _takes_floats(ctx, parts[0], tokens, bias):
+        return "floats"
     is_plain = len(parts) == 1 and bias is None and parts[0].type_name in FLOATS
     suits_library = is_plain and x.dtype == parts[0].upload.array.dtype
     limit = MAX_FLOAT_ROWS if suits_library else MAX_OTHER_ROWS
@@ -290,6 +305,21 @@ def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
 
 def _takes_tiles(ctx: Context, part: Part, tokens: int) -> bool:
     return ctx.gpu.has_tiles and part.raw is not None and part.type_name in BLOCKS and MIN_TILED <= tokens <= MAX_TILED
+
+
+def _takes_floats(ctx: Context, part: Part, tokens: int, bias: Any) -> bool:
+    gpu = ctx.gpu
+    if not gpu.has_tiles or part.type_name not in ("f16", "bf16"):
+        return False
+    shape = (tokens, *part.upload.array.shape, gpu.processors, gpu.room_bytes)
+    return plan_floats(*shape, shared=bias is None) is not None
+
+
+def _plan_floats(ctx: Context, product: Product, *, gate: int = 0, shared: bool = False) -> FloatsPlan | None:
+    gpu, (rows, columns) = ctx.gpu, product.parts[0].upload.array.shape
+    made = rows // 2 if gate else rows
+    shared = shared and product.bias is None
+    return plan_floats(product.tokens, made, columns, gpu.processors, gpu.room_bytes, shared=shared)
 
 
 def _has_kernel(part: Part, tokens: int, float_rows: int = MAX_OTHER_ROWS) -> bool:
