@@ -65,7 +65,7 @@ def run(
 
 
 @pytest.mark.parametrize("type_name", ["bf16", "f16"])
-@pytest.mark.parametrize("tokens", [1, 2, 8, 11, 16])
+@pytest.mark.parametrize("tokens", [1, 2, 8])
 def test_every_number_of_rows(gpu: Context, type_name: str, tokens: int) -> None:
     assert run(gpu, (100, 1024), tokens, type_name=type_name, narrow=True) < NARROW[type_name]
 
@@ -74,7 +74,7 @@ def test_every_number_of_rows(gpu: Context, type_name: str, tokens: int) -> None
     ("tokens", "plan"),
     [
         (1, FloatsPlan(5, 1, 0, 2, 3)),
-        (1, FloatsPlan(2, 3, 0, 4, 1)),
+        (1, FloatsPlan(2, 3, 0, 4, 2)),
         (7, FloatsPlan(5, 1, 1, 4, 3)),
         (7, FloatsPlan(2, 2, 1, 4, 9)),
         (9, FloatsPlan(1, 3, 2, 8, 5)),
@@ -96,8 +96,9 @@ def test_one_row_with_norm_gate_and_sum(gpu: Context, columns: int) -> None:
     assert run(gpu, (2 * 24, columns), 1, gate=1, normed=True, added=True) < NARROW["bf16"]
 
 
-def test_few_rows_with_bias_and_sum(gpu: Context) -> None:
-    assert run(gpu, (70, 512), 3, biased=True, added=True) < NARROW["bf16"]
+@pytest.mark.parametrize("normed", [False, True])
+def test_few_rows_with_bias_and_sum(gpu: Context, normed: bool) -> None:
+    assert run(gpu, (70, 512), 3, biased=True, added=True, normed=normed) < NARROW["bf16"]
 
 
 def test_what_is_not_a_number_stays_so(gpu: Context) -> None:
@@ -108,16 +109,16 @@ def test_what_is_not_a_number_stays_so(gpu: Context) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 6])
 def test_stays_within_its_arrays(sanitized: Context, tokens: int) -> None:
-    assert run(sanitized, (2 * 21, 512), tokens, gate=1, biased=True, added=True, normed=tokens == 1) < NARROW["bf16"]
+    assert run(sanitized, (2 * 21, 512), tokens, gate=1, biased=True, added=True, normed=True) < NARROW["bf16"]
     assert run(sanitized, (37, 1024), tokens, FloatsPlan(2, 2, int(tokens > 1), 4, 3)) < NARROW["bf16"]
 
 
 def test_what_is_not_streamed() -> None:
     assert plan_floats(1, 4096, 14336, 132, ROOM_BYTES, shared=False) == FloatsPlan(132, 1, 0)
-    assert plan_floats(8, 4096, 14336, 132, ROOM_BYTES, shared=True) == FloatsPlan(66, 2, 1)
+    assert plan_floats(8, 4096, 14336, 132, ROOM_BYTES, shared=True) == FloatsPlan(33, 4, 1)
     assert plan_floats(8, 4096, 14336, 132, ROOM_BYTES, shared=False) is None
-    assert plan_floats(16, 4096, 4096, 132, ROOM_BYTES, shared=False) == FloatsPlan(132, 1, 2)
-    assert plan_floats(17, 4096, 4096, 132, ROOM_BYTES, shared=True) is None
+    assert plan_floats(8, 4096, 4096, 132, ROOM_BYTES, shared=False) == FloatsPlan(132, 1, 1)
+    assert plan_floats(9, 4096, 4096, 132, ROOM_BYTES, shared=True) is None
     assert plan_floats(8, 4096, 4096, 132, 64 * 1024, shared=False) is None
     assert plan_floats(8, 4096, 4096 + 64, 132, ROOM_BYTES, shared=False) is None
     assert plan_floats(8, 4096, 4096, 0, 0, shared=False) is None
@@ -127,8 +128,8 @@ def test_what_is_not_streamed() -> None:
     ("tokens", "wide", "expected"),
     [
         (1, 1024, ["linear_floats", "linear_floats", "rms_norm"]),
-        (9, 1024, ["rms_norm", "linear_floats", "linear_floats", "rms_norm"]),
-        (16, 8192, ["rms_norm", "linear_floats", "linear_floats", "rms_norm"]),  # in shares, which the norm adds up
+        (8, 1024, ["rms_norm", "linear_floats", "linear_floats", "rms_norm"]),
+        (8, 8192, ["rms_norm", "linear_floats", "linear_floats", "rms_norm"]),  # in shares, which the norm adds up
     ],
 )
 def test_layer_is_streamed(

@@ -20,14 +20,14 @@ FLOATS = Kernel(
     "floats.body",
     ("x", "weights", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
-    ("floats.h", "gate.h"),
+    ("gate.h", "floats.h"),
 )
 PIECE_ROWS, PIECE_COLUMNS, PIECE_BYTES = 16, 64, 2048
 TILE_TOKENS = 8
-MAX_TOKENS = 16
+MAX_TOKENS = 8
 SIMD_GROUPS = 8
 STAGES = 12  # pieces of a SIMD-group under way
-MAX_WORDS = 128  # that a lane holds of x
+MAX_WORDS = 64  # that a lane holds of x
 SHARES = (1, 2, 4)
 
 
