@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.floats_chain import join_products
 
 FLOATS = Kernel(
     "linear_floats",
@@ -130,5 +131,6 @@ def multiply_floats(
         ),
         types={"X": x.dtype, "K": weight.dtype, "Y": kind},
         room_bytes=plan.room_bytes,
+        join=join_products,
     )
     return out

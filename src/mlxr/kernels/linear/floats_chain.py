@@ -1,7 +1,7 @@
 """Streamed products that come right after one another, as one launch: the memory does not rest between them.
 
-A launch that ends leaves the memory idle until the next one's first weights are asked for. Joined, threadgroups wait for
-each other in between instead, with the next weights under way. Knows launches, no arrays.
+A launch that ends leaves the memory idle until the next one's first weights are asked for. Joined, threadgroups wait
+for each other in between instead, with the next weights under way. Knows launches, no arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ CHAIN = Kernel(
 
 
 def join_products(launches: Sequence[Launch], turns: Any) -> list[Launch]:
-    """Neighbouring launches of `floats.FLOATS`, as many as fit together as one; `turns` is a word for `await_groups`."""
+    """Neighbouring launches of `floats.FLOATS`, as many as fit together as one.
+
+    `turns` is the address of a word on the device, which is 0 before the first launch.
+    """
     joined: list[Launch] = []
     run: list[Launch] = []
     for launch in launches:
