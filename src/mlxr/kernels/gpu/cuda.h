@@ -115,11 +115,11 @@ FUNCTION void await_groups(const int *turns, uint groups) {
   if (threadIdx.x == 0) { // all together add 2^31
     const uint mine = blockIdx.x == 0 ? 0x80000000u - (groups - 1u) : 1u;
     uint before, now;
-    __threadfence();
-    asm volatile("atom.add.relaxed.gpu.u32 %0, [%1], %2;" : "=r"(before) : "l"(turns), "r"(mine) : "memory");
+    asm volatile("atom.add.release.gpu.u32 %0, [%1], %2;" : "=r"(before) : "l"(turns), "r"(mine) : "memory");
     do
-      asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+      asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
     while (((before ^ now) & 0x80000000u) == 0u);
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
   }
   barrier();
 }
