@@ -119,7 +119,7 @@ FUNCTION void await_groups(const int *turns, uint groups) {
     do
       asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
     while (((before ^ now) & 0x80000000u) == 0u);
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
   }
   barrier();
 }
