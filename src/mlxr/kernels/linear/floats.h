@@ -145,11 +145,14 @@ template <typename K, int UNITS, int SIMDS, int N, bool SINGLE, bool NORM> struc
         to[8 * n + lane / 4] = sum;
     }
   }
-  // Those of unit `turn` * KEPT + i.
+  // Those of unit `turn` * KEPT + i. By a mask, since compilers make branches of a choice and put products of matrices
+  // into both, where not all lanes meet.
   FUNCTION void meet(int turn, int i, int n, int half, PRIVATE uint *b) const {
+    const int other = lane / 4 ^ turn; // below 8
+    const uint mask = SINGLE ? uint((other - 1) >> 31) : 0xFFFFFFFFu;
     UNROLL
     for (int k = 0; k < 4; ++k)
-      b[k] = !SINGLE || lane / 4 == turn ? words[i][n][half][k] : 0u;
+      b[k] = words[i][n][half][k] & mask;
   }
 };
 
