@@ -110,20 +110,6 @@ FUNCTION void await_inputs() {
 #endif
 }
 
-FUNCTION void await_groups(const int *turns, uint groups) {
-  barrier();
-  if (threadIdx.x == 0) { // all together add 2^31
-    const uint mine = blockIdx.x == 0 ? 0x80000000u - (groups - 1u) : 1u;
-    uint before, now;
-    asm volatile("atom.add.release.gpu.u32 %0, [%1], %2;" : "=r"(before) : "l"(turns), "r"(mine) : "memory");
-    do
-      asm volatile("ld.relaxed.gpu.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
-    while (((before ^ now) & 0x80000000u) == 0u);
-    asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
-  }
-  barrier();
-}
-
 #define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
 
 FUNCTION uint pack_pair(float low, float high) {

@@ -14,10 +14,6 @@
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
 //   simd_barrier          orders what the lanes of a SIMD-group do in the threadgroup's memory
-//   await_groups          until all threadgroups of the launch, so many, have come here, and what they wrote is to be seen;
-//                         all of them must have a place at once. The word in device memory is 0 before the first launch,
-//                         and left as the next one needs it. Here there is one threadgroup at a time; Metal has no such
-//                         word, so kernels with it are not launched there
 //   ROOM                  declares words of the threadgroup's memory as `room_bytes` of the launch gives them, once
 //   copy_words            begins to bring four words into the threadgroup's memory; addresses are multiples of 16
 //   stream_words          the same of what lies beside other words that are read soon, and all of them once
@@ -428,11 +424,6 @@ template <int N> FUNCTION void await_copies() {
 }
 
 FUNCTION void await_inputs() {}
-FUNCTION void await_groups(const int *, uint groups) {
-  if (groups != 1)
-    emulated::fail("threadgroups that run one after another cannot wait for each other");
-  barrier();
-}
 
 #define ROOM(name, WORDS) SHARED uint name[WORDS]
 

@@ -56,13 +56,11 @@ class Launcher:
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
         room_bytes: int = 0,
-        join: Any = None,  # noqa: ARG002 -- for the recorder, which stands here while a step is recorded
     ) -> list[Any]:
         """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
 
         A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
-        `room_bytes` is what a ROOM of the body takes of a threadgroup's memory. `join` makes fewer launches of
-        neighbours in a recorded step, given them and a word on the device for `await_groups`; these run one by one.
+        `room_bytes` is what a ROOM of the body takes of a threadgroup's memory.
         """
         template = {"THREADS": threads, **(constants or {})}
         if self.emulator is not None:

@@ -10,7 +10,6 @@ import ctypes
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ from mlxr.kernels.gpu.cuda_products import CudaProducts, Shape
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant
 from mlxr.kernels.gpu.launcher import Launcher, view_host
-from mlxr.kernels.gpu.recording import ALIGNMENT_BYTES, Launch, Product
+from mlxr.kernels.gpu.recording import Launch, Product
 from mlxr.kernels.gpu.step_memory import StepMemory
 from mlxr.kernels.gpu.steps import Results
 
@@ -164,15 +163,6 @@ def _shape_of(product: Product) -> Shape:
     return Shape(product.tokens, product.outputs, product.inputs, product.kind, product.shares)
 
 
-def join_launches(launches: Sequence[Launch | Product], turns: Any) -> list[Launch | Product]:
-    """Neighbours that can be one launch as one; `turns` is for `await_groups`."""
-    joined: list[Launch | Product] = []
-    for join, group in groupby(launches, lambda each: each.join if isinstance(each, Launch) else None):
-        run = list(group)
-        joined += run if join is None else join([each for each in run if isinstance(each, Launch)], turns)
-    return joined
-
-
 def open_launches(launches: Sequence[Launch | Product]) -> Sequence[Launch | Product]:
     """Where threadgroups of two launches fit beside each other, because some declare so: launches that let them."""
     if not any(isinstance(launch, Launch) and launch.room_bytes for launch in launches):
@@ -192,7 +182,6 @@ class CudaMachine:
         self.memory = StepMemory(self._allocate)
         self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
         self._written: list[tuple[int, int, int]] = []
-        self._turns = 0  # where the word for `await_groups` is
 
     @property
     def held_bytes(self) -> int:
@@ -209,7 +198,7 @@ class CudaMachine:
         """A captured graph."""
         self._driver.enter()
         if self._driver.starts_early:
-            launches = open_launches(join_launches(launches, self._find_turns()))
+            launches = open_launches(launches)
         self._compile(launches)
         found = self._find_arrays([array for launch in launches for array in launch.arrays])
         addresses = [
@@ -286,12 +275,6 @@ class CudaMachine:
     def _allocate(self, size_bytes: int) -> int:
         self._driver.enter()
         return self._driver.allocate(size_bytes)
-
-    def _find_turns(self) -> int:
-        if not self._turns:
-            self._turns = self._allocate(ALIGNMENT_BYTES)
-            self.write(self._turns, np.zeros(ALIGNMENT_BYTES, np.uint8))
-        return self._turns
 
     def _compile(self, launches: Sequence[Launch | Product]) -> None:
         rooms = {(each.kernel, each.variant): each.room_bytes for each in launches if isinstance(each, Launch)}

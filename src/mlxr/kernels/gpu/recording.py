@@ -11,7 +11,7 @@ import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel, Variant, name_type
@@ -56,10 +56,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """One launch; `arrays` are addresses, or MLX's arrays where they are not known yet: inputs, then outputs.
-
-    `join` makes fewer launches of several that follow each other and have the same one; see `Launcher.launch`.
-    """
+    """One launch; `arrays` are addresses, or MLX's arrays where they are not known yet: inputs, then outputs."""
 
     kernel: Kernel
     variant: Variant
@@ -67,14 +64,12 @@ class Launch:
     groups: tuple[int, int, int]
     threads: int
     room_bytes: int = 0
-    join: Join | None = None
 
     def put_out(self, address: int) -> Launch:
         """The same with its last result at `address`."""
-        return replace(self, arrays=(*self.arrays[:-1], address))
-
-
-Join = Callable[[Sequence[Launch], Any], list[Launch]]
+        return Launch(
+            self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads, self.room_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +122,6 @@ class Recorder:
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
         room_bytes: int = 0,
-        join: Join | None = None,
     ) -> list[Any]:
         """As `Launcher.launch`."""
         made = [self.make(shape, kind) for shape, kind in outputs]
@@ -138,7 +132,7 @@ class Recorder:
             (kind for _, kind in outputs),
         )
         arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
-        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes, join))
+        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes))
         return made
 
     def multiply(self, x: Buffer, weight: Any, shares: int = 0, wide: Any = None) -> Buffer:

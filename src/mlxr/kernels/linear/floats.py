@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.linear.floats_chain import join_products
 
 FLOATS = Kernel(
     "linear_floats",
@@ -28,7 +27,8 @@ TILE_TOKENS = 8
 MAX_TOKENS = 8
 SIMD_GROUPS = 8
 STAGES = 12  # pieces of a SIMD-group under way
-MAX_WORDS = 64  # that a lane holds of x
+MAX_UNITS = 8  # that a SIMD-group holds of each eight rows of x: 64 words of a lane
+MAX_SINGLE_UNITS = 64  # of one row, which takes an eighth of that
 SHARES = (1, 2, 4)
 
 
@@ -59,9 +59,9 @@ def plan_floats(
     tiles = 0 if tokens == 1 else -(-tokens // TILE_TOKENS)
     for shares in SHARES if shared else SHARES[:1]:
         units, rest = divmod(inputs, shares * PIECE_COLUMNS * SIMD_GROUPS)
-        held = 8 * (units * tiles if tiles else -(-units // 8))
         groups = min(processors // shares, outputs)
-        if rest or not units or held > MAX_WORDS or not groups or tokens > MAX_TOKENS:
+        most_units = MAX_UNITS if tiles else MAX_SINGLE_UNITS
+        if rest or not 0 < units <= most_units or not groups or tokens > MAX_TOKENS:
             continue
         plan = FloatsPlan(groups, shares, tiles)
         return plan if plan.room_bytes <= room_bytes else None
@@ -131,6 +131,5 @@ def multiply_floats(
         ),
         types={"X": x.dtype, "K": weight.dtype, "Y": kind},
         room_bytes=plan.room_bytes,
-        join=join_products,
     )
     return out

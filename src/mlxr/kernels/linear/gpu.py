@@ -25,7 +25,6 @@ from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import BLOCK_HEADERS, FILL, multiply_expanded
 from mlxr.kernels.linear.floats import FLOATS as FLOAT_STREAM
 from mlxr.kernels.linear.floats import FloatsPlan, multiply_floats, plan_floats
-from mlxr.kernels.linear.floats_chain import CHAIN
 from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
@@ -97,7 +96,7 @@ EXPAND = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "expand.h"),
 )
-KERNELS = (ROWS, TILES, STREAM, FLOAT_STREAM, CHAIN, FILL, EXPAND)
+KERNELS = (ROWS, TILES, STREAM, FLOAT_STREAM, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +171,8 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
     way = _find_way(ctx, x, parts, bias)
     if way:
         norms = way == "rows" or (way == "tiles" and can_norm(tokens, weight.in_features))
-        norms = norms or (way == "floats" and parts[0].type_name == "bf16")  # a stream may be too large for f16
+        # what is only multiplied by the norm's weight may be too large for f16
+        norms = norms or (way == "floats" and tokens == 1 and parts[0].type_name == "bf16")
         inputs = x.parts if isinstance(x, Deferred) and x.is_open and norms else settle(x)
         product = Product(inputs, parts, bias, way)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
