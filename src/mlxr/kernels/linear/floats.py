@@ -27,7 +27,7 @@ TILE_TOKENS = 8
 MAX_TOKENS = 8
 SIMD_GROUPS = 8
 STAGES = 12  # pieces of a SIMD-group under way
-MAX_UNITS = 8  # that a SIMD-group holds of each eight rows of x: 64 words of a lane
+MAX_UNITS = 12  # that a SIMD-group holds of eight rows of x: 96 words of a lane
 MAX_SINGLE_UNITS = 64  # of one row, which takes an eighth of that
 SHARES = (1, 2, 4)
 
