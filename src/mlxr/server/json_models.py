@@ -10,7 +10,6 @@ import json
 import random
 from typing import Annotated, Any
 
-from fastapi import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -30,7 +29,6 @@ def _refuse_true(value: bool) -> bool:
 
 
 Off = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
-Responses = dict[int | str, dict[str, Any]]  # what FastAPI's routes take to describe their responses
 
 
 class RequestModel(BaseModel):
@@ -53,11 +51,6 @@ def optional() -> Any:
 def bound_top_p(top_p: float | None) -> float:
     """A client's top_p as SamplingParams has it: absent is 1; its 0 leaves the likeliest token, ours is above 0."""
     return 1.0 if top_p is None else top_p or _SMALLEST_TOP_P
-
-
-def reply_json(reply: BaseModel, status: int = 200) -> Response:
-    """`reply` as the body of a response; fields spelt by their aliases."""
-    return Response(reply.model_dump_json(by_alias=True), status, media_type="application/json")
 
 
 def dump_json(value: object, field: str) -> str:
