@@ -19,7 +19,6 @@ from typing import Annotated
 import typer
 
 from mlxr.cli.commands import COMMANDS, CommandRow
-from mlxr.cli.flags import expand_flags
 from mlxr.cli.terminal import make_printable
 from mlxr.core.errors import MlxrError
 
@@ -52,17 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The typer application for these arguments: the command they name in full, of the others only the help line."""
+    """The typer application for these arguments: the command they name in full, of the others only the help line.
+
+    The list of all commands is plain text: the import of rich takes longer than all else that it needs.
+    """
+    named = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
         name="mlxr",
         help="Run language models on the machine you have.",
         add_completion=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=None if named is None else "rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_root)
-    named = next((argument for argument in arguments if not argument.startswith("-")), None)
     for row in COMMANDS:
         app.command(row.name, help=row.help if row.name != named else None)(_load(row, named))
     return app
@@ -71,6 +73,8 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 def _load(row: CommandRow, named: str | None) -> Callable[..., None]:
     if row.name != named:
         return lambda: None
+    from mlxr.cli.flags import expand_flags
+
     function: Callable[..., None] = getattr(import_module(row.module), row.function)
     return expand_flags(function)
 
