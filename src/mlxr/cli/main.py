@@ -7,6 +7,7 @@ went wrong is told by the error that ends the command.
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -25,6 +26,7 @@ from mlxr.core.errors import MlxrError
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+COLLECT_EVERY = 50_000  # new objects; Python's own 700 has imports looked through hundreds of times, and to no end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_streams()
     try:
-        with _show_warnings():
+        with _show_warnings(), _collect_seldom():
             result = build_app(given)(args=given or ["--help"], prog_name="mlxr", standalone_mode=False)
         sys.stdout.flush()
     except MlxrError as error:
@@ -155,6 +157,16 @@ def _show_warnings() -> Iterator[None]:
         yield
     finally:
         root.removeHandler(handler)
+
+
+@contextmanager
+def _collect_seldom() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(COLLECT_EVERY, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _format_line(message: str) -> str:

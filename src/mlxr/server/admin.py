@@ -23,7 +23,7 @@ router = Router(prefix="/v1/admin", tags=["admin"])
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
 
 class ModelRow(_Row):

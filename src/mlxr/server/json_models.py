@@ -1,7 +1,8 @@
 """What the JSON of requests and replies has in common: pydantic models from which also the OpenAPI document is made.
 
 Requests are strict: a value of another JSON type, a number that is none, or a field that is not in the model is
-refused, and the error names it. Knows no dialect and no route.
+refused, and the error names it. A model's validator is built when it is first used (some 3 ms), which spares the start
+those of all dialects. Knows no dialect and no route.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ Off = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boo
 class RequestModel(BaseModel):
     """Base of all that a client sends."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class ReplyModel(BaseModel):
     """Base of all that a client gets."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", frozen=True)
 
 
 def optional() -> Any:

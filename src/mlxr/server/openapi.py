@@ -5,8 +5,11 @@ FastAPI describes the routes and does nothing else here, so it is imported when 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 import mlxr
 from mlxr.server.routes import RouteRow
@@ -33,7 +36,9 @@ def describe_routes(rows: Sequence[RouteRow]) -> dict[str, Any]:
     for row in rows:
         if row.method != "HEAD":
             router.add_api_route(row.path, row.handler, methods=[row.method], tags=[*row.tags], **row.description)
-    schema = get_openapi(title=TITLE, version=str(mlxr.__version__), summary=SUMMARY, routes=router.routes)
+    with warnings.catch_warnings():  # FastAPI does the same, but too early for models that are built when first used
+        warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
+        schema = get_openapi(title=TITLE, version=str(mlxr.__version__), summary=SUMMARY, routes=router.routes)
     for path, operation in _operations(schema):
         operation["responses"].pop("422", None)  # bodies that do not fit are answered with 400, see `errors`
         operation["responses"]["default"] = ERROR

@@ -33,7 +33,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True)
 
 
 class TokenizeBody(_Body):
@@ -75,7 +75,7 @@ class Content(_Body):
 class ApplyTemplateBody(BaseModel):
     """A conversation, its messages as in chat completions."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     messages: list[dict[str, object]]
     model: str | None = None
