@@ -26,7 +26,7 @@ from mlxr.core.errors import MlxrError
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
-COLLECT_EVERY = 50_000  # new objects; Python's own 700 has imports looked through hundreds of times, and to no end
+COLLECT_EVERY = 10_000  # new objects; 700, as Python has it, makes an import look through all there is, to no end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
