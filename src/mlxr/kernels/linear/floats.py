@@ -56,15 +56,14 @@ def plan_floats(
 
     `outputs` are those that are made, `shared` says whether shares of the columns may be left to add up.
     """
+    if tokens > MAX_TOKENS or not processors or outputs * processors >= 2**31:
+        return None
     tiles = 0 if tokens == 1 else -(-tokens // TILE_TOKENS)
     for shares in SHARES if shared else SHARES[:1]:
         units, rest = divmod(inputs, shares * PIECE_COLUMNS * SIMD_GROUPS)
-        groups = min(processors // shares, outputs)
-        most_units = MAX_UNITS if tiles else MAX_SINGLE_UNITS
-        if rest or not 0 < units <= most_units or not groups or tokens > MAX_TOKENS:
-            continue
-        plan = FloatsPlan(groups, shares, tiles)
-        return plan if plan.room_bytes <= room_bytes else None
+        if not rest and 0 < units <= (MAX_UNITS if tiles else MAX_SINGLE_UNITS):
+            plan = FloatsPlan(min(max(1, processors // shares), outputs), shares, tiles)
+            return plan if plan.room_bytes <= room_bytes else None
     return None
 
 
