@@ -65,7 +65,7 @@ def run(
 
 
 @pytest.mark.parametrize("type_name", ["bf16", "f16"])
-@pytest.mark.parametrize("tokens", [1, 2, 8])
+@pytest.mark.parametrize("tokens", [1, 2, 8, 13])
 def test_every_number_of_rows(gpu: Context, type_name: str, tokens: int) -> None:
     assert run(gpu, (100, 1024), tokens, type_name=type_name, narrow=True) < NARROW[type_name]
 
@@ -116,10 +116,11 @@ def test_what_is_not_streamed() -> None:
     assert plan_floats(1, 4096, 14336, 132, ROOM_BYTES, shared=False) == FloatsPlan(132, 1, 0)
     assert plan_floats(8, 4096, 14336, 132, ROOM_BYTES, shared=True) == FloatsPlan(33, 4, 1)
     assert plan_floats(8, 4096, 14336, 132, ROOM_BYTES, shared=False) is None
-    assert plan_floats(8, 4096, 4096, 132, ROOM_BYTES, shared=False) == FloatsPlan(132, 1, 1)
-    assert plan_floats(9, 4096, 4096, 132, ROOM_BYTES, shared=True) is None
+    assert plan_floats(16, 4096, 4096, 132, ROOM_BYTES, shared=False) == FloatsPlan(132, 1, 2)
+    assert plan_floats(17, 4096, 4096, 132, ROOM_BYTES, shared=True) is None
     assert plan_floats(8, 4096, 4096, 132, 64 * 1024, shared=False) is None
     assert plan_floats(8, 4096, 4096 + 64, 132, ROOM_BYTES, shared=False) is None
+    assert plan_floats(16, 2048, 5632, 132, ROOM_BYTES, shared=True) is None
     assert plan_floats(8, 4096, 4096, 0, 0, shared=False) is None
 
 

@@ -24,11 +24,10 @@ FLOATS = Kernel(
 )
 PIECE_ROWS, PIECE_COLUMNS, PIECE_BYTES = 16, 64, 2048
 TILE_TOKENS = 8
-MAX_TOKENS = 8
+MAX_TOKENS = 16
 SIMD_GROUPS = 8
 STAGES = 12  # pieces of a SIMD-group under way
-MAX_UNITS = 12  # that a SIMD-group holds of eight rows of x: 96 words of a lane
-MAX_SINGLE_UNITS = 64  # of one row, which takes an eighth of that
+MAX_UNITS = (64, 12, 8)  # pieces of a tile that a SIMD-group holds x for: of one row, of eight, of 16
 SHARES = (1, 2, 4)
 
 
@@ -61,7 +60,7 @@ def plan_floats(
     tiles = 0 if tokens == 1 else -(-tokens // TILE_TOKENS)
     for shares in SHARES if shared else SHARES[:1]:
         units, rest = divmod(inputs, shares * PIECE_COLUMNS * SIMD_GROUPS)
-        if not rest and 0 < units <= (MAX_UNITS if tiles else MAX_SINGLE_UNITS):
+        if not rest and 0 < units <= MAX_UNITS[tiles]:
             plan = FloatsPlan(min(max(1, processors // shares), outputs), shares, tiles)
             return plan if plan.room_bytes <= room_bytes else None
     return None
