@@ -26,7 +26,7 @@ PIECE_ROWS, PIECE_COLUMNS, PIECE_BYTES = 16, 64, 2048
 TILE_TOKENS = 8
 MAX_TOKENS = 16
 SIMD_GROUPS = 8
-STAGES = 12  # pieces of a SIMD-group under way
+STAGES = 10  # pieces of a SIMD-group under way: attention finds a place beside them
 MAX_UNITS = (64, 12, 8)  # pieces of a tile that a SIMD-group holds x for: of one row, of eight, of 16
 SHARES = (1, 2, 4)
 

@@ -2,8 +2,9 @@
 
 Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
 over (`tiles.py`), from MIN_TILED to MAX_TILED rows, and one for a single row of some types (`stream.py`). More rows:
-the weight is expanded and MLX multiplies (`expand.py`); floats are a library's matter, which in a recorded step leaves
-sums to the norm after it. Without kernels (MLX on CPU) weights are decoded when they are loaded.
+the weight is expanded and MLX multiplies (`expand.py`). Floats are streamed for a few rows (`floats.py`), else a
+library's matter; both may leave sums to the norm after them. Without kernels (MLX on CPU) weights are decoded when they
+are loaded.
 """
 
 from __future__ import annotations
@@ -292,10 +293,10 @@ def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
     tokens = x.shape[0]
     if len(parts) <= 2 and all(_takes_tiles(ctx, part, tokens) for part in parts):
         return "tiles"
-    if len(parts) == 1 and _takes_floats(ctx, parts[0], tokens, bias):
-        return "floats"
     is_plain = len(parts) == 1 and bias is None and parts[0].type_name in FLOATS
     suits_library = is_plain and x.dtype == parts[0].upload.array.dtype
+    if len(parts) == 1 and _takes_floats(ctx, parts[0], tokens, shared=suits_library):
+        return "floats"
     limit = MAX_FLOAT_ROWS if suits_library else MAX_OTHER_ROWS
     if len(parts) <= 2 and all(_has_kernel(part, tokens, limit) for part in parts):
         return "rows"
@@ -308,12 +309,13 @@ def _takes_tiles(ctx: Context, part: Part, tokens: int) -> bool:
     return ctx.gpu.has_tiles and part.raw is not None and part.type_name in BLOCKS and MIN_TILED <= tokens <= MAX_TILED
 
 
-def _takes_floats(ctx: Context, part: Part, tokens: int, bias: Any) -> bool:
+def _takes_floats(ctx: Context, part: Part, tokens: int, *, shared: bool) -> bool:
+    """Where it goes in shares alone, `shared` says whether another way is there for whoever wants the whole."""
     gpu = ctx.gpu
     if not gpu.has_tiles or part.type_name not in ("f16", "bf16"):
         return False
-    shape = (tokens, *part.upload.array.shape, gpu.processors, gpu.room_bytes)
-    return plan_floats(*shape, shared=bias is None) is not None
+    rows, columns = part.upload.array.shape
+    return plan_floats(tokens, rows, columns, gpu.processors, gpu.room_bytes, shared=shared) is not None
 
 
 def _plan_floats(ctx: Context, product: Product, *, gate: int = 0, shared: bool = False) -> FloatsPlan | None:
