@@ -62,6 +62,7 @@ $(VENV)/.installed $(PEERS)/.installed: %/.installed: %/bin/python $(SOURCES)
 	@echo "building mlxr in $* (about a minute) ..."
 	@$*/$(PIP_INSTALL) $(BUILD_TOOLS)
 	@$*/$(PIP_INSTALL) --no-build-isolation -e .
+	@$*/bin/python -m compileall -q src/mlxr  # as pip does with what it copies; otherwise the first start does, if it may
 	@if [ "$*" = "$(PEERS)" ]; then echo "installing the peers (llama.cpp is compiled: some minutes) ..." && \
 		$*/bin/python -c '$(EXTRA)' dev >$*/extra.txt && $*/bin/python -c '$(EXTRA)' peers >>$*/extra.txt && $*/$(PIP_INSTALL) -r $*/extra.txt; fi
 	@touch $@

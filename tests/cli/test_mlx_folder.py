@@ -19,7 +19,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.scoring import Doubles
 from mlxr.formats import open_gguf
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.device import find_gpu
+from mlxr.kernels.gpu.library import find_gpu
 from mlxr.loading import load, name_quantization, open_source
 from mlxr.service.opening import build_engine
 

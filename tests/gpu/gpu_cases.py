@@ -15,8 +15,8 @@ from mlxr.core.errors import DeviceError
 from mlxr.formats import TensorSource, by_name
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.device import load_mlx
 from mlxr.kernels.gpu.emulator import find_compiler
+from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.split_heads import HeadNorms, split_heads

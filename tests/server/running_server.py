@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from mlxr.core.settings import Settings, resolve
 from mlxr.server.activity import InFlight
@@ -31,7 +31,7 @@ class RunningServer:
     """A server in a thread. `url` is its address, `app.state` its inside (of another thread: look, do not touch)."""
 
     url: str
-    app: FastAPI
+    app: Starlette
     server: Server
     thread: threading.Thread
     settings: Settings

@@ -198,6 +198,18 @@ def test_a_request_that_never_comes_whole_does_not_hold_up_the_end(
     assert "Traceback" not in caplog.text
 
 
+def test_a_client_that_goes_before_its_body_is_whole_is_no_failure(
+    running: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, _, port = running.url.removeprefix("http://").rpartition(":")
+    caplog.set_level(logging.INFO, "mlxr")
+    with socket.create_connection((host, int(port)), WAIT_S) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        wait_until(lambda: any(row.path == "/v1/completions" for row in running.app.state.activity))
+    wait_until(lambda: any(getattr(record, "fields", {}).get("status") == 499 for record in caplog.records))
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
 def test_a_draining_server_takes_nothing_new(make_server: MakeServer) -> None:
     running = make_server()
     with running.client() as client:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import warnings
+from collections.abc import Iterator
 
 import pytest
 from demo_texts import ANSWER, QUESTION, WEATHER
@@ -12,6 +15,16 @@ from demo_texts import ANSWER, QUESTION, WEATHER
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network for a price list
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # both libraries warn about each other and about pydantic
+
+
+@pytest.fixture(scope="module", autouse=True)
+def close_left_loop() -> Iterator[None]:
+    """They leave an event loop open in this thread, which Python would tell of during some later test."""
+    yield
+    with warnings.catch_warnings(), contextlib.suppress(RuntimeError):  # since Python 3.14: there is none
+        warnings.simplefilter("ignore")
+        asyncio.get_event_loop().close()
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture(scope="module")

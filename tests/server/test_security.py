@@ -6,10 +6,9 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -35,25 +34,16 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     server.stop()
 
 
-def all_routes(routes: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Method and path of every route, those of included routers too."""
-    for route in routes:
-        inner = getattr(route, "original_router", None)
-        if inner is not None:
-            yield from all_routes(inner.routes)
-        else:
-            for method in route.methods:
-                yield method, re.sub(r"\{[^}]*\}", "x", route.path)
+def fill_path(path: str) -> str:
+    return re.sub(r"\{[^}]*\}", "x", path)
 
 
 def test_every_route_but_health_needs_a_key(locked: RunningServer) -> None:
-    routes = sorted(set(all_routes(locked.app.routes)))
+    routes = {(method, fill_path(route.path)) for route in locked.app.routes for method in route.methods}
     assert len(routes) > 15
-    assert {path for dialect in DIALECTS for _, path in all_routes(dialect.router.routes)} <= {
-        path for _, path in routes
-    }
+    assert {(row.method, fill_path(row.path)) for dialect in DIALECTS for row in dialect.router.rows} <= routes
     with locked.client() as client:
-        for method, path in [*routes, ("GET", "/no/such/path"), ("OPTIONS", "/v1/models"), ("TRACE", "/")]:
+        for method, path in [*sorted(routes), ("GET", "/no/such/path"), ("OPTIONS", "/v1/models"), ("TRACE", "/")]:
             status = client.request(method, path).status_code
             if path in ("/health", "/health/live", "/health/ready"):
                 assert status == 200, path

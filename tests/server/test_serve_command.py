@@ -146,3 +146,13 @@ def test_settings_tell_where_they_come_from(tmp_path: Path) -> None:
     found = json.loads(subprocess.run([*command, "--json"], env=environment, capture_output=True, check=True).stdout)
     assert found["keep_alive_s"] == {"value": -1.0, "source": "file", "place": str(file), "scope": "server"}
     assert found["api_keys"]["value"] == "(1 set)"
+
+
+def test_a_start_imports_nothing_that_only_others_need() -> None:
+    script = (
+        "import sys, mlxr.cli.serve\n"
+        "needless = {'fastapi', 'rich', 'huggingface_hub', 'httpx', 'mlx.core', 'mlxr.kernels.linear.gpu',"
+        " 'mlxr.kernels.gpu.device'} & set(sys.modules)\n"
+        "assert not needless, needless"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
-from fastapi import Request
+from starlette.requests import Request
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.errors import ClientGone, ServerError

@@ -23,7 +23,7 @@ File = Annotated[
 
 
 def create(name: Name, settings: RegistrySettings, file: File = Path("Modelfile")) -> None:
-    """Make a model of another one: a name or file after FROM, and what the Modelfile sets anew."""
+    """Make a model from another one by a Modelfile: a name or file after FROM, and what is set anew."""
     modelfile = parse_modelfile(_read(file))
     registry = open_registry(settings)
     record = create_model(registry, name, _find_source(registry, modelfile.source, file.parent), modelfile.changes)

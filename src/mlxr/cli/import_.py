@@ -17,7 +17,7 @@ Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="What to call
 
 
 def import_(path: File, settings: RegistrySettings, name: Name = None) -> None:
-    """Give a model a name. Its files stay where they are and are not copied."""
+    """Give a model on disk a name. Its files stay where they are and are not copied."""
     place = find_model(path)
     with show_progress(f"reading {place.name}") as progress:
         record = open_registry(settings).import_file(place, name, progress=progress)

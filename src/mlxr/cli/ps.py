@@ -21,7 +21,7 @@ Url = Annotated[
 
 
 def ps(url: Url = None, json: Json = False) -> None:
-    """Show the models that a running server has loaded."""
+    """Show the models that a server has loaded."""
     settings = resolve()
     models = _ask(settings, url)
     if json:

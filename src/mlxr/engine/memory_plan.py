@@ -13,7 +13,7 @@ from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
 from mlxr.kernels.context import choose_device
-from mlxr.kernels.gpu.device import load_mlx
+from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.gpu.memory import read_free_bytes
 
 

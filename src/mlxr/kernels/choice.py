@@ -2,8 +2,8 @@
 
 An operator's folder holds `reference.py` and, where they exist, `cpu.py` and `gpu.py`, each with functions of the same
 names and arguments. The table of an operator is made from the files that are there; a missing `cpu.py` means the
-reference runs, which a GPU's arrays cannot go to. Importing them must need neither the native module nor `mlx`: they
-reach these through the context.
+reference runs, which a GPU's arrays cannot go to. An implementation is imported when a device first needs it, so that
+the kernels of a GPU cost nothing where there is none.
 """
 
 from __future__ import annotations
@@ -22,28 +22,26 @@ IMPLEMENTATIONS = {"cpu": "cpu", "reference": "reference"} | {
 
 
 class Choice:
-    """The implementations of one operator by device."""
+    """The implementations of one operator by device; those of devices that were asked for are imported."""
 
-    __slots__ = ("_by_device", "_package", "implementations")
+    __slots__ = ("_by_device", "_package")
 
     def __init__(self, package: str) -> None:
         self._package = package
-        kinds = dict.fromkeys(IMPLEMENTATIONS.values())
-        names = [name for name in kinds if find_spec(f"{package}.{name}") is not None]
-        self.implementations: dict[str, ModuleType] = {
-            name: importlib.import_module(f"{package}.{name}") for name in names
-        }
-        fallback = (REFERENCE, self.implementations[REFERENCE])
-        self._by_device = {
-            device: (name, self.implementations[name]) if name in self.implementations else fallback
-            for device, name in IMPLEMENTATIONS.items()
-            if name != "gpu" or name in self.implementations
-        }
+        self._by_device: dict[str, tuple[str, ModuleType]] = {}
 
     def pick(self, device: str) -> tuple[str, ModuleType]:
         """The name of the implementation that runs on `device`, and its module; DeviceError when there is none."""
         found = self._by_device.get(device)
         if found is None:
+            found = self._by_device[device] = self._load(device)
+        return found
+
+    def _load(self, device: str) -> tuple[str, ModuleType]:
+        name = IMPLEMENTATIONS.get(device)
+        if name == "cpu" and find_spec(f"{self._package}.cpu") is None:
+            name = REFERENCE
+        if name is None or find_spec(f"{self._package}.{name}") is None:
             operator = self._package.rpartition(".")[2]
             raise DeviceError(f"operator {operator} has no implementation for device {device!r}")
-        return found
+        return name, importlib.import_module(f"{self._package}.{name}")

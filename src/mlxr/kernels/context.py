@@ -154,7 +154,7 @@ def choose_device(name: str) -> Device:
     """`name`, or for "auto" the GPU that an installed mlx finds here, else the CPU."""
     if name != "auto":
         return cast(Device, name)
-    from mlxr.kernels.gpu.device import find_gpu
+    from mlxr.kernels.gpu.library import find_gpu
 
     return cast(Device, find_gpu() or "cpu")
 

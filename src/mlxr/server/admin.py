@@ -7,22 +7,23 @@ from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
 
 from mlxr.core.errors import EngineStopped
 from mlxr.server.activity import Activity, InFlight
 from mlxr.server.errors import ServerError
+from mlxr.server.routes import Router
 
 if TYPE_CHECKING:
     from mlxr.service.model_pool import ModelPool, RunningModel
     from mlxr.service.stats import SessionStats
 
-router = APIRouter(prefix="/v1/admin", tags=["admin"])
+router = Router(prefix="/v1/admin", tags=["admin"])
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
 
 class ModelRow(_Row):

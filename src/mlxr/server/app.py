@@ -6,17 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-import mlxr
 from mlxr.core.settings import Settings
 from mlxr.server import anthropic, ollama, openai, own
 from mlxr.server.activity import Activity
@@ -25,7 +27,8 @@ from mlxr.server.errors import to_error
 from mlxr.server.guard import Guard, RequestScope, render_error
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.metrics import Metrics
-from mlxr.server.openapi import describe_app
+from mlxr.server.openapi import describe_routes
+from mlxr.server.routes import RouteRow, build_route
 from mlxr.server.security import Keys
 
 if TYPE_CHECKING:
@@ -35,46 +38,46 @@ if TYPE_CHECKING:
 DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT, ollama.DIALECT)
 
 
-def create_app(pool: ModelPool, registry: Registry, settings: Settings) -> FastAPI:
+def create_app(pool: ModelPool, registry: Registry, settings: Settings) -> Starlette:
     """The application; raises SettingError for keys that cannot be read. Its end also ends `pool`."""
     metrics, activity = Metrics(), Activity()
     lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models], registry.sweep)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         lifecycle.start()
         try:
             yield
         finally:
             await lifecycle.stop()
 
-    app = FastAPI(
-        title="mlxr",
-        version=str(mlxr.__version__),
-        summary="Local language models for OpenAI, Anthropic and Ollama clients",
-        docs_url=None,
-        redoc_url=None,
-        lifespan=lifespan,
-    )
+    rows = [row for dialect in DIALECTS for row in dialect.router.rows]
+    app = Starlette(routes=[_document_route(rows), *map(build_route, rows)], lifespan=lifespan)
     state = {"pool": pool, "registry": registry, "settings": settings}
     state |= {"metrics": metrics, "activity": activity, "lifecycle": lifecycle}
     for name, value in state.items():
         setattr(app.state, name, value)
-    for dialect in DIALECTS:
-        app.include_router(dialect.router)
-    app.openapi = lambda: describe_app(app)  # type: ignore[method-assign]
     _add_layers(app, settings, activity, metrics, lifecycle)
     return app
 
 
-def _add_layers(app: FastAPI, settings: Settings, activity: Activity, metrics: Metrics, lifecycle: Lifecycle) -> None:
+def _document_route(rows: Sequence[RouteRow]) -> Route:
+    """GET /openapi.json; the document is made once, when somebody asks."""
+    describe = cache(partial(describe_routes, rows))
+
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(describe))
+
+    return Route("/openapi.json", openapi)
+
+
+def _add_layers(app: Starlette, settings: Settings, activity: Activity, metrics: Metrics, lifecycle: Lifecycle) -> None:
     """From the inside outwards."""
 
     async def answer(request: Request, error: Exception) -> Response:
         return render_error(DIALECTS, request, to_error(error))
 
     app.add_exception_handler(HTTPException, answer)
-    app.add_exception_handler(RequestValidationError, answer)
     keys = Keys.read(settings)
     app.add_middleware(Guard, settings=settings, keys=keys, dialects=DIALECTS, lifecycle=lifecycle)
     if settings.cors_origins:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fastapi import APIRouter
-
 from mlxr.server.errors import ServerError
+from mlxr.server.routes import Router
 
 RenderError = Callable[[ServerError, str], Mapping[str, object]]
 
@@ -21,7 +20,7 @@ class Dialect:
 
     name: str
     prefixes: tuple[str, ...]
-    router: APIRouter
+    router: Router
     render_error: RenderError
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from fastapi import Request
 from numpy.typing import NDArray
+from starlette.requests import Request
 
 from mlxr.server.generation import note_prompts
 from mlxr.server.streaming import until_disconnected

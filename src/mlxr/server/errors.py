@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from json import JSONDecodeError
 
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from mlxr.core.errors import (
@@ -83,24 +83,19 @@ _OWN_ERRORS: tuple[tuple[type[MlxrError], int, str, str | None], ...] = (
     (HubError, 502, "unavailable", None),
     (EngineStopped, 503, "stopping", None),
 )
-_CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def to_error(error: BaseException) -> ServerError:
     """What `error` means for the one who asked."""
     if isinstance(error, ServerError):
         return error
-    if isinstance(error, RequestValidationError):
-        return _from_validation(error)
-    if isinstance(error, HTTPException) and isinstance(error.__cause__, ValueError | RecursionError):
-        return ServerError(400, "invalid_request", f"the body {_explain_parsing(error.__cause__)}", "body")
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal")
         return ServerError(
             error.status_code,
             code,
             _shorten(str(error.detail)),
-            "body" if error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else None,
             allow=(error.headers or {}).get("Allow"),
         )
     if isinstance(error, InvalidRequest) and not isinstance(error, OutOfPages | QueueFull):
@@ -116,22 +111,20 @@ def to_error(error: BaseException) -> ServerError:
     return ServerError(500, "internal", "internal error; the server's log says more under the id of this request")
 
 
-def _explain_parsing(error: BaseException) -> str:
-    """Why a body could not be read; FastAPI says only that it could not."""
-    if isinstance(error, RecursionError):
-        return "is nested too deeply"
-    return "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"is not JSON: {_shorten(str(error))}"
+def explain_parsing(error: ValueError | RecursionError) -> ServerError:
+    """Why the bytes of a body are no JSON."""
+    if isinstance(error, JSONDecodeError):
+        reason = f"is not JSON: {error.msg} at character {error.pos}"
+    elif isinstance(error, RecursionError):
+        reason = "is nested too deeply"
+    else:
+        reason = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else f"is not JSON: {_shorten(str(error))}"
+    return ServerError(400, "invalid_request", f"the body {reason}", "body")
 
 
-def _from_validation(error: RequestValidationError) -> ServerError:
-    problems: Sequence[Mapping[str, object]] = error.errors()
-    first = problems[0]
-    if first.get("type") == "json_invalid":
-        reason = first.get("ctx")
-        detail = reason.get("error") if isinstance(reason, Mapping) else None
-        place = error.errors()[0]["loc"][-1]
-        return ServerError(400, "invalid_request", f"the body is not JSON: {detail} at character {place}", "body")
-    field, problem = _find_deepest([(name_field(one.get("loc"), error.body), one) for one in problems])
+def explain_body(problems: Sequence[Mapping[str, object]], body: object) -> ServerError:
+    """Why a body is not what the route takes: what pydantic found at fault in it."""
+    field, problem = _find_deepest([(name_field(one.get("loc"), body), one) for one in problems])
     message = str(problem.get("msg", "is not valid"))
     if problem.get("type") == "extra_forbidden":
         message = "this field is not supported"
@@ -153,10 +146,8 @@ def name_field(location: object, body: object = None) -> str:
     (Between the names of fields pydantic names the alternatives of a union.)
     """
     parts = list(location) if isinstance(location, Sequence) else []
-    if not parts or parts[0] != "body":
-        return _shorten(".".join(str(part) for part in parts[1:]) or "body")
     name = ""
-    for index, part in enumerate(parts[1:], 2):
+    for index, part in enumerate(parts, 1):
         if isinstance(body, list) and isinstance(part, int) and part < len(body):
             body = body[part]
             name += f"[{part}]"

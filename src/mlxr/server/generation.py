@@ -12,7 +12,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastapi import Request
+from starlette.requests import Request
 
 from mlxr.core.events import Event, Finish
 from mlxr.core.settings import Settings

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
 
-from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
 from mlxr.server.errors import ServerError
@@ -56,7 +55,7 @@ def bound_body(receive: Receive, limit_bytes: int) -> Receive:
         if message["type"] == "http.request":
             seen_bytes += len(message.get("body", b""))
             if seen_bytes > limit_bytes:
-                raise HTTPException(413, _explain(limit_bytes))  # FastAPI lets nothing else through while it reads
+                raise ServerError(413, "too_large", _explain(limit_bytes), "body")
         return message
 
     return receive_bounded

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
@@ -32,7 +32,7 @@ KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they clo
 LAST_EVENTS_S = 5  # for what is left to be sent once the answers have been ended
 
 
-def build_app(settings: Settings) -> FastAPI:
+def build_app(settings: Settings) -> Starlette:
     """The application over the registry and the pool of the settings."""
     registry = open_registry(settings)
     return create_app(ModelPool(settings, ServedModels(registry, settings)), registry, settings)
@@ -92,7 +92,7 @@ class Server(uvicorn.Server):
     `on_ready` is called once, when the first models are loaded or could not be.
     """
 
-    def __init__(self, app: FastAPI, settings: Settings, on_ready: Callable[[Lifecycle], None] | None = None) -> None:
+    def __init__(self, app: Starlette, settings: Settings, on_ready: Callable[[Lifecycle], None] | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -152,7 +152,7 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    app: FastAPI,
+    app: Starlette,
     settings: Settings,
     listeners: Sequence[socket.socket],
     on_ready: Callable[[Lifecycle], None] | None = None,

@@ -1,15 +1,22 @@
-"""The OpenAPI document: FastAPI's, with our errors in place of its own and the key that requests bring."""
+"""The OpenAPI document: FastAPI's, with our errors in place of its own and the key that requests bring.
+
+FastAPI describes the routes and does nothing else here, so it is imported when the document is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
+from pydantic.warnings import UnsupportedFieldAttributeWarning
 
+import mlxr
+from mlxr.server.routes import RouteRow
 from mlxr.server.security import OPEN_PATHS
 
+TITLE = "mlxr"
+SUMMARY = "Local language models for OpenAI, Anthropic and Ollama clients"
 ERROR = {
     "description": "An error in the form of the dialect",
     "content": {"application/json": {"schema": {"type": "object"}}},
@@ -20,21 +27,28 @@ KEYS = {
 }
 
 
-def describe_app(app: FastAPI) -> dict[str, Any]:
-    """The document, made once."""
-    if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-        for path, operation in _operations(schema):
-            operation["responses"].pop("422", None)  # bodies that do not fit are answered with 400, see `errors`
-            operation["responses"]["default"] = ERROR
-            if path not in OPEN_PATHS:
-                operation["security"] = [{"bearer": []}, {"header": []}, {}]
-        components = schema.setdefault("components", {})
-        for unused in ("HTTPValidationError", "ValidationError"):
-            components.get("schemas", {}).pop(unused, None)
-        components["securitySchemes"] = KEYS
-        app.openapi_schema = schema
-    return app.openapi_schema
+def describe_routes(rows: Sequence[RouteRow]) -> dict[str, Any]:
+    """The document; takes some tenths of a second."""
+    from fastapi import APIRouter
+    from fastapi.openapi.utils import get_openapi
+
+    router = APIRouter()
+    for row in rows:
+        if row.method != "HEAD":
+            router.add_api_route(row.path, row.handler, methods=[row.method], tags=[*row.tags], **row.description)
+    with warnings.catch_warnings():  # FastAPI does the same, but too early for models that are built when first used
+        warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
+        schema = get_openapi(title=TITLE, version=str(mlxr.__version__), summary=SUMMARY, routes=router.routes)
+    for path, operation in _operations(schema):
+        operation["responses"].pop("422", None)  # bodies that do not fit are answered with 400, see `errors`
+        operation["responses"]["default"] = ERROR
+        if path not in OPEN_PATHS:
+            operation["security"] = [{"bearer": []}, {"header": []}, {}]
+    components = schema.setdefault("components", {})
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components.get("schemas", {}).pop(unused, None)
+    components["securitySchemes"] = KEYS
+    return schema
 
 
 def _operations(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

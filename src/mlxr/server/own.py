@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sized
 from functools import partial
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.core.errors import InvalidRequest
@@ -22,9 +22,10 @@ from mlxr.server.dialect import Dialect
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import borrow
 from mlxr.server.naming import spell_fields
+from mlxr.server.routes import Router
 from mlxr.service.requests import ChatRequest
 
-router = APIRouter(tags=["own"])
+router = Router(tags=["own"])
 INLINE_LENGTH = 4096  # characters or tokens
 S = TypeVar("S", bound=Sized)
 T = TypeVar("T")
@@ -32,7 +33,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True)
 
 
 class TokenizeBody(_Body):
@@ -74,7 +75,7 @@ class Content(_Body):
 class ApplyTemplateBody(BaseModel):
     """A conversation, its messages as in chat completions."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     messages: list[dict[str, object]]
     model: str | None = None
@@ -125,13 +126,13 @@ async def apply_template(request: Request, body: ApplyTemplateBody) -> Rendered:
 
 
 @router.get("/health/live")
-async def live() -> Health:
+async def live(_: Request) -> Health:
     """Whether the process runs."""
     return Health(status="ok")
 
 
 @router.get("/health", responses={503: {"model": Health}})
-@router.get("/health/ready", responses={503: {"model": Health}}, name="ready")
+@router.get("/health/ready", responses={503: {"model": Health}})
 async def ready(request: Request) -> Response:
     """Whether requests are answered now; 503 while the first models are loaded and once the server is ending."""
     lifecycle = request.app.state.lifecycle
@@ -168,5 +169,5 @@ def render_own_error(error: ServerError, request_id: str) -> Mapping[str, object
     return {"error": {name: value for name, value in fields.items() if value is not None}}
 
 
-router.include_router(admin.router)
+router.include(admin.router)
 DIALECT = Dialect("own", ("", "/v1/admin"), router, render_own_error)

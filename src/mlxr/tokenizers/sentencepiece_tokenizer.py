@@ -7,8 +7,7 @@ text here; the library sees the text between.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from sentencepiece import SentencePieceProcessor
+from typing import TYPE_CHECKING
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
@@ -16,6 +15,9 @@ from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
 from mlxr.tokenizers.sentencepiece_model import SentencePieceModel
 from mlxr.tokenizers.splitter import SpecialSplitter
 from mlxr.tokenizers.vocabulary import SPACE_MARK, AddedSpelling, Spelling, Vocabulary, add_spellings
+
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
 
 # A protocol buffer's parts merge: this one appended says normalizer_spec { add_dummy_prefix: false }.
 _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
@@ -89,6 +91,8 @@ def check_whitespace_rules(model: SentencePieceModel, name: str) -> None:
 
 
 def _load_processor(data: bytes) -> SentencePieceProcessor:
+    from sentencepiece import SentencePieceProcessor  # few models need it
+
     processor = SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(data)

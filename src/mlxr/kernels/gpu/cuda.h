@@ -6,6 +6,7 @@
 #define TABLE __device__ const
 #define FUNCTION __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
@@ -102,6 +103,7 @@ FUNCTION void stream_words(const uint8_t *from, uint *to) {
 FUNCTION void copy_word(const uint8_t *from, uint *to) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
+FUNCTION void expect_line(const uint8_t *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 FUNCTION void seal_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> FUNCTION void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 

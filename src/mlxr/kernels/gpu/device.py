@@ -7,7 +7,6 @@ The integers of a batch are put there once per step. Knows no operator.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import logging
 import weakref
 from collections import deque
@@ -26,6 +25,7 @@ from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.launcher import Launcher
+from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.gpu.machine import CudaMachine, EmulatedMachine, Machine
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
 from mlxr.kernels.gpu.recording import Recorder
@@ -39,12 +39,6 @@ Arrange = Callable[[Any, str, Any], Any]  # mlx, type name and raw blocks to the
 MAX_STARTED = 2
 ALIGNMENT_BYTES = 256
 GPU_DEVICES = ("metal", "cuda", "mlx-cpu", "emulated")
-_REMEDY = {
-    "metal": "pip install mlx (on a Mac with Apple silicon)",
-    "cuda": "pip install 'mlxr[cuda]' (needs an NVIDIA driver)",
-    "mlx-cpu": "pip install 'mlxr[mlx-cpu]'",
-    "emulated": "pip install 'mlxr[mlx-cpu]'",
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -280,23 +274,3 @@ def _open_cuda() -> tuple[CudaDriver, CudaCode] | tuple[None, None]:
         logger.warning("kernels are compiled, and steps recorded, by MLX: %s", error)
         return None, None
     return driver, CudaCode(driver)
-
-
-def load_mlx(device: str) -> Any:
-    """`mlx.core` for `device`; DeviceError with the remedy where it is missing or lacks the device."""
-    try:
-        mx = importlib.import_module("mlx.core")
-    except ImportError as error:
-        raise DeviceError(f"device {device!r} needs mlx, which did not load ({error}); {_REMEDY[device]}") from error
-    if device in ("metal", "cuda") and not getattr(mx, device).is_available():
-        raise DeviceError(f"device {device!r}: the mlx installed here finds no such device; {_REMEDY[device]}")
-    return mx
-
-
-def find_gpu() -> str | None:
-    """The GPU device that an installed mlx can use here, if there is one."""
-    try:
-        mx = importlib.import_module("mlx.core")
-    except ImportError:
-        return None
-    return next((name for name in ("metal", "cuda") if getattr(mx, name).is_available()), None)

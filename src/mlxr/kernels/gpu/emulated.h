@@ -13,12 +13,14 @@
 //   load_u16, load_u32    little-endian words of raw blocks; the address is a multiple of 2, of 4
 //   load_words            four words at once; the address is a multiple of 16
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
+//   ROLLED                before a loop that is not to be copied, so that it begins soon
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
 //   simd_barrier          orders what the lanes of a SIMD-group do in the threadgroup's memory
 //   ROOM                  declares words of the threadgroup's memory as `room_bytes` of the launch gives them, once
 //   copy_words            begins to bring four words into the threadgroup's memory; addresses are multiples of 16
 //   stream_words          the same of what lies beside other words that are read soon, and all of them once
 //   copy_word             the same of one word
+//   expect_line           brings 128 bytes into a cache that all threadgroups share, if there is one, to be read later
 //   seal_copies           makes a bundle of the lane's copies since the last one
 //   await_copies<N>       until all of the lane's bundles but the last N are there; here none comes earlier
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
@@ -82,6 +84,7 @@
 #define TABLE static const
 #define FUNCTION inline
 #define UNROLL
+#define ROLLED
 
 typedef unsigned int uint;
 
@@ -438,6 +441,7 @@ template <int BYTES> FUNCTION void copy_bytes(const uint8_t *from, uint *to) {
 FUNCTION void copy_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void stream_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void copy_word(const uint8_t *from, uint *to) { copy_bytes<4>(from, to); }
+FUNCTION void expect_line(const uint8_t *from) { *static_cast<const volatile uint8_t *>(from); }
 FUNCTION void seal_copies() { ++emulated::group.running->bundles; }
 template <int N> FUNCTION void await_copies() {
   emulated::Fiber *self = emulated::group.running;

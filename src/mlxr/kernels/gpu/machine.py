@@ -285,7 +285,7 @@ class CudaMachine:
         missing = list(rooms.keys() - self._functions.keys())
         for key, (name, code) in zip(missing, self._code.find_all(missing), strict=True):
             self._functions[key] = self._driver.load(code, name)
-            if OPENS in dict(key[1].constants):
+            if rooms[key] or OPENS in dict(key[1].constants):
                 self._driver.give_room(self._functions[key], rooms[key])
 
     def _find_arrays(self, arrays: Sequence[Any]) -> dict[int, int]:

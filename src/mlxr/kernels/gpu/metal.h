@@ -10,6 +10,7 @@ using namespace metal;
 #define TABLE constant
 #define FUNCTION inline
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define ROLLED
 
 typedef bfloat16_t bf16;
 typedef half f16;
@@ -82,6 +83,7 @@ FUNCTION void stream_words(const DEVICE uint8_t *from, GROUP uint *to) { copy_wo
 FUNCTION void copy_word(const DEVICE uint8_t *from, GROUP uint *to) {
   *to = *reinterpret_cast<const DEVICE uint *>(from);
 }
+FUNCTION void expect_line(const DEVICE uint8_t *) {}
 FUNCTION void seal_copies() {}
 template <int N> FUNCTION void await_copies() {}
 

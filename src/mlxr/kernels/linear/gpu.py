@@ -2,9 +2,9 @@
 
 Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
 over (`tiles.py`), from MIN_TILED to MAX_TILED rows, and one for a single row of some types (`stream.py`). More rows:
-the weight is expanded and MLX multiplies (`expand.py`); floats are a library's matter, which in a recorded step leaves
-sums to the norm after it, or of one of our kernels, with sums and gates (`panels.py`). Without kernels (MLX on CPU)
-weights are decoded when they are loaded.
+the weight is expanded and MLX multiplies (`expand.py`). Floats are streamed for a few rows (`floats.py`), else a
+library's matter, or in recorded steps that of `panels.py`; all may leave sums to the norm after them. Without kernels
+(MLX on CPU) weights are decoded when they are loaded.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import BLOCK_HEADERS, FILL, multiply_expanded
+from mlxr.kernels.linear.floats import FLOATS as FLOAT_STREAM
+from mlxr.kernels.linear.floats import FloatsPlan, multiply_floats, plan_floats
 from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
 from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
@@ -96,7 +98,7 @@ EXPAND = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "expand.h"),
 )
-KERNELS = (ROWS, TILES, STREAM, PANELS, FILL, EXPAND)
+KERNELS = (ROWS, TILES, STREAM, FLOAT_STREAM, PANELS, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +125,8 @@ class Normed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles or library."""
+    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, floats or
+    library, in whose place panels may come."""
 
     x: Any
     parts: list[Part]
@@ -171,6 +174,8 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
     way = _find_way(ctx, x, parts, bias)
     if way:
         norms = way == "rows" or (way == "tiles" and can_norm(tokens, weight.in_features))
+        # what is only multiplied by the norm's weight may be too large for f16
+        norms = norms or (way == "floats" and tokens == 1 and parts[0].type_name == "bf16")
         inputs = x.parts if isinstance(x, Deferred) and x.is_open and norms else settle(x)
         product = Product(inputs, parts, bias, way)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
@@ -193,21 +198,25 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
 def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None) -> Any:
     """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
-    if product.way == "library":
-        matrix, plan = product.parts[0].upload.array, _plan_panels(ctx, product, gate) if gate else None
-        if plan is None:
+    plan = _plan_floats(ctx, product, gate=gate) if product.way == "floats" else None
+    if product.way == "library" or (product.way == "floats" and plan is None):
+        matrix, panels = product.parts[0].upload.array, _plan_panels(ctx, product, gate) if gate else None
+        if panels is None:
             return _multiply_floats(ctx, product.x, matrix)
-        return multiply_panels(gpu, product.x, matrix, gate, gpu.operands, plan)
+        return multiply_panels(gpu, product.x, matrix, gate, gpu.operands, panels)
     kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
+    norm = None if normed is None else (normed.weight, normed.eps)
+    if plan is not None:
+        matrix = product.parts[0].upload.array
+        return multiply_floats(gpu, x, matrix, product.bias, gate, residual, kind, norm, plan)
     if product.way == "tiles":
-        norm = None if normed is None else (normed.weight, normed.eps)
         weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
-        plan = plan_stream(describe(weights, columns, gate), gpu.processors, gpu.room_bytes) if tokens == 1 else None
-        if plan is not None:
-            return multiply_stream(gpu, x, weights, product.bias, gate, residual, kind, norm, plan)
+        stream = plan_stream(describe(weights, columns, gate), gpu.processors, gpu.room_bytes) if tokens == 1 else None
+        if stream is not None:
+            return multiply_stream(gpu, x, weights, product.bias, gate, residual, kind, norm, stream)
         return multiply_tiles(gpu, x, weights, product.bias, gate, residual, kind, norm)
     first, second = product.parts[0], product.parts[-1]
     rows = first.rows, (second.rows if len(product.parts) == 2 else 0)
@@ -254,11 +263,16 @@ def choose_rows(tokens: int, outputs: int) -> int:
 
 def add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
     """x plus the product, in f32, and None; or x and the product, or shares of it, which are still to be added."""
+    matrix = product.parts[0].upload.array
+    if product.way == "floats":
+        plan = _plan_floats(ctx, product, shared=True)
+        if plan is not None and plan.shares > 1:
+            return x, multiply_floats(ctx.gpu, product.x, matrix, None, 0, None, ctx.gpu.mx.float32, None, plan)
     if product.way != "library":
         return multiply(ctx, product, residual=x), None
-    matrix, plan, wide = product.parts[0].upload.array, _plan_panels(ctx, product), ctx.gpu.mx.float32
-    if plan is not None:
-        return x, multiply_panels(ctx.gpu, product.x, matrix, 0, wide, plan)
+    panels, wide = _plan_panels(ctx, product), ctx.gpu.mx.float32
+    if panels is not None:
+        return x, multiply_panels(ctx.gpu, product.x, matrix, 0, wide, panels)
     shares = choose_shares(*matrix.shape)
     if shares == 1:
         return x, multiply(ctx, product)
@@ -272,6 +286,8 @@ def choose_shares(outputs: int, inputs: int) -> int:
 
 def can_gate(ctx: Context, product: Product) -> bool:
     """Whether `gate_product` takes it."""
+    if product.way == "floats":
+        return _plan_floats(ctx, product, gate=1) is not None
     return len(product.parts) == 1 and (product.way != "library" or _plan_panels(ctx, product, 1) is not None)
 
 
@@ -285,7 +301,8 @@ def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | N
     gpu, matrix = ctx.gpu, product.parts[0].upload.array
     if gpu.machine is None or not gpu.machine.has_boxes or matrix.dtype.size != 2 or product.x.dtype != matrix.dtype:
         return None
-    return plan_panels(product.tokens, *matrix.shape, gate, gpu.processors, gpu.room_bytes)
+    rows, columns = matrix.shape
+    return plan_panels(product.tokens, rows, columns, gate, gpu.processors, gpu.room_bytes)
 
 
 def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
@@ -295,6 +312,8 @@ def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
         return "tiles"
     is_plain = len(parts) == 1 and bias is None and parts[0].type_name in FLOATS
     suits_library = is_plain and x.dtype == parts[0].upload.array.dtype
+    if len(parts) == 1 and _takes_floats(ctx, parts[0], tokens, shared=suits_library):
+        return "floats"
     limit = MAX_FLOAT_ROWS if suits_library else MAX_OTHER_ROWS
     if len(parts) <= 2 and all(_has_kernel(part, tokens, limit) for part in parts):
         return "rows"
@@ -305,6 +324,22 @@ def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
 
 def _takes_tiles(ctx: Context, part: Part, tokens: int) -> bool:
     return ctx.gpu.has_tiles and part.raw is not None and part.type_name in BLOCKS and MIN_TILED <= tokens <= MAX_TILED
+
+
+def _takes_floats(ctx: Context, part: Part, tokens: int, *, shared: bool) -> bool:
+    """Where it goes in shares alone, `shared` says whether another way is there for whoever wants the whole."""
+    gpu = ctx.gpu
+    if not gpu.has_tiles or part.type_name not in ("f16", "bf16"):
+        return False
+    rows, columns = part.upload.array.shape
+    return plan_floats(tokens, rows, columns, gpu.processors, gpu.room_bytes, shared=shared) is not None
+
+
+def _plan_floats(ctx: Context, product: Product, *, gate: int = 0, shared: bool = False) -> FloatsPlan | None:
+    gpu, (rows, columns) = ctx.gpu, product.parts[0].upload.array.shape
+    made = rows // 2 if gate else rows
+    shared = shared and product.bias is None
+    return plan_floats(product.tokens, made, columns, gpu.processors, gpu.room_bytes, shared=shared)
 
 
 def _has_kernel(part: Part, tokens: int, float_rows: int = MAX_OTHER_ROWS) -> bool:

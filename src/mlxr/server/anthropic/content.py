@@ -18,7 +18,7 @@ from mlxr.service.prompt import Message
 class CacheControl(RequestModel):
     """A hint that needs no following: all that can be cached is, as long as there is room, whatever else it says."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(defer_build=True, extra="ignore")
 
     type: Literal["ephemeral"]
 

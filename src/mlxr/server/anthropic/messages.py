@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.server.activity import in_flight
 from mlxr.server.anthropic.errors import ErrorReply, render_error
@@ -16,14 +17,15 @@ from mlxr.server.anthropic.request import ConversationFields, CountRequest, Mess
 from mlxr.server.errors import ServerError
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
-from mlxr.server.json_models import JsonObject, Responses, make_id, reply_json
+from mlxr.server.json_models import JsonObject, make_id
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
+from mlxr.server.routes import Responses, Router, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
 
-router = APIRouter(tags=["Anthropic"])
+router = Router(tags=["Anthropic"])
 FIELDS = {
     "grammar": "output_config.format",
     "prompt": "messages",

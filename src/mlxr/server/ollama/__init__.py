@@ -5,14 +5,13 @@ Interface: https://github.com/ollama/ollama/blob/main/docs/api.md
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from mlxr.server.dialect import Dialect
 from mlxr.server.ollama import blobs, chat, creation, embeddings, generate, listing, pulling
 from mlxr.server.ollama.route import render_error
+from mlxr.server.routes import Router
 
-router = APIRouter(tags=["Ollama"])
+router = Router(tags=["Ollama"])
 for route in (generate, chat, embeddings, listing, pulling, creation, blobs):
-    router.include_router(route.router)
+    router.include(route.router)
 
 DIALECT = Dialect("ollama", ("/api",), router, render_error)

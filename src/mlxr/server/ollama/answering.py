@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Annotated
 
-from fastapi import Request, Response
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.events import Event

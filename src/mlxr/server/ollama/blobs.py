@@ -6,18 +6,19 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 
-from fastapi import APIRouter, Request, Response
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from mlxr.registry import Registry
 from mlxr.server.errors import ClientGone, ServerError
 from mlxr.server.ollama.route import ERRORS, with_registry
+from mlxr.server.routes import Router
 
 WRITE_BYTES = 1 << 20
-router = APIRouter()
+router = Router()
 
 
-@router.head("/api/blobs/{digest}", include_in_schema=False)
+@router.head("/api/blobs/{digest}")
 async def has_blob(request: Request, digest: str) -> Response:
     """200 if the blob is here, 404 if it is not."""
     is_here = await with_registry(request, lambda registry: registry.blobs.has(digest))

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.generation import borrow
@@ -16,10 +17,11 @@ from mlxr.server.ollama.answering import AnswerRequest, answer, check_think, loa
 from mlxr.server.ollama.options import make_params, read_grammar, read_keep_alive
 from mlxr.server.ollama.reply import ChatReply, Part, Parts
 from mlxr.server.ollama.route import STREAMED
+from mlxr.server.routes import Router
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.requests import ChatRequest, Tool
 
-router = APIRouter()
+router = Router()
 
 
 class CalledFunction(RequestModel):

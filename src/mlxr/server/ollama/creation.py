@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry import Changes, ModelRecord, Registry
 from mlxr.registry.modelfile import ROLES
 from mlxr.registry.options import check_options
-from mlxr.server.json_models import ReplyModel, RequestModel, Text, reply_json
+from mlxr.server.json_models import ReplyModel, RequestModel, Text
 from mlxr.server.ollama.options import Options
 from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, with_registry
+from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
 from mlxr.service.creation import create_model
 
 MAX_FILES = 4096
-router = APIRouter()
+router = Router()
 
 
 class TaughtMessage(RequestModel):

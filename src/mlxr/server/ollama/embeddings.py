@@ -5,22 +5,24 @@ from __future__ import annotations
 from time import monotonic
 from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry.options import check_options
 from mlxr.server.activity import in_flight
 from mlxr.server.embedding import embed_all, scale_vector
 from mlxr.server.generation import borrow
-from mlxr.server.json_models import ReplyModel, RequestModel, Text, reply_json
+from mlxr.server.json_models import ReplyModel, RequestModel, Text
 from mlxr.server.ollama.options import KeepAlive, Options, read_keep_alive
 from mlxr.server.ollama.reply import to_ns
 from mlxr.server.ollama.route import ERRORS
+from mlxr.server.routes import Router, reply_json
 from mlxr.service.model_pool import ModelLease
 
 MAX_INPUTS = 2048
-router = APIRouter()
+router = Router()
 
 
 class EmbedBody(RequestModel):

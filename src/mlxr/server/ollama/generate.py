@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import Grammar, SamplingParams
@@ -13,11 +14,12 @@ from mlxr.server.ollama.answering import AnswerRequest, answer, check_think, loa
 from mlxr.server.ollama.options import make_params, read_grammar, read_keep_alive
 from mlxr.server.ollama.reply import GenerateReply, Part, Parts
 from mlxr.server.ollama.route import STREAMED
+from mlxr.server.routes import Router
 from mlxr.service.infill import encode_infill
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest, TextRequest
 
-router = APIRouter()
+router = Router()
 
 
 class GenerateBody(AnswerRequest):

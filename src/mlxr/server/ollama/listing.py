@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from fastapi import APIRouter, Request, Response
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.registry.options import check_options
-from mlxr.server.json_models import JsonObject, ReplyModel, optional, reply_json
+from mlxr.server.json_models import JsonObject, ReplyModel, optional
 from mlxr.server.ollama.options import Options
 from mlxr.server.ollama.route import ERRORS, NamedRequest, find_model, format_time, with_registry
+from mlxr.server.routes import Router, reply_json
 from mlxr.service.catalogue import read_metadata
 from mlxr.service.model_pool import RunningModel
 
 INTERFACE_VERSION = "0.32.0"  # of Ollama, whose interface this is; clients ask for it to know what they may use
 FOR_EVER = timedelta(days=100 * 365)
-router = APIRouter()
+router = Router()
 
 
 class Details(ReplyModel):
@@ -112,13 +113,13 @@ class ShowReply(ReplyModel):
 
 
 @router.get("/", response_class=PlainTextResponse)
-async def say_running() -> str:
+async def say_running(_: Request) -> Response:
     """What clients look for to know that the server is there."""
-    return "Ollama is running"
+    return PlainTextResponse("Ollama is running")
 
 
 @router.get("/api/version", response_model=Version)
-async def version() -> Version:
+async def version(_: Request) -> Version:
     """The version of Ollama's interface that this is."""
     return Version(version=INTERFACE_VERSION)
 
@@ -202,11 +203,3 @@ def _describe_loaded(model: RunningModel) -> LoadedModel:
         size_vram=0,
         context_length=model.context_tokens,
     )
-
-
-@router.head("/", include_in_schema=False)
-@router.head("/api/version", include_in_schema=False)
-@router.head("/api/tags", include_in_schema=False)
-async def head() -> Response:
-    """Whether the server is there; the document has these as GET."""
-    return Response()

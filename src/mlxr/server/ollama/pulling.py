@@ -7,19 +7,21 @@ from collections.abc import AsyncGenerator
 from threading import Event
 from time import monotonic
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest, NotFound
 from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
 from mlxr.server.errors import ServerError
-from mlxr.server.json_models import JsonObject, ReplyModel, optional, reply_json
+from mlxr.server.json_models import JsonObject, ReplyModel, optional
 from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, find_model
+from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
 
 REPORT_S = 0.1  # pieces of a file come quicker than anybody reads
 _STATUS = {"listing": "pulling manifest", "checking": "verifying sha256 digest", "adding": "writing manifest"}
-router = APIRouter()
+router = Router()
 
 
 class PullBody(NamedRequest):
@@ -51,7 +53,7 @@ async def pull(request: Request, body: PullBody) -> Response:
 
 
 @router.post("/api/push", responses=ERRORS)
-async def push() -> Response:
+async def push(_: Request) -> Response:
     """Not supported."""
     raise ServerError(400, "unsupported", "push is not supported: models are not sent anywhere")
 

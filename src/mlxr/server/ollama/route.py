@@ -7,12 +7,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from fastapi import Request
+from starlette.requests import Request
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry import ModelRecord, Registry
 from mlxr.server.errors import ServerError
-from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Responses, Text
+from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text
+from mlxr.server.routes import Responses
 from mlxr.server.streaming import ndjson
 
 T = TypeVar("T")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from mlxr.server.dialect import Dialect
 from mlxr.server.openai import chat, completions, embeddings, models, responses
 from mlxr.server.openai.errors import render_error
+from mlxr.server.routes import Router
 
-router = APIRouter(tags=["OpenAI"])
+router = Router(tags=["OpenAI"])
 for route in (chat, completions, embeddings, models, responses):
-    router.include_router(route.router)
+    router.include(route.router)
 
 DIALECT = Dialect("openai", ("/v1",), router, render_error)

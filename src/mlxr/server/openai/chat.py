@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
-from mlxr.server.json_models import reply_json
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold
 from mlxr.server.openai.chat_request import ChatCompletionRequest
 from mlxr.server.openai.chat_stream import ChatChunks
 from mlxr.server.openai.route import STREAMED, Head, error_frame, fit_effort, token_bytes_if
+from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnected
 
-router = APIRouter()
+router = Router()
 FIELDS = {
     "grammar": "response_format",
     "prompt": "messages",

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.server.finishes import check_events, write_frames
 from mlxr.server.generation import Generation, borrow
-from mlxr.server.json_models import reply_json
 from mlxr.server.model_defaults import fill_text
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.completion_reply import CompletionChunks, CompletionFold, TextCompletion
 from mlxr.server.openai.completion_request import CompletionRequest
 from mlxr.server.openai.route import STREAMED, Head, error_frame, token_bytes_if
 from mlxr.server.openai.several import merge, read_in_turn, start_all
+from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnected
 from mlxr.service.infill import encode_infill
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.prompt import Prompt
 
-router = APIRouter()
+router = Router()
 # The service's names of what may be wrong, and ours.
 FIELDS = {"grammar": "response_format"}
 

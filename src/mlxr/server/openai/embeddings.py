@@ -7,20 +7,22 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request, Response
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.embedding import Vector, embed_all, scale_vector
 from mlxr.server.generation import borrow
-from mlxr.server.json_models import ReplyModel, RequestModel, reply_json
+from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.openai.completion_request import Prompts, split_prompts
 from mlxr.server.openai.fields import Count
 from mlxr.server.openai.route import ERRORS
+from mlxr.server.routes import Router, reply_json
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.prompt import Prompt
 
-router = APIRouter()
+router = Router()
 
 
 class EmbeddingRequest(RequestModel):

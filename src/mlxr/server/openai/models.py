@@ -10,13 +10,15 @@ import asyncio
 from datetime import UTC
 from typing import Literal
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.registry.record import ModelRecord
-from mlxr.server.json_models import ReplyModel, reply_json
+from mlxr.server.json_models import ReplyModel
 from mlxr.server.openai.route import ERRORS
+from mlxr.server.routes import Router, reply_json
 
-router = APIRouter()
+router = Router()
 
 
 class ModelReply(ReplyModel):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from mlxr.server.errors import ServerError
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
-from mlxr.server.json_models import JsonObject, reply_json
+from mlxr.server.json_models import JsonObject
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.errors import name_code
@@ -17,9 +18,10 @@ from mlxr.server.openai.response_events import ResponseEvents
 from mlxr.server.openai.response_reply import ResponseReply
 from mlxr.server.openai.response_request import ResponseRequest
 from mlxr.server.openai.route import STREAMED, Head, fit_effort, token_bytes_if
+from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
 
-router = APIRouter()
+router = Router()
 FIELDS = {
     "grammar": "text.format",
     "prompt": "input",

@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass, replace
 
 from mlxr.server.errors import ServerError
-from mlxr.server.json_models import JsonObject, Responses, make_id
+from mlxr.server.json_models import JsonObject, make_id
 from mlxr.server.openai.errors import ErrorReply, render_error
 from mlxr.server.openai.replies import TokenBytes
+from mlxr.server.routes import Responses
 from mlxr.server.streaming import sse
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest

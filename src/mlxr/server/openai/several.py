@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from fastapi import Request
+from starlette.requests import Request
 
 from mlxr.core.events import Event
 from mlxr.server.finishes import take_batches

@@ -1,0 +1,35 @@
+"""MLX, where it is installed: its module, and the GPU that it finds here. Knows neither kernels nor arrays."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from mlxr.core.errors import DeviceError
+
+_REMEDY = {
+    "metal": "pip install mlx (on a Mac with Apple silicon)",
+    "cuda": "pip install 'mlxr[cuda]' (needs an NVIDIA driver)",
+    "mlx-cpu": "pip install 'mlxr[mlx-cpu]'",
+    "emulated": "pip install 'mlxr[mlx-cpu]'",
+}
+
+
+def load_mlx(device: str) -> Any:
+    """`mlx.core` for `device`; DeviceError with the remedy where it is missing or lacks the device."""
+    try:
+        mx = importlib.import_module("mlx.core")
+    except ImportError as error:
+        raise DeviceError(f"device {device!r} needs mlx, which did not load ({error}); {_REMEDY[device]}") from error
+    if device in ("metal", "cuda") and not getattr(mx, device).is_available():
+        raise DeviceError(f"device {device!r}: the mlx installed here finds no such device; {_REMEDY[device]}")
+    return mx
+
+
+def find_gpu() -> str | None:
+    """The GPU device that an installed mlx can use here, if there is one."""
+    try:
+        mx = importlib.import_module("mlx.core")
+    except ImportError:
+        return None
+    return next((name for name in ("metal", "cuda") if getattr(mx, name).is_available()), None)

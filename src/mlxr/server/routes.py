@@ -1,0 +1,125 @@
+"""Routes: which function answers which method and path, and what JSON it takes and gives.
+
+A handler is `async def handler(request, name: str, body: SomeModel) -> Response | SomeModel`: parts of the path as
+text and the body as the pydantic model of its annotation, where it wants them. Starlette runs the rows. `openapi` has
+FastAPI describe them once somebody asks for the document; a server that starts has no time for its look at every route.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, TypedDict, TypeVar, Unpack, get_type_hints
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxr.server.errors import ClientGone, ServerError, explain_body, explain_parsing
+
+Handler = Callable[..., Awaitable[Response | BaseModel]]
+H = TypeVar("H", bound=Handler)
+Responses = dict[int | str, dict[str, Any]]
+
+
+class Description(TypedDict, total=False):
+    """What the document says beside what the handler's annotations and its docstring do, in FastAPI's words."""
+
+    response_model: type[BaseModel]
+    responses: Responses
+    response_class: type[Response]
+    status_code: int
+    deprecated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRow:
+    """One route."""
+
+    method: str
+    path: str
+    handler: Handler
+    description: Description
+    tags: tuple[str, ...]
+
+
+class Router:
+    """Rows in the order in which they are tried, with a common prefix and common tags."""
+
+    def __init__(self, prefix: str = "", tags: Sequence[str] = ()) -> None:
+        self._prefix, self._tags = prefix, tuple(tags)
+        self.rows: list[RouteRow] = []
+
+    def get(self, path: str, **description: Unpack[Description]) -> Callable[[H], H]:
+        """Makes a function the handler of GET, and of HEAD, which is GET without a body."""
+        return self._add("GET", path, description)
+
+    def head(self, path: str) -> Callable[[H], H]:
+        """Makes a function the handler of HEAD where there is no GET."""
+        return self._add("HEAD", path, {})
+
+    def post(self, path: str, **description: Unpack[Description]) -> Callable[[H], H]:
+        """Makes a function the handler of POST."""
+        return self._add("POST", path, description)
+
+    def delete(self, path: str, **description: Unpack[Description]) -> Callable[[H], H]:
+        """Makes a function the handler of DELETE."""
+        return self._add("DELETE", path, description)
+
+    def include(self, other: Router) -> None:
+        """Take over the rows of `other`, with the tags of both."""
+        self.rows += [replace(row, tags=self._tags + row.tags) for row in other.rows]
+
+    def _add(self, method: str, path: str, description: Description) -> Callable[[H], H]:
+        def add(handler: H) -> H:
+            self.rows.append(RouteRow(method, self._prefix + path, handler, description, self._tags))
+            return handler
+
+        return add
+
+
+def build_route(row: RouteRow) -> Route:
+    """The row as Starlette runs it."""
+
+    @cache
+    def find_model() -> type[BaseModel] | None:
+        return get_type_hints(row.handler).get("body")
+
+    async def answer(request: Request) -> Response:
+        values: dict[str, object] = {**request.path_params}
+        model = find_model()
+        if model is not None:
+            values["body"] = _parse_body(await _read_body(request), model)
+        reply = await row.handler(request, **values)
+        return reply if isinstance(reply, Response) else reply_json(reply)
+
+    return Route(row.path, answer, methods=[row.method])
+
+
+async def _read_body(request: Request) -> bytes:
+    try:
+        return await request.body()
+    except ClientDisconnect as error:
+        raise ClientGone from error
+
+
+def _parse_body(data: bytes, model: type[BaseModel]) -> BaseModel:
+    """The body, JSON whatever its content type (`curl -d` calls it a form); raises ServerError naming what is wrong."""
+    try:
+        value = json.loads(data) if data else None
+    except (ValueError, RecursionError) as error:
+        raise explain_parsing(error) from error
+    if value is None:
+        raise ServerError(400, "invalid_request", "body: Field required", "body")
+    try:
+        return model.model_validate(value, from_attributes=True)
+    except ValidationError as error:
+        raise explain_body(error.errors(include_url=False), value) from error
+
+
+def reply_json(reply: BaseModel, status: int = 200) -> Response:
+    """`reply` as the body of a response; fields spelt by their aliases."""
+    return Response(reply.model_dump_json(by_alias=True), status, media_type="application/json")
