@@ -65,41 +65,35 @@ def record(gpu: Context, x: Any, weight: Any, gate: int, kind: Any, plan: PanelP
 @pytest.mark.parametrize("tokens", [40, 64, 128])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_gate(gpu: Context, tokens: int, blocks: int) -> None:
-    plan = PanelPlan(48, 2, 1, 2, blocks, 4, 3)
+    plan = PanelPlan(48, 1, 2, blocks, 4, 3)
     assert run(gpu, tokens, 2 * 96, 512, plan, gate=1) < ROUNDED
 
 
 @pytest.mark.parametrize("shares", [1, 2, 4])
 @pytest.mark.parametrize("tokens", [64, 128])
 def test_shares(gpu: Context, tokens: int, shares: int) -> None:
-    assert run(gpu, tokens, 256, 512, PanelPlan(64, 2, shares, 2, 2, 4, 3)) < CLOSE
-
-
-@pytest.mark.parametrize("width", [64, 192])
-def test_one_part(gpu: Context, width: int) -> None:
-    assert run(gpu, 72, 256, 512, PanelPlan(width, 1, 2, -(-256 // width), 2, 3, 4)) < CLOSE
-    assert run(gpu, 128, 256, 256, PanelPlan(width, 1, 1, -(-256 // width), 1, 3, 4), gate=1) < ROUNDED
+    assert run(gpu, tokens, 256, 512, PanelPlan(64, shares, 2, 2, 4, 3)) < CLOSE
 
 
 @pytest.mark.parametrize("width", [48, 64, 96, 112, 128])
 def test_every_width_with_rows_that_are_no_whole_tiles(gpu: Context, width: int) -> None:
-    assert run(gpu, 72, 2 * width + 16, 256, PanelPlan(width, 2, 2, 2, 1, 6, 4)) < CLOSE
-    assert run(gpu, 64, 2 * (width + 8), 256, PanelPlan(width, 2, 1, 2, 2, 4, 3), gate=2, kind="f16") < ROUNDED
+    assert run(gpu, 72, 2 * width + 16, 256, PanelPlan(width, 2, 2, 1, 6, 4)) < CLOSE
+    assert run(gpu, 64, 2 * (width + 8), 256, PanelPlan(width, 1, 2, 2, 4, 3), gate=2, kind="f16") < ROUNDED
 
 
 @pytest.mark.parametrize("tokens", [40, 72])
 def test_stays_within_its_arrays(sanitized: Context, tokens: int) -> None:
-    assert run(sanitized, tokens, 112, 256, PanelPlan(48, 2, 2, 2, 1, 4, 2)) < CLOSE
-    assert run(sanitized, tokens, 112, 256, PanelPlan(48, 2, 1, 2, 2, 4, 3), gate=1) < ROUNDED
+    assert run(sanitized, tokens, 112, 256, PanelPlan(48, 2, 2, 1, 4, 2)) < CLOSE
+    assert run(sanitized, tokens, 112, 256, PanelPlan(48, 1, 2, 2, 4, 3), gate=1) < ROUNDED
 
 
 def test_what_is_planned() -> None:
     gate = plan_panels(128, 28672, 4096, 1, 132, ROOM_BYTES)
-    assert gate == PanelPlan(112, 2, 1, 128, 2, 5, 5)
+    assert gate == PanelPlan(112, 1, 128, 2, 5, 5)
     assert gate.count_room(128) <= ROOM_BYTES
-    assert plan_panels(64, 28672, 4096, 1, 132, ROOM_BYTES) == PanelPlan(112, 2, 1, 128, 2, 6, 7)
+    assert plan_panels(64, 28672, 4096, 1, 132, ROOM_BYTES) == PanelPlan(112, 1, 128, 2, 6, 7)
     for columns in (14336, 4096):
-        assert plan_panels(64, 4096, columns, 0, 132, ROOM_BYTES) == PanelPlan(64, 2, 4, 32, 2, 10, 8)
+        assert plan_panels(64, 4096, columns, 0, 132, ROOM_BYTES) == PanelPlan(64, 4, 32, 2, 10, 8)
 
 
 def test_what_is_left_to_the_library() -> None:
@@ -155,4 +149,4 @@ def test_only_recorded_steps_have_them(gpu: Context) -> None:
         pytest.skip("emulated kernels take matrices as they are")
     x, weight = mx.zeros((64, 256), mx.bfloat16), mx.zeros((256, 256), mx.bfloat16)
     with pytest.raises(TypeError, match="recorded"):
-        multiply_panels(gpu.gpu, x, weight, 0, mx.float32, PanelPlan(64, 2, 1, 2, 1, 3, 2))
+        multiply_panels(gpu.gpu, x, weight, 0, mx.float32, PanelPlan(64, 1, 2, 1, 3, 2))

@@ -27,7 +27,7 @@ PANEL_TOKENS, TILE_ROWS = 64, 8
 WIDTHS = (112, 128, 96, 64, 48)  # columns of a product on the matrix units, as cuda.h has them
 SHARES = (1, 2, 4)
 BLOCK_COLUMNS = 64
-PARTS, BLOCKS = 2, 2  # see PanelPlan: 256 bytes of a row lie together
+PARTS, BLOCKS = 2, 2  # see PanelPlan: 256 bytes of a row are asked for together
 READERS = 8  # SIMD-groups that multiply
 SPARE_BYTES = 3072  # of the threadgroup's memory, for what is not a ring
 MOST_X_STAGES = 8
@@ -36,13 +36,12 @@ FULL = 0.9  # of the multiprocessors' time; with less the library is as fast
 
 @dataclass(frozen=True, slots=True)
 class PanelPlan:
-    """`groups` threadgroups of `parts` times `width` columns for each of `shares` of the inputs.
+    """`groups` threadgroups of two parts of `width` columns for each of `shares` of the inputs.
 
     `stages` slots of the ring hold `blocks` blocks of 64 columns of a part, `x_stages` one block of x.
     """
 
     width: int
-    parts: int
     shares: int
     groups: int
     blocks: int
@@ -89,7 +88,7 @@ def fit_rings(tokens: int, width: int, shares: int, groups: int, room_bytes: int
         x_stages = (room - stages * slot_bytes) // x_bytes
     if stages <= PARTS or x_stages <= BLOCKS:
         return None
-    return PanelPlan(width, PARTS, shares, groups, BLOCKS, stages, x_stages)
+    return PanelPlan(width, shares, groups, BLOCKS, stages, x_stages)
 
 
 def pad_tokens(tokens: int) -> int:
@@ -118,7 +117,6 @@ def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: P
             "SHARES": plan.shares,
             "GATE": gate,
             "N": plan.width,
-            "PARTS": plan.parts,
             "BLOCKS": plan.blocks,
             "STAGES": plan.stages,
             "X_STAGES": plan.x_stages,
