@@ -36,13 +36,11 @@
 //                         lane 4 g + t holds of a the columns 2 t, 2 t + 1 of rows g and g + 8, then columns 2 t + 8,
 //                         2 t + 9 of both, of b the same rows of column g, of sums columns 2 t, 2 t + 1 of g and g + 8;
 //                         multiply_tile<T> for bf16 or f16
-//   multiply_bytes        sums += a b in integers: a is 16 x 32 without signs, b 32 x 8 with signs; lane 4 g + t holds
-//   of
-//                         a the columns 4 t to 4 t + 3 of rows g and g + 8, then columns 16 + 4 t to 19 + 4 t of both,
-//                         of b the same rows of column g; multiply_signed_bytes takes an a with signs
+//   multiply_bytes        sums += a b in integers: a is 16 x 32 without signs, b 32 x 8 with signs; lane 4 g + t holds of
+//                         a the columns 4 t to 4 t + 3 of rows g and g + 8, then columns 16 + 4 t to 19 + 4 t of both, of b
+//                         the same rows of column g; multiply_signed_bytes takes an a with signs
 //   dot_bytes             the sum of four products of bytes with signs
-//   read_tiles            four tiles of 8 x 8 16-bit numbers from the threadgroup's memory: lane 8 i + r says where row
-//   r of
+//   read_tiles            four tiles of 8 x 8 16-bit numbers from the threadgroup's memory: lane 8 i + r says where row r of
 //                         tile i lies, and lane 4 g + t gets of each tile the columns 2 t, 2 t + 1 of row g
 //   read_turned_tiles     the same, but rows 2 t, 2 t + 1 of column g
 //   turn_tile             one tile that the lanes hold by rows, by columns
@@ -55,17 +53,16 @@
 //   open_slots<COUNT, READERS>    before their use, by all threads: so many SIMD-groups free a slot each time
 //   expect_bytes          by the lane that fills a slot, before it brings what is so large
 //   bring_box<ROWS, BLOCKS, KEEP>    begins to bring rows and blocks of 64 columns of a matrix of 16-bit numbers, whose
-//   size
-//                         is given, into a slot: eight rows of all blocks, block after block, then the next eight.
+//                         size is given, into a slot: eight rows of all blocks, block after block, then the next eight.
 //                         What lies beyond the end is zero. Piece p of eight numbers of row r lies at p ^ (r % 8).
-//                         KEEP: others read the same, so it stays in the cache. The launch gives a Box for the matrix
-//   await_free, await_full    until what was in the slot before its `turn`th use has been read; until that use's is
-//   there free_slot             by all lanes of a SIMD-group that has read it begin_products, multiply_panels<T, N,
-//   BLOCKS>, seal_products, await_products    by four SIMD-groups: sums += a b^T on
-//                         the matrix units straight from the threadgroup's memory, with 64 rows of a, a box of one
+//                         KEEP: others read the same, so it stays in the cache. The launch has a Box for the matrix
+//   await_free, await_full    until what was in the slot before its `turn`th use has been read; until that use's is in
+//   free_slot             by all lanes of a SIMD-group that has read it
+//   begin_products, multiply_panels<T, N, BLOCKS>, seal_products, await_products    by four SIMD-groups: sums += a b^T
+//                         on the matrix units straight from the threadgroup's memory, with 64 rows of a, a box of one
 //                         block, and N rows of b, a block of a box, both from column `first` on, 16 columns. Of
-//                         SIMD-group s, lane 4 g + t has columns 8 j + 2 t and 8 j + 2 t + 1 of rows 16 s + g, then 16
-//                         s + g + 8. Sums are there, and what was read may be written again, once all that is sealed is
+//                         SIMD-group s, lane 4 g + t has columns 8 j + 2 t and 8 j + 2 t + 1 of rows 16 s + g, then of
+//                         16 s + g + 8. Sums are in, and what was read may be written again, once all that is sealed is
 //                         awaited; here at once
 #include <cmath>
 #include <cstdint>
@@ -95,19 +92,19 @@ typedef unsigned int uint;
 namespace emulated {
 
 constexpr int LANES = 32;
-constexpr int WORDS = 6;  // that a lane gives in an exchange
+constexpr int WORDS = 6; // that a lane gives in an exchange
 constexpr size_t STACK_BYTES = 64 * 1024;
 
-[[noreturn]] inline void fail(const char* what) {
-    fprintf(stderr, "emulated kernel: %s\n", what);
-    fflush(stderr);
-    abort();
+[[noreturn]] inline void fail(const char *what) {
+  fprintf(stderr, "emulated kernel: %s\n", what);
+  fflush(stderr);
+  abort();
 }
 
 enum class Wait { NONE, LANES, THREADS, COUNT, ENDED };
 
 #if defined(__x86_64__)
-extern "C" void mlxr_switch_stack(void** from, void* to);
+extern "C" void mlxr_switch_stack(void **from, void *to);
 asm(R"(
 .text
 .type mlxr_switch_stack, @function
@@ -131,561 +128,523 @@ mlxr_switch_stack:
 #endif
 
 struct Copy {
-    const void* from;
-    void* to;
-    int bytes, bundle;
+  const void *from;
+  void *to;
+  int bytes, bundle;
 };
 
 struct Fiber {
-    Wait wait = Wait::NONE;
-    const int* count = nullptr;  // with Wait::COUNT, what has to come to
-    int wanted = 0;
-    int thread = 0;
-    int exchanges = 0;
-    int bundles = 0;
-    std::vector<Copy> copies;  // that have not happened yet
-    char* stack = nullptr;
+  Wait wait = Wait::NONE;
+  const int *count = nullptr; // with Wait::COUNT, what has to come to
+  int wanted = 0;
+  int thread = 0;
+  int exchanges = 0;
+  int bundles = 0;
+  std::vector<Copy> copies; // that have not happened yet
+  char *stack = nullptr;
 #if defined(__x86_64__)
-    void* context = nullptr;
+  void *context = nullptr;
 #else
-    ucontext_t context;
+  ucontext_t context;
 #endif
 };
 
 struct Group {
-    int threads = 0, x = 0, y = 0, z = 0;
-    std::vector<Fiber> fibers;
-    std::vector<uint> exchanged;  // per SIMD-group two sets of lanes, used in turn, WORDS of each lane
-    Fiber* running = nullptr;
-    void (*body)(void** arrays) = nullptr;
-    void** arrays = nullptr;
+  int threads = 0, x = 0, y = 0, z = 0;
+  std::vector<Fiber> fibers;
+  std::vector<uint> exchanged; // per SIMD-group two sets of lanes, used in turn, WORDS of each lane
+  Fiber *running = nullptr;
+  void (*body)(void **arrays) = nullptr;
+  void **arrays = nullptr;
 #if defined(__x86_64__)
-    void* scheduler = nullptr;
+  void *scheduler = nullptr;
 #else
-    ucontext_t scheduler;
+  ucontext_t scheduler;
 #endif
-    const void* scheduler_stack = nullptr;
-    size_t scheduler_stack_bytes = 0;
+  const void *scheduler_stack = nullptr;
+  size_t scheduler_stack_bytes = 0;
 };
 
 static Group group;
 
 inline void leave(Wait wait) {
-    Fiber* self = group.running;
-    self->wait = wait;
+  Fiber *self = group.running;
+  self->wait = wait;
 #if defined(__SANITIZE_ADDRESS__)
-    void* fake = nullptr;
-    __sanitizer_start_switch_fiber(wait == Wait::ENDED ? nullptr : &fake, group.scheduler_stack,
-                                   group.scheduler_stack_bytes);
+  void *fake = nullptr;
+  __sanitizer_start_switch_fiber(wait == Wait::ENDED ? nullptr : &fake, group.scheduler_stack,
+                                 group.scheduler_stack_bytes);
 #endif
 #if defined(__x86_64__)
-    mlxr_switch_stack(&self->context, group.scheduler);
+  mlxr_switch_stack(&self->context, group.scheduler);
 #else
-    swapcontext(&self->context, &group.scheduler);
+  swapcontext(&self->context, &group.scheduler);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(fake, &group.scheduler_stack, &group.scheduler_stack_bytes);
+  __sanitizer_finish_switch_fiber(fake, &group.scheduler_stack, &group.scheduler_stack_bytes);
 #endif
 }
 
 extern "C" inline void mlxr_begin_fiber() {
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &group.scheduler_stack, &group.scheduler_stack_bytes);
+  __sanitizer_finish_switch_fiber(nullptr, &group.scheduler_stack, &group.scheduler_stack_bytes);
 #endif
-    group.body(group.arrays);
-    leave(Wait::ENDED);
-    fail("a thread ran on after its end");
+  group.body(group.arrays);
+  leave(Wait::ENDED);
+  fail("a thread ran on after its end");
 }
 
-inline void start(Fiber& fiber) {
-    fiber.wait = Wait::NONE;
-    fiber.exchanges = fiber.bundles = 0;
-    fiber.copies.clear();
+inline void start(Fiber &fiber) {
+  fiber.wait = Wait::NONE;
+  fiber.exchanges = fiber.bundles = 0;
+  fiber.copies.clear();
 #if defined(__x86_64__)
-    void** top = reinterpret_cast<void**>(fiber.stack + STACK_BYTES);
-    *--top = nullptr;  // keeps the stack aligned as after a call
-    *--top = reinterpret_cast<void*>(&mlxr_begin_fiber);
-    for (int i = 0; i < 6; ++i) *--top = nullptr;
-    fiber.context = top;
+  void **top = reinterpret_cast<void **>(fiber.stack + STACK_BYTES);
+  *--top = nullptr; // keeps the stack aligned as after a call
+  *--top = reinterpret_cast<void *>(&mlxr_begin_fiber);
+  for (int i = 0; i < 6; ++i)
+    *--top = nullptr;
+  fiber.context = top;
 #else
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack;
-    fiber.context.uc_stack.ss_size = STACK_BYTES;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, reinterpret_cast<void (*)()>(&mlxr_begin_fiber), 0);
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack;
+  fiber.context.uc_stack.ss_size = STACK_BYTES;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, reinterpret_cast<void (*)()>(&mlxr_begin_fiber), 0);
 #endif
 }
 
-inline void resume(Fiber& fiber) {
-    group.running = &fiber;
+inline void resume(Fiber &fiber) {
+  group.running = &fiber;
 #if defined(__SANITIZE_ADDRESS__)
-    void* fake = nullptr;
-    __sanitizer_start_switch_fiber(&fake, fiber.stack, STACK_BYTES);
+  void *fake = nullptr;
+  __sanitizer_start_switch_fiber(&fake, fiber.stack, STACK_BYTES);
 #endif
 #if defined(__x86_64__)
-    mlxr_switch_stack(&group.scheduler, fiber.context);
+  mlxr_switch_stack(&group.scheduler, fiber.context);
 #else
-    swapcontext(&group.scheduler, &fiber.context);
+  swapcontext(&group.scheduler, &fiber.context);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
 }
 
 // Whether all of [first, last) wait for `wait`; fails when only some do and none of the others can go on.
 inline bool all_wait(int first, int last, Wait wait) {
-    for (int i = first; i < last; ++i)
-        if (group.fibers[i].wait != wait) return false;
-    return true;
+  for (int i = first; i < last; ++i)
+    if (group.fibers[i].wait != wait)
+      return false;
+  return true;
 }
 
 inline void release(int first, int last) {
-    for (int i = first; i < last; ++i) group.fibers[i].wait = Wait::NONE;
+  for (int i = first; i < last; ++i)
+    group.fibers[i].wait = Wait::NONE;
 }
 
 inline void run_group() {
-    for (Fiber& fiber : group.fibers) start(fiber);
-    while (true) {
-        for (Fiber& fiber : group.fibers)
-            if (fiber.wait == Wait::NONE) resume(fiber);
-        if (all_wait(0, group.threads, Wait::ENDED)) return;
-        bool moved = false;
-        for (int first = 0; first < group.threads; first += LANES)
-            if (all_wait(first, first + LANES, Wait::LANES)) {
-                release(first, first + LANES);
-                moved = true;
-            }
-        for (Fiber& fiber : group.fibers)
-            if (fiber.wait == Wait::COUNT && *fiber.count >= fiber.wanted) {
-                fiber.wait = Wait::NONE;
-                moved = true;
-            }
-        if (!moved && all_wait(0, group.threads, Wait::THREADS)) {
-            release(0, group.threads);
-            moved = true;
-        }
-        if (!moved) fail("some threads wait at a barrier or SIMD-group operation that others never reach");
+  for (Fiber &fiber : group.fibers)
+    start(fiber);
+  while (true) {
+    for (Fiber &fiber : group.fibers)
+      if (fiber.wait == Wait::NONE)
+        resume(fiber);
+    if (all_wait(0, group.threads, Wait::ENDED))
+      return;
+    bool moved = false;
+    for (int first = 0; first < group.threads; first += LANES)
+      if (all_wait(first, first + LANES, Wait::LANES)) {
+        release(first, first + LANES);
+        moved = true;
+      }
+    for (Fiber &fiber : group.fibers)
+      if (fiber.wait == Wait::COUNT && *fiber.count >= fiber.wanted) {
+        fiber.wait = Wait::NONE;
+        moved = true;
+      }
+    if (!moved && all_wait(0, group.threads, Wait::THREADS)) {
+      release(0, group.threads);
+      moved = true;
     }
+    if (!moved)
+      fail("some threads wait at a barrier or SIMD-group operation that others never reach");
+  }
 }
 
-inline void run(void (*body)(void**), void** arrays, int groups_x, int groups_y, int groups_z, int threads) {
-    if (threads % LANES) fail("the threads of a threadgroup must be whole SIMD-groups");
-    group.body = body;
-    group.arrays = arrays;
-    group.threads = threads;
-    group.fibers.resize(threads);
-    group.exchanged.assign(2 * WORDS * threads, ~0u);
-    for (int i = 0; i < threads; ++i) {
-        group.fibers[i].thread = i;
-        if (!group.fibers[i].stack) group.fibers[i].stack = static_cast<char*>(aligned_alloc(64, STACK_BYTES));
-    }
-    for (group.z = 0; group.z < groups_z; ++group.z)
-        for (group.y = 0; group.y < groups_y; ++group.y)
-            for (group.x = 0; group.x < groups_x; ++group.x) run_group();
+inline void run(void (*body)(void **), void **arrays, int groups_x, int groups_y, int groups_z, int threads) {
+  if (threads % LANES)
+    fail("the threads of a threadgroup must be whole SIMD-groups");
+  group.body = body;
+  group.arrays = arrays;
+  group.threads = threads;
+  group.fibers.resize(threads);
+  group.exchanged.assign(2 * WORDS * threads, ~0u);
+  for (int i = 0; i < threads; ++i) {
+    group.fibers[i].thread = i;
+    if (!group.fibers[i].stack)
+      group.fibers[i].stack = static_cast<char *>(aligned_alloc(64, STACK_BYTES));
+  }
+  for (group.z = 0; group.z < groups_z; ++group.z)
+    for (group.y = 0; group.y < groups_y; ++group.y)
+      for (group.x = 0; group.x < groups_x; ++group.x)
+        run_group();
 }
 
 // Every lane gives some words; afterwards each may read those of all lanes of its SIMD-group, WORDS to a lane.
-inline const uint* exchange(const uint* words, int count) {
-    Fiber* self = group.running;
-    const int simd = self->thread / LANES;
-    uint* all = &group.exchanged[(2 * simd + (self->exchanges++ & 1)) * LANES * WORDS];
-    memcpy(all + self->thread % LANES * WORDS, words, count * sizeof(uint));
-    leave(Wait::LANES);
-    return all;
+inline const uint *exchange(const uint *words, int count) {
+  Fiber *self = group.running;
+  const int simd = self->thread / LANES;
+  uint *all = &group.exchanged[(2 * simd + (self->exchanges++ & 1)) * LANES * WORDS];
+  memcpy(all + self->thread % LANES * WORDS, words, count * sizeof(uint));
+  leave(Wait::LANES);
+  return all;
 }
-inline float exchanged_float(const uint* all, int lane) {
-    float v;
-    memcpy(&v, all + lane * WORDS, sizeof(v));
-    return v;
+inline float exchanged_float(const uint *all, int lane) {
+  float v;
+  memcpy(&v, all + lane * WORDS, sizeof(v));
+  return v;
 }
-inline const uint* exchange(float v) {
-    uint bits;
-    memcpy(&bits, &v, sizeof(v));
-    return exchange(&bits, 1);
+inline const uint *exchange(float v) {
+  uint bits;
+  memcpy(&bits, &v, sizeof(v));
+  return exchange(&bits, 1);
 }
 
-}  // namespace emulated
+} // namespace emulated
 
 struct bf16 {
-    uint16_t bits;
-    bf16() = default;
-    explicit bf16(float v) {
-        uint32_t raw;
-        memcpy(&raw, &v, 4);
-        bits = std::isnan(v) ? (raw >> 16 | 0x40) : (raw + 0x7FFF + (raw >> 16 & 1)) >> 16;
-    }
-    operator float() const {
-        const uint32_t raw = uint32_t(bits) << 16;
-        float v;
-        memcpy(&v, &raw, 4);
-        return v;
-    }
+  uint16_t bits;
+  bf16() = default;
+  explicit bf16(float v) {
+    uint32_t raw;
+    memcpy(&raw, &v, 4);
+    bits = std::isnan(v) ? (raw >> 16 | 0x40) : (raw + 0x7FFF + (raw >> 16 & 1)) >> 16;
+  }
+  operator float() const {
+    const uint32_t raw = uint32_t(bits) << 16;
+    float v;
+    memcpy(&v, &raw, 4);
+    return v;
+  }
 };
 
 struct f16 {
-    uint16_t bits;
-    f16() = default;
-    explicit f16(float v) {
-        const _Float16 narrow = _Float16(v);
-        memcpy(&bits, &narrow, 2);
-    }
-    operator float() const {
-        _Float16 narrow;
-        memcpy(&narrow, &bits, 2);
-        return float(narrow);
-    }
+  uint16_t bits;
+  f16() = default;
+  explicit f16(float v) {
+    const _Float16 narrow = _Float16(v);
+    memcpy(&bits, &narrow, 2);
+  }
+  operator float() const {
+    _Float16 narrow;
+    memcpy(&narrow, &bits, 2);
+    return float(narrow);
+  }
 };
 
 FUNCTION float bits_to_float(uint bits) {
-    float v;
-    memcpy(&v, &bits, 4);
-    return v;
+  float v;
+  memcpy(&v, &bits, 4);
+  return v;
 }
 FUNCTION float half_bits_to_float(uint bits) {
-    f16 v;
-    v.bits = uint16_t(bits);
-    return float(v);
+  f16 v;
+  v.bits = uint16_t(bits);
+  return float(v);
 }
 FUNCTION uint float_to_bits(float v) {
-    uint bits;
-    memcpy(&bits, &v, 4);
-    return bits;
+  uint bits;
+  memcpy(&bits, &v, 4);
+  return bits;
 }
-FUNCTION float log_of(float x) {
-    return std::log(x);
-}
-FUNCTION float exp_of(float x) {
-    return std::exp(x);
-}
-FUNCTION float exp2_of(float x) {
-    return std::exp2(x);
-}
-FUNCTION float tanh_of(float x) {
-    return std::tanh(x);
-}
-FUNCTION float rsqrt_of(float x) {
-    return 1.0f / std::sqrt(x);
-}
-FUNCTION float max_of(float a, float b) {
-    return a > b ? a : b;
-}
-FUNCTION float divide(float a, float b) {
-    return a / b;
-}
+FUNCTION float log_of(float x) { return std::log(x); }
+FUNCTION float exp_of(float x) { return std::exp(x); }
+FUNCTION float exp2_of(float x) { return std::exp2(x); }
+FUNCTION float tanh_of(float x) { return std::tanh(x); }
+FUNCTION float rsqrt_of(float x) { return 1.0f / std::sqrt(x); }
+FUNCTION float max_of(float a, float b) { return a > b ? a : b; }
+FUNCTION float divide(float a, float b) { return a / b; }
 
-template <typename T>
-FUNCTION void check_alignment(const T* p, size_t bytes) {
+template <typename T> FUNCTION void check_alignment(const T *p, size_t bytes) {
 #if !defined(MLXR_MAIN)
-    bytes = bytes > 8 ? 8 : bytes;  // MLX on the CPU aligns its arrays no further
+  bytes = bytes > 8 ? 8 : bytes; // MLX on the CPU aligns its arrays no further
 #endif
-    if (reinterpret_cast<uintptr_t>(p) % bytes) emulated::fail("a load or store is not aligned");
+  if (reinterpret_cast<uintptr_t>(p) % bytes)
+    emulated::fail("a load or store is not aligned");
 }
-FUNCTION uint load_u16(const uint8_t* p) {
-    check_alignment(p, 2);
-    return p[0] | p[1] << 8;
+FUNCTION uint load_u16(const uint8_t *p) {
+  check_alignment(p, 2);
+  return p[0] | p[1] << 8;
 }
-FUNCTION uint load_u32(const uint8_t* p) {
-    check_alignment(p, 4);
-    return p[0] | p[1] << 8 | p[2] << 16 | uint(p[3]) << 24;
+FUNCTION uint load_u32(const uint8_t *p) {
+  check_alignment(p, 4);
+  return p[0] | p[1] << 8 | p[2] << 16 | uint(p[3]) << 24;
 }
-FUNCTION void load_words(const uint8_t* p, uint* w) {
-    check_alignment(p, 16);
-    memcpy(w, p, 16);
+FUNCTION void load_words(const uint8_t *p, uint *w) {
+  check_alignment(p, 16);
+  memcpy(w, p, 16);
 }
-template <int N, typename T>
-FUNCTION void load(const T* p, float* out) {
-    check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
-    for (int i = 0; i < N; ++i) out[i] = float(p[i]);
+template <int N, typename T> FUNCTION void load(const T *p, float *out) {
+  check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
+  for (int i = 0; i < N; ++i)
+    out[i] = float(p[i]);
 }
-template <int N, typename T>
-FUNCTION void store(T* p, const float* values) {
-    check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
-    for (int i = 0; i < N; ++i) p[i] = T(values[i]);
-}
-
-FUNCTION void load_shared(const float* p, float* out) {
-    check_alignment(p, 16);
-    memcpy(out, p, 16);
+template <int N, typename T> FUNCTION void store(T *p, const float *values) {
+  check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
+  for (int i = 0; i < N; ++i)
+    p[i] = T(values[i]);
 }
 
-FUNCTION void store_shared(float* p, const float* v) {
-    check_alignment(p, 16);
-    memcpy(p, v, 16);
+FUNCTION void load_shared(const float *p, float *out) {
+  check_alignment(p, 16);
+  memcpy(out, p, 16);
 }
 
-FUNCTION void read_words(const uint* p, uint* w) {
-    check_alignment(p, 16);
-    memcpy(w, p, 16);
+FUNCTION void store_shared(float *p, const float *v) {
+  check_alignment(p, 16);
+  memcpy(p, v, 16);
 }
 
-FUNCTION void store_words(uint* p, const uint* w) {
-    check_alignment(p, 16);
-    memcpy(p, w, 16);
+FUNCTION void read_words(const uint *p, uint *w) {
+  check_alignment(p, 16);
+  memcpy(w, p, 16);
+}
+
+FUNCTION void store_words(uint *p, const uint *w) {
+  check_alignment(p, 16);
+  memcpy(p, w, 16);
 }
 
 FUNCTION float shuffle_xor(float v, uint mask) {
-    return emulated::exchanged_float(emulated::exchange(v), (emulated::group.running->thread % emulated::LANES) ^ mask);
+  return emulated::exchanged_float(emulated::exchange(v), (emulated::group.running->thread % emulated::LANES) ^ mask);
 }
 FUNCTION float sum_lanes(float v) {
-    float parts[emulated::LANES];
-    const uint* all = emulated::exchange(v);
-    for (int lane = 0; lane < emulated::LANES; ++lane) parts[lane] = emulated::exchanged_float(all, lane);
-    for (int mask = 16; mask > 0; mask >>= 1)  // in the order of a butterfly
-        for (int lane = 0; lane < mask; ++lane) parts[lane] += parts[lane + mask];
-    return parts[0];
+  float parts[emulated::LANES];
+  const uint *all = emulated::exchange(v);
+  for (int lane = 0; lane < emulated::LANES; ++lane)
+    parts[lane] = emulated::exchanged_float(all, lane);
+  for (int mask = 16; mask > 0; mask >>= 1) // in the order of a butterfly
+    for (int lane = 0; lane < mask; ++lane)
+      parts[lane] += parts[lane + mask];
+  return parts[0];
 }
-FUNCTION void barrier() {
-    emulated::leave(emulated::Wait::THREADS);
-}
-FUNCTION void simd_barrier() {
-    emulated::leave(emulated::Wait::LANES);
-}
-template <typename T>
-FUNCTION T* writable(const T* p) {
-    return const_cast<T*>(p);
-}
+FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
+FUNCTION void simd_barrier() { emulated::leave(emulated::Wait::LANES); }
+template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
-template <int BYTES>
-FUNCTION void copy_bytes(const uint8_t* from, uint* to) {
-    check_alignment(from, BYTES);
-    check_alignment(to, BYTES);
-    memset(to, 0xFF, BYTES);  // not a number, for who reads too early
-    emulated::group.running->copies.push_back({from, to, BYTES, emulated::group.running->bundles});
+template <int BYTES> FUNCTION void copy_bytes(const uint8_t *from, uint *to) {
+  check_alignment(from, BYTES);
+  check_alignment(to, BYTES);
+  memset(to, 0xFF, BYTES); // not a number, for who reads too early
+  emulated::group.running->copies.push_back({from, to, BYTES, emulated::group.running->bundles});
 }
-FUNCTION void copy_words(const uint8_t* from, uint* to) {
-    copy_bytes<16>(from, to);
-}
-FUNCTION void stream_words(const uint8_t* from, uint* to) {
-    copy_bytes<16>(from, to);
-}
-FUNCTION void copy_word(const uint8_t* from, uint* to) {
-    copy_bytes<4>(from, to);
-}
-FUNCTION void expect_line(const uint8_t* from) {
-    *static_cast<const volatile uint8_t*>(from);
-}
-FUNCTION void seal_copies() {
-    ++emulated::group.running->bundles;
-}
-template <int N>
-FUNCTION void await_copies() {
-    emulated::Fiber* self = emulated::group.running;
-    std::vector<emulated::Copy> later;
-    for (const emulated::Copy& copy : self->copies)
-        if (copy.bundle < self->bundles - N)
-            memcpy(copy.to, copy.from, copy.bytes);
-        else
-            later.push_back(copy);
-    self->copies = later;
+FUNCTION void copy_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
+FUNCTION void stream_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
+FUNCTION void copy_word(const uint8_t *from, uint *to) { copy_bytes<4>(from, to); }
+FUNCTION void expect_line(const uint8_t *from) { *static_cast<const volatile uint8_t *>(from); }
+FUNCTION void seal_copies() { ++emulated::group.running->bundles; }
+template <int N> FUNCTION void await_copies() {
+  emulated::Fiber *self = emulated::group.running;
+  std::vector<emulated::Copy> later;
+  for (const emulated::Copy &copy : self->copies)
+    if (copy.bundle < self->bundles - N)
+      memcpy(copy.to, copy.from, copy.bytes);
+    else
+      later.push_back(copy);
+  self->copies = later;
 }
 
 FUNCTION void await_inputs() {}
 
 #define ROOM(name, WORDS) SHARED uint name[WORDS]
 
-FUNCTION uint pack_pair(float low, float high) {
-    return uint(bf16(low).bits) | uint(bf16(high).bits) << 16;
-}
-FUNCTION float low_of(uint pair) {
-    return bits_to_float(pair << 16);
-}
-FUNCTION float high_of(uint pair) {
-    return bits_to_float(pair & 0xFFFF0000u);
-}
+FUNCTION uint pack_pair(float low, float high) { return uint(bf16(low).bits) | uint(bf16(high).bits) << 16; }
+FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }
+FUNCTION float high_of(uint pair) { return bits_to_float(pair & 0xFFFF0000u); }
 FUNCTION uint widen_bytes(uint word, int half) {
-    word >>= 16 * half;
-    return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
+  word >>= 16 * half;
+  return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
-FUNCTION uint widen_byte(uint word, int which) {
-    return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u;
-}
-template <int WHICH>
-FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
-    return (a >> 8 * WHICH & 0xFFu) | (b >> 8 * WHICH & 0xFFu) << 8 | (c >> 8 * WHICH & 0xFFu) << 16 |
-           (d >> 8 * WHICH & 0xFFu) << 24;
+FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
+template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
+  return (a >> 8 * WHICH & 0xFFu) | (b >> 8 * WHICH & 0xFFu) << 8 | (c >> 8 * WHICH & 0xFFu) << 16 |
+         (d >> 8 * WHICH & 0xFFu) << 24;
 }
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
-    const double low = double(low_of(a)) * low_of(b) + low_of(c), high = double(high_of(a)) * high_of(b) + high_of(c);
-    return pack_pair(float(low), float(high));
+  const double low = double(low_of(a)) * low_of(b) + low_of(c), high = double(high_of(a)) * high_of(b) + high_of(c);
+  return pack_pair(float(low), float(high));
 }
-template <typename T>
-FUNCTION void load_pairs(const T* p, uint* out) {
-    check_alignment(p, 16);
-    for (int i = 0; i < 4; ++i) out[i] = pack_pair(float(p[2 * i]), float(p[2 * i + 1]));
+template <typename T> FUNCTION void load_pairs(const T *p, uint *out) {
+  check_alignment(p, 16);
+  for (int i = 0; i < 4; ++i)
+    out[i] = pack_pair(float(p[2 * i]), float(p[2 * i + 1]));
 }
-template <typename T>
-FUNCTION uint pack_pair(float low, float high) {
-    return T(low).bits | uint(T(high).bits) << 16;
+template <typename T> FUNCTION uint pack_pair(float low, float high) { return T(low).bits | uint(T(high).bits) << 16; }
+template <typename T> FUNCTION float half_of(uint pair, int which) {
+  T v;
+  v.bits = uint16_t(pair >> 16 * which);
+  return float(v);
 }
-template <typename T>
-FUNCTION float half_of(uint pair, int which) {
-    T v;
-    v.bits = uint16_t(pair >> 16 * which);
-    return float(v);
-}
-template <typename T>
-FUNCTION void multiply_tile(float* sums, const uint* a, const uint* b) {
-    const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-    const uint* all = emulated::exchange(words, 6);
-    const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; ++i) {
-        float sum = 0.0f;
-        for (int other = 0; other < 4; ++other) {
-            const uint* from = all + (4 * g + other) * emulated::WORDS + i / 2;
-            const uint* to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
-            for (int j = 0; j < 2; ++j)
-                for (int which = 0; which < 2; ++which)
-                    sum += half_of<T>(from[2 * j], which) * half_of<T>(to[j], which);
-        }
-        sums[i] += sum;
+template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
+  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const uint *all = emulated::exchange(words, 6);
+  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; ++i) {
+    float sum = 0.0f;
+    for (int other = 0; other < 4; ++other) {
+      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
+      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
+      for (int j = 0; j < 2; ++j)
+        for (int which = 0; which < 2; ++which)
+          sum += half_of<T>(from[2 * j], which) * half_of<T>(to[j], which);
     }
+    sums[i] += sum;
+  }
 }
-FUNCTION void multiply_tile(float* sums, const uint* a, const uint* b) {
-    multiply_tile<bf16>(sums, a, b);
+FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
+  multiply_tile<bf16>(sums, a, b);
 }
 FUNCTION int byte_of(uint word, int which, bool is_signed) {
-    const int byte = int(word >> 8 * which & 0xFFu);
-    return is_signed && byte > 127 ? byte - 256 : byte;
+  const int byte = int(word >> 8 * which & 0xFFu);
+  return is_signed && byte > 127 ? byte - 256 : byte;
 }
-FUNCTION void multiply_any_bytes(int* sums, const uint* a, const uint* b, bool is_signed) {
-    const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-    const uint* all = emulated::exchange(words, 6);
-    const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; ++i)
-        for (int other = 0; other < 4; ++other) {
-            const uint* from = all + (4 * g + other) * emulated::WORDS + i / 2;
-            const uint* to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
-            for (int j = 0; j < 2; ++j)
-                for (int which = 0; which < 4; ++which)
-                    sums[i] += byte_of(from[2 * j], which, is_signed) * byte_of(to[j], which, true);
-        }
+FUNCTION void multiply_any_bytes(int *sums, const uint *a, const uint *b, bool is_signed) {
+  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  const uint *all = emulated::exchange(words, 6);
+  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
+  for (int i = 0; i < 4; ++i)
+    for (int other = 0; other < 4; ++other) {
+      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
+      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
+      for (int j = 0; j < 2; ++j)
+        for (int which = 0; which < 4; ++which)
+          sums[i] += byte_of(from[2 * j], which, is_signed) * byte_of(to[j], which, true);
+    }
 }
-FUNCTION void multiply_bytes(int* sums, const uint* a, const uint* b) {
-    multiply_any_bytes(sums, a, b, false);
-}
-FUNCTION void multiply_signed_bytes(int* sums, const uint* a, const uint* b) {
-    multiply_any_bytes(sums, a, b, true);
-}
+FUNCTION void multiply_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, false); }
+FUNCTION void multiply_signed_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, true); }
 FUNCTION int dot_bytes(uint a, uint b) {
-    int sum = 0;
-    for (int which = 0; which < 4; ++which) sum += byte_of(a, which, true) * byte_of(b, which, true);
-    return sum;
+  int sum = 0;
+  for (int which = 0; which < 4; ++which)
+    sum += byte_of(a, which, true) * byte_of(b, which, true);
+  return sum;
 }
 
 namespace emulated {
 // What lane 4 g + t gets of tile i, where `all` holds WORDS words of row r in lane 8 i + r.
-inline uint turned(const uint* all, int i, int lane) {
-    const uint *above = all + (8 * i + lane % 4 * 2) * WORDS + lane / 8, *below = above + WORDS;
-    const int shift = lane / 4 % 2 * 16;
-    return (*above >> shift & 0xFFFFu) | (*below >> shift & 0xFFFFu) << 16;
+inline uint turned(const uint *all, int i, int lane) {
+  const uint *above = all + (8 * i + lane % 4 * 2) * WORDS + lane / 8, *below = above + WORDS;
+  const int shift = lane / 4 % 2 * 16;
+  return (*above >> shift & 0xFFFFu) | (*below >> shift & 0xFFFFu) << 16;
 }
-}  // namespace emulated
+} // namespace emulated
 
-FUNCTION void read_tiles(const uint* row, uint* w) {
-    check_alignment(row, 16);
-    const uint* all = emulated::exchange(row, 4);
-    const int lane = emulated::group.running->thread % emulated::LANES;
-    for (int i = 0; i < 4; ++i) w[i] = all[(8 * i + lane / 4) * emulated::WORDS + lane % 4];
+FUNCTION void read_tiles(const uint *row, uint *w) {
+  check_alignment(row, 16);
+  const uint *all = emulated::exchange(row, 4);
+  const int lane = emulated::group.running->thread % emulated::LANES;
+  for (int i = 0; i < 4; ++i)
+    w[i] = all[(8 * i + lane / 4) * emulated::WORDS + lane % 4];
 }
-FUNCTION void read_turned_tiles(const uint* row, uint* w) {
-    check_alignment(row, 16);
-    const uint* all = emulated::exchange(row, 4);
-    for (int i = 0; i < 4; ++i) w[i] = emulated::turned(all, i, emulated::group.running->thread % emulated::LANES);
+FUNCTION void read_turned_tiles(const uint *row, uint *w) {
+  check_alignment(row, 16);
+  const uint *all = emulated::exchange(row, 4);
+  for (int i = 0; i < 4; ++i)
+    w[i] = emulated::turned(all, i, emulated::group.running->thread % emulated::LANES);
 }
 FUNCTION uint turn_tile(uint pair) {
-    const uint* all = emulated::exchange(&pair, 1);
-    const int lane = emulated::group.running->thread % emulated::LANES, from = lane % 4 * 8 + lane / 8;
-    const int shift = lane / 4 % 2 * 16;
-    return (all[from * emulated::WORDS] >> shift & 0xFFFFu) | (all[(from + 4) * emulated::WORDS] >> shift & 0xFFFFu)
-                                                                  << 16;
+  const uint *all = emulated::exchange(&pair, 1);
+  const int lane = emulated::group.running->thread % emulated::LANES, from = lane % 4 * 8 + lane / 8;
+  const int shift = lane / 4 % 2 * 16;
+  return (all[from * emulated::WORDS] >> shift & 0xFFFFu) |
+         (all[(from + 4) * emulated::WORDS] >> shift & 0xFFFFu) << 16;
 }
 
 namespace emulated {
 struct Slot {
-    int freed, filled, readers;
-    int expected, bytes;  // of the use that is being filled
-    std::vector<Copy> copies;
+  int freed, filled, readers;
+  int expected, bytes; // of the use that is being filled
+  std::vector<Copy> copies;
 };
-inline void await_count(const int& count, int wanted) {
-    Fiber* self = group.running;
-    if (count >= wanted) return;
-    self->count = &count;
-    self->wanted = wanted;
-    leave(Wait::COUNT);
+inline void await_count(const int &count, int wanted) {
+  Fiber *self = group.running;
+  if (count >= wanted)
+    return;
+  self->count = &count;
+  self->wanted = wanted;
+  leave(Wait::COUNT);
 }
-}  // namespace emulated
+} // namespace emulated
 
 typedef emulated::Slot Slot;
 #define SLOTS(name, COUNT) static Slot name[COUNT]
 
 #define BOX_ROOM(name, WORDS) alignas(1024) static uint name[WORDS]
 
-template <int COUNT, int READERS>
-FUNCTION void open_slots(Slot* slots) {
-    if (emulated::group.running->thread == 0)
-        for (int i = 0; i < COUNT; ++i) {
-            slots[i] = Slot{};
-            slots[i].readers = READERS;
-        }
-    barrier();
+template <int COUNT, int READERS> FUNCTION void open_slots(Slot *slots) {
+  if (emulated::group.running->thread == 0)
+    for (int i = 0; i < COUNT; ++i) {
+      slots[i] = Slot{};
+      slots[i].readers = READERS;
+    }
+  barrier();
 }
-FUNCTION void expect_bytes(Slot* slots, int slot, int bytes) {
-    slots[slot].expected = bytes;
-    slots[slot].copies.clear();
+FUNCTION void expect_bytes(Slot *slots, int slot, int bytes) {
+  slots[slot].expected = bytes;
+  slots[slot].copies.clear();
 }
 template <int ROWS, int BLOCKS, bool KEEP, typename T>
-FUNCTION void bring_box(const T* matrix, int rows, int columns, int row, int column, uint* to, Slot* slots, int slot) {
-    if (reinterpret_cast<uintptr_t>(to) % 1024 || column % 64 || row % 8 || ROWS % 8)
-        emulated::fail("a box does not start where it must");
-    Slot& filled = slots[slot];
-    for (int r = 0; r < ROWS; ++r)
-        for (int c = 0; c < 64 * BLOCKS; c += 8) {
-            uint* at = to + (r / 8 * BLOCKS + c / 64) * 256 + r % 8 * 32 + (c % 64 / 8 ^ r % 8) * 4;
-            memset(at, 0xFF, 16);  // not a number, for who reads too early
-            const bool exists = row + r < rows && column + c < columns;
-            filled.copies.push_back({exists ? matrix + size_t(row + r) * columns + column + c : nullptr, at, 16, 0});
-        }
-    filled.bytes += 128 * ROWS * BLOCKS;
-    if (filled.bytes > filled.expected) emulated::fail("more bytes are brought into a slot than expected");
-    if (filled.bytes == filled.expected) {
-        filled.expected = filled.bytes = 0;
-        ++filled.filled;
+FUNCTION void bring_box(const T *matrix, int rows, int columns, int row, int column, uint *to, Slot *slots, int slot) {
+  if (reinterpret_cast<uintptr_t>(to) % 1024 || column % 64 || row % 8 || ROWS % 8)
+    emulated::fail("a box does not start where it must");
+  Slot &filled = slots[slot];
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < 64 * BLOCKS; c += 8) {
+      uint *at = to + (r / 8 * BLOCKS + c / 64) * 256 + r % 8 * 32 + (c % 64 / 8 ^ r % 8) * 4;
+      memset(at, 0xFF, 16); // not a number, for who reads too early
+      const bool exists = row + r < rows && column + c < columns;
+      filled.copies.push_back({exists ? matrix + size_t(row + r) * columns + column + c : nullptr, at, 16, 0});
     }
+  filled.bytes += 128 * ROWS * BLOCKS;
+  if (filled.bytes > filled.expected)
+    emulated::fail("more bytes are brought into a slot than expected");
+  if (filled.bytes == filled.expected) {
+    filled.expected = filled.bytes = 0;
+    ++filled.filled;
+  }
 }
-template <int COUNT>
-FUNCTION void await_free(Slot* slots, int slot, int turn) {
-    emulated::await_count(slots[slot].freed, turn * slots[slot].readers);
+template <int COUNT> FUNCTION void await_free(Slot *slots, int slot, int turn) {
+  emulated::await_count(slots[slot].freed, turn * slots[slot].readers);
 }
-template <int COUNT>
-FUNCTION void await_full(Slot* slots, int slot, int turn) {
-    emulated::await_count(slots[slot].filled, turn + 1);
-    for (const emulated::Copy& copy : slots[slot].copies)
-        if (copy.from)
-            memcpy(copy.to, copy.from, copy.bytes);
-        else
-            memset(copy.to, 0, copy.bytes);
-    slots[slot].copies.clear();
+template <int COUNT> FUNCTION void await_full(Slot *slots, int slot, int turn) {
+  emulated::await_count(slots[slot].filled, turn + 1);
+  for (const emulated::Copy &copy : slots[slot].copies)
+    if (copy.from)
+      memcpy(copy.to, copy.from, copy.bytes);
+    else
+      memset(copy.to, 0, copy.bytes);
+  slots[slot].copies.clear();
 }
-template <int COUNT>
-FUNCTION void free_slot(Slot* slots, int slot) {
-    simd_barrier();
-    if (emulated::group.running->thread % emulated::LANES == 0) ++slots[slot].freed;
+template <int COUNT> FUNCTION void free_slot(Slot *slots, int slot) {
+  simd_barrier();
+  if (emulated::group.running->thread % emulated::LANES == 0)
+    ++slots[slot].freed;
 }
 FUNCTION void begin_products() {}
 FUNCTION void seal_products() {}
 FUNCTION void await_products() {}
-template <typename T>
-FUNCTION float panel_value(const uint* panel, int blocks, int row, int column) {
-    const uint* group = panel + row / 8 * blocks * 256;
-    return half_of<T>(group[row % 8 * 32 + (column / 8 ^ row % 8) * 4 + column % 8 / 2], column % 2);
+template <typename T> FUNCTION float panel_value(const uint *panel, int blocks, int row, int column) {
+  const uint *group = panel + row / 8 * blocks * 256;
+  return half_of<T>(group[row % 8 * 32 + (column / 8 ^ row % 8) * 4 + column % 8 / 2], column % 2);
 }
 template <typename T, int N, int BLOCKS>
-FUNCTION void multiply_panels(float* sums, const uint* a, const uint* b, int first) {
-    const int thread = emulated::group.running->thread % 128, lane = thread % 32;
-    for (int j = 0; j < N / 8; ++j)
-        for (int i = 0; i < 4; ++i) {
-            const int row = thread / 32 * 16 + lane / 4 + i / 2 * 8, column = 8 * j + lane % 4 * 2 + i % 2;
-            for (int k = first; k < first + 16; ++k)
-                sums[4 * j + i] += panel_value<T>(a, 1, row, k) * panel_value<T>(b, BLOCKS, column, k);
-        }
+FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int first) {
+  const int thread = emulated::group.running->thread % 128, lane = thread % 32;
+  for (int j = 0; j < N / 8; ++j)
+    for (int i = 0; i < 4; ++i) {
+      const int row = thread / 32 * 16 + lane / 4 + i / 2 * 8, column = 8 * j + lane % 4 * 2 + i % 2;
+      for (int k = first; k < first + 16; ++k)
+        sums[4 * j + i] += panel_value<T>(a, 1, row, k) * panel_value<T>(b, BLOCKS, column, k);
+    }
 }
