@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.core.errors import DeviceError
+from mlxr.kernels.gpu.kernel import Box
 
 _COMPILERS = ("libnvrtc.so.13", "libnvrtc.so.12")
 _CUDA_FOLDER = Path("/usr/local/cuda")
@@ -27,6 +28,10 @@ _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: other threads may go on 
 _MOST_ROOM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _ROOM_SHARE = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, of what it shares with the cache, in percent
 _EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64  # CUtensorMap
+_MAP_NUMBERS, _MAP_CROSSWISE, _MAP_FETCH = 1, 3, 2  # its UINT16, SWIZZLE_128B and L2_PROMOTION_L2_128B
+_MAP_COLUMNS, _MAP_ROWS = 64, 8  # of a block: 128 bytes are brought crosswise, eight rows by eight
+_BOXES = "sm_90a"  # the one chip that has the instructions of cuda.h for them
 _ARGUMENTS: dict[str, list[Any]] = {
     "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
@@ -78,6 +83,7 @@ class CudaDriver:
         # the letter: instructions of just this chip
         self.architecture = f"sm_{major}{minor}{'a' if major >= 9 else ''}"
         self.starts_early = major >= 9
+        self.has_boxes = self.architecture == _BOXES
         self.stream = c_void_p()
         self._call("cuStreamCreate", byref(self.stream), c_uint(_NON_BLOCKING))
         self._begin, self._end = self.make_event(_TIMING), self.make_event(_TIMING)
@@ -153,6 +159,28 @@ class CudaDriver:
         """To the host, once the stream has come here."""
         self._call("cuMemcpyDtoHAsync_v2", host_address, address, size_bytes, self.stream)
 
+    def make_box(self, address: int, box: Box) -> bytes:
+        """What a kernel's argument for a matrix at `address` is that it brings in boxes (a CUtensorMap)."""
+        held = (ctypes.c_uint8 * (_MAP_BYTES + _MAP_ALIGNMENT))()
+        offset = -ctypes.addressof(held) % _MAP_ALIGNMENT
+        row_bytes, rank = 2 * box.columns, 4
+        self._call(
+            "cuTensorMapEncodeTiled",
+            c_void_p(ctypes.addressof(held) + offset),
+            c_int(_MAP_NUMBERS),
+            c_uint(rank),
+            c_void_p(address),
+            (c_uint64 * rank)(_MAP_COLUMNS, _MAP_ROWS, box.columns // _MAP_COLUMNS, -(-box.rows // _MAP_ROWS)),
+            (c_uint64 * (rank - 1))(row_bytes, 2 * _MAP_COLUMNS, _MAP_ROWS * row_bytes),
+            (c_uint * rank)(_MAP_COLUMNS, _MAP_ROWS, box.blocks, box.box_rows // _MAP_ROWS),
+            (c_uint * rank)(1, 1, 1, 1),
+            c_int(0),
+            c_int(_MAP_CROSSWISE),
+            c_int(_MAP_FETCH),
+            c_int(0),
+        )
+        return bytes(held[offset : offset + _MAP_BYTES])
+
     def capture(self, launch_all: Callable[[], None]) -> int:
         """A graph of what `launch_all` gives to the stream, which does not happen now."""
         self._call("cuStreamBeginCapture_v2", self.stream, c_int(_CAPTURE_RELAXED))
@@ -189,12 +217,12 @@ class CudaDriver:
         function: int,
         groups: tuple[int, int, int],
         threads: int,
-        addresses: Sequence[int],
+        arguments: Sequence[int | bytes],
         *,
         early: bool,
         room_bytes: int = 0,
     ) -> None:
-        """A kernel over arrays at these addresses; `early` lets it start beside the launch in front of it."""
+        """A kernel over arrays at these addresses, or boxes; `early` lets it start beside the launch in front of it."""
         attribute = _Attribute(_EARLY_START, 0, 1)
         launch = _Launch(
             (c_uint * 3)(*groups),
@@ -204,7 +232,9 @@ class CudaDriver:
             ctypes.pointer(attribute),
             int(early),
         )
-        held = [c_uint64(address) for address in addresses]
+        held = [
+            c_uint64(one) if isinstance(one, int) else ctypes.create_string_buffer(one, len(one)) for one in arguments
+        ]
         pointers = (c_void_p * len(held))(*(ctypes.addressof(one) for one in held))
         self._call("cuLaunchKernelEx", byref(launch), c_void_p(function), pointers, c_void_p())
 

@@ -68,7 +68,10 @@ def name_type(kind: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`body` and `headers` are files in `folder`; `inputs` and `outputs` are the names of the arrays in the body."""
+    """`body` and `headers` are files in `folder`; `inputs` and `outputs` are the names of the arrays in the body.
+
+    `boxed` are those of the inputs that it brings into its memory in boxes: a launch has a `Box` for each.
+    """
 
     name: str
     folder: Path
@@ -76,6 +79,17 @@ class Kernel:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     headers: tuple[str, ...] = ()
+    boxed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A matrix (rows, columns) of 16-bit numbers that is brought `box_rows` and `blocks` of 64 columns at a time."""
+
+    rows: int
+    columns: int
+    box_rows: int
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +168,9 @@ def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) ->
         [f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(names, kinds, strict=True)]
         for names, kinds in ((kernel.inputs, variant.input_types), (kernel.outputs, variant.output_types))
     )
+    for index, name in enumerate(kernel.inputs):
+        if name in kernel.boxed:
+            inputs[index] = f"__grid_constant__ Box {name}"
     arrays = ", ".join([*(f"const {one}" for one in inputs), *outputs])
     constants = dict(variant.constants)
     threads, resident = constants["THREADS"], constants.get("RESIDENT", 1)

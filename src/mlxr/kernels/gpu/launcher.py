@@ -14,7 +14,7 @@ import numpy as np
 
 from mlxr.kernels.gpu.cuda_code import CudaCode
 from mlxr.kernels.gpu.emulator import Emulator
-from mlxr.kernels.gpu.kernel import Kernel, Target, Variant, name_type, read_body, read_header
+from mlxr.kernels.gpu.kernel import Box, Kernel, Target, Variant, name_type, read_body, read_header
 
 MIN_ARRAY = 8  # smaller arrays lie in another address space on Metal
 # MLX writes the head of the function itself, behind our header
@@ -56,12 +56,16 @@ class Launcher:
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
         room_bytes: int = 0,
+        boxes: Sequence[Box] = (),
     ) -> list[Any]:
         """One launch of `groups` threadgroups; `outputs` are the shape and type of each array it makes.
 
         A constant RESIDENT says on CUDA how many must fit on a multiprocessor, which bounds the registers of a thread.
-        `room_bytes` is what a ROOM of the body takes of a threadgroup's memory.
+        `room_bytes` is what a ROOM of the body takes of a threadgroup's memory. `boxes` are what the first inputs are
+        brought in, which MLX cannot launch: TypeError.
         """
+        if boxes and self.emulator is None:
+            raise TypeError(f"{kernel.name} is only launched in recorded steps")
         template = {"THREADS": threads, **(constants or {})}
         if self.emulator is not None:
             return self._emulate(kernel, inputs, groups, threads, outputs, template, types or {})

@@ -35,11 +35,14 @@ ADDRESS = Kernel("address", Path(__file__).parent, "address.body", ("source",), 
 class Machine(Protocol):
     """Where recorded launches run; `multiplies` says whether products are among them, `memory` is for their results.
 
+    `has_boxes`: kernels may bring boxes of matrices into their memory, and multiply them there (`Box`).
+
     `processors` are the multiprocessors that share the threadgroups of a launch, each with `room_bytes` for one
     threadgroup; 0 where threadgroups run one after another.
     """
 
     multiplies: bool
+    has_boxes: bool
     memory: StepMemory
     processors: int
     room_bytes: int
@@ -70,7 +73,7 @@ class Machine(Protocol):
 class EmulatedMachine:
     """Everything happens at once, over the host's memory."""
 
-    multiplies = True
+    multiplies = has_boxes = True
     processors = room_bytes = 0
 
     def __init__(self, mx: Any, emulator: Emulator) -> None:
@@ -178,6 +181,7 @@ class CudaMachine:
         self._functions: dict[tuple[Kernel, Variant], int] = {}
         self._products = _load_products(self._driver)
         self.multiplies = self._products is not None
+        self.has_boxes = driver.has_boxes
         self.processors, self.room_bytes = driver.processors, driver.room_bytes
         self.memory = StepMemory(self._allocate)
         self._staging: dict[int, list[tuple[int, int]]] = {}  # pinned memory and its event by bytes, free again
@@ -220,7 +224,7 @@ class CudaMachine:
                         self._functions[launch.kernel, launch.variant],
                         launch.groups,
                         launch.threads,
-                        arrays,
+                        [*map(self._driver.make_box, arrays, launch.boxes), *arrays[len(launch.boxes) :]],
                         early=self._driver.starts_early and number > 0,
                         room_bytes=launch.room_bytes,
                     )

@@ -24,6 +24,7 @@ FUNCTION float exp2_of(float x) { return precise::exp2(x); }
 FUNCTION float tanh_of(float x) { return precise::tanh(x); }
 FUNCTION float rsqrt_of(float x) { return precise::rsqrt(x); }
 FUNCTION float max_of(float a, float b) { return max(a, b); }
+FUNCTION float divide(float a, float b) { return a / b; }
 
 FUNCTION uint load_u16(const DEVICE uint8_t *p) { return *reinterpret_cast<const DEVICE ushort *>(p); }
 FUNCTION uint load_u32(const DEVICE uint8_t *p) { return *reinterpret_cast<const DEVICE uint *>(p); }

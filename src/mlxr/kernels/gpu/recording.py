@@ -11,10 +11,10 @@ import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mlxr.kernels.gpu.kernel import Kernel, Variant, name_type
+from mlxr.kernels.gpu.kernel import Box, Kernel, Variant, name_type
 
 ALIGNMENT_BYTES = 256
 
@@ -56,7 +56,10 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """One launch; `arrays` are addresses, or MLX's arrays where they are not known yet: inputs, then outputs."""
+    """One launch; `arrays` are addresses, or MLX's arrays where they are not known yet: inputs, then outputs.
+
+    `boxes` are those of the first inputs, which the kernel brings in boxes.
+    """
 
     kernel: Kernel
     variant: Variant
@@ -64,12 +67,11 @@ class Launch:
     groups: tuple[int, int, int]
     threads: int
     room_bytes: int = 0
+    boxes: tuple[Box, ...] = ()
 
     def put_out(self, address: int) -> Launch:
         """The same with its last result at `address`."""
-        return Launch(
-            self.kernel, self.variant, (*self.arrays[:-1], address), self.groups, self.threads, self.room_bytes
-        )
+        return replace(self, arrays=(*self.arrays[:-1], address))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +124,7 @@ class Recorder:
         constants: Mapping[str, int] | None = None,
         types: Mapping[str, Any] | None = None,
         room_bytes: int = 0,
+        boxes: Sequence[Box] = (),
     ) -> list[Any]:
         """As `Launcher.launch`."""
         made = [self.make(shape, kind) for shape, kind in outputs]
@@ -132,7 +135,7 @@ class Recorder:
             (kind for _, kind in outputs),
         )
         arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
-        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes))
+        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes, tuple(boxes)))
         return made
 
     def multiply(self, x: Buffer, weight: Any, shares: int = 0, wide: Any = None) -> Buffer:

@@ -3,8 +3,8 @@
 Up to MAX_ROWS rows are multiplied by a kernel that reads each block once. Where there are matrix units, others take
 over (`tiles.py`), from MIN_TILED to MAX_TILED rows, and one for a single row of some types (`stream.py`). More rows:
 the weight is expanded and MLX multiplies (`expand.py`). Floats are streamed for a few rows (`floats.py`), else a
-library's matter; both may leave sums to the norm after them. Without kernels (MLX on CPU) weights are decoded when they
-are loaded.
+library's matter, or in recorded steps that of `panels.py`; all may leave sums to the norm after them. Without kernels
+(MLX on CPU) weights are decoded when they are loaded.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import BLOCK_HEADERS, FILL, multiply_expanded
 from mlxr.kernels.linear.floats import FLOATS as FLOAT_STREAM
 from mlxr.kernels.linear.floats import FloatsPlan, multiply_floats, plan_floats
+from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
 from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.weight import LinearWeight
@@ -97,7 +98,7 @@ EXPAND = Kernel(
     ("out",),
     (*BLOCK_HEADERS, "expand.h"),
 )
-KERNELS = (ROWS, TILES, STREAM, FLOAT_STREAM, FILL, EXPAND)
+KERNELS = (ROWS, TILES, STREAM, FLOAT_STREAM, PANELS, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +125,8 @@ class Normed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, floats or library."""
+    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, floats or
+    library, in whose place panels may come."""
 
     x: Any
     parts: list[Part]
@@ -198,7 +200,10 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
     plan = _plan_floats(ctx, product, gate=gate) if product.way == "floats" else None
     if product.way == "library" or (product.way == "floats" and plan is None):
-        return _multiply_floats(ctx, product.x, product.parts[0].upload.array)
+        matrix, panels = product.parts[0].upload.array, _plan_panels(ctx, product, gate) if gate else None
+        if panels is None:
+            return _multiply_floats(ctx, product.x, matrix)
+        return multiply_panels(gpu, product.x, matrix, gate, gpu.operands, panels)
     kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
@@ -265,10 +270,13 @@ def add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
             return x, multiply_floats(ctx.gpu, product.x, matrix, None, 0, None, ctx.gpu.mx.float32, None, plan)
     if product.way != "library":
         return multiply(ctx, product, residual=x), None
+    panels, wide = _plan_panels(ctx, product), ctx.gpu.mx.float32
+    if panels is not None:
+        return x, multiply_panels(ctx.gpu, product.x, matrix, 0, wide, panels)
     shares = choose_shares(*matrix.shape)
     if shares == 1:
         return x, multiply(ctx, product)
-    return x, ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, ctx.gpu.mx.float32)
+    return x, ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, wide)
 
 
 def choose_shares(outputs: int, inputs: int) -> int:
@@ -280,12 +288,21 @@ def can_gate(ctx: Context, product: Product) -> bool:
     """Whether `gate_product` takes it."""
     if product.way == "floats":
         return _plan_floats(ctx, product, gate=1) is not None
-    return len(product.parts) == 1 and product.way != "library"
+    return len(product.parts) == 1 and (product.way != "library" or _plan_panels(ctx, product, 1) is not None)
 
 
 def gate_product(ctx: Context, product: Product, kind: str) -> Any:
     """act(first half of the product) * second half."""
     return multiply(ctx, product, gate=1 if kind == "silu" else 2)
+
+
+def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | None:
+    """How our own kernel computes a product of the library; None where it does not, or is no faster."""
+    gpu, matrix = ctx.gpu, product.parts[0].upload.array
+    if gpu.machine is None or not gpu.machine.has_boxes or matrix.dtype.size != 2 or product.x.dtype != matrix.dtype:
+        return None
+    rows, columns = matrix.shape
+    return plan_panels(product.tokens, rows, columns, gate, gpu.processors, gpu.room_bytes)
 
 
 def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
