@@ -35,10 +35,12 @@ def _default_device(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(params=_devices())
 def gpu(request: pytest.FixtureRequest) -> Context:
-    """A context that runs our kernels."""
+    """A context that runs our kernels, in the types of a new one: a model that was opened on it had its own."""
     if request.param == "emulated":
         skip_unless_emulated()
-    return _make_context(request.param)
+    context = _make_context(request.param)
+    context.gpu.activations = context.gpu.operands = context.gpu.mx.float32
+    return context
 
 
 @pytest.fixture
