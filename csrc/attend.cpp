@@ -14,14 +14,6 @@ constexpr int64_t kSerialWork = 1 << 15;
 // A block of rows is split when it is more than 1 / (kSharesPerThread * threads) of the whole call.
 constexpr int64_t kSharesPerThread = 4;
 
-struct Plan {
-    AttendTask* tasks;
-    AttendTask* merges;
-    float* partials;
-    std::byte* thread_scratch;
-    int64_t thread_bytes;
-};
-
 struct PlanSize {
     int64_t tasks = 0, merges = 0, partial_floats = 0;
 };
@@ -92,9 +84,8 @@ PlanSize measure_plan(const AttendCall& call, int64_t sequences, int64_t limit) 
     return size;
 }
 
-void fill_plan(const AttendCall& call, int64_t sequences, int64_t limit, const Plan& plan) {
+void fill_plan(const AttendCall& call, int64_t sequences, int64_t limit, const AttendPlan& plan, float* partials) {
     AttendTask *task_end = plan.tasks, *merge_end = plan.merges;
-    float* partials = plan.partials;
     visit_blocks(call, sequences, [&](AttendTask task, int64_t work) {
         if (!is_split(task, work, limit)) {
             *task_end++ = task;
@@ -115,43 +106,46 @@ void fill_plan(const AttendCall& call, int64_t sequences, int64_t limit, const P
     });
 }
 
-Plan lay_out_plan(Runtime& runtime, const PlanSize& size, int64_t thread_bytes) {
-    const int64_t task_bytes = round_up(size.tasks * static_cast<int64_t>(sizeof(AttendTask)), 64);
-    const int64_t merge_bytes = round_up(size.merges * static_cast<int64_t>(sizeof(AttendTask)), 64);
-    const int64_t partial_bytes = round_up(size.partial_floats * static_cast<int64_t>(sizeof(float)), 64);
-    const int64_t all_threads = thread_bytes * runtime.pool.threads();
-    std::byte* next =
-        runtime.scratch(Scratch::attend, static_cast<size_t>(task_bytes + merge_bytes + partial_bytes + all_threads));
-    Plan plan{};
-    plan.thread_scratch = next;
-    plan.thread_bytes = thread_bytes;
-    plan.partials = reinterpret_cast<float*>(next += all_threads);
-    plan.tasks = reinterpret_cast<AttendTask*>(next += partial_bytes);
-    plan.merges = reinterpret_cast<AttendTask*>(next += task_bytes);
-    return plan;
-}
-
 }  // namespace
 
-void run_attend(Runtime& runtime, const AttendCall& call, int64_t sequences) {
-    const OperatorTable& table = *operator_table(runtime.isa);
+AttendPlan plan_attend(Runtime& runtime, const AttendCall& call, int64_t sequences) {
     int64_t total_work = 0;
     visit_blocks(call, sequences, [&](const AttendTask&, int64_t work) { total_work += work; });
     const int threads = runtime.pool.threads();
     const bool serial = threads == 1 || total_work * call.padded_dim < kSerialWork;
     const int64_t limit = serial ? total_work : total_work / (kSharesPerThread * threads);
     const PlanSize size = measure_plan(call, sequences, limit);
-    const Plan plan = lay_out_plan(runtime, size, round_up(table.attend_scratch_bytes(call), 4096));
-    fill_plan(call, sequences, limit, plan);
-    if (serial) {
-        for (int64_t task = 0; task < size.tasks; ++task) table.attend(call, plan.tasks[task], plan.thread_scratch);
+    const int64_t thread_bytes = round_up(operator_table(runtime.isa)->attend_scratch_bytes(call), 4096);
+    const int64_t task_bytes = round_up(size.tasks * static_cast<int64_t>(sizeof(AttendTask)), 64);
+    const int64_t merge_bytes = round_up(size.merges * static_cast<int64_t>(sizeof(AttendTask)), 64);
+    const int64_t partial_bytes = round_up(size.partial_floats * static_cast<int64_t>(sizeof(float)), 64);
+    std::byte* const scratch = runtime.scratch(
+        Scratch::attend, static_cast<size_t>(thread_bytes * threads + partial_bytes + task_bytes + merge_bytes));
+    std::byte *const partials = scratch + thread_bytes * threads, *const tasks = partials + partial_bytes;
+    const AttendPlan plan{reinterpret_cast<AttendTask*>(tasks),
+                          reinterpret_cast<AttendTask*>(tasks + task_bytes),
+                          scratch,
+                          size.tasks,
+                          size.merges,
+                          thread_bytes,
+                          serial};
+    fill_plan(call, sequences, limit, plan, reinterpret_cast<float*>(partials));
+    return plan;
+}
+
+void run_attend(Runtime& runtime, const AttendCall& call, const AttendPlan& plan) {
+    const OperatorTable& table = *operator_table(runtime.isa);
+    if (plan.serial) {
+        for (int64_t task = 0; task < plan.task_count; ++task) {
+            table.attend(call, plan.tasks[task], plan.thread_scratch);
+        }
         return;
     }
-    runtime.pool.parallel_for(static_cast<int>(size.tasks), [&](int task, int thread) {
+    runtime.pool.parallel_for(static_cast<int>(plan.task_count), [&](int task, int thread) {
         table.attend(call, plan.tasks[task], plan.thread_scratch + thread * plan.thread_bytes);
     });
-    if (size.merges == 0) return;
-    runtime.pool.parallel_for(static_cast<int>(size.merges),
+    if (plan.merge_count == 0) return;
+    runtime.pool.parallel_for(static_cast<int>(plan.merge_count),
                               [&](int merge, int) { table.attend_merge(call, plan.merges[merge]); });
 }
 

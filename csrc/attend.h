@@ -7,9 +7,21 @@
 
 namespace mlxr {
 
-// `call` must be checked: query_starts ascending, pages of every visible position inside the pools, sizes
-// positive, group and padded_dim set. The caller holds runtime.mutex. Throws std::bad_alloc when scratch
-// cannot grow.
-void run_attend(Runtime& runtime, const AttendCall& call, int64_t sequences);
+// How a call is cut, in scratch memory of the runtime: good for calls that differ in queries, pools, scale and output
+// alone, until the next plan is made.
+struct AttendPlan {
+    AttendTask* tasks;
+    AttendTask* merges;
+    std::byte* thread_scratch;
+    int64_t task_count, merge_count, thread_bytes;
+    bool serial;  // on the calling thread
+};
+
+// `call` must be checked: query_starts ascending, pages of every visible position inside the pools, sizes positive,
+// group and padded_dim set; what a plan is good for may be missing. The caller holds runtime.mutex. Throws
+// std::bad_alloc when scratch cannot grow.
+AttendPlan plan_attend(Runtime& runtime, const AttendCall& call, int64_t sequences);
+
+void run_attend(Runtime& runtime, const AttendCall& call, const AttendPlan& plan);
 
 }  // namespace mlxr

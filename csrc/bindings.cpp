@@ -96,6 +96,18 @@ void linear(mlxr::Runtime& runtime, ConstMatrix x, mlxr::PythonWeight& weight, M
     mlxr::multiply(runtime, weight.weight, x.data(), static_cast<int64_t>(x.shape(0)), out.data());
 }
 
+// Bytes that are zero, for pools of pages: dealt out one after another, so that all of them are huge pages.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> make_zeros(mlxr::Runtime& runtime, size_t bytes) {
+    auto slice = std::make_unique<mlxr::Slice>();
+    {
+        const std::lock_guard lock(runtime.mutex);
+        *slice = runtime.pools.take(bytes);
+    }
+    uint8_t* const data = slice->data();
+    const nb::capsule owner(slice.release(), [](void* p) noexcept { delete static_cast<mlxr::Slice*>(p); });
+    return {data, {bytes}, owner};
+}
+
 // An array out of the runtime's buffers, which get its memory back when the array is gone.
 nb::ndarray<nb::numpy, float, nb::ndim<2>> make_empty(mlxr::Runtime& runtime, size_t rows, size_t columns) {
     struct Held {
@@ -150,6 +162,8 @@ NB_MODULE(_native, m) {
           nb::arg("data").noconvert(), nb::arg("out").noconvert(), "out[t] = decoded row token_ids[t] of raw blocks.");
     m.def("empty", &make_empty, nb::arg("runtime"), nb::arg("rows"), nb::arg("columns"),
           "A float32 array whose memory is used again afterwards; contents undefined. For large results.");
+    m.def("zeros", &make_zeros, nb::arg("runtime"), nb::arg("bytes"),
+          "An array of bytes that are zero, in huge pages; the system gives the memory as they are written.");
     bind_grammar(m);
     bind_probe(m);
 #if defined(MLXR_HAVE_OPERATORS)

@@ -85,7 +85,8 @@ void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_
     check_size("attend: head_dim of q", size_of(q, 2), call.head_dim);
     check_size("attend: rows of out", size_of(out, 0), tokens);
     check_size("attend: columns of out", size_of(out, 1), call.heads * call.head_dim);
-    run_alone(runtime, [&] { mlxr::run_attend(runtime, call, size_of(context_lengths, 0)); });
+    run_alone(runtime,
+              [&] { mlxr::run_attend(runtime, call, mlxr::plan_attend(runtime, call, size_of(context_lengths, 0))); });
 }
 
 }  // namespace

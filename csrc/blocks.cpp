@@ -74,7 +74,8 @@ WritePagesCall write_call(const LayersCall& call, const Heads& heads, void* pool
     return write;
 }
 
-void run_self_attention(Runtime& runtime, const Layer& layer, const LayersCall& call, bool is_first) {
+void run_self_attention(Runtime& runtime, const Layer& layer, const LayersCall& call, bool is_first,
+                        const AttendPlan& plan) {
     const AttentionBlock& block = layer.attention;
     const int64_t tokens = call.tokens, dim = block.head_dim;
     const int64_t q_columns = block.heads * dim, kv_columns = block.kv_heads * dim,
@@ -103,7 +104,7 @@ void run_self_attention(Runtime& runtime, const Layer& layer, const LayersCall& 
     attend.scale = layer.scale;
     attend.window = layer.window;
     attend.out = arrays.take(tokens * q_columns);
-    run_attend(runtime, attend, call.sequences);
+    run_attend(runtime, attend, plan);
     multiply(runtime, *block.output, attend.out, tokens, call.delta);
 }
 
@@ -129,8 +130,14 @@ void run_feed_forward(Runtime& runtime, const FeedForwardBlock& block, const Lay
 }  // namespace
 
 void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const LayersCall& call) {
+    AttendPlan plan{};
     for (int64_t i = 0; i < count; ++i) {
-        run_self_attention(runtime, layers[i], call, i == 0);
+        if (i == 0 || layers[i].window != layers[i - 1].window) {
+            AttendCall attend = call.attend;
+            attend.window = layers[i].window;
+            plan = plan_attend(runtime, attend, call.sequences);
+        }
+        run_self_attention(runtime, layers[i], call, i == 0, plan);
         run_feed_forward(runtime, layers[i].feed_forward, call);
     }
 }

@@ -35,8 +35,8 @@ class Runtime {
     const Isa isa;
     const KernelTable* const kernels;
 
-    // Memory of weights.
-    Slices weights;
+    // Memory of weights, and of pools of keys and values: their pages are short runs all over a pool.
+    Slices weights, pools;
 
     // Memory of results; shared with those that are still held when the runtime goes.
     const std::shared_ptr<Buffers> buffers = std::make_shared<Buffers>();

@@ -1,6 +1,7 @@
 // The linear kernels of one tier and their table. Compiled once per tier, with MLXR_TIER its name.
 #include "kernel_table.h"
 #include "linear/dense.h"
+#include "linear/double_rows.h"
 #include "linear/panel.h"
 #include "linear/quantize.h"
 #include "linear/rows.h"
@@ -13,14 +14,14 @@
 
 namespace {
 
-// Where strips begin to be faster, see docs/cpu-kernels.md: with 32 registers two full tiles of rows are as fast for
-// types with minimums; with 16, unpacking twice costs less than storing, but for types with scales of 16 columns.
-// Shorts have nothing to unpack.
+// Where rows of more than one tile are slower than strips, or with minimums than rows of two blocks, see
+// docs/cpu-kernels.md: with 16 registers, unpacking twice costs less than storing, but for types with scales of 16
+// columns. Shorts have nothing to unpack.
 template <Form F>
 constexpr int strip_tokens() {
     if (F == Form::shorts) return mlxr::kManyTokens;
 #if defined(MLXR_TIER_avx512)
-    return F == Form::shifted ? 2 * kTokens + 1 : kTokens + 1;
+    return kTokens + 1;
 #else
     return PanelGroup<F>::kFine ? 2 * kTokens + 1 : mlxr::kManyTokens;
 #endif
@@ -28,8 +29,10 @@ constexpr int strip_tokens() {
 
 template <class W>
 constexpr auto find_strips() -> void (*)(const mlxr::RowsJob&) {
-    if constexpr (W::kForm == Form::shorts) {
+    if constexpr (strip_tokens<W::kForm>() == mlxr::kManyTokens) {
         return nullptr;
+    } else if constexpr (W::kForm == Form::shifted) {
+        return multiply_double_rows<W>;
     } else {
         return multiply_strips<W>;
     }

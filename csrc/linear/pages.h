@@ -1,5 +1,5 @@
-// Memory for repacked weights: anonymous pages, zeroed, aligned to 2 MiB and offered to the kernel as huge
-// pages, so that a stream through a weight misses the TLB rarely. Only the bytes asked for are ever touched.
+// Memory for repacked weights and for pools of keys and values: anonymous pages, zeroed, aligned to 2 MiB and offered
+// to the kernel as huge pages, so that reading it misses the TLB rarely. Only the bytes asked for are ever touched.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class Pages {
     size_t bytes_ = 0;
 };
 
-// Memory of one weight, out of a region that it may share with others; the region goes with the last of them.
+// Memory of one weight or pool, out of a region that it may share with others; the region goes with the last of them.
 class Slice {
   public:
     Slice() = default;
@@ -41,7 +41,7 @@ class Slice {
     size_t bytes_ = 0;
 };
 
-// Deals out memory of weights, one right after the other, so that all of it is huge pages (a weight of its own would
+// Deals out memory, one slice right after the other, so that all of it is huge pages (a weight of its own would
 // end in small ones) and a stream finds what is read next where it expects it. Nothing is dealt out twice: all of it is
 // zeros.
 class Slices {

@@ -4,8 +4,9 @@ The pools are plain arrays, so that the pages of a sequence can be written and r
 for bf16 and q8 how a page is packed (`mlxr.kernels.packing`).
 """
 
-# ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -20,10 +21,16 @@ _NO_WINDOW = 0
 def allocate_pools(
     ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
 ) -> tuple[PoolArray, PoolArray]:
-    """Two zeroed pools; the memory is taken from the system when a page is first written."""
+    """Two zeroed pools; the memory is taken from the system when it is first written, 2 MiB at a time: in smaller
+    pages nearly every page of a sequence would miss the TLB."""
     shape = (pages, kv_heads, page_size, pool_row_length(kv_type, head_dim))
-    dtype = POOL_DTYPES[kv_type]
-    return np.zeros(shape, dtype), np.zeros(shape, dtype)
+    dtype = np.dtype(POOL_DTYPES[kv_type])
+
+    def allocate() -> PoolArray:
+        pool: PoolArray = ctx.module.zeros(ctx.native, math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+        return pool
+
+    return allocate(), allocate()
 
 
 def attend(

@@ -1,0 +1,169 @@
+// Some tokens and types with minimums: two blocks of rows at once. A tile of tokens broadcasts each of its activations
+// once for both, so that it is bound by the multiplying ports and not, as rows.h with eight tokens, by the loads as
+// well; unpacking, which goes beside the products, is done by every tile anew. For 32 registers only. Sums as in
+// rows.h, bit for bit.
+#pragma once
+
+#include "linear/panel.h"
+
+namespace {
+
+using mlxr::RowsJob;
+
+constexpr int kDoubleTokens = 5;  // in a tile, at most
+constexpr int kSpanGroups = 8;    // groups that all tiles pass before the next
+constexpr int kAheadGroups = 16;  // between what is multiplied and what memory is asked for
+constexpr int kBothBlocks = 2;
+constexpr int kMostDoubleTokens = mlxr::kManyTokens - 1;
+
+// Some units of two blocks, at most kSpanGroups groups, and the steps and shifts of their groups.
+struct Span {
+    const uint8_t* blocks[kBothBlocks];
+    int64_t units;
+    Floats step[kSpanGroups][kBothBlocks], shift[kSpanGroups][kBothBlocks];
+};
+
+template <class W>
+MLXR_INLINE void read_scales(Span& span) {
+    for (int64_t unit = 0; unit < span.units; ++unit) {
+        repeat<kBothBlocks>([&](auto b) MLXR_BODY {
+            Scales s;
+            W::scales(Unit{span.blocks[b] + unit * W::kUnitBytes, 0}, s);
+            for (int g = 0; g < W::kGroups; ++g) {
+                span.step[unit * W::kGroups + g][b] = s.step[g];
+                span.shift[unit * W::kGroups + g][b] = s.shift[g];
+            }
+        });
+    }
+}
+
+// total += group n*kStride+J of the units, group `g` of the span, times the same of the M tokens from `item` on.
+template <class W, int M, int J>
+MLXR_INLINE void add_double_group(const Unit* units, int n, const Span& span, int64_t g, const Activations& a,
+                                  int64_t item, Floats (*total)[kBothBlocks]) {
+    const int8_t* const values = a.values + 32 * item;
+    Ints sums[M][kBothBlocks];
+    repeat<M>([&](auto m) MLXR_BODY {
+        repeat<kBothBlocks>([&](auto b) MLXR_BODY { sums[m][b] = start_group<W::kWide, W::kZeroPoint>(a, item + m); });
+    });
+    repeat<4>([&](auto pair) MLXR_BODY {
+        constexpr int i = 2 * pair;
+        Ints w[kBothBlocks][8];  // of which two are used, and so unpacked
+        repeat<kBothBlocks>([&](auto b) MLXR_BODY { W::template weights<J>(units[b], n, w[b]); });
+        repeat<M>([&](auto m) MLXR_BODY {
+            const Ints a0 = spread(values + 32 * m + 4 * i), a1 = spread(values + 32 * m + 4 * i + 4);
+            repeat<kBothBlocks>(
+                [&](auto b) MLXR_BODY { sums[m][b] = dot_pair<W::kWide>(sums[m][b], w[b][i], w[b][i + 1], a0, a1); });
+        });
+    });
+    repeat<M>([&](auto m) MLXR_BODY {
+        const Floats scale = splat(a.scales[item + m]), scaled_sum = splat(a.scaled_sums[item + m]);
+        repeat<kBothBlocks>([&](auto b) MLXR_BODY {
+            total[m][b] = fma(mul(span.step[g][b], scale), to_floats(sums[m][b]), total[m][b]);
+            total[m][b] = fma_negated(span.shift[g][b], scaled_sum, total[m][b]);
+        });
+    });
+}
+
+template <class W, int M, int J>
+MLXR_INLINE void add_double_stride(const Unit* units, int n, const Span& span, int64_t first_group,
+                                   const Activations& a, int64_t item, Floats (*total)[kBothBlocks]) {
+    if constexpr (J < W::kStride) {
+        const int g = n * W::kStride + J;
+        add_double_group<W, M, J>(units, n, span, first_group + g, a, item + g * a.tile, total);
+        add_double_stride<W, M, J + 1>(units, n, span, first_group, a, item, total);
+    }
+}
+
+// What memory is asked for, `bytes` of each block with each stride.
+struct DoubleAhead {
+    const uint8_t* next[kBothBlocks];
+    int64_t bytes;
+};
+MLXR_INLINE void fetch_both(DoubleAhead& ahead) {
+    for (int64_t i = 0; i < ahead.bytes; i += 64) {
+        for (const uint8_t* next : ahead.next) __builtin_prefetch(next + i);
+    }
+    for (const uint8_t*& next : ahead.next) next += ahead.bytes;
+}
+
+// sums += the span times M tokens, whose items begin at `item`.
+template <class W, int M>
+MLXR_INLINE void add_span(const Span& span, const Activations& a, int64_t item, float* sums, DoubleAhead& ahead) {
+    Floats total[M][kBothBlocks];
+    const auto visit_sums = [&](const auto& visit) MLXR_BODY {
+        repeat<M>([&](auto m) MLXR_BODY {
+            repeat<kBothBlocks>([&](auto b) MLXR_BODY { visit(total[m][b], sums + kPanelRows * m + kBlockRows * b); });
+        });
+    };
+    visit_sums([](Floats& sum, const float* at) MLXR_BODY { sum = load_floats(at); });
+    for (int64_t unit = 0; unit < span.units; ++unit) {
+        const int64_t offset = unit * W::kUnitBytes, group = unit * W::kGroups;
+        const Unit units[kBothBlocks] = {{span.blocks[0] + offset, 0}, {span.blocks[1] + offset, 0}};
+        for (int n = 0; n < W::kGroups / W::kStride; ++n) {
+            fetch_both(ahead);
+            add_double_stride<W, M, 0>(units, n, span, group, a, item + group * a.tile, total);
+        }
+    }
+    visit_sums([](Floats& sum, float* at) MLXR_BODY { store_floats(at, sum); });
+}
+
+// Two blocks' rows, whose sums are known, into the result.
+MLXR_INLINE void store_double(const RowsJob& job, int64_t block, const float* sums) {
+    for (int64_t token = 0; token < job.tokens; ++token) {
+        for (int b = 0; b < kBothBlocks; ++b) {
+            const int64_t row = (block + b) * kBlockRows;
+            const int valid = static_cast<int>(job.rows - row);
+            Floats sum = load_floats(sums + kPanelRows * token + kBlockRows * b);
+            if (job.bias != nullptr) sum = add(sum, load_some(job.bias + row, valid));
+            store_some(job.out + token * job.out_stride + row, sum, valid);
+        }
+    }
+}
+
+// Tiles of M and of M - 1 tokens. Of an odd number of blocks the last is multiplied twice.
+template <class W, int M>
+void multiply_double_tiles(const RowsJob& job, int64_t tiles) {
+    static_assert(kParts == 1 && W::kForm == Form::shifted);
+    constexpr int64_t kUnits = kSpanGroups / W::kGroups, kAheadUnits = kAheadGroups / W::kGroups;
+    constexpr int64_t kStrides = W::kGroups / W::kStride;
+    alignas(64) float sums[kMostDoubleTokens * kPanelRows];
+    const Activations a = *job.activations;
+    const int64_t block_bytes = job.units * W::kUnitBytes;
+    for (int64_t block = job.first_block; block < job.last_block; block += kBothBlocks) {
+        const uint8_t* const first = job.weights + block * block_bytes;
+        const int64_t second = block + 1 < job.last_block ? block_bytes : 0;
+        memset(sums, 0, static_cast<size_t>(job.tokens) * kPanelRows * sizeof(float));
+        for (int64_t unit = 0; unit < job.units; unit += kUnits) {
+            Span span;
+            span.blocks[0] = first + unit * W::kUnitBytes;
+            span.blocks[1] = span.blocks[0] + second;
+            span.units = job.units - unit < kUnits ? job.units - unit : kUnits;
+            read_scales<W>(span);
+            const int64_t later = unit + kAheadUnits;  // behind these blocks come the next two
+            const uint8_t* const next = first + (later < job.units ? later : later + job.units) * W::kUnitBytes;
+            DoubleAhead ahead{{next, next + block_bytes}, W::kUnitBytes / kStrides / tiles};
+            for (int64_t tile = 0; tile < tiles; ++tile) {
+                const int64_t token = job.tokens * tile / tiles, last = job.tokens * (tile + 1) / tiles;
+                const int64_t item = unit * W::kGroups * a.tile + token;
+                float* const at = sums + kPanelRows * token;
+                if (last - token == M) {
+                    add_span<W, M>(span, a, item, at, ahead);
+                } else {
+                    add_span<W, M - 1>(span, a, item, at, ahead);
+                }
+            }
+        }
+        store_double(job, block, sums);
+    }
+}
+
+// More tokens than a tile of rows.h has.
+template <class W>
+void multiply_double_rows(const RowsJob& job) {
+    const int64_t tiles = (job.tokens + kDoubleTokens - 1) / kDoubleTokens;
+    if ((job.tokens + tiles - 1) / tiles == kDoubleTokens) return multiply_double_tiles<W, kDoubleTokens>(job, tiles);
+    multiply_double_tiles<W, kDoubleTokens - 1>(job, tiles);
+}
+
+}  // namespace
