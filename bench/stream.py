@@ -23,7 +23,7 @@ from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source, name_cuda_function
-from mlxr.kernels.linear.gpu import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.stream import BLOCK_BYTES, STREAM, StreamPlan, StreamShape, make_constants, share_groups
 from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, choose_plan
 

@@ -13,7 +13,7 @@ from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant, make_cuda_source
 from mlxr.kernels.gpu.machine import open_launches
 from mlxr.kernels.gpu.recording import Launch
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.linear.gpu import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.stream import (
     STREAM,
     StreamPlan,

@@ -11,7 +11,7 @@ from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.linear.gpu import LAYOUTS
+from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.tiles import Plan, multiply_tiles
 from mlxr.kernels.rms_norm import rms_norm
 

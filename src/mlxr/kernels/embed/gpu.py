@@ -9,7 +9,8 @@ import numpy as np
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.linear.gpu import FLOATS, arrange_blocks, pick_blocks
+from mlxr.kernels.linear.expand import pick_blocks
+from mlxr.kernels.linear.parts import FLOATS, arrange_blocks
 from mlxr.kernels.tensor import IntArray, TensorSource
 
 THREADS = 256

@@ -15,7 +15,7 @@ from mlxr.kernels.gpu.device import MAX_STARTED
 from mlxr.kernels.layers.block import Layer, Layers
 from mlxr.kernels.layers.reference import run_layer
 from mlxr.kernels.linear import LinearWeight
-from mlxr.kernels.linear.gpu import FLOATS
+from mlxr.kernels.linear.parts import FLOATS
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 

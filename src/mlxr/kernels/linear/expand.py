@@ -1,4 +1,6 @@
-"""Products of many rows: quantised weights are expanded a piece at a time into one scratch array, and MLX multiplies.
+"""Blocks as plain numbers: all of a weight for products of many rows, and single rows of a table.
+
+Products: quantised weights are expanded a piece at a time into one scratch array, and MLX multiplies.
 
 However far MLX's evaluation runs ahead, there is never more than that array: each launch that fills it waits for the
 product before, and each product for the launch, through arrays that MLX knows. (What is written in place it does not
@@ -10,10 +12,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.device import Upload
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.tensor import TensorSource
 
 SCRATCH_BYTES = 256 * 2**20
 THREADS, GROUPS = 256, 1056  # eight threadgroups for each of an H200's multiprocessors
+SIMD_GROUPS = 4  # of a threadgroup that picks rows, one row each
 BLOCK_HEADERS = ("runs.h", "k_blocks.h", "blocks.h")  # in this order: what blocks of weights are made of
 FILL = Kernel(
     "linear_fill",
@@ -21,6 +28,14 @@ FILL = Kernel(
     "scratch.body",
     ("weights", "x", "after", "scratch", "sizes"),
     ("operand",),
+    (*BLOCK_HEADERS, "expand.h"),
+)
+EXPAND = Kernel(
+    "linear_expand",
+    Path(__file__).parent,
+    "expand.body",
+    ("weights", "ids", "sizes"),
+    ("out",),
     (*BLOCK_HEADERS, "expand.h"),
 )
 
@@ -55,3 +70,18 @@ def multiply_expanded(gpu: Any, x: Any, number: int, rows: int, planes: Any) -> 
         outputs.append(operand @ matrix.T)
         gpu.last_expanded = outputs[-1]
     return outputs
+
+
+def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: Any, kind: Any) -> Any:
+    """The rows of an uploaded table that `ids` names as plain numbers, (ids, columns)."""
+    rows, columns = table.shape
+    (out,) = ctx.gpu.launcher.launch(
+        EXPAND,
+        [upload.array, ids, ctx.gpu.launcher.numbers(columns, ids.shape[0], rows)],
+        groups=(-(-ids.shape[0] // SIMD_GROUPS), 1, 1),
+        threads=32 * SIMD_GROUPS,
+        outputs=[((ids.shape[0], columns), kind)],
+        constants={"TYPE_A": LAYOUTS[table.type_name].number},
+        types={"Y": kind},
+    )
+    return out

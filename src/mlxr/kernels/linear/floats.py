@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.extras import list_extras
 
-FLOATS = Kernel(
+FLOAT_STREAM = Kernel(
     "linear_floats",
     Path(__file__).parent,
     "floats.body",
@@ -101,19 +102,15 @@ def multiply_floats(
     `gate` 1 silu, 2 gelu: the upper half of the outputs gates the lower one. `norm` is a weight and an eps, for one
     row.
     """
-    numbers, none = gpu.launcher.numbers, gpu.launcher.numbers(0.0)
     (tokens, inputs), rows = x.shape, weight.shape[0]
     made = rows // 2 if gate else rows
     (out,) = gpu.launcher.launch(
-        FLOATS,
+        FLOAT_STREAM,
         [
             x,
             weight,
-            none if bias is None else bias,
-            none if norm is None else norm[0],
-            none if residual is None else residual,
-            none if norm is None else numbers(norm[1]),
-            numbers(tokens),
+            *list_extras(gpu, bias, norm, residual),
+            gpu.launcher.numbers(tokens),
         ],
         groups=(plan.groups * plan.shares, 1, 1),
         threads=32 * plan.simd_groups,

@@ -12,6 +12,7 @@ from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
+from mlxr.kernels.linear.extras import list_extras
 
 STREAM = Kernel(
     "linear_stream",
@@ -102,7 +103,6 @@ def multiply_stream(
     plan: StreamPlan,
 ) -> Any:
     """As `multiply_tiles`, for one row."""
-    numbers, none = gpu.launcher.numbers, gpu.launcher.numbers(0.0)
     shape = describe(weights, x.shape[1], gate)
     made = shape.rows[0] // 2 if gate else sum(shape.rows)
     (out,) = gpu.launcher.launch(
@@ -111,10 +111,7 @@ def multiply_stream(
             x,
             weights[0][2],
             weights[-1][2],
-            none if bias is None else bias,
-            none if norm is None else norm[0],
-            none if residual is None else residual,
-            none if norm is None else numbers(norm[1]),
+            *list_extras(gpu, bias, norm, residual),
         ],
         groups=(sum(plan.groups), 1, 1),
         threads=32 * plan.simd_groups,

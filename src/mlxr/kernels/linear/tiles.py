@@ -13,6 +13,7 @@ from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
+from mlxr.kernels.linear.extras import list_extras
 
 SIMD_GROUPS = 8
 MAX_STAGED = 16384  # columns; 37 KiB of shared memory
@@ -92,7 +93,6 @@ def multiply_tiles(
     x is (tokens, columns) in bf16 or f32. `gate` 1 silu, 2 gelu: the upper half of the rows gates the lower one.
     `norm`, weight and epsilon, is applied to x first, where `can_norm` says so. `plan` is chosen unless given.
     """
-    numbers = gpu.launcher.numbers
     tokens, columns = x.shape
     first, second = weights[0], weights[-1]
     rows = first[1], (second[1] if len(weights) == 2 else 0)
@@ -100,18 +100,14 @@ def multiply_tiles(
     if plan is None:
         plan = choose_plan(tokens, columns, sum(rows), {weight[0] for weight in weights}, norm is not None)
     blocks = -(-tokens // (TILE_TOKENS * plan.token_tiles))
-    none = numbers(0.0)
     (out,) = gpu.launcher.launch(
         TILES,
         [
             x,
             first[2],
             second[2],
-            none if bias is None else bias,
-            none if norm is None else norm[0],
-            none if residual is None else residual,
-            none if norm is None else numbers(norm[1]),
-            numbers(tokens),
+            *list_extras(gpu, bias, norm, residual),
+            gpu.launcher.numbers(tokens),
         ],
         groups=(blocks, sum(plan.count_groups(count, gate != 0) for count in made), 1),
         threads=32 * SIMD_GROUPS,

@@ -1,0 +1,149 @@
+"""Weights as they lie on a GPU: neighbouring tensors of one type are one part, with one bias for the outputs of all.
+
+Blocks of a file go there field by field in planes, so that a lane reads whole words; floats, and types whose blocks are
+aligned already, as they are. Where there are no kernels (MLX on CPU) blocks are decoded instead. Knows nothing of what
+multiplies: `gpu.py` reads parts, and hands kernels the number of a layout, rows and raw bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.device import Upload
+from mlxr.kernels.tensor import FloatArray, TensorSource
+
+FLOATS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How blocks.h knows a type: ggml's number, values and bytes of a block, and where in it each plane's field lies.
+
+    `fields` are (offset, bytes), in the order of the planes; without any, blocks stay whole.
+    """
+
+    number: int
+    block_size: int
+    block_bytes: int
+    fields: tuple[tuple[int, int], ...] = ()
+
+
+LAYOUTS = {
+    "f16": Layout(1, 256, 512),
+    "bf16": Layout(30, 256, 512),
+    "q4_0": Layout(2, 32, 18, ((2, 16), (0, 2))),
+    "q4_1": Layout(3, 32, 20, ((4, 16), (0, 4))),
+    "q5_0": Layout(6, 32, 22, ((6, 16), (2, 4), (0, 2))),
+    "q5_1": Layout(7, 32, 24, ((8, 16), (4, 4), (0, 4))),
+    "q8_0": Layout(8, 32, 34, ((2, 32), (0, 2))),
+    "q2_k": Layout(10, 256, 84, ((16, 64), (0, 16), (80, 4))),
+    "q3_k": Layout(11, 256, 110, ((32, 64), (0, 32), (96, 12), (108, 2))),
+    "q4_k": Layout(12, 256, 144),
+    "q5_k": Layout(13, 256, 176),
+    "q6_k": Layout(14, 256, 210, ((0, 128), (128, 64), (192, 16), (208, 2))),
+    "q8_k": Layout(15, 256, 292, ((4, 256), (0, 4))),  # the sums at the end follow from the rest
+    "iq4_nl": Layout(20, 32, 18, ((2, 16), (0, 2))),
+    "iq4_xs": Layout(23, 256, 136, ((8, 128), (4, 4), (0, 4))),
+    "mxfp4": Layout(39, 32, 17, ((1, 16), (0, 1))),
+    "affine4_32": Layout(432, 32, 24, ((8, 16), (0, 8))),  # our own, by our own numbers
+    "affine4_64": Layout(464, 64, 40, ((8, 32), (0, 8))),
+    "affine8_32": Layout(832, 32, 40, ((8, 32), (0, 8))),
+    "affine8_64": Layout(864, 64, 72, ((8, 64), (0, 8))),
+}
+BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Neighbouring tensors of one type: `upload` holds their planes, or the matrix (rows, columns) of floats.
+
+    `raw` are the bytes that kernels read, None for what they do not multiply.
+    """
+
+    type_name: str
+    rows: int
+    upload: Upload
+    raw: Any
+
+
+Payload = tuple[list[Part], Any]  # and the bias of all outputs, or None
+
+
+def prepare(
+    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None
+) -> tuple[Payload, int]:
+    """The parts on the device and their bytes. Raises DeviceError for a type without a kernel."""
+    for tensor in tensors:
+        if tensor.type_name not in FLOATS and tensor.type_name not in BLOCKS:
+            known = ", ".join([*FLOATS, *sorted(BLOCKS)])
+            raise DeviceError(
+                f"tensor {tensor.name} has type {tensor.type_name}, which has no GPU kernel; known are {known}"
+            )
+        if tensor.type_name in BLOCKS and tensor.shape[1] % LAYOUTS[tensor.type_name].block_size:
+            raise ValueError(
+                f"tensor {tensor.name} has {tensor.shape[1]} columns, {tensor.type_name} needs whole blocks"
+            )
+    parts = []
+    for type_name, group in groupby(tensors, key=lambda tensor: tensor.type_name):
+        parts.append(_make_part(ctx, type_name, list(group)))
+    bias = _join_biases(ctx, tensors, biases)
+    return (parts, bias), sum(part.upload.array.nbytes for part in parts) + (0 if bias is None else bias.nbytes)
+
+
+def _make_part(ctx: Context, type_name: str, tensors: list[TensorSource]) -> Part:
+    mx, layout = ctx.gpu.mx, LAYOUTS.get(type_name)
+    rows, columns = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1]
+    if ctx.gpu.launcher is None and type_name in BLOCKS:
+        return _decode(ctx, tensors)
+    if len(tensors) == 1:
+        upload = ctx.gpu.upload(tensors[0], arrange_blocks)
+    else:
+        joined = mx.concatenate([ctx.gpu.read(tensor) for tensor in tensors])
+        for tensor in tensors:
+            tensor.release()
+        upload = Upload(arrange_blocks(mx, type_name, joined))
+    if ctx.gpu.launcher is None or layout is None or columns % layout.block_size:
+        return Part(type_name, rows, upload, None)
+    raw = upload.array
+    if type_name in FLOATS:
+        raw = raw.view(mx.uint8).reshape(-1)
+        mx.eval(raw)
+    return Part(type_name, rows, upload, raw)
+
+
+def arrange_blocks(mx: Any, type_name: str, raw: Any) -> Any:
+    """Blocks of a file as planes; floats and types whose blocks are aligned as they are."""
+    layout = LAYOUTS.get(type_name)
+    if layout is not None and layout.fields:
+        blocks = raw.reshape(-1, layout.block_bytes)
+        raw = mx.concatenate([blocks[:, at : at + size].reshape(-1) for at, size in layout.fields])
+    mx.eval(raw)
+    return raw
+
+
+def _decode(ctx: Context, tensors: Sequence[TensorSource]) -> Part:
+    matrix = np.concatenate([tensor.to_float32() for tensor in tensors])
+    for tensor in tensors:
+        tensor.release()
+    array = ctx.gpu.mx.array(matrix)
+    ctx.gpu.mx.eval(array)
+    return Part("f32", len(matrix), Upload(array), None)
+
+
+def _join_biases(ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None) -> Any:
+    if biases is None or all(bias is None for bias in biases):
+        return None
+    vectors = [
+        np.zeros(tensor.shape[0], np.float32) if bias is None else bias
+        for tensor, bias in zip(tensors, biases, strict=True)
+    ]
+    joined = ctx.gpu.mx.array(np.concatenate(vectors))
+    ctx.gpu.mx.eval(joined)
+    return joined

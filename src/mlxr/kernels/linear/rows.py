@@ -1,0 +1,75 @@
+"""A few rows times blocks, or floats of 16 bits, without matrix units: a launch that reads each block once, in f32.
+
+A SIMD-group makes two or four outputs for all rows at a time. Knows no deferred results.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.expand import BLOCK_HEADERS
+from mlxr.kernels.linear.extras import list_extras
+
+ROWS = Kernel(
+    "linear_rows",
+    Path(__file__).parent,
+    "rows.body",
+    ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
+    ("out",),
+    (*BLOCK_HEADERS, "rows.h", "gate.h"),
+)
+SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
+MANY_OUTPUTS = 4096
+TOKENS = (1, 2, 4, 8)  # rows of x that a variant of the kernel takes
+
+
+def choose_rows(tokens: int, outputs: int) -> int:
+    """Outputs that a SIMD-group makes at a time: even, since a gate takes two."""
+    return 4 if tokens >= 4 and outputs >= MANY_OUTPUTS else 2
+
+
+def multiply_rows(
+    gpu: Any,
+    x: Any,
+    weights: list[tuple[int, int, Any]],
+    bias: Any,
+    gate: int,
+    residual: Any,
+    kind: Any,
+    norm: tuple[Any, float] | None,
+) -> Any:
+    """As `multiply_tiles`, for up to eight rows, each of which may wait for its norm."""
+    (tokens, columns), first, second = x.shape, weights[0], weights[-1]
+    rows = first[1], (second[1] if len(weights) == 2 else 0)
+    width = next(width for width in TOKENS if width >= tokens)
+    per_group = choose_rows(width, sum(rows))
+    made = rows[0] // 2 if gate else sum(rows)
+    step = SIMD_GROUPS * (per_group // 2 if gate else per_group)
+    groups = -(-made // step) if gate else sum(-(-count // step) for count in rows)
+    (out,) = gpu.launcher.launch(
+        ROWS,
+        [
+            x,
+            first[2],
+            second[2],
+            *list_extras(gpu, bias, norm, residual),
+            gpu.launcher.numbers(columns, tokens, *rows),
+        ],
+        groups=(groups, 1, 1),
+        threads=32 * SIMD_GROUPS,
+        outputs=[((tokens, made), kind)],
+        constants={
+            "TYPE_A": first[0],
+            "TYPE_B": second[0],
+            "ROWS": per_group,
+            "T": width,
+            "BIAS": int(bias is not None),
+            "NORM": int(norm is not None),
+            "GATE": gate,
+            "RESIDUAL": int(residual is not None),
+        },
+        types={"X": x.dtype, "Y": kind},
+    )
+    return out
