@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 from mlxr.cache.arena import Arena
 from mlxr.core.errors import DeviceError
 from mlxr.formats import TensorSource, by_name
+from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.emulator import find_compiler
+from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.library import load_mlx
+from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.split_heads import HeadNorms, split_heads
 
@@ -72,6 +76,41 @@ def relative_error(result: Any, expected: Floats) -> float:
     difference = np.asarray(result).astype(np.float64) - expected
     assert difference.shape == expected.shape
     return float(np.sqrt((difference**2).mean() / (expected.astype(np.float64) ** 2).mean()))
+
+
+def expect_product(
+    tensors: Sequence[TensorSource], x: Floats, biases: Sequence[Floats] | None, gate: int, added: bool
+) -> tuple[Floats, Floats | None]:
+    """The product as NumPy makes it, gated (1 silu, 2 gelu), plus a random residual where one is added; and that."""
+    expected = linear(REFERENCE, x, prepare(REFERENCE, tensors, biases))
+    if gate:
+        expected = activate(REFERENCE, expected, "silu" if gate == 1 else "gelu_tanh")
+    if not added:
+        return expected, None
+    residual = random_floats(5, *expected.shape)
+    return expected + residual, residual
+
+
+def note_launches(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that are launched from now on, one after another."""
+    launched: list[str] = []
+    launch = gpu.gpu.launcher.launch
+
+    def note(kernel: Kernel, *arguments: object, **named: object) -> object:
+        launched.append(kernel.name)
+        return launch(kernel, *arguments, **named)
+
+    monkeypatch.setattr(gpu.gpu.launcher, "launch", note)
+    return launched
+
+
+def run_layer(
+    ctx: Context, x: Any, gain: Floats, up: Sequence[TensorSource], down: Sequence[TensorSource]
+) -> tuple[Any, Any]:
+    """Norm, product with gate, product with sum, norm, as the operators call for them: what is normed, and the sum."""
+    normed, stream = rms_norm(ctx, x, gain, 1e-5)
+    made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
+    return rms_norm(ctx, stream, gain, 1e-5, linear(ctx, made, prepare(ctx, down)))
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_cases import REFERENCE, make_tensor, random_floats, relative_error
+from gpu_cases import REFERENCE, expect_product, make_tensor, note_launches, random_floats, relative_error, run_layer
 
-from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.linear import prepare
 from mlxr.kernels.linear.floats import FloatsPlan, multiply_floats, plan_floats
 from mlxr.kernels.rms_norm import rms_norm
 
@@ -39,10 +37,7 @@ def run(
     gain = random_floats(4, columns)
     biases = [random_floats(9, rows)] if biased else None
     inputs = rms_norm(REFERENCE, x, gain, 1e-5)[0] if normed else x
-    expected = linear(REFERENCE, inputs, prepare(REFERENCE, [tensor], biases))
-    if gate:
-        expected = activate(REFERENCE, expected, "silu" if gate == 1 else "gelu_tanh")
-    residual = random_floats(5, *expected.shape) if added else None
+    expected, residual = expect_product([tensor], inputs, biases, gate, added)
     (part,), bias = prepare(gpu, [tensor], biases).payload
     if plan is None:
         plan = plan_floats(tokens, rows // 2 if gate else rows, columns, 3, ROOM_BYTES, shared=False)
@@ -61,7 +56,7 @@ def run(
     )
     if plan.shares > 1:
         result = np.asarray(result).sum(axis=0)
-    return relative_error(result, expected if residual is None else expected + residual)
+    return relative_error(result, expected)
 
 
 @pytest.mark.parametrize("type_name", ["bf16", "f16"])
@@ -139,19 +134,11 @@ def test_layer_is_streamed(
     for name, value in {"has_tiles": True, "processors": 4, "room_bytes": ROOM_BYTES}.items():
         monkeypatch.setattr(gpu.gpu, name, value)
     monkeypatch.setattr(gpu.gpu, "operands", gpu.gpu.mx.bfloat16)
-    launched, launch = [], gpu.gpu.launcher.launch
-
-    def note(kernel: Kernel, *arguments: object, **named: object) -> object:
-        launched.append(kernel.name)
-        return launch(kernel, *arguments, **named)
-
-    monkeypatch.setattr(gpu.gpu.launcher, "launch", note)
+    launched = note_launches(gpu, monkeypatch)
     weight, up, down = random_floats(2, 512), [make_tensor("bf16", 2 * wide, 512)], [make_tensor("bf16", 512, wide)]
 
     def compute(ctx: Context, array: object) -> object:
-        normed, stream = rms_norm(ctx, array, weight, 1e-5)  # type: ignore[arg-type]
-        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
-        normed, stream = rms_norm(ctx, stream, weight, 1e-5, linear(ctx, made, prepare(ctx, down)))
+        normed, stream = run_layer(ctx, array, weight, up, down)
         kind = np.float32 if ctx is REFERENCE else gpu.gpu.mx.float32
         return np.concatenate([np.asarray(settle(normed).astype(kind)), np.asarray(stream)])
 

@@ -6,16 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_cases import REFERENCE, make_tensor, random_floats, relative_error
+from gpu_cases import REFERENCE, make_tensor, random_floats, relative_error, run_layer
 
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Variant, make_cuda_source
 from mlxr.kernels.gpu.machine import EmulatedMachine
 from mlxr.kernels.gpu.recording import Recorder
-from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
-from mlxr.kernels.rms_norm import rms_norm
 
 CLOSE = 1e-5  # sums in f32 in another order
 ROUNDED = 3e-3  # a result in bf16
@@ -116,23 +114,18 @@ def test_a_recorded_layer_takes_them(gpu: Context, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(gpu.gpu, name, value)
     gain, up, down = random_floats(2, 256), [make_tensor("bf16", 1024, 256)], [make_tensor("bf16", 256, 512)]
 
-    def compute(ctx: Context, array: object) -> object:
-        normed, stream = rms_norm(ctx, array, gain, 1e-5)  # type: ignore[arg-type]
-        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
-        return rms_norm(ctx, stream, gain, 1e-5, linear(ctx, made, prepare(ctx, down)))[1]
-
     values = random_floats(1, 40, 256)
     recorder = Recorder(launcher.numbers, machine.memory.open(), multiplies=True)
     x = recorder.make((40, 256), mx.float32)
     monkeypatch.setattr(gpu.gpu, "launcher", recorder)
-    out = compute(gpu, x)
+    _, out = run_layer(gpu, x, gain, up, down)
     launches = recorder.take_launches()
     assert [launch.kernel.name for launch in launches] == ["rms_norm", "linear_panels", "linear_panels", "rms_norm"]
     monkeypatch.setattr(gpu.gpu, "launcher", launcher)
     machine.write(x.address, values)
     machine.start(machine.prepare(launches))
     found = machine.read(out.address, values.size, np.float32).wait().reshape(values.shape)
-    assert relative_error(found, np.asarray(compute(REFERENCE, values))) < ROUNDED
+    assert relative_error(found, run_layer(REFERENCE, values, gain, up, down)[1]) < ROUNDED
 
 
 def test_boxes_are_arguments_of_their_own() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_cases import REFERENCE, make_tensor, random_floats, relative_error
+from gpu_cases import REFERENCE, expect_product, make_tensor, note_launches, random_floats, relative_error, run_layer
 
 from mlxr.formats import TensorSource
-from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant, make_cuda_source
+from mlxr.kernels.gpu.kernel import OPENS, Variant, make_cuda_source
 from mlxr.kernels.gpu.machine import open_launches
 from mlxr.kernels.gpu.recording import Launch
-from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.linear import prepare
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.stream import (
     STREAM,
@@ -46,10 +45,7 @@ def run(
     gain = random_floats(4, columns)
     biases = [random_floats(9, tensor.shape[0]) for tensor in tensors] if biased else None
     inputs = rms_norm(REFERENCE, x, gain, 1e-5)[0] if normed else x
-    expected = linear(REFERENCE, inputs, prepare(REFERENCE, tensors, biases))
-    if gate:
-        expected = activate(REFERENCE, expected, "silu" if gate == 1 else "gelu_tanh")
-    residual = random_floats(5, *expected.shape) if added else None
+    expected, residual = expect_product(tensors, inputs, biases, gate, added)
     parts, bias = prepare(gpu, tensors, biases).payload
     weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in parts]
     plan = plan or plan_stream(describe(weights, columns, gate), 3, ROOM_BYTES)
@@ -65,7 +61,7 @@ def run(
         (mx.array(gain), 1e-5) if normed else None,
         plan,
     )
-    return relative_error(result, expected if residual is None else expected + residual)
+    return relative_error(result, expected)
 
 
 @pytest.mark.parametrize("type_name", ["q4_k", "q6_k"])
@@ -108,23 +104,14 @@ def test_layer_is_streamed(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> Non
     for name, value in {"has_tiles": True, "processors": 3, "room_bytes": ROOM_BYTES}.items():
         monkeypatch.setattr(gpu.gpu, name, value)
     monkeypatch.setattr(gpu.gpu, "operands", gpu.gpu.mx.bfloat16)
-    launched, launch = [], gpu.gpu.launcher.launch
-
-    def note(kernel: Kernel, *arguments: object, **named: object) -> object:
-        launched.append(kernel.name)
-        return launch(kernel, *arguments, **named)
-
-    monkeypatch.setattr(gpu.gpu.launcher, "launch", note)
+    launched = note_launches(gpu, monkeypatch)
     weight, up, down = random_floats(2, 512), [make_tensor("q4_k", 1024, 512)], [make_tensor("q6_k", 512, 512)]
-
-    def compute(ctx: Context, array: object) -> object:
-        normed, stream = rms_norm(ctx, array, weight, 1e-5)  # type: ignore[arg-type]
-        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
-        return rms_norm(ctx, stream, weight, 1e-5, linear(ctx, made, prepare(ctx, down)))[1]
 
     for tokens in (1, 2):
         x = random_floats(1, tokens, 512)
-        assert relative_error(compute(gpu, gpu.gpu.mx.array(x)), np.asarray(compute(REFERENCE, x))) < 8e-3
+        expected = run_layer(REFERENCE, x, weight, up, down)[1]
+        found = run_layer(gpu, gpu.gpu.mx.array(x), weight, up, down)[1]
+        assert relative_error(found, expected) < 8e-3
     assert launched == ["linear_stream", "linear_stream", "rms_norm", "linear_tiles", "linear_tiles"]
 
 

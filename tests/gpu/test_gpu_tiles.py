@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_cases import QUANTISED, REFERENCE, Floats, make_tensor, random_floats, relative_error
+from gpu_cases import (
+    QUANTISED,
+    REFERENCE,
+    Floats,
+    expect_product,
+    make_tensor,
+    note_launches,
+    random_floats,
+    relative_error,
+    run_layer,
+)
 
 from mlxr.formats import TensorSource
-from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.linear import prepare
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.tiles import Plan, multiply_tiles
-from mlxr.kernels.rms_norm import rms_norm
 
 NARROW = 4e-3  # weights rounded to bf16; x is exact in it
 PLANS = [Plan(2, 1, 4, ahead=True), Plan(1, 2, 2), Plan(2, 4, 8)]
@@ -37,10 +44,7 @@ def run(
 ) -> float:
     mx, x = gpu.gpu.mx, round_floats(tokens, tensors[0].shape[1])
     biases = [random_floats(9, tensor.shape[0]) for tensor in tensors] if biased else None
-    expected = linear(REFERENCE, x, prepare(REFERENCE, tensors, biases))
-    if gate:
-        expected = activate(REFERENCE, expected, "silu" if gate == 1 else "gelu_tanh")
-    residual = random_floats(5, *expected.shape) if added else None
+    expected, residual = expect_product(tensors, x, biases, gate, added)
     parts, bias = prepare(gpu, tensors, biases).payload
     weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in parts]
     result = multiply_tiles(
@@ -53,7 +57,7 @@ def run(
         mx.float32,
         plan=plan,
     )
-    return relative_error(result, expected if residual is None else expected + residual)
+    return relative_error(result, expected)
 
 
 @pytest.mark.parametrize("type_name", QUANTISED)
@@ -97,21 +101,10 @@ def test_layer_goes_through_tiles(gpu: Context, tokens: int, monkeypatch: pytest
     """Norm, product with gate, and product with sum, as the operators call for them."""
     monkeypatch.setattr(gpu.gpu, "has_tiles", True)
     monkeypatch.setattr(gpu.gpu, "operands", gpu.gpu.mx.bfloat16)
-    launched, launch = [], gpu.gpu.launcher.launch
-
-    def note(kernel: Kernel, *arguments: object, **named: object) -> object:
-        launched.append(kernel.name)
-        return launch(kernel, *arguments, **named)
-
-    monkeypatch.setattr(gpu.gpu.launcher, "launch", note)
+    launched = note_launches(gpu, monkeypatch)
     x, weight = random_floats(1, tokens, 256), random_floats(2, 256)
     up, down = [make_tensor("q5_k", 2 * 256, 256)], [make_tensor("q8_0", 256, 256)]
-
-    def compute(ctx: Context, array: object) -> object:
-        normed, stream = rms_norm(ctx, array, weight, 1e-5)  # type: ignore[arg-type]
-        made = activate(ctx, linear(ctx, normed, prepare(ctx, up)), "silu")
-        return rms_norm(ctx, stream, weight, 1e-5, linear(ctx, made, prepare(ctx, down)))[1]
-
-    expected = np.asarray(compute(REFERENCE, x))
-    assert relative_error(compute(gpu, gpu.gpu.mx.array(x)), expected) < 2 * NARROW  # rounded four times
+    expected = run_layer(REFERENCE, x, weight, up, down)[1]
+    found = run_layer(gpu, gpu.gpu.mx.array(x), weight, up, down)[1]
+    assert relative_error(found, expected) < 2 * NARROW  # rounded four times
     assert launched[:3] == ["rms_norm", "linear_tiles", "linear_tiles"][tokens == 1 :]
