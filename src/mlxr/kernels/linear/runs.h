@@ -1,7 +1,7 @@
 // Blocks of weights, a run of 32 values at a time: what all types share, and those whose scales are plain numbers.
 //
 // A weight lies on the device in planes: for every block the largest field, then for every block the next one, so that
-// each can be read in whole words (gpu.py has the table; the fields are those of ggml-common.h). A run is four units of
+// each can be read in whole words (parts.py has the table; the fields are those of ggml-common.h). A run is four units of
 // two quads each: values first(run) + 4 u ... +3 of the block, and the same DELTA further on. All near quads of a run
 // share a scale, and so do all far ones. (Plain numbers have their units STEP apart instead of 4.)
 //
