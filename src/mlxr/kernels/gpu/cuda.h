@@ -25,10 +25,11 @@ FUNCTION float divide(float a, float b) { return __fdividef(a, b); }
 
 FUNCTION uint load_u16(const uint8_t *p) { return *reinterpret_cast<const unsigned short *>(p); }
 FUNCTION uint load_u32(const uint8_t *p) { return *reinterpret_cast<const uint *>(p); }
-FUNCTION void load_words(const uint8_t *p, uint *w) {
+FUNCTION void read_words(const uint *p, uint *w) {
   const uint4 v = *reinterpret_cast<const uint4 *>(p);
   w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
 }
+FUNCTION void load_words(const uint8_t *p, uint *w) { read_words(reinterpret_cast<const uint *>(p), w); }
 
 template <int BYTES> struct Words {};
 template <> struct Words<16> { typedef uint4 type; };
@@ -73,11 +74,6 @@ FUNCTION void store_shared(float *p, const float *v) {
   *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
 }
 
-FUNCTION void read_words(const uint *p, uint *w) {
-  const uint4 v = *reinterpret_cast<const uint4 *>(p);
-  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-}
-
 FUNCTION void store_words(uint *p, const uint *w) {
   *reinterpret_cast<uint4 *>(p) = make_uint4(w[0], w[1], w[2], w[3]);
 }
@@ -93,7 +89,7 @@ FUNCTION void barrier() { __syncthreads(); }
 FUNCTION void simd_barrier() { __syncwarp(); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
-FUNCTION uint shared_address(const uint *p) { return uint(__cvta_generic_to_shared(p)); }
+FUNCTION uint shared_address(const void *p) { return uint(__cvta_generic_to_shared(p)); }
 FUNCTION void copy_words(const uint8_t *from, uint *to) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
@@ -115,9 +111,15 @@ FUNCTION void await_inputs() {
 
 #define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
 
-FUNCTION uint pack_pair(float low, float high) {
+template <typename T = bf16> FUNCTION uint pack_pair(float low, float high);
+template <> FUNCTION uint pack_pair<bf16>(float low, float high) {
   uint pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <> FUNCTION uint pack_pair<f16>(float low, float high) {
+  uint pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 FUNCTION float low_of(uint pair) { return __uint_as_float(pair << 16); }
@@ -132,48 +134,25 @@ FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
   return pair;
 }
-FUNCTION void load_pairs(const bf16 *p, uint *out) {
-  const uint4 v = *reinterpret_cast<const uint4 *>(p);
-  out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
-}
+FUNCTION void load_pairs(const bf16 *p, uint *out) { read_words(reinterpret_cast<const uint *>(p), out); }
 FUNCTION void load_pairs(const float *p, uint *out) {
   const float4 a = *reinterpret_cast<const float4 *>(p), b = *reinterpret_cast<const float4 *>(p + 4);
   out[0] = pack_pair(a.x, a.y), out[1] = pack_pair(a.z, a.w);
   out[2] = pack_pair(b.x, b.y), out[3] = pack_pair(b.z, b.w);
 }
-FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
-#define MLXR_MULTIPLY_BYTES(NAME, KIND)                                                                                \
-  FUNCTION void NAME(int *sums, const uint *a, const uint *b) {                                                        \
-    asm("mma.sync.aligned.m16n8k32.row.col.s32." KIND ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "         \
-        "{%0, %1, %2, %3};"                                                                                            \
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])                                                   \
+#define MLXR_MULTIPLY(NAME, SUM, PLACE, KIND)                                                                          \
+  FUNCTION void NAME(SUM *sums, const uint *a, const uint *b) {                                                        \
+    asm("mma.sync.aligned." KIND " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                    \
+        : "+" PLACE(sums[0]), "+" PLACE(sums[1]), "+" PLACE(sums[2]), "+" PLACE(sums[3])                               \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                           \
   }
-MLXR_MULTIPLY_BYTES(multiply_bytes, "u8")
-MLXR_MULTIPLY_BYTES(multiply_signed_bytes, "s8")
+template <typename T = bf16> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b);
+template <> MLXR_MULTIPLY(multiply_tile<bf16>, float, "f", "m16n8k16.row.col.f32.bf16.bf16.f32")
+template <> MLXR_MULTIPLY(multiply_tile<f16>, float, "f", "m16n8k16.row.col.f32.f16.f16.f32")
+MLXR_MULTIPLY(multiply_bytes, int, "r", "m16n8k32.row.col.s32.u8.s8.s32")
+MLXR_MULTIPLY(multiply_signed_bytes, int, "r", "m16n8k32.row.col.s32.s8.s8.s32")
 FUNCTION int dot_bytes(uint a, uint b) { return __dp4a(int(a), int(b), 0); }
-
-template <typename T> FUNCTION uint pack_pair(float low, float high);
-template <> FUNCTION uint pack_pair<bf16>(float low, float high) { return pack_pair(low, high); }
-template <> FUNCTION uint pack_pair<f16>(float low, float high) {
-  uint pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b);
-template <> FUNCTION void multiply_tile<bf16>(float *sums, const uint *a, const uint *b) { multiply_tile(sums, a, b); }
-template <> FUNCTION void multiply_tile<f16>(float *sums, const uint *a, const uint *b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 FUNCTION void read_tiles(const uint *row, uint *w) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

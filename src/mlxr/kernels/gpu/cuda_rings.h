@@ -1,5 +1,5 @@
-// The words of rings in CUDA C++ for sm_90a: slots are pairs of mbarriers, boxes are tensor maps, panels are wgmma's. See
-// emulated_rings.h for what each of them means.
+// The words of rings in CUDA C++ for sm_90a: slots are pairs of mbarriers, boxes are tensor maps, panels are wgmma's.
+// See emulated_rings.h for what each of them means.
 struct __align__(64) Box {
   unsigned long long words[16];
 };
@@ -7,10 +7,9 @@ typedef unsigned long long Slot;
 #define SLOTS(name, COUNT) __shared__ Slot name[2 * (COUNT)]
 #define BOX_ROOM(name, WORDS) extern __shared__ __align__(1024) uint name[]
 
-FUNCTION uint slot_address(const Slot *slot) { return uint(__cvta_generic_to_shared(slot)); }
 FUNCTION void await_slot(const Slot *slot, int turn) {
   asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
-               "@!done bra again;}" ::"r"(slot_address(slot)),
+               "@!done bra again;}" ::"r"(shared_address(slot)),
                "r"(turn & 1)
                : "memory");
 }
@@ -18,7 +17,7 @@ template <int COUNT, int READERS> FUNCTION void open_slots(Slot *slots) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * COUNT; ++i) {
       const int arrivals = i < COUNT ? 1 : READERS;
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(slot_address(slots + i)), "r"(arrivals));
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(slots + i)), "r"(arrivals));
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -30,10 +29,10 @@ template <int COUNT> FUNCTION void await_free(Slot *slots, int slot, int turn) {
 template <int COUNT> FUNCTION void await_full(Slot *slots, int slot, int turn) { await_slot(slots + slot, turn); }
 template <int COUNT> FUNCTION void free_slot(Slot *slots, int slot) {
   if (threadIdx.x % 32 == 0)
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(slot_address(slots + COUNT + slot)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(slots + COUNT + slot)) : "memory");
 }
 FUNCTION void expect_bytes(Slot *slots, int slot, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(slot_address(slots + slot)), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(slots + slot)), "r"(bytes)
                : "memory");
 }
 template <int ROWS, int BLOCKS, bool KEEP>
@@ -45,7 +44,7 @@ FUNCTION void bring_box(const Box &box, int, int, int row, int column, uint *to,
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                "[%0], [%1, {%3, %3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
-               "l"(&box), "r"(slot_address(slots + slot)), "r"(0), "r"(column / 64), "r"(row / 8), "l"(policy)
+               "l"(&box), "r"(shared_address(slots + slot)), "r"(0), "r"(column / 64), "r"(row / 8), "l"(policy)
                : "memory");
 }
 

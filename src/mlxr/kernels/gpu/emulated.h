@@ -25,23 +25,24 @@
 //   await_copies<N>       until all of the lane's bundles but the last N are there; here none comes earlier
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
 //                         beside the launch in front of it, as far as that is recorded
-//   pack_pair             two floats as bf16 in one word, the first in the lower half; pack_pair<T> as bf16 or f16
+//   pack_pair<T>          two floats as bf16, or as T, in one word, the first in the lower half
 //   low_of, high_of       the two of a pair of bf16
 //   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
 //   widen_byte            one byte below 128 of a word, as the same twice
 //   join_bytes<N>         byte N of each of four words, in one word
 //   multiply_pairs        a * b + c of each half
-//   load_pairs            eight neighbours of any type as four pairs; the address is a multiple of 16 bytes
-//   multiply_tile         sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
+//   load_pairs            eight neighbours, floats or bf16, as four pairs of bf16; the address is a multiple of 16
+//                         bytes
+//   multiply_tile<T>      sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
 //                         lane 4 g + t holds of a the columns 2 t, 2 t + 1 of rows g and g + 8, then columns 2 t + 8,
 //                         2 t + 9 of both, of b the same rows of column g, of sums columns 2 t, 2 t + 1 of g and g + 8;
-//                         multiply_tile<T> for bf16 or f16
-//   multiply_bytes        sums += a b in integers: a is 16 x 32 without signs, b 32 x 8 with signs; lane 4 g + t holds of
-//                         a the columns 4 t to 4 t + 3 of rows g and g + 8, then columns 16 + 4 t to 19 + 4 t of both, of b
-//                         the same rows of column g; multiply_signed_bytes takes an a with signs
+//                         of bf16, or of T
+//   multiply_bytes        sums += a b in integers: a is 16 x 32 without signs, b 32 x 8 with signs; lane 4 g + t holds
+//                         of a the columns 4 t to 4 t + 3 of rows g and g + 8, then columns 16 + 4 t to 19 + 4 t of
+//                         both, of b the same rows of column g; multiply_signed_bytes takes an a with signs
 //   dot_bytes             the sum of four products of bytes with signs
-//   read_tiles            four tiles of 8 x 8 16-bit numbers from the threadgroup's memory: lane 8 i + r says where row r of
-//                         tile i lies, and lane 4 g + t gets of each tile the columns 2 t, 2 t + 1 of row g
+//   read_tiles            four tiles of 8 x 8 16-bit numbers from the threadgroup's memory: lane 8 i + r says where
+//                         row r of tile i lies, and lane 4 g + t gets of each tile the columns 2 t, 2 t + 1 of row g
 //   read_turned_tiles     the same, but rows 2 t, 2 t + 1 of column g
 //   turn_tile             one tile that the lanes hold by rows, by columns
 //   writable              a page pool, which MLX knows as an input, to be written in place
@@ -59,20 +60,25 @@
 
 typedef unsigned int uint;
 
+FUNCTION float bits_to_float(uint bits) {
+  float v;
+  memcpy(&v, &bits, 4);
+  return v;
+}
+FUNCTION uint float_to_bits(float v) {
+  uint bits;
+  memcpy(&bits, &v, 4);
+  return bits;
+}
+
 struct bf16 {
   uint16_t bits;
   bf16() = default;
   explicit bf16(float v) {
-    uint32_t raw;
-    memcpy(&raw, &v, 4);
+    const uint raw = float_to_bits(v);
     bits = std::isnan(v) ? (raw >> 16 | 0x40) : (raw + 0x7FFF + (raw >> 16 & 1)) >> 16;
   }
-  operator float() const {
-    const uint32_t raw = uint32_t(bits) << 16;
-    float v;
-    memcpy(&v, &raw, 4);
-    return v;
-  }
+  operator float() const { return bits_to_float(uint(bits) << 16); }
 };
 
 struct f16 {
@@ -89,20 +95,10 @@ struct f16 {
   }
 };
 
-FUNCTION float bits_to_float(uint bits) {
-  float v;
-  memcpy(&v, &bits, 4);
-  return v;
-}
 FUNCTION float half_bits_to_float(uint bits) {
   f16 v;
   v.bits = uint16_t(bits);
   return float(v);
-}
-FUNCTION uint float_to_bits(float v) {
-  uint bits;
-  memcpy(&bits, &v, 4);
-  return bits;
 }
 FUNCTION float log_of(float x) { return std::log(x); }
 FUNCTION float exp_of(float x) { return std::exp(x); }
@@ -112,64 +108,50 @@ FUNCTION float rsqrt_of(float x) { return 1.0f / std::sqrt(x); }
 FUNCTION float max_of(float a, float b) { return a > b ? a : b; }
 FUNCTION float divide(float a, float b) { return a / b; }
 
-template <typename T> FUNCTION void check_alignment(const T *p, size_t bytes) {
-#if !defined(MLXR_MAIN)
-  bytes = bytes > 8 ? 8 : bytes; // MLX on the CPU aligns its arrays no further
+// An address that has to be a multiple of so many bytes, or of 16.
+template <typename T> FUNCTION T *aligned(T *p, size_t bytes) {
+#if defined(MLXR_MAIN)
+  const size_t most = 16;
+#else
+  const size_t most = 8; // MLX on the CPU aligns its arrays no further
 #endif
-  if (reinterpret_cast<uintptr_t>(p) % bytes)
+  if (reinterpret_cast<uintptr_t>(p) % (bytes < most ? bytes : most))
     emulated::fail("a load or store is not aligned");
+  return p;
 }
 FUNCTION uint load_u16(const uint8_t *p) {
-  check_alignment(p, 2);
+  aligned(p, 2);
   return p[0] | p[1] << 8;
 }
 FUNCTION uint load_u32(const uint8_t *p) {
-  check_alignment(p, 4);
+  aligned(p, 4);
   return p[0] | p[1] << 8 | p[2] << 16 | uint(p[3]) << 24;
 }
-FUNCTION void load_words(const uint8_t *p, uint *w) {
-  check_alignment(p, 16);
-  memcpy(w, p, 16);
-}
+FUNCTION void load_words(const uint8_t *p, uint *w) { memcpy(w, aligned(p, 16), 16); }
 template <int N, typename T> FUNCTION void load(const T *p, float *out) {
-  check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
+  aligned(p, N * sizeof(T));
   for (int i = 0; i < N; ++i)
     out[i] = float(p[i]);
 }
 template <int N, typename T> FUNCTION void store(T *p, const float *values) {
-  check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
+  aligned(p, N * sizeof(T));
   for (int i = 0; i < N; ++i)
     p[i] = T(values[i]);
 }
-
-FUNCTION void load_shared(const float *p, float *out) {
-  check_alignment(p, 16);
-  memcpy(out, p, 16);
-}
-
-FUNCTION void store_shared(float *p, const float *v) {
-  check_alignment(p, 16);
-  memcpy(p, v, 16);
-}
-
-FUNCTION void read_words(const uint *p, uint *w) {
-  check_alignment(p, 16);
-  memcpy(w, p, 16);
-}
-
-FUNCTION void store_words(uint *p, const uint *w) {
-  check_alignment(p, 16);
-  memcpy(p, w, 16);
-}
+FUNCTION void load_shared(const float *p, float *out) { memcpy(out, aligned(p, 16), 16); }
+FUNCTION void store_shared(float *p, const float *v) { memcpy(aligned(p, 16), v, 16); }
+FUNCTION void read_words(const uint *p, uint *w) { memcpy(w, aligned(p, 16), 16); }
+FUNCTION void store_words(uint *p, const uint *w) { memcpy(aligned(p, 16), w, 16); }
 
 FUNCTION float shuffle_xor(float v, uint mask) {
-  return emulated::exchanged_float(emulated::exchange(v), (emulated::group.running->thread % emulated::LANES) ^ mask);
+  const uint bits = float_to_bits(v);
+  return bits_to_float(emulated::exchange(&bits, 1)[(emulated::find_lane() ^ mask) * emulated::WORDS]);
 }
 FUNCTION float sum_lanes(float v) {
   float parts[emulated::LANES];
-  const uint *all = emulated::exchange(v);
+  const uint bits = float_to_bits(v), *all = emulated::exchange(&bits, 1);
   for (int lane = 0; lane < emulated::LANES; ++lane)
-    parts[lane] = emulated::exchanged_float(all, lane);
+    parts[lane] = bits_to_float(all[lane * emulated::WORDS]);
   for (int mask = 16; mask > 0; mask >>= 1) // in the order of a butterfly
     for (int lane = 0; lane < mask; ++lane)
       parts[lane] += parts[lane + mask];
@@ -180,10 +162,8 @@ FUNCTION void simd_barrier() { emulated::leave(emulated::Wait::LANES); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
 template <int BYTES> FUNCTION void copy_bytes(const uint8_t *from, uint *to) {
-  check_alignment(from, BYTES);
-  check_alignment(to, BYTES);
-  memset(to, 0xFF, BYTES); // not a number, for who reads too early
-  emulated::group.running->copies.push_back({from, to, BYTES, emulated::group.running->bundles});
+  memset(aligned(to, BYTES), 0xFF, BYTES); // not a number, for who reads too early
+  emulated::group.running->copies.push_back({aligned(from, BYTES), to, BYTES, emulated::group.running->bundles});
 }
 FUNCTION void copy_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void stream_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
@@ -205,7 +185,9 @@ FUNCTION void await_inputs() {}
 
 #define ROOM(name, WORDS) SHARED uint name[WORDS]
 
-FUNCTION uint pack_pair(float low, float high) { return uint(bf16(low).bits) | uint(bf16(high).bits) << 16; }
+template <typename T = bf16> FUNCTION uint pack_pair(float low, float high) {
+  return T(low).bits | uint(T(high).bits) << 16;
+}
 FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }
 FUNCTION float high_of(uint pair) { return bits_to_float(pair & 0xFFFF0000u); }
 FUNCTION uint widen_bytes(uint word, int half) {
@@ -222,87 +204,73 @@ FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   return pack_pair(float(low), float(high));
 }
 template <typename T> FUNCTION void load_pairs(const T *p, uint *out) {
-  check_alignment(p, 16);
+  aligned(p, 16);
   for (int i = 0; i < 4; ++i)
     out[i] = pack_pair(float(p[2 * i]), float(p[2 * i + 1]));
 }
-template <typename T> FUNCTION uint pack_pair(float low, float high) { return T(low).bits | uint(T(high).bits) << 16; }
 template <typename T> FUNCTION float half_of(uint pair, int which) {
   T v;
   v.bits = uint16_t(pair >> 16 * which);
   return float(v);
 }
-template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
-  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  const uint *all = emulated::exchange(words, 6);
-  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
-  for (int i = 0; i < 4; ++i) {
-    float sum = 0.0f;
-    for (int other = 0; other < 4; ++other) {
-      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
-      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
-      for (int j = 0; j < 2; ++j)
-        for (int which = 0; which < 2; ++which)
-          sum += half_of<T>(from[2 * j], which) * half_of<T>(to[j], which);
-    }
-    sums[i] += sum;
-  }
-}
-FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
-  multiply_tile<bf16>(sums, a, b);
-}
-FUNCTION int byte_of(uint word, int which, bool is_signed) {
-  const int byte = int(word >> 8 * which & 0xFFu);
-  return is_signed && byte > 127 ? byte - 256 : byte;
-}
-FUNCTION void multiply_any_bytes(int *sums, const uint *a, const uint *b, bool is_signed) {
-  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  const uint *all = emulated::exchange(words, 6);
-  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
-  for (int i = 0; i < 4; ++i)
-    for (int other = 0; other < 4; ++other) {
-      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
-      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
-      for (int j = 0; j < 2; ++j)
-        for (int which = 0; which < 4; ++which)
-          sums[i] += byte_of(from[2 * j], which, is_signed) * byte_of(to[j], which, true);
-    }
-}
-FUNCTION void multiply_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, false); }
-FUNCTION void multiply_signed_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, true); }
-FUNCTION int dot_bytes(uint a, uint b) {
+template <typename A> FUNCTION int dot_any_bytes(uint a, uint b) {
   int sum = 0;
-  for (int which = 0; which < 4; ++which)
-    sum += byte_of(a, which, true) * byte_of(b, which, true);
+  for (int shift = 0; shift < 32; shift += 8)
+    sum += int(A(a >> shift)) * int(int8_t(b >> shift));
   return sum;
 }
 
 namespace emulated {
-// What lane 4 g + t gets of tile i, where `all` holds WORDS words of row r in lane 8 i + r.
-inline uint turned(const uint *all, int i, int lane) {
-  const uint *above = all + (8 * i + lane % 4 * 2) * WORDS + lane / 8, *below = above + WORDS;
-  const int shift = lane / 4 % 2 * 16;
-  return (*above >> shift & 0xFFFFu) | (*below >> shift & 0xFFFFu) << 16;
+// sums += a b, where `add` adds to a sum what two words make: of two 16-bit numbers each, or of four bytes.
+template <typename Sum, typename Add> void multiply_by_lanes(Sum *sums, const uint *a, const uint *b, Add add) {
+  const uint words[WORDS] = {a[0], a[1], a[2], a[3], b[0], b[1]}, *all = exchange(words, WORDS);
+  const int g = find_lane() / 4, t = find_lane() % 4;
+  for (int i = 0; i < 4; ++i) {
+    Sum sum = 0;
+    for (int other = 0; other < 4; ++other) {
+      const uint *from = all + (4 * g + other) * WORDS + i / 2, *to = all + (4 * (2 * t + i % 2) + other) * WORDS + 4;
+      for (int j = 0; j < 2; ++j)
+        add(sum, from[2 * j], to[j]);
+    }
+    sums[i] += sum;
+  }
+}
+
+// Of two words in one column, the halves `odd`, the first in the lower half.
+inline uint join_halves(uint above, uint below, bool odd) {
+  return odd ? above >> 16 | (below & 0xFFFF0000u) : (above & 0xFFFFu) | below << 16;
 }
 } // namespace emulated
 
+template <typename T = bf16> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
+  emulated::multiply_by_lanes(sums, a, b, [](float &sum, uint from, uint to) {
+    for (int which = 0; which < 2; ++which)
+      sum += half_of<T>(from, which) * half_of<T>(to, which);
+  });
+}
+template <typename A> FUNCTION void multiply_any_bytes(int *sums, const uint *a, const uint *b) {
+  emulated::multiply_by_lanes(sums, a, b, [](int &sum, uint from, uint to) { sum += dot_any_bytes<A>(from, to); });
+}
+FUNCTION void multiply_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes<uint8_t>(sums, a, b); }
+FUNCTION void multiply_signed_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes<int8_t>(sums, a, b); }
+FUNCTION int dot_bytes(uint a, uint b) { return dot_any_bytes<int8_t>(a, b); }
+
 FUNCTION void read_tiles(const uint *row, uint *w) {
-  check_alignment(row, 16);
-  const uint *all = emulated::exchange(row, 4);
-  const int lane = emulated::group.running->thread % emulated::LANES;
+  const uint *all = emulated::exchange(aligned(row, 16), 4);
+  const int lane = emulated::find_lane();
   for (int i = 0; i < 4; ++i)
     w[i] = all[(8 * i + lane / 4) * emulated::WORDS + lane % 4];
 }
 FUNCTION void read_turned_tiles(const uint *row, uint *w) {
-  check_alignment(row, 16);
-  const uint *all = emulated::exchange(row, 4);
-  for (int i = 0; i < 4; ++i)
-    w[i] = emulated::turned(all, i, emulated::group.running->thread % emulated::LANES);
+  const uint *all = emulated::exchange(aligned(row, 16), 4);
+  const int lane = emulated::find_lane(), column = lane / 4;
+  for (int i = 0; i < 4; ++i) {
+    const uint *above = all + (8 * i + lane % 4 * 2) * emulated::WORDS + column / 2;
+    w[i] = emulated::join_halves(above[0], above[emulated::WORDS], column % 2);
+  }
 }
 FUNCTION uint turn_tile(uint pair) {
   const uint *all = emulated::exchange(&pair, 1);
-  const int lane = emulated::group.running->thread % emulated::LANES, from = lane % 4 * 8 + lane / 8;
-  const int shift = lane / 4 % 2 * 16;
-  return (all[from * emulated::WORDS] >> shift & 0xFFFFu) |
-         (all[(from + 4) * emulated::WORDS] >> shift & 0xFFFFu) << 16;
+  const int lane = emulated::find_lane(), column = lane / 4, from = lane % 4 * 8 + column / 2;
+  return emulated::join_halves(all[from * emulated::WORDS], all[(from + 4) * emulated::WORDS], column % 2);
 }

@@ -1,5 +1,5 @@
-// The words of rings, which some SIMD-groups fill and others read, and what each of them means; below, on the host. They
-// follow emulated.h in kernels with boxed inputs alone. CUDA has them on sm_90a (cuda_rings.h), Metal has not.
+// The words of rings, which some SIMD-groups fill and others read, and what each of them means; below, on the host.
+// They follow emulated.h in kernels with boxed inputs alone. CUDA has them on sm_90a (cuda_rings.h), Metal has not.
 //
 //   BOX_ROOM              a ROOM that starts at a multiple of 1,024 bytes
 //   SLOTS                 declares what tells of COUNT slots of a ring whether they are full
@@ -17,6 +17,7 @@
 //                         SIMD-group s, lane 4 g + t has columns 8 j + 2 t and 8 j + 2 t + 1 of rows 16 s + g, then of
 //                         16 s + g + 8. Sums are in, and what was read may be written again, once all that is sealed is
 //                         awaited; here at once
+
 namespace emulated {
 struct Slot {
   int freed, filled, readers;
@@ -27,7 +28,6 @@ struct Slot {
 
 typedef emulated::Slot Slot;
 #define SLOTS(name, COUNT) static Slot name[COUNT]
-
 #define BOX_ROOM(name, WORDS) alignas(1024) static uint name[WORDS]
 
 template <int COUNT, int READERS> FUNCTION void open_slots(Slot *slots) {
@@ -76,7 +76,7 @@ template <int COUNT> FUNCTION void await_full(Slot *slots, int slot, int turn) {
 }
 template <int COUNT> FUNCTION void free_slot(Slot *slots, int slot) {
   simd_barrier();
-  if (emulated::group.running->thread % emulated::LANES == 0)
+  if (emulated::find_lane() == 0)
     ++slots[slot].freed;
 }
 FUNCTION void begin_products() {}

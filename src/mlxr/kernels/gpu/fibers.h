@@ -28,6 +28,7 @@ constexpr size_t STACK_BYTES = 64 * 1024;
 
 enum class Wait { NONE, LANES, THREADS, COUNT, ENDED };
 
+// A Context is where a fiber, or what schedules them, goes on later.
 #if defined(__x86_64__)
 extern "C" void mlxr_switch_stack(void **from, void *to);
 asm(R"(
@@ -50,6 +51,39 @@ mlxr_switch_stack:
   popq %rbp
   ret
 )");
+typedef void *Context;
+inline void open_context(Context &context, char *stack, void (*begin)()) {
+  void **top = reinterpret_cast<void **>(stack + STACK_BYTES);
+  *--top = nullptr; // keeps the stack aligned as after a call
+  *--top = reinterpret_cast<void *>(begin);
+  for (int i = 0; i < 6; ++i)
+    *--top = nullptr;
+  context = top;
+}
+inline void switch_context(Context &from, Context &to) { mlxr_switch_stack(&from, to); }
+#else
+typedef ucontext_t Context;
+inline void open_context(Context &context, char *stack, void (*begin)()) {
+  getcontext(&context);
+  context.uc_stack.ss_sp = stack;
+  context.uc_stack.ss_size = STACK_BYTES;
+  context.uc_link = nullptr;
+  makecontext(&context, begin, 0);
+}
+inline void switch_context(Context &from, Context &to) { swapcontext(&from, &to); }
+#endif
+
+// The address sanitizer has to know which stack is next, and then which one was left.
+#if defined(__SANITIZE_ADDRESS__)
+inline void leave_stack(void **kept, const void *next, size_t bytes) {
+  __sanitizer_start_switch_fiber(kept, next, bytes);
+}
+inline void enter_stack(void *kept, const void **left, size_t *bytes) {
+  __sanitizer_finish_switch_fiber(kept, left, bytes);
+}
+#else
+inline void leave_stack(void **, const void *, size_t) {}
+inline void enter_stack(void *, const void **, size_t *) {}
 #endif
 
 struct Copy {
@@ -67,11 +101,7 @@ struct Fiber {
   int bundles = 0;
   std::vector<Copy> copies; // that have not happened yet
   char *stack = nullptr;
-#if defined(__x86_64__)
-  void *context = nullptr;
-#else
-  ucontext_t context;
-#endif
+  Context context;
 };
 
 struct Group {
@@ -81,39 +111,26 @@ struct Group {
   Fiber *running = nullptr;
   void (*body)(void **arrays) = nullptr;
   void **arrays = nullptr;
-#if defined(__x86_64__)
-  void *scheduler = nullptr;
-#else
-  ucontext_t scheduler;
-#endif
+  Context scheduler;
   const void *scheduler_stack = nullptr;
   size_t scheduler_stack_bytes = 0;
 };
 
 static Group group;
 
+inline int find_lane() { return group.running->thread % LANES; }
+
 inline void leave(Wait wait) {
   Fiber *self = group.running;
   self->wait = wait;
-#if defined(__SANITIZE_ADDRESS__)
-  void *fake = nullptr;
-  __sanitizer_start_switch_fiber(wait == Wait::ENDED ? nullptr : &fake, group.scheduler_stack,
-                                 group.scheduler_stack_bytes);
-#endif
-#if defined(__x86_64__)
-  mlxr_switch_stack(&self->context, group.scheduler);
-#else
-  swapcontext(&self->context, &group.scheduler);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake, &group.scheduler_stack, &group.scheduler_stack_bytes);
-#endif
+  void *kept = nullptr;
+  leave_stack(wait == Wait::ENDED ? nullptr : &kept, group.scheduler_stack, group.scheduler_stack_bytes);
+  switch_context(self->context, group.scheduler);
+  enter_stack(kept, &group.scheduler_stack, &group.scheduler_stack_bytes);
 }
 
-extern "C" inline void mlxr_begin_fiber() {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, &group.scheduler_stack, &group.scheduler_stack_bytes);
-#endif
+inline void begin_fiber() {
+  enter_stack(nullptr, &group.scheduler_stack, &group.scheduler_stack_bytes);
   group.body(group.arrays);
   leave(Wait::ENDED);
   fail("a thread ran on after its end");
@@ -123,36 +140,15 @@ inline void start(Fiber &fiber) {
   fiber.wait = Wait::NONE;
   fiber.exchanges = fiber.bundles = 0;
   fiber.copies.clear();
-#if defined(__x86_64__)
-  void **top = reinterpret_cast<void **>(fiber.stack + STACK_BYTES);
-  *--top = nullptr; // keeps the stack aligned as after a call
-  *--top = reinterpret_cast<void *>(&mlxr_begin_fiber);
-  for (int i = 0; i < 6; ++i)
-    *--top = nullptr;
-  fiber.context = top;
-#else
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack;
-  fiber.context.uc_stack.ss_size = STACK_BYTES;
-  fiber.context.uc_link = nullptr;
-  makecontext(&fiber.context, reinterpret_cast<void (*)()>(&mlxr_begin_fiber), 0);
-#endif
+  open_context(fiber.context, fiber.stack, begin_fiber);
 }
 
 inline void resume(Fiber &fiber) {
   group.running = &fiber;
-#if defined(__SANITIZE_ADDRESS__)
-  void *fake = nullptr;
-  __sanitizer_start_switch_fiber(&fake, fiber.stack, STACK_BYTES);
-#endif
-#if defined(__x86_64__)
-  mlxr_switch_stack(&group.scheduler, fiber.context);
-#else
-  swapcontext(&group.scheduler, &fiber.context);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#endif
+  void *kept = nullptr;
+  leave_stack(&kept, fiber.stack, STACK_BYTES);
+  switch_context(group.scheduler, fiber.context);
+  enter_stack(kept, nullptr, nullptr);
 }
 
 inline bool all_wait(int first, int last, Wait wait) {
@@ -229,19 +225,9 @@ inline const uint32_t *exchange(const uint32_t *words, int count) {
   Fiber *self = group.running;
   const int simd = self->thread / LANES;
   uint32_t *all = &group.exchanged[(2 * simd + (self->exchanges++ & 1)) * LANES * WORDS];
-  memcpy(all + self->thread % LANES * WORDS, words, count * sizeof(uint32_t));
+  memcpy(all + find_lane() * WORDS, words, count * sizeof(uint32_t));
   leave(Wait::LANES);
   return all;
-}
-inline float exchanged_float(const uint32_t *all, int lane) {
-  float v;
-  memcpy(&v, all + lane * WORDS, sizeof(v));
-  return v;
-}
-inline const uint32_t *exchange(float v) {
-  uint32_t bits;
-  memcpy(&bits, &v, sizeof(v));
-  return exchange(&bits, 1);
 }
 
 } // namespace emulated
