@@ -26,6 +26,7 @@ constexpr size_t STACK_BYTES = 64 * 1024;
   abort();
 }
 
+// For what a fiber waits: nothing, the lanes of its SIMD-group, all threads, a count; or it has ended.
 enum class Wait { NONE, LANES, THREADS, COUNT, ENDED };
 
 // A Context is where a fiber, or what schedules them, goes on later.
@@ -86,6 +87,7 @@ inline void leave_stack(void **, const void *, size_t) {}
 inline void enter_stack(void *, const void **, size_t *) {}
 #endif
 
+// What was begun and is not awaited yet; it happens when it is.
 struct Copy {
   const void *from;
   void *to;
@@ -99,7 +101,7 @@ struct Fiber {
   int thread = 0;
   int exchanges = 0;
   int bundles = 0;
-  std::vector<Copy> copies; // that have not happened yet
+  std::vector<Copy> copies;
   char *stack = nullptr;
   Context context;
 };
