@@ -76,6 +76,7 @@ def test_attention_stays_within_its_arrays(sanitized: Context, scene: Scene) -> 
         ("if (thread_id < 16) barrier(); out[thread_id] = x[thread_id];", "others never reach"),
         ("if (lane_id < 16) out[lane_id] = sum_lanes(x[lane_id]);", "others never reach"),
         ("float v[4]; load<4>(x + 1, v); out[thread_id] = v[0];", "not aligned"),
+        ("SLOTS(slots, 1); open_slots<1, 1>(slots); out[0] = x[0];", "(?s)does not compile.*open_slots"),  # not boxed
     ],
 )
 def test_what_is_wrong_in_a_kernel_is_seen(sanitized: Context, body: str, message: str, tmp_path: Path) -> None:

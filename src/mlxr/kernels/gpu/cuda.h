@@ -25,10 +25,11 @@ FUNCTION float divide(float a, float b) { return __fdividef(a, b); }
 
 FUNCTION uint load_u16(const uint8_t *p) { return *reinterpret_cast<const unsigned short *>(p); }
 FUNCTION uint load_u32(const uint8_t *p) { return *reinterpret_cast<const uint *>(p); }
-FUNCTION void load_words(const uint8_t *p, uint *w) {
+FUNCTION void read_words(const uint *p, uint *w) {
   const uint4 v = *reinterpret_cast<const uint4 *>(p);
   w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
 }
+FUNCTION void load_words(const uint8_t *p, uint *w) { read_words(reinterpret_cast<const uint *>(p), w); }
 
 template <int BYTES> struct Words {};
 template <> struct Words<16> { typedef uint4 type; };
@@ -73,11 +74,6 @@ FUNCTION void store_shared(float *p, const float *v) {
   *reinterpret_cast<float4 *>(p) = make_float4(v[0], v[1], v[2], v[3]);
 }
 
-FUNCTION void read_words(const uint *p, uint *w) {
-  const uint4 v = *reinterpret_cast<const uint4 *>(p);
-  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-}
-
 FUNCTION void store_words(uint *p, const uint *w) {
   *reinterpret_cast<uint4 *>(p) = make_uint4(w[0], w[1], w[2], w[3]);
 }
@@ -93,7 +89,7 @@ FUNCTION void barrier() { __syncthreads(); }
 FUNCTION void simd_barrier() { __syncwarp(); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
-FUNCTION uint shared_address(const uint *p) { return uint(__cvta_generic_to_shared(p)); }
+FUNCTION uint shared_address(const void *p) { return uint(__cvta_generic_to_shared(p)); }
 FUNCTION void copy_words(const uint8_t *from, uint *to) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
@@ -115,9 +111,15 @@ FUNCTION void await_inputs() {
 
 #define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
 
-FUNCTION uint pack_pair(float low, float high) {
+template <typename T = bf16> FUNCTION uint pack_pair(float low, float high);
+template <> FUNCTION uint pack_pair<bf16>(float low, float high) {
   uint pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+template <> FUNCTION uint pack_pair<f16>(float low, float high) {
+  uint pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 FUNCTION float low_of(uint pair) { return __uint_as_float(pair << 16); }
@@ -132,48 +134,25 @@ FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));
   return pair;
 }
-FUNCTION void load_pairs(const bf16 *p, uint *out) {
-  const uint4 v = *reinterpret_cast<const uint4 *>(p);
-  out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
-}
+FUNCTION void load_pairs(const bf16 *p, uint *out) { read_words(reinterpret_cast<const uint *>(p), out); }
 FUNCTION void load_pairs(const float *p, uint *out) {
   const float4 a = *reinterpret_cast<const float4 *>(p), b = *reinterpret_cast<const float4 *>(p + 4);
   out[0] = pack_pair(a.x, a.y), out[1] = pack_pair(a.z, a.w);
   out[2] = pack_pair(b.x, b.y), out[3] = pack_pair(b.z, b.w);
 }
-FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
-#define MLXR_MULTIPLY_BYTES(NAME, KIND)                                                                                \
-  FUNCTION void NAME(int *sums, const uint *a, const uint *b) {                                                        \
-    asm("mma.sync.aligned.m16n8k32.row.col.s32." KIND ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "         \
-        "{%0, %1, %2, %3};"                                                                                            \
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])                                                   \
+#define MLXR_MULTIPLY(NAME, SUM, PLACE, KIND)                                                                          \
+  FUNCTION void NAME(SUM *sums, const uint *a, const uint *b) {                                                        \
+    asm("mma.sync.aligned." KIND " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                    \
+        : "+" PLACE(sums[0]), "+" PLACE(sums[1]), "+" PLACE(sums[2]), "+" PLACE(sums[3])                               \
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                           \
   }
-MLXR_MULTIPLY_BYTES(multiply_bytes, "u8")
-MLXR_MULTIPLY_BYTES(multiply_signed_bytes, "s8")
+template <typename T = bf16> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b);
+template <> MLXR_MULTIPLY(multiply_tile<bf16>, float, "f", "m16n8k16.row.col.f32.bf16.bf16.f32")
+template <> MLXR_MULTIPLY(multiply_tile<f16>, float, "f", "m16n8k16.row.col.f32.f16.f16.f32")
+MLXR_MULTIPLY(multiply_bytes, int, "r", "m16n8k32.row.col.s32.u8.s8.s32")
+MLXR_MULTIPLY(multiply_signed_bytes, int, "r", "m16n8k32.row.col.s32.s8.s8.s32")
 FUNCTION int dot_bytes(uint a, uint b) { return __dp4a(int(a), int(b), 0); }
-
-template <typename T> FUNCTION uint pack_pair(float low, float high);
-template <> FUNCTION uint pack_pair<bf16>(float low, float high) { return pack_pair(low, high); }
-template <> FUNCTION uint pack_pair<f16>(float low, float high) {
-  uint pair;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b);
-template <> FUNCTION void multiply_tile<bf16>(float *sums, const uint *a, const uint *b) { multiply_tile(sums, a, b); }
-template <> FUNCTION void multiply_tile<f16>(float *sums, const uint *a, const uint *b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 FUNCTION void read_tiles(const uint *row, uint *w) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -191,100 +170,4 @@ FUNCTION uint turn_tile(uint pair) {
   uint turned;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
   return turned;
-}
-
-// Words of rings: slots are pairs of mbarriers, boxes are tensor maps, panels are wgmma's (sm_90a alone).
-struct __align__(64) Box {
-  unsigned long long words[16];
-};
-typedef unsigned long long Slot;
-#define SLOTS(name, COUNT) __shared__ Slot name[2 * (COUNT)]
-#define BOX_ROOM(name, WORDS) extern __shared__ __align__(1024) uint name[]
-
-FUNCTION uint slot_address(const Slot *slot) { return uint(__cvta_generic_to_shared(slot)); }
-FUNCTION void await_slot(const Slot *slot, int turn) {
-  asm volatile("{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
-               "@!done bra again;}" ::"r"(slot_address(slot)),
-               "r"(turn & 1)
-               : "memory");
-}
-template <int COUNT, int READERS> FUNCTION void open_slots(Slot *slots) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2 * COUNT; ++i) {
-      const int arrivals = i < COUNT ? 1 : READERS;
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(slot_address(slots + i)), "r"(arrivals));
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  __syncthreads();
-}
-template <int COUNT> FUNCTION void await_free(Slot *slots, int slot, int turn) {
-  await_slot(slots + COUNT + slot, turn - 1);
-}
-template <int COUNT> FUNCTION void await_full(Slot *slots, int slot, int turn) { await_slot(slots + slot, turn); }
-template <int COUNT> FUNCTION void free_slot(Slot *slots, int slot) {
-  if (threadIdx.x % 32 == 0)
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(slot_address(slots + COUNT + slot)) : "memory");
-}
-FUNCTION void expect_bytes(Slot *slots, int slot, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(slot_address(slots + slot)), "r"(bytes)
-               : "memory");
-}
-template <int ROWS, int BLOCKS, bool KEEP>
-FUNCTION void bring_box(const Box &box, int, int, int row, int column, uint *to, Slot *slots, int slot) {
-  unsigned long long policy;
-  if (KEEP)
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  else
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-               "[%0], [%1, {%3, %3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
-               "l"(&box), "r"(slot_address(slots + slot)), "r"(0), "r"(column / 64), "r"(row / 8), "l"(policy)
-               : "memory");
-}
-
-FUNCTION void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-FUNCTION void seal_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-FUNCTION void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
-template <int BLOCKS> FUNCTION unsigned long long describe_panel(const uint *p, int first) {
-  const unsigned long long at = ((shared_address(p) + 2 * first) & 0x3FFFF) >> 4, groups = 64 * BLOCKS;
-  return at | 1ull << 16 | groups << 32 | 1ull << 62; // rows of 128 bytes, crosswise; eight are `groups` from the next
-}
-template <typename T, int N> struct Panels {};
-#define MLXR_PLACES_48                                                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
-#define MLXR_PLACES_64 MLXR_PLACES_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define MLXR_PLACES_96 MLXR_PLACES_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define MLXR_PLACES_112 MLXR_PLACES_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define MLXR_PLACES_128 MLXR_PLACES_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define MLXR_SUMS_8(i)                                                                                                 \
-  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]),        \
-      "+f"(sums[i + 6]), "+f"(sums[i + 7])
-#define MLXR_SUMS_48 MLXR_SUMS_8(0), MLXR_SUMS_8(8), MLXR_SUMS_8(16)
-#define MLXR_SUMS_64 MLXR_SUMS_48, MLXR_SUMS_8(24)
-#define MLXR_SUMS_96 MLXR_SUMS_64, MLXR_SUMS_8(32), MLXR_SUMS_8(40)
-#define MLXR_SUMS_112 MLXR_SUMS_96, MLXR_SUMS_8(48)
-#define MLXR_SUMS_128 MLXR_SUMS_112, MLXR_SUMS_8(56)
-#define MLXR_PANELS(T, KIND, N, A, B)                                                                                  \
-  template <> struct Panels<T, N> {                                                                                    \
-    static FUNCTION void multiply(float *sums, unsigned long long a, unsigned long long b) {                           \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." KIND "." KIND " {" MLXR_PLACES_##N                \
-                   "}, %" #A ", %" #B ", 1, 1, 1, 0, 0;"                                                               \
-                   : MLXR_SUMS_##N                                                                                     \
-                   : "l"(a), "l"(b));                                                                                  \
-    }                                                                                                                  \
-  };
-MLXR_PANELS(bf16, "bf16", 48, 24, 25)
-MLXR_PANELS(f16, "f16", 48, 24, 25)
-MLXR_PANELS(bf16, "bf16", 64, 32, 33)
-MLXR_PANELS(f16, "f16", 64, 32, 33)
-MLXR_PANELS(bf16, "bf16", 96, 48, 49)
-MLXR_PANELS(f16, "f16", 96, 48, 49)
-MLXR_PANELS(bf16, "bf16", 112, 56, 57)
-MLXR_PANELS(f16, "f16", 112, 56, 57)
-MLXR_PANELS(bf16, "bf16", 128, 64, 65)
-MLXR_PANELS(f16, "f16", 128, 64, 65)
-template <typename T, int N, int BLOCKS>
-FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int first) {
-  Panels<T, N>::multiply(sums, describe_panel<1>(a, first), describe_panel<BLOCKS>(b, first));
 }

@@ -1,5 +1,5 @@
-// The words of a kernel body on the host: every thread of a threadgroup is a fiber, so barriers and SIMD-group
-// operations really happen, and a kernel whose threads do not all arrive at one is caught.
+// The words of a kernel body, and what each of them means, on every target; below, on the host, where every thread of a
+// threadgroup is a fiber (fibers.h). Kernels with boxed inputs have those of rings too (emulated_rings.h).
 //
 //   DEVICE, GROUP, PRIVATE    where a pointer points: device memory, the threadgroup's, the thread's own
 //   SHARED                declares memory of the threadgroup; it holds rubbish at first
@@ -25,58 +25,29 @@
 //   await_copies<N>       until all of the lane's bundles but the last N are there; here none comes earlier
 //   await_inputs          before reading what other launches write, where a kernel says so: until then it may run
 //                         beside the launch in front of it, as far as that is recorded
-//   pack_pair             two floats as bf16 in one word, the first in the lower half; pack_pair<T> as bf16 or f16
+//   pack_pair<T>          two floats as bf16, or as T, in one word, the first in the lower half
 //   low_of, high_of       the two of a pair of bf16
 //   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
 //   widen_byte            one byte below 128 of a word, as the same twice
 //   join_bytes<N>         byte N of each of four words, in one word
 //   multiply_pairs        a * b + c of each half
-//   load_pairs            eight neighbours of any type as four pairs; the address is a multiple of 16 bytes
-//   multiply_tile         sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
+//   load_pairs            eight neighbours, floats or bf16, as four pairs of bf16; the address is a multiple of 16
+//                         bytes
+//   multiply_tile<T>      sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
 //                         lane 4 g + t holds of a the columns 2 t, 2 t + 1 of rows g and g + 8, then columns 2 t + 8,
 //                         2 t + 9 of both, of b the same rows of column g, of sums columns 2 t, 2 t + 1 of g and g + 8;
-//                         multiply_tile<T> for bf16 or f16
-//   multiply_bytes        sums += a b in integers: a is 16 x 32 without signs, b 32 x 8 with signs; lane 4 g + t holds of
-//                         a the columns 4 t to 4 t + 3 of rows g and g + 8, then columns 16 + 4 t to 19 + 4 t of both, of b
-//                         the same rows of column g; multiply_signed_bytes takes an a with signs
+//                         of bf16, or of T
+//   multiply_bytes        sums += a b in integers: a is 16 x 32 without signs, b 32 x 8 with signs; lane 4 g + t holds
+//                         of a the columns 4 t to 4 t + 3 of rows g and g + 8, then columns 16 + 4 t to 19 + 4 t of
+//                         both, of b the same rows of column g; multiply_signed_bytes takes an a with signs
 //   dot_bytes             the sum of four products of bytes with signs
-//   read_tiles            four tiles of 8 x 8 16-bit numbers from the threadgroup's memory: lane 8 i + r says where row r of
-//                         tile i lies, and lane 4 g + t gets of each tile the columns 2 t, 2 t + 1 of row g
+//   read_tiles            four tiles of 8 x 8 16-bit numbers from the threadgroup's memory: lane 8 i + r says where
+//                         row r of tile i lies, and lane 4 g + t gets of each tile the columns 2 t, 2 t + 1 of row g
 //   read_turned_tiles     the same, but rows 2 t, 2 t + 1 of column g
 //   turn_tile             one tile that the lanes hold by rows, by columns
 //   writable              a page pool, which MLX knows as an input, to be written in place
-//
-// Rings that some SIMD-groups fill and others read (CUDA on sm_90a, not on Metal):
-//
-//   BOX_ROOM              a ROOM that starts at a multiple of 1,024 bytes
-//   SLOTS                 declares what tells of COUNT slots of a ring whether they are full
-//   open_slots<COUNT, READERS>    before their use, by all threads: so many SIMD-groups free a slot each time
-//   expect_bytes          by the lane that fills a slot, before it brings what is so large
-//   bring_box<ROWS, BLOCKS, KEEP>    begins to bring rows and blocks of 64 columns of a matrix of 16-bit numbers, whose
-//                         size is given, into a slot: eight rows of all blocks, block after block, then the next eight.
-//                         What lies beyond the end is zero. Piece p of eight numbers of row r lies at p ^ (r % 8).
-//                         KEEP: others read the same, so it stays in the cache. The launch has a Box for the matrix
-//   await_free, await_full    until what was in the slot before its `turn`th use has been read; until that use's is in
-//   free_slot             by all lanes of a SIMD-group that has read it
-//   begin_products, multiply_panels<T, N, BLOCKS>, seal_products, await_products    by four SIMD-groups: sums += a b^T
-//                         on the matrix units straight from the threadgroup's memory, with 64 rows of a, a box of one
-//                         block, and N rows of b, a block of a box, both from column `first` on, 16 columns. Of
-//                         SIMD-group s, lane 4 g + t has columns 8 j + 2 t and 8 j + 2 t + 1 of rows 16 s + g, then of
-//                         16 s + g + 8. Sums are in, and what was read may be written again, once all that is sealed is
-//                         awaited; here at once
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
 
 #define DEVICE
 #define PRIVATE
@@ -89,244 +60,25 @@
 
 typedef unsigned int uint;
 
-namespace emulated {
-
-constexpr int LANES = 32;
-constexpr int WORDS = 6; // that a lane gives in an exchange
-constexpr size_t STACK_BYTES = 64 * 1024;
-
-[[noreturn]] inline void fail(const char *what) {
-  fprintf(stderr, "emulated kernel: %s\n", what);
-  fflush(stderr);
-  abort();
-}
-
-enum class Wait { NONE, LANES, THREADS, COUNT, ENDED };
-
-#if defined(__x86_64__)
-extern "C" void mlxr_switch_stack(void **from, void *to);
-asm(R"(
-.text
-.type mlxr_switch_stack, @function
-mlxr_switch_stack:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-)");
-#endif
-
-struct Copy {
-  const void *from;
-  void *to;
-  int bytes, bundle;
-};
-
-struct Fiber {
-  Wait wait = Wait::NONE;
-  const int *count = nullptr; // with Wait::COUNT, what has to come to
-  int wanted = 0;
-  int thread = 0;
-  int exchanges = 0;
-  int bundles = 0;
-  std::vector<Copy> copies; // that have not happened yet
-  char *stack = nullptr;
-#if defined(__x86_64__)
-  void *context = nullptr;
-#else
-  ucontext_t context;
-#endif
-};
-
-struct Group {
-  int threads = 0, x = 0, y = 0, z = 0;
-  std::vector<Fiber> fibers;
-  std::vector<uint> exchanged; // per SIMD-group two sets of lanes, used in turn, WORDS of each lane
-  Fiber *running = nullptr;
-  void (*body)(void **arrays) = nullptr;
-  void **arrays = nullptr;
-#if defined(__x86_64__)
-  void *scheduler = nullptr;
-#else
-  ucontext_t scheduler;
-#endif
-  const void *scheduler_stack = nullptr;
-  size_t scheduler_stack_bytes = 0;
-};
-
-static Group group;
-
-inline void leave(Wait wait) {
-  Fiber *self = group.running;
-  self->wait = wait;
-#if defined(__SANITIZE_ADDRESS__)
-  void *fake = nullptr;
-  __sanitizer_start_switch_fiber(wait == Wait::ENDED ? nullptr : &fake, group.scheduler_stack,
-                                 group.scheduler_stack_bytes);
-#endif
-#if defined(__x86_64__)
-  mlxr_switch_stack(&self->context, group.scheduler);
-#else
-  swapcontext(&self->context, &group.scheduler);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake, &group.scheduler_stack, &group.scheduler_stack_bytes);
-#endif
-}
-
-extern "C" inline void mlxr_begin_fiber() {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, &group.scheduler_stack, &group.scheduler_stack_bytes);
-#endif
-  group.body(group.arrays);
-  leave(Wait::ENDED);
-  fail("a thread ran on after its end");
-}
-
-inline void start(Fiber &fiber) {
-  fiber.wait = Wait::NONE;
-  fiber.exchanges = fiber.bundles = 0;
-  fiber.copies.clear();
-#if defined(__x86_64__)
-  void **top = reinterpret_cast<void **>(fiber.stack + STACK_BYTES);
-  *--top = nullptr; // keeps the stack aligned as after a call
-  *--top = reinterpret_cast<void *>(&mlxr_begin_fiber);
-  for (int i = 0; i < 6; ++i)
-    *--top = nullptr;
-  fiber.context = top;
-#else
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack;
-  fiber.context.uc_stack.ss_size = STACK_BYTES;
-  fiber.context.uc_link = nullptr;
-  makecontext(&fiber.context, reinterpret_cast<void (*)()>(&mlxr_begin_fiber), 0);
-#endif
-}
-
-inline void resume(Fiber &fiber) {
-  group.running = &fiber;
-#if defined(__SANITIZE_ADDRESS__)
-  void *fake = nullptr;
-  __sanitizer_start_switch_fiber(&fake, fiber.stack, STACK_BYTES);
-#endif
-#if defined(__x86_64__)
-  mlxr_switch_stack(&group.scheduler, fiber.context);
-#else
-  swapcontext(&group.scheduler, &fiber.context);
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#endif
-}
-
-// Whether all of [first, last) wait for `wait`; fails when only some do and none of the others can go on.
-inline bool all_wait(int first, int last, Wait wait) {
-  for (int i = first; i < last; ++i)
-    if (group.fibers[i].wait != wait)
-      return false;
-  return true;
-}
-
-inline void release(int first, int last) {
-  for (int i = first; i < last; ++i)
-    group.fibers[i].wait = Wait::NONE;
-}
-
-inline void run_group() {
-  for (Fiber &fiber : group.fibers)
-    start(fiber);
-  while (true) {
-    for (Fiber &fiber : group.fibers)
-      if (fiber.wait == Wait::NONE)
-        resume(fiber);
-    if (all_wait(0, group.threads, Wait::ENDED))
-      return;
-    bool moved = false;
-    for (int first = 0; first < group.threads; first += LANES)
-      if (all_wait(first, first + LANES, Wait::LANES)) {
-        release(first, first + LANES);
-        moved = true;
-      }
-    for (Fiber &fiber : group.fibers)
-      if (fiber.wait == Wait::COUNT && *fiber.count >= fiber.wanted) {
-        fiber.wait = Wait::NONE;
-        moved = true;
-      }
-    if (!moved && all_wait(0, group.threads, Wait::THREADS)) {
-      release(0, group.threads);
-      moved = true;
-    }
-    if (!moved)
-      fail("some threads wait at a barrier or SIMD-group operation that others never reach");
-  }
-}
-
-inline void run(void (*body)(void **), void **arrays, int groups_x, int groups_y, int groups_z, int threads) {
-  if (threads % LANES)
-    fail("the threads of a threadgroup must be whole SIMD-groups");
-  group.body = body;
-  group.arrays = arrays;
-  group.threads = threads;
-  group.fibers.resize(threads);
-  group.exchanged.assign(2 * WORDS * threads, ~0u);
-  for (int i = 0; i < threads; ++i) {
-    group.fibers[i].thread = i;
-    if (!group.fibers[i].stack)
-      group.fibers[i].stack = static_cast<char *>(aligned_alloc(64, STACK_BYTES));
-  }
-  for (group.z = 0; group.z < groups_z; ++group.z)
-    for (group.y = 0; group.y < groups_y; ++group.y)
-      for (group.x = 0; group.x < groups_x; ++group.x)
-        run_group();
-}
-
-// Every lane gives some words; afterwards each may read those of all lanes of its SIMD-group, WORDS to a lane.
-inline const uint *exchange(const uint *words, int count) {
-  Fiber *self = group.running;
-  const int simd = self->thread / LANES;
-  uint *all = &group.exchanged[(2 * simd + (self->exchanges++ & 1)) * LANES * WORDS];
-  memcpy(all + self->thread % LANES * WORDS, words, count * sizeof(uint));
-  leave(Wait::LANES);
-  return all;
-}
-inline float exchanged_float(const uint *all, int lane) {
+FUNCTION float bits_to_float(uint bits) {
   float v;
-  memcpy(&v, all + lane * WORDS, sizeof(v));
+  memcpy(&v, &bits, 4);
   return v;
 }
-inline const uint *exchange(float v) {
+FUNCTION uint float_to_bits(float v) {
   uint bits;
-  memcpy(&bits, &v, sizeof(v));
-  return exchange(&bits, 1);
+  memcpy(&bits, &v, 4);
+  return bits;
 }
-
-} // namespace emulated
 
 struct bf16 {
   uint16_t bits;
   bf16() = default;
   explicit bf16(float v) {
-    uint32_t raw;
-    memcpy(&raw, &v, 4);
+    const uint raw = float_to_bits(v);
     bits = std::isnan(v) ? (raw >> 16 | 0x40) : (raw + 0x7FFF + (raw >> 16 & 1)) >> 16;
   }
-  operator float() const {
-    const uint32_t raw = uint32_t(bits) << 16;
-    float v;
-    memcpy(&v, &raw, 4);
-    return v;
-  }
+  operator float() const { return bits_to_float(uint(bits) << 16); }
 };
 
 struct f16 {
@@ -343,20 +95,10 @@ struct f16 {
   }
 };
 
-FUNCTION float bits_to_float(uint bits) {
-  float v;
-  memcpy(&v, &bits, 4);
-  return v;
-}
 FUNCTION float half_bits_to_float(uint bits) {
   f16 v;
   v.bits = uint16_t(bits);
   return float(v);
-}
-FUNCTION uint float_to_bits(float v) {
-  uint bits;
-  memcpy(&bits, &v, 4);
-  return bits;
 }
 FUNCTION float log_of(float x) { return std::log(x); }
 FUNCTION float exp_of(float x) { return std::exp(x); }
@@ -366,64 +108,50 @@ FUNCTION float rsqrt_of(float x) { return 1.0f / std::sqrt(x); }
 FUNCTION float max_of(float a, float b) { return a > b ? a : b; }
 FUNCTION float divide(float a, float b) { return a / b; }
 
-template <typename T> FUNCTION void check_alignment(const T *p, size_t bytes) {
-#if !defined(MLXR_MAIN)
-  bytes = bytes > 8 ? 8 : bytes; // MLX on the CPU aligns its arrays no further
+// An address that has to be a multiple of so many bytes, or of 16.
+template <typename T> FUNCTION T *aligned(T *p, size_t bytes) {
+#if defined(MLXR_MAIN)
+  const size_t most = 16;
+#else
+  const size_t most = 8; // MLX on the CPU aligns its arrays no further
 #endif
-  if (reinterpret_cast<uintptr_t>(p) % bytes)
+  if (reinterpret_cast<uintptr_t>(p) % (bytes < most ? bytes : most))
     emulated::fail("a load or store is not aligned");
+  return p;
 }
 FUNCTION uint load_u16(const uint8_t *p) {
-  check_alignment(p, 2);
+  aligned(p, 2);
   return p[0] | p[1] << 8;
 }
 FUNCTION uint load_u32(const uint8_t *p) {
-  check_alignment(p, 4);
+  aligned(p, 4);
   return p[0] | p[1] << 8 | p[2] << 16 | uint(p[3]) << 24;
 }
-FUNCTION void load_words(const uint8_t *p, uint *w) {
-  check_alignment(p, 16);
-  memcpy(w, p, 16);
-}
+FUNCTION void load_words(const uint8_t *p, uint *w) { memcpy(w, aligned(p, 16), 16); }
 template <int N, typename T> FUNCTION void load(const T *p, float *out) {
-  check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
+  aligned(p, N * sizeof(T));
   for (int i = 0; i < N; ++i)
     out[i] = float(p[i]);
 }
 template <int N, typename T> FUNCTION void store(T *p, const float *values) {
-  check_alignment(p, N * sizeof(T) > 16 ? 16 : N * sizeof(T));
+  aligned(p, N * sizeof(T));
   for (int i = 0; i < N; ++i)
     p[i] = T(values[i]);
 }
-
-FUNCTION void load_shared(const float *p, float *out) {
-  check_alignment(p, 16);
-  memcpy(out, p, 16);
-}
-
-FUNCTION void store_shared(float *p, const float *v) {
-  check_alignment(p, 16);
-  memcpy(p, v, 16);
-}
-
-FUNCTION void read_words(const uint *p, uint *w) {
-  check_alignment(p, 16);
-  memcpy(w, p, 16);
-}
-
-FUNCTION void store_words(uint *p, const uint *w) {
-  check_alignment(p, 16);
-  memcpy(p, w, 16);
-}
+FUNCTION void load_shared(const float *p, float *out) { memcpy(out, aligned(p, 16), 16); }
+FUNCTION void store_shared(float *p, const float *v) { memcpy(aligned(p, 16), v, 16); }
+FUNCTION void read_words(const uint *p, uint *w) { memcpy(w, aligned(p, 16), 16); }
+FUNCTION void store_words(uint *p, const uint *w) { memcpy(aligned(p, 16), w, 16); }
 
 FUNCTION float shuffle_xor(float v, uint mask) {
-  return emulated::exchanged_float(emulated::exchange(v), (emulated::group.running->thread % emulated::LANES) ^ mask);
+  const uint bits = float_to_bits(v);
+  return bits_to_float(emulated::exchange(&bits, 1)[(emulated::find_lane() ^ mask) * emulated::WORDS]);
 }
 FUNCTION float sum_lanes(float v) {
   float parts[emulated::LANES];
-  const uint *all = emulated::exchange(v);
+  const uint bits = float_to_bits(v), *all = emulated::exchange(&bits, 1);
   for (int lane = 0; lane < emulated::LANES; ++lane)
-    parts[lane] = emulated::exchanged_float(all, lane);
+    parts[lane] = bits_to_float(all[lane * emulated::WORDS]);
   for (int mask = 16; mask > 0; mask >>= 1) // in the order of a butterfly
     for (int lane = 0; lane < mask; ++lane)
       parts[lane] += parts[lane + mask];
@@ -434,10 +162,8 @@ FUNCTION void simd_barrier() { emulated::leave(emulated::Wait::LANES); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
 
 template <int BYTES> FUNCTION void copy_bytes(const uint8_t *from, uint *to) {
-  check_alignment(from, BYTES);
-  check_alignment(to, BYTES);
-  memset(to, 0xFF, BYTES); // not a number, for who reads too early
-  emulated::group.running->copies.push_back({from, to, BYTES, emulated::group.running->bundles});
+  memset(aligned(to, BYTES), 0xFF, BYTES); // not a number, for who reads too early
+  emulated::group.running->copies.push_back({aligned(from, BYTES), to, BYTES, emulated::group.running->bundles});
 }
 FUNCTION void copy_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
 FUNCTION void stream_words(const uint8_t *from, uint *to) { copy_bytes<16>(from, to); }
@@ -459,7 +185,9 @@ FUNCTION void await_inputs() {}
 
 #define ROOM(name, WORDS) SHARED uint name[WORDS]
 
-FUNCTION uint pack_pair(float low, float high) { return uint(bf16(low).bits) | uint(bf16(high).bits) << 16; }
+template <typename T = bf16> FUNCTION uint pack_pair(float low, float high) {
+  return T(low).bits | uint(T(high).bits) << 16;
+}
 FUNCTION float low_of(uint pair) { return bits_to_float(pair << 16); }
 FUNCTION float high_of(uint pair) { return bits_to_float(pair & 0xFFFF0000u); }
 FUNCTION uint widen_bytes(uint word, int half) {
@@ -476,175 +204,73 @@ FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   return pack_pair(float(low), float(high));
 }
 template <typename T> FUNCTION void load_pairs(const T *p, uint *out) {
-  check_alignment(p, 16);
+  aligned(p, 16);
   for (int i = 0; i < 4; ++i)
     out[i] = pack_pair(float(p[2 * i]), float(p[2 * i + 1]));
 }
-template <typename T> FUNCTION uint pack_pair(float low, float high) { return T(low).bits | uint(T(high).bits) << 16; }
 template <typename T> FUNCTION float half_of(uint pair, int which) {
   T v;
   v.bits = uint16_t(pair >> 16 * which);
   return float(v);
 }
-template <typename T> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
-  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  const uint *all = emulated::exchange(words, 6);
-  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
-  for (int i = 0; i < 4; ++i) {
-    float sum = 0.0f;
-    for (int other = 0; other < 4; ++other) {
-      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
-      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
-      for (int j = 0; j < 2; ++j)
-        for (int which = 0; which < 2; ++which)
-          sum += half_of<T>(from[2 * j], which) * half_of<T>(to[j], which);
-    }
-    sums[i] += sum;
-  }
-}
-FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
-  multiply_tile<bf16>(sums, a, b);
-}
-FUNCTION int byte_of(uint word, int which, bool is_signed) {
-  const int byte = int(word >> 8 * which & 0xFFu);
-  return is_signed && byte > 127 ? byte - 256 : byte;
-}
-FUNCTION void multiply_any_bytes(int *sums, const uint *a, const uint *b, bool is_signed) {
-  const uint words[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  const uint *all = emulated::exchange(words, 6);
-  const int lane = emulated::group.running->thread % emulated::LANES, g = lane / 4, t = lane % 4;
-  for (int i = 0; i < 4; ++i)
-    for (int other = 0; other < 4; ++other) {
-      const uint *from = all + (4 * g + other) * emulated::WORDS + i / 2;
-      const uint *to = all + (4 * (2 * t + i % 2) + other) * emulated::WORDS + 4;
-      for (int j = 0; j < 2; ++j)
-        for (int which = 0; which < 4; ++which)
-          sums[i] += byte_of(from[2 * j], which, is_signed) * byte_of(to[j], which, true);
-    }
-}
-FUNCTION void multiply_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, false); }
-FUNCTION void multiply_signed_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes(sums, a, b, true); }
-FUNCTION int dot_bytes(uint a, uint b) {
+template <typename A> FUNCTION int dot_any_bytes(uint a, uint b) {
   int sum = 0;
-  for (int which = 0; which < 4; ++which)
-    sum += byte_of(a, which, true) * byte_of(b, which, true);
+  for (int shift = 0; shift < 32; shift += 8)
+    sum += int(A(a >> shift)) * int(int8_t(b >> shift));
   return sum;
 }
 
 namespace emulated {
-// What lane 4 g + t gets of tile i, where `all` holds WORDS words of row r in lane 8 i + r.
-inline uint turned(const uint *all, int i, int lane) {
-  const uint *above = all + (8 * i + lane % 4 * 2) * WORDS + lane / 8, *below = above + WORDS;
-  const int shift = lane / 4 % 2 * 16;
-  return (*above >> shift & 0xFFFFu) | (*below >> shift & 0xFFFFu) << 16;
+// sums += a b, where `add` adds to a sum what two words make: of two 16-bit numbers each, or of four bytes.
+template <typename Sum, typename Add> void multiply_by_lanes(Sum *sums, const uint *a, const uint *b, Add add) {
+  const uint words[WORDS] = {a[0], a[1], a[2], a[3], b[0], b[1]}, *all = exchange(words, WORDS);
+  const int g = find_lane() / 4, t = find_lane() % 4;
+  for (int i = 0; i < 4; ++i) {
+    Sum sum = 0;
+    for (int other = 0; other < 4; ++other) {
+      const uint *from = all + (4 * g + other) * WORDS + i / 2, *to = all + (4 * (2 * t + i % 2) + other) * WORDS + 4;
+      for (int j = 0; j < 2; ++j)
+        add(sum, from[2 * j], to[j]);
+    }
+    sums[i] += sum;
+  }
+}
+
+// Of two words in one column, the halves `odd`, the first in the lower half.
+inline uint join_halves(uint above, uint below, bool odd) {
+  return odd ? above >> 16 | (below & 0xFFFF0000u) : (above & 0xFFFFu) | below << 16;
 }
 } // namespace emulated
 
+template <typename T = bf16> FUNCTION void multiply_tile(float *sums, const uint *a, const uint *b) {
+  emulated::multiply_by_lanes(sums, a, b, [](float &sum, uint from, uint to) {
+    for (int which = 0; which < 2; ++which)
+      sum += half_of<T>(from, which) * half_of<T>(to, which);
+  });
+}
+template <typename A> FUNCTION void multiply_any_bytes(int *sums, const uint *a, const uint *b) {
+  emulated::multiply_by_lanes(sums, a, b, [](int &sum, uint from, uint to) { sum += dot_any_bytes<A>(from, to); });
+}
+FUNCTION void multiply_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes<uint8_t>(sums, a, b); }
+FUNCTION void multiply_signed_bytes(int *sums, const uint *a, const uint *b) { multiply_any_bytes<int8_t>(sums, a, b); }
+FUNCTION int dot_bytes(uint a, uint b) { return dot_any_bytes<int8_t>(a, b); }
+
 FUNCTION void read_tiles(const uint *row, uint *w) {
-  check_alignment(row, 16);
-  const uint *all = emulated::exchange(row, 4);
-  const int lane = emulated::group.running->thread % emulated::LANES;
+  const uint *all = emulated::exchange(aligned(row, 16), 4);
+  const int lane = emulated::find_lane();
   for (int i = 0; i < 4; ++i)
     w[i] = all[(8 * i + lane / 4) * emulated::WORDS + lane % 4];
 }
 FUNCTION void read_turned_tiles(const uint *row, uint *w) {
-  check_alignment(row, 16);
-  const uint *all = emulated::exchange(row, 4);
-  for (int i = 0; i < 4; ++i)
-    w[i] = emulated::turned(all, i, emulated::group.running->thread % emulated::LANES);
+  const uint *all = emulated::exchange(aligned(row, 16), 4);
+  const int lane = emulated::find_lane(), column = lane / 4;
+  for (int i = 0; i < 4; ++i) {
+    const uint *above = all + (8 * i + lane % 4 * 2) * emulated::WORDS + column / 2;
+    w[i] = emulated::join_halves(above[0], above[emulated::WORDS], column % 2);
+  }
 }
 FUNCTION uint turn_tile(uint pair) {
   const uint *all = emulated::exchange(&pair, 1);
-  const int lane = emulated::group.running->thread % emulated::LANES, from = lane % 4 * 8 + lane / 8;
-  const int shift = lane / 4 % 2 * 16;
-  return (all[from * emulated::WORDS] >> shift & 0xFFFFu) |
-         (all[(from + 4) * emulated::WORDS] >> shift & 0xFFFFu) << 16;
-}
-
-namespace emulated {
-struct Slot {
-  int freed, filled, readers;
-  int expected, bytes; // of the use that is being filled
-  std::vector<Copy> copies;
-};
-inline void await_count(const int &count, int wanted) {
-  Fiber *self = group.running;
-  if (count >= wanted)
-    return;
-  self->count = &count;
-  self->wanted = wanted;
-  leave(Wait::COUNT);
-}
-} // namespace emulated
-
-typedef emulated::Slot Slot;
-#define SLOTS(name, COUNT) static Slot name[COUNT]
-
-#define BOX_ROOM(name, WORDS) alignas(1024) static uint name[WORDS]
-
-template <int COUNT, int READERS> FUNCTION void open_slots(Slot *slots) {
-  if (emulated::group.running->thread == 0)
-    for (int i = 0; i < COUNT; ++i) {
-      slots[i] = Slot{};
-      slots[i].readers = READERS;
-    }
-  barrier();
-}
-FUNCTION void expect_bytes(Slot *slots, int slot, int bytes) {
-  slots[slot].expected = bytes;
-  slots[slot].copies.clear();
-}
-template <int ROWS, int BLOCKS, bool KEEP, typename T>
-FUNCTION void bring_box(const T *matrix, int rows, int columns, int row, int column, uint *to, Slot *slots, int slot) {
-  if (reinterpret_cast<uintptr_t>(to) % 1024 || column % 64 || row % 8 || ROWS % 8)
-    emulated::fail("a box does not start where it must");
-  Slot &filled = slots[slot];
-  for (int r = 0; r < ROWS; ++r)
-    for (int c = 0; c < 64 * BLOCKS; c += 8) {
-      uint *at = to + (r / 8 * BLOCKS + c / 64) * 256 + r % 8 * 32 + (c % 64 / 8 ^ r % 8) * 4;
-      memset(at, 0xFF, 16); // not a number, for who reads too early
-      const bool exists = row + r < rows && column + c < columns;
-      filled.copies.push_back({exists ? matrix + size_t(row + r) * columns + column + c : nullptr, at, 16, 0});
-    }
-  filled.bytes += 128 * ROWS * BLOCKS;
-  if (filled.bytes > filled.expected)
-    emulated::fail("more bytes are brought into a slot than expected");
-  if (filled.bytes == filled.expected) {
-    filled.expected = filled.bytes = 0;
-    ++filled.filled;
-  }
-}
-template <int COUNT> FUNCTION void await_free(Slot *slots, int slot, int turn) {
-  emulated::await_count(slots[slot].freed, turn * slots[slot].readers);
-}
-template <int COUNT> FUNCTION void await_full(Slot *slots, int slot, int turn) {
-  emulated::await_count(slots[slot].filled, turn + 1);
-  for (const emulated::Copy &copy : slots[slot].copies)
-    if (copy.from)
-      memcpy(copy.to, copy.from, copy.bytes);
-    else
-      memset(copy.to, 0, copy.bytes);
-  slots[slot].copies.clear();
-}
-template <int COUNT> FUNCTION void free_slot(Slot *slots, int slot) {
-  simd_barrier();
-  if (emulated::group.running->thread % emulated::LANES == 0)
-    ++slots[slot].freed;
-}
-FUNCTION void begin_products() {}
-FUNCTION void seal_products() {}
-FUNCTION void await_products() {}
-template <typename T> FUNCTION float panel_value(const uint *panel, int blocks, int row, int column) {
-  const uint *group = panel + row / 8 * blocks * 256;
-  return half_of<T>(group[row % 8 * 32 + (column / 8 ^ row % 8) * 4 + column % 8 / 2], column % 2);
-}
-template <typename T, int N, int BLOCKS>
-FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int first) {
-  const int thread = emulated::group.running->thread % 128, lane = thread % 32;
-  for (int j = 0; j < N / 8; ++j)
-    for (int i = 0; i < 4; ++i) {
-      const int row = thread / 32 * 16 + lane / 4 + i / 2 * 8, column = 8 * j + lane % 4 * 2 + i % 2;
-      for (int k = first; k < first + 16; ++k)
-        sums[4 * j + i] += panel_value<T>(a, 1, row, k) * panel_value<T>(b, BLOCKS, column, k);
-    }
+  const int lane = emulated::find_lane(), column = lane / 4, from = lane % 4 * 8 + column / 2;
+  return emulated::join_halves(all[from * emulated::WORDS], all[(from + 4) * emulated::WORDS], column % 2);
 }

@@ -17,7 +17,12 @@ from typing import Any, Literal, get_args
 Target = Literal["metal", "cuda", "emulated"]
 TARGETS: tuple[str, ...] = get_args(Target)
 LANES = 32
-_PRELUDES = Path(__file__).parent
+_PRELUDES: Mapping[Target, tuple[str, ...]] = {
+    "metal": ("metal.h",),
+    "cuda": ("cuda.h",),
+    "emulated": ("fibers.h", "emulated.h"),
+}
+_RINGS: Mapping[Target, tuple[str, ...]] = {"metal": (), "cuda": ("cuda_rings.h",), "emulated": ("emulated_rings.h",)}
 
 # Where a thread stands, by target. MLX finds Metal's attributes by looking for their names in the body.
 _PLACES: Mapping[str, Mapping[str, str]] = {
@@ -70,7 +75,8 @@ def name_type(kind: Any) -> str:
 class Kernel:
     """`body` and `headers` are files in `folder`; `inputs` and `outputs` are the names of the arrays in the body.
 
-    `boxed` are those of the inputs that it brings into its memory in boxes: a launch has a `Box` for each.
+    `boxed` are those of the inputs that it brings into rings in its memory, in boxes: a launch has a `Box` for each. A
+    kernel without them does not know the words of rings.
     """
 
     name: str
@@ -127,8 +133,9 @@ class Variant:
 
 @cache
 def read_header(kernel: Kernel, target: Target) -> str:
-    """The prelude of `target` and the kernel's own headers."""
-    parts = [_PRELUDES / f"{target}.h", *(kernel.folder / name for name in kernel.headers)]
+    """The prelude of `target`, with the words of rings if inputs are boxed, and the kernel's own headers."""
+    preludes = _PRELUDES[target] + (_RINGS[target] if kernel.boxed else ())
+    parts = [*(Path(__file__).with_name(name) for name in preludes), *(kernel.folder / name for name in kernel.headers)]
     return "\n".join(part.read_text() for part in parts)
 
 

@@ -91,8 +91,8 @@ FUNCTION void await_inputs() {}
 
 #define ROOM(name, WORDS) SHARED uint name[WORDS]
 
-FUNCTION uint pack_pair(float low, float high) {
-  return uint(as_type<ushort>(bfloat(low))) | uint(as_type<ushort>(bfloat(high))) << 16;
+template <typename T = bf16> FUNCTION uint pack_pair(float low, float high) {
+  return uint(as_type<ushort>(T(low))) | uint(as_type<ushort>(T(high))) << 16;
 }
 FUNCTION float low_of(uint pair) { return as_type<float>(pair << 16); }
 FUNCTION float high_of(uint pair) { return as_type<float>(pair & 0xFFFF0000u); }
@@ -114,9 +114,8 @@ template <typename T> FUNCTION void load_pairs(const DEVICE T *p, PRIVATE uint *
   for (int i = 0; i < 4; ++i)
     out[i] = pack_pair(v[2 * i], v[2 * i + 1]);
 }
-template <typename T> FUNCTION uint pack_pair(float low, float high) {
-  return uint(as_type<ushort>(T(low))) | uint(as_type<ushort>(T(high))) << 16;
-}
+
+FUNCTION ushort find_lane() { return ushort(simd_prefix_exclusive_sum(1u)); }
 // What two words add to a sum: two 16-bit numbers each, or four bytes.
 template <typename T> struct Halves {
   static float multiply(uint a, uint b) {
@@ -133,7 +132,7 @@ template <typename A> struct Bytes4 {
 // What a lane of a simdgroup_matrix holds is not documented, so the tile is multiplied lane by lane.
 template <typename Words, typename Sum>
 FUNCTION void multiply_by_lanes(PRIVATE Sum *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
-  const ushort lane = ushort(simd_prefix_exclusive_sum(1u)), row = lane / 4 * 4, column = lane % 4 * 8;
+  const ushort lane = find_lane(), row = lane / 4 * 4, column = lane % 4 * 8;
   for (ushort other = 0; other < 4; ++other)
     for (ushort j = 0; j < 2; ++j) {
       const uint near = simd_shuffle(a[2 * j], row + other), far = simd_shuffle(a[2 * j + 1], row + other);
@@ -144,13 +143,10 @@ FUNCTION void multiply_by_lanes(PRIVATE Sum *sums, PRIVATE const uint *a, PRIVAT
       }
     }
 }
-template <typename T> FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
+template <typename T = bf16>
+FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
   multiply_by_lanes<Halves<T>>(sums, a, b);
 }
-FUNCTION void multiply_tile(PRIVATE float *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
-  multiply_tile<bf16>(sums, a, b);
-}
-
 FUNCTION void multiply_bytes(PRIVATE int *sums, PRIVATE const uint *a, PRIVATE const uint *b) {
   multiply_by_lanes<Bytes4<uchar>>(sums, a, b);
 }
@@ -159,7 +155,6 @@ FUNCTION void multiply_signed_bytes(PRIVATE int *sums, PRIVATE const uint *a, PR
 }
 FUNCTION int dot_bytes(uint a, uint b) { return Bytes4<char>::multiply(a, b); }
 
-FUNCTION ushort find_lane() { return ushort(simd_prefix_exclusive_sum(1u)); }
 FUNCTION void read_tiles(const GROUP uint *row, PRIVATE uint *w) {
   const ushort lane = find_lane();
   for (ushort i = 0; i < 4; ++i)
