@@ -43,11 +43,11 @@ void visit_blocks(const AttendCall& call, int64_t sequences, Visit&& visit) {
                 task.row_first = first;
                 task.row_last = std::min(rows, first + block_rows);
                 const int64_t first_high = first_position + first / call.group + 1;
-                const int64_t low = std::max<int64_t>(first_high - call.window, 0);
-                const int64_t high = first_position + (task.row_last - 1) / call.group + 1;
-                task.chunk_first = low / kChunkPositions;
-                task.chunk_last = (high - 1) / kChunkPositions + 1;
-                visit(task, (task.row_last - task.row_first) * (high - low));
+                task.low = std::max<int64_t>(first_high - call.window, 0);
+                task.high = first_position + (task.row_last - 1) / call.group + 1;
+                task.chunk_first = task.low / kChunkPositions;
+                task.chunk_last = (task.high - 1) / kChunkPositions + 1;
+                visit(task, (task.row_last - task.row_first) * (task.high - task.low));
             }
         }
     }
@@ -99,6 +99,8 @@ void fill_plan(const AttendCall& call, int64_t sequences, int64_t limit, const A
             AttendTask part = task;
             part.chunk_first = task.chunk_first + chunk;
             part.chunk_last = std::min(part.chunk_first + together, task.chunk_last);
+            part.low = std::max(task.low, part.chunk_first * kChunkPositions);
+            part.high = std::min(task.high, part.chunk_last * kChunkPositions);
             part.partials = partials + chunk * chunk_floats(task, call);
             *task_end++ = part;
         }
@@ -130,6 +132,10 @@ AttendPlan plan_attend(Runtime& runtime, const AttendCall& call, int64_t sequenc
                           thread_bytes,
                           serial};
     fill_plan(call, sequences, limit, plan, reinterpret_cast<float*>(partials));
+    for (int64_t task = 0; task < plan.task_count; ++task) {  // threads take turns, more or less
+        const int64_t next = task + (serial ? 1 : threads);
+        plan.tasks[task].next = next < plan.task_count ? plan.tasks + next : nullptr;
+    }
     return plan;
 }
 

@@ -101,8 +101,10 @@ struct AttendCall {
 struct AttendTask {
     int32_t sequence, kv_head;
     int64_t row_first, row_last;
+    int64_t low, high;  // positions that some row sees
     int64_t chunk_first, chunk_last;
-    float* partials;  // (chunks, (rows, padded_dim) o, (rows) m, (rows) s)
+    float* partials;         // (chunks, (rows, padded_dim) o, (rows) m, (rows) s)
+    const AttendTask* next;  // what the thread will probably do after it, or null
 };
 
 // Rows of activations to pairs of bf16. Tokens lie in tiles as in kernel_table.h, with pairs of columns for groups.

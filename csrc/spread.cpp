@@ -46,7 +46,8 @@ void spread_activate(Runtime& runtime, const ActivateCall& call, int64_t rows) {
 
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall& values) {
     const OperatorTable& table = *operator_table(runtime.isa);
-    run_ranges(runtime, 2 * keys.kv_heads, keys.tokens * keys.head_dim, [&](int64_t first, int64_t last) {
+    const int64_t elements = 4 * keys.tokens * keys.head_dim;  // most go to lines of their own, which are not at hand
+    run_ranges(runtime, 2 * keys.kv_heads, elements, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) table.write_pages(i % 2 == 0 ? keys : values, i / 2);
     });
 }
