@@ -16,7 +16,7 @@ from mlxr.cache.page_table import PageTable
 from mlxr.kernels.ragged import RaggedBatch
 
 Ints = npt.NDArray[np.int32]
-FEW = 8  # sequences: for more, arrays as a whole are faster than row by row
+FEW = 32  # sequences: for more, arrays as a whole are faster than row by row
 
 
 @dataclass(frozen=True, slots=True)
