@@ -53,7 +53,7 @@ inline constexpr Layout kLayouts[] = {
     {{{words, 32, 16}, {words, 0, 8}, {words, 96, 3}, {halves, 108, 1}}},     // q3_k
     {{{words, 16, 32}, {words, 4, 3}, {halves, 0, 2}}},                       // q4_k
     {{{words, 48, 32}, {words, 16, 8}, {words, 4, 3}, {halves, 0, 2}}},       // q5_k
-    {{{six_bits, 0, 48}, {words, 192, 4}, {halves, 208, 1}}},                 // q6_k
+    {{{six_bits, 0, 48}, {bytes, 192, 16}, {halves, 208, 1}}},                // q6_k
     {{{words, 4, 64}, {words, 0, 1}}},                                        // q8_k
     {{{words, 2, 4}, {halves, 0, 1}}},                                        // iq4_nl
     {{{words, 8, 32}, {words, 4, 1}, {halves, 0, 2}}},                        // iq4_xs

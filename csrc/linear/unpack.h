@@ -262,7 +262,7 @@ struct Q6_K : TypeOf<Type::q6_k, Form::fine, kZero32Halves, false, 8, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         const Floats d = half(unit, 52, 0);
         for (int g = 0; g < 8; ++g) s.step[g] = d;
-        for (int i = 0; i < 16; ++i) s.fine[i] = signed_byte(word(unit, 48 + i / 4), i % 4);
+        for (int i = 0; i < 16; ++i) s.fine[i] = load_s8(unit.base + 64 * 48 + kBlockRows * i + kLanes * unit.part);
     }
     // Six words for eight: the upper two bits of three are the fourth.
     template <int J>
