@@ -51,12 +51,9 @@ MLXR_INLINE Ints bits_and(Ints a, uint32_t mask) {
     return bits_and(a, splat(static_cast<int32_t>(mask)));
 }
 
-// Byte `index` of each lane, with or without its sign.
+// Byte `index` of each lane.
 MLXR_INLINE Ints unsigned_byte(Ints a, int index) {
     return bits_and(shift_right(a, 8 * index), 0xffu);
-}
-MLXR_INLINE Ints signed_byte(Ints a, int index) {
-    return shift_right_signed(shift_left(a, 24 - 8 * index), 24);
 }
 
 }  // namespace

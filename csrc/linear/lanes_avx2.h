@@ -26,6 +26,9 @@ MLXR_INLINE Ints load_u16(const uint8_t* p) {
 MLXR_INLINE Ints load_u8(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+MLXR_INLINE Ints load_s8(const uint8_t* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
 MLXR_INLINE Ints bits_and(Ints a, Ints b) {
     return _mm256_and_si256(a, b);
 }

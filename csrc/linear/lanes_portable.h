@@ -42,6 +42,10 @@ MLXR_INLINE Ints load_u16(const uint8_t* p) {
 MLXR_INLINE Ints load_u8(const uint8_t* p) {
     return Ints{p[0], p[1], p[2], p[3]};
 }
+MLXR_INLINE Ints load_s8(const uint8_t* p) {
+    const auto* const bytes = reinterpret_cast<const int8_t*>(p);
+    return Ints{bytes[0], bytes[1], bytes[2], bytes[3]};
+}
 MLXR_INLINE Ints bits_and(Ints a, Ints b) {
     return a & b;
 }

@@ -3,8 +3,9 @@
 // A block is 16 output rows and all columns; it is a sequence of units, one per source block of the type (32
 // to 256 columns). A unit holds the fields of its 16 source blocks, field by field: 32-bit word i of row r at
 // lane r of vector i (64 bytes), 16-bit fields as 16 halves (32 bytes), 8-bit fields as 16 bytes. No field is
-// changed but the fifth bits of Q5_0 and Q5_1, whose order suits a shift and a mask here; so the repacked
-// weight is as large as the file's, and exactly the file's. Rows past the end are zero.
+// changed but the fifth bits of Q5_0 and Q5_1, whose order suits a shift and a mask here, and Q6_K's numbers of six
+// bits, which the file keeps as four and two; so the repacked weight is as large as the file's, and exactly the file's.
+// Rows past the end are zero.
 //
 // f16 is turned into blocks of 128 columns first: 128 signed 16-bit integers and 4 bytes, for each 32 integers the
 // power of two that they are multiplied with, besides 2**-24 (repack.cpp). The last block of a row is filled up with
@@ -24,6 +25,7 @@ enum class FieldKind : uint8_t {
     bytes,       // `count` 8-bit values
     fifth_bits,  // one word: bit 4*i+b of the source to bit 8*b+i, so that i selects the element word, b its
                  // byte
+    six_bits,    // 48 words of 256 numbers: see pack_six_bits
 };
 
 struct Field {
@@ -51,7 +53,7 @@ inline constexpr Layout kLayouts[] = {
     {{{words, 32, 16}, {words, 0, 8}, {words, 96, 3}, {halves, 108, 1}}},     // q3_k
     {{{words, 16, 32}, {words, 4, 3}, {halves, 0, 2}}},                       // q4_k
     {{{words, 48, 32}, {words, 16, 8}, {words, 4, 3}, {halves, 0, 2}}},       // q5_k
-    {{{words, 0, 32}, {words, 128, 16}, {words, 192, 4}, {halves, 208, 1}}},  // q6_k
+    {{{six_bits, 0, 48}, {bytes, 192, 16}, {halves, 208, 1}}},                // q6_k
     {{{words, 4, 64}, {words, 0, 1}}},                                        // q8_k
     {{{words, 2, 4}, {halves, 0, 1}}},                                        // iq4_nl
     {{{words, 8, 32}, {words, 4, 1}, {halves, 0, 2}}},                        // iq4_xs

@@ -26,6 +26,26 @@ uint32_t spread_fifth_bits(uint32_t bits) {
     return out;
 }
 
+// 256 numbers of six bits, low nibbles and then upper pairs of bits in Q6_K's order, as words of four columns: three
+// words of six-bit bytes carry a fourth in their upper pairs of bits, its highest pair in the first.
+void pack_six_bits(const uint8_t* source, uint32_t* out) {
+    constexpr uint32_t kNibbles = 0x0f0f0f0fu, kPairs = 0x03030303u;
+    uint32_t low[32], high[16], numbers[64];
+    std::memcpy(low, source, sizeof low);
+    std::memcpy(high, source + sizeof low, sizeof high);
+    for (int group = 0; group < 8; ++group) {  // of 32 columns
+        const int half = group / 4, part = group % 4;
+        for (int i = 0; i < 8; ++i) {
+            const uint32_t nibbles = low[16 * half + part % 2 * 8 + i] >> (part / 2 * 4) & kNibbles;
+            numbers[8 * group + i] = nibbles | (high[8 * half + i] >> (2 * part) & kPairs) << 4;
+        }
+    }
+    for (int i = 0; i < 16; ++i) {
+        const uint32_t* const four = numbers + 4 * i;
+        for (int j = 0; j < 3; ++j) out[3 * i + j] = four[j] | (four[3] >> (4 - 2 * j) & kPairs) << 6;
+    }
+}
+
 template <typename T>
 void transpose(const uint8_t* source, int64_t stride, int rows, int count, uint8_t* out) {
     for (int r = 0; r < rows; ++r) {
@@ -58,6 +78,14 @@ void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, in
                     std::memcpy(&bits, from + r * stride, sizeof bits);
                     bits = spread_fifth_bits(bits);
                     std::memcpy(out + 4 * r, &bits, sizeof bits);
+                }
+                out += 64 * field.count;
+                break;
+            case FieldKind::six_bits:
+                for (int r = 0; r < rows; ++r) {
+                    uint32_t packed[48];
+                    pack_six_bits(from + r * stride, packed);
+                    for (int i = 0; i < 48; ++i) std::memcpy(out + 64 * i + 4 * r, packed + i, 4);
                 }
                 out += 64 * field.count;
                 break;

@@ -1,7 +1,7 @@
 // Some tokens: more than rows.h multiplies in one pass, fewer than make a panel of all columns pay. A strip is two
 // blocks of rows; a chunk is some of its columns, unpacked into a panel (panel.h). While the first tile of tokens is
-// multiplied with one chunk, the next is unpacked between its products, and each tile asks memory for its share of the
-// one after that: so what is not multiplication goes beside it. Sums as in rows.h, bit for bit.
+// multiplied with one chunk, the next is unpacked between its products, and each tile asks memory for its share of a
+// later one: so what is not multiplication goes beside it. Sums as in rows.h, bit for bit.
 #pragma once
 
 #include "linear/panel.h"
@@ -10,7 +10,8 @@ namespace {
 
 using mlxr::RowsJob;
 
-constexpr int kChunkGroups = 16;
+constexpr int kChunkGroups = 8;  // two panels, activations and weights on their way fit into the first-level cache
+constexpr int kAheadChunks = 4;  // between what is multiplied and what memory is asked for
 constexpr int kStripBlocks = kPanelRows / kBlockRows;
 constexpr int kMostStripTokens = mlxr::kManyTokens - 1;
 
@@ -73,18 +74,16 @@ MLXR_INLINE void add_next_group(Tile<W, M>& tile, const Beside& beside) {
 
 // Unpacks groups n*kStride+J.. of the units, each beside the products of one group of the tile, while there are some.
 template <class W, int M, int J>
-MLXR_INLINE void unpack_beside(const Unit* units, int n, const Scales* s, uint8_t* to, Tile<W, M>& tile) {
+MLXR_INLINE void unpack_beside(const Unit* units, int n, uint8_t* to, Tile<W, M>& tile) {
     if constexpr (J < W::kStride) {
-        const int g = n * W::kStride + J;
-        uint8_t* const group = to + g * PanelGroup<W::kForm>::kBytes;
-        repeat<kTileVectors>([&](auto v) MLXR_BODY { store_scales<W::kForm>(group + 4 * kLanes * v, s[v], g); });
+        uint8_t* const group = to + (n * W::kStride + J) * PanelGroup<W::kForm>::kBytes;
         const auto unpack = [&](auto pair) MLXR_BODY { unpack_pair<W, J>(units, n, group, pair); };
         if (M > 0 && tile.left > 0) {
             if constexpr (M > 0) add_next_group(tile, unpack);
         } else {
             repeat<4>(unpack);
         }
-        unpack_beside<W, M, J + 1>(units, n, s, to, tile);
+        unpack_beside<W, M, J + 1>(units, n, to, tile);
     }
 }
 
@@ -93,14 +92,16 @@ template <class W, int M>
 MLXR_INLINE void unpack_chunk(const Chunk& chunk, uint8_t* panel, int column, Tile<W, M>& tile) {
     uint8_t* to = panel + 4 * column;
     for (int64_t unit = 0; unit < chunk.units; ++unit) {
+        constexpr int kGroupBytes = PanelGroup<W::kForm>::kBytes;
         Unit units[kTileVectors];
-        Scales s[kTileVectors];
         repeat<kTileVectors>([&](auto v) MLXR_BODY {
             units[v] = unit_of<W>(chunk, unit, column, v);
-            W::scales(units[v], s[v]);
+            Scales s;
+            W::scales(units[v], s);  // all at once, as none has to wait in memory then
+            for (int g = 0; g < W::kGroups; ++g) store_scales<W::kForm>(to + g * kGroupBytes + 4 * kLanes * v, s, g);
         });
-        for (int n = 0; n < W::kGroups / W::kStride; ++n) unpack_beside<W, M, 0>(units, n, s, to, tile);
-        to += W::kGroups * PanelGroup<W::kForm>::kBytes;
+        for (int n = 0; n < W::kGroups / W::kStride; ++n) unpack_beside<W, M, 0>(units, n, to, tile);
+        to += W::kGroups * kGroupBytes;
     }
 }
 
@@ -216,7 +217,7 @@ void multiply_strips(const RowsJob& job) {
     for (int64_t index = 0; index < chunks.count; ++index) {
         uint8_t* const panel = panels + index % 2 * kPanelBytes;
         uint8_t* const other = panels + (index + 1) % 2 * kPanelBytes;
-        const Chunk next = chunks.at(index + 1), later = chunks.at(index + 2);
+        const Chunk next = chunks.at(index + 1), later = chunks.at(index + kAheadChunks);
         Ahead ahead{{later.blocks[0], later.blocks[1]}, W::kUnitBytes / W::kGroups / tiles};
         if (now.first_group == 0) memset(sums, 0, static_cast<size_t>(job.tokens) * kPanelRows * sizeof(float));
         for (int column = 0; column < kPanelRows; column += kTileRows) {

@@ -63,6 +63,7 @@ MLXR_INLINE Floats fine_step(const Scales& s, int half) {
     return mul(s.step[half / 2], to_floats(s.fine[half]));
 }
 
+constexpr uint32_t kLow6 = 0x3f3f3f3f;
 constexpr uint32_t kLow4 = 0x0f0f0f0f;
 constexpr uint32_t kLow2 = 0x03030303;
 
@@ -217,9 +218,9 @@ struct Q3_K : TypeOf<Type::q3_k, Form::fine, kZero4Halves, false, 8, 4> {
 // The 6-bit scales and mins of Q4_K and Q5_K, out of three words.
 MLXR_INLINE void unpack_scales_mins(Unit unit, int first_word, Floats d, Floats dmin, Scales& s) {
     const Ints s0 = word(unit, first_word), s1 = word(unit, first_word + 1), s2 = word(unit, first_word + 2);
-    const Ints scales[2] = {bits_and(s0, 0x3f3f3f3fu),
+    const Ints scales[2] = {bits_and(s0, kLow6),
                             bits_or(bits_and(s2, kLow4), bits_and(shift_right(s0, 2), 0x30303030u))};
-    const Ints mins[2] = {bits_and(s1, 0x3f3f3f3fu),
+    const Ints mins[2] = {bits_and(s1, kLow6),
                           bits_or(bits_and(shift_right(s2, 4), kLow4), bits_and(shift_right(s1, 2), 0x30303030u))};
     for (int g = 0; g < 8; ++g) {
         s.step[g] = mul(d, to_floats(unsigned_byte(scales[g / 4], g % 4)));
@@ -257,21 +258,24 @@ struct Q5_K : TypeOf<Type::q5_k, Form::shifted, kNoZero, false, 8, 2> {
     }
 };
 
-struct Q6_K : TypeOf<Type::q6_k, Form::fine, kZero32Halves, false, 8, 4> {
+struct Q6_K : TypeOf<Type::q6_k, Form::fine, kZero32Halves, false, 8, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         const Floats d = half(unit, 52, 0);
         for (int g = 0; g < 8; ++g) s.step[g] = d;
-        for (int i = 0; i < 16; ++i) s.fine[i] = signed_byte(word(unit, 48 + i / 4), i % 4);
+        for (int i = 0; i < 16; ++i) s.fine[i] = load_s8(unit.base + 64 * 48 + kBlockRows * i + kLanes * unit.part);
     }
-    // Half n of the unit: low nibbles of 16 words (groups 0, 1), then their high ones; 2 more bits in 8
-    // words.
+    // Six words for eight: the upper two bits of three are the fourth.
     template <int J>
     MLXR_INLINE void weights(Unit unit, int n, Ints* w) {
-        for (int i = 0; i < 8; ++i) {
-            const Ints low = bits_and(shift_right(word(unit, 16 * n + J % 2 * 8 + i), J / 2 * 4), kLow4);
-            const Ints high = word(unit, 32 + 8 * n + i);
-            const Ints placed = J < 2 ? shift_left(high, 4 - 2 * J) : shift_right(high, 2 * J - 4);
-            w[i] = bits_or(low, bits_and(placed, 0x30303030u));
+        for (int i = 0; i < 2; ++i) {
+            const int first = 6 * n + 3 * i;
+            const Ints a = word(unit, first), b = word(unit, first + 1), c = word(unit, first + 2);
+            w[4 * i] = bits_and(a, kLow6);
+            w[4 * i + 1] = bits_and(b, kLow6);
+            w[4 * i + 2] = bits_and(c, kLow6);
+            const Ints upper =
+                bits_or(bits_and(shift_right(a, 2), 0x30303030u), bits_and(shift_right(b, 4), 0x0c0c0c0cu));
+            w[4 * i + 3] = bits_or(upper, bits_and(shift_right(c, 6), kLow2));
         }
     }
 };
