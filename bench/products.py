@@ -25,6 +25,7 @@ from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.kernel import Kernel, read_body, read_header
 from mlxr.kernels.gpu.launcher import BOUNDS
+from mlxr.kernels.linear.extras import flag_extras
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.rows import ROWS
 from mlxr.kernels.linear.rows import SIMD_GROUPS as ROWS_SIMD_GROUPS
@@ -117,10 +118,7 @@ def describe_tiles(shape: Shape, tokens: int, plan: Plan) -> tuple[str, list[Any
         "INPUTS": shape.columns,
         "ROWS_A": shape.rows,
         "ROWS_B": 0,
-        "NORM": 0,
-        "BIAS": 0,
-        "GATE": shape.gate,
-        "RESIDUAL": 0,
+        **flag_extras(shape.gate),
     }
     blocks = -(-tokens // (8 * plan.token_tiles))
     made = shape.rows // 2 if shape.gate else shape.rows
@@ -137,10 +135,7 @@ def describe_rows(shape: Shape, tokens: int, per_group: int) -> tuple[str, list[
         "TYPE_B": LAYOUTS[shape.type_name].number,
         "ROWS": per_group,
         "T": tokens,
-        "BIAS": 0,
-        "NORM": 0,
-        "GATE": shape.gate,
-        "RESIDUAL": 0,
+        **flag_extras(shape.gate),
     }
     source = make_source(ROWS, constants, ["f32", "u8", "u8", "f32", "f32", "f32", "f32", "i32"], "f32")
     made = shape.rows // 2 if shape.gate else shape.rows

@@ -23,6 +23,7 @@ from gpu_cases import make_tensor
 
 from mlxr.kernels.gpu.cuda_driver import CudaDriver
 from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source, name_cuda_function
+from mlxr.kernels.linear.extras import flag_extras
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.stream import BLOCK_BYTES, STREAM, StreamPlan, StreamShape, make_constants, share_groups
 from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILES, choose_plan
@@ -73,13 +74,14 @@ class Product:
     def __init__(self, driver: CudaDriver, case: Case, plan: StreamPlan | None) -> None:
         self._driver, self.is_tiled = driver, plan is None
         shape, norm = case.shape, case.normed
-        residual = not norm
+        flags = flag_extras(shape.gate, is_normed=norm, adds=not norm)
         if plan is None:
             made = (shape.rows[0] // 2 if shape.gate else shape.rows[0]), shape.rows[1]
             tiles = choose_plan(1, shape.columns, sum(shape.rows), set(shape.types), norm)
             self._groups, threads, self._room_bytes = sum(tiles.count_groups(n, shape.gate != 0) for n in made), 256, 0
             constants = {
-                **make_constants(shape, StreamPlan((1, 1)), norm, False, residual),
+                **make_constants(shape, StreamPlan((1, 1))),
+                **flags,
                 "M": tiles.row_tiles,
                 "N": 1,
                 "SPLIT": tiles.split,
@@ -91,7 +93,7 @@ class Product:
             assert threads == 32 * SIMD_GROUPS
         else:
             self._groups, threads, self._room_bytes = sum(plan.groups), 32 * plan.simd_groups, shape.count_room(plan)
-            constants = make_constants(shape, plan, norm, False, residual)
+            constants = make_constants(shape, plan) | flags
         self._threads = threads
         kernel: Kernel = TILES if plan is None else STREAM
         x, y = case.kinds

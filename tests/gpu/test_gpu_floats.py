@@ -9,6 +9,7 @@ from gpu_cases import REFERENCE, expect_product, make_tensor, note_launches, ran
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.linear import prepare
+from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.floats import FloatsPlan, multiply_floats, plan_floats
 from mlxr.kernels.rms_norm import rms_norm
 
@@ -47,11 +48,10 @@ def run(
         gpu.gpu,
         given.astype(weight.dtype) if narrow else given,
         weight,
-        None if bias is None else bias,
-        gate,
-        None if residual is None else mx.array(residual),
+        Extras(
+            gate, bias, (mx.array(gain), 1e-5) if normed else None, None if residual is None else mx.array(residual)
+        ),
         mx.float32,
-        (mx.array(gain), 1e-5) if normed else None,
         plan,
     )
     if plan.shares > 1:

@@ -12,6 +12,7 @@ from mlxr.kernels.gpu.kernel import OPENS, Variant, make_cuda_source
 from mlxr.kernels.gpu.machine import open_launches
 from mlxr.kernels.gpu.recording import Launch
 from mlxr.kernels.linear import prepare
+from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.stream import (
     STREAM,
@@ -54,11 +55,10 @@ def run(
         gpu.gpu,
         mx.array(x),
         weights,
-        bias,
-        gate,
-        None if residual is None else mx.array(residual),
+        Extras(
+            gate, bias, (mx.array(gain), 1e-5) if normed else None, None if residual is None else mx.array(residual)
+        ),
         mx.float32,
-        (mx.array(gain), 1e-5) if normed else None,
         plan,
     )
     return relative_error(result, expected)

@@ -19,6 +19,7 @@ from gpu_cases import (
 from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import prepare
+from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.tiles import Plan, multiply_tiles
 
@@ -51,9 +52,7 @@ def run(
         gpu.gpu,
         mx.array(x).astype(mx.float32 if wide else mx.bfloat16),
         weights,
-        bias,
-        gate,
-        None if residual is None else mx.array(residual),
+        Extras(gate, bias, residual=None if residual is None else mx.array(residual)),
         mx.float32,
         plan=plan,
     )

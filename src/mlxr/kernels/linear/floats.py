@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.linear.extras import list_extras
+from mlxr.kernels.linear.extras import Extras
 
 FLOAT_STREAM = Kernel(
     "linear_floats",
@@ -67,10 +67,8 @@ def plan_floats(
     return None
 
 
-def make_constants(
-    plan: FloatsPlan, rows: int, inputs: int, gate: int, *, is_normed: bool, is_biased: bool, adds: bool
-) -> dict[str, int]:
-    """The constants of the body but THREADS."""
+def make_constants(plan: FloatsPlan, rows: int, inputs: int) -> dict[str, int]:
+    """The constants of the body but THREADS and the extras'."""
     return {
         "ROWS": rows,
         "INPUTS": inputs,
@@ -79,51 +77,28 @@ def make_constants(
         "STAGES": plan.stages,
         "N": max(1, plan.tiles),
         "SINGLE": int(not plan.tiles),
-        "NORM": int(is_normed),
-        "BIAS": int(is_biased),
-        "GATE": gate,
-        "RESIDUAL": int(adds),
     }
 
 
-def multiply_floats(
-    gpu: Any,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    gate: int,
-    residual: Any,
-    kind: Any,
-    norm: tuple[Any, float] | None,
-    plan: FloatsPlan,
-) -> Any:
+def multiply_floats(gpu: Any, x: Any, weight: Any, extras: Extras, kind: Any, plan: FloatsPlan) -> Any:
     """x (tokens, inputs) times `weight` (outputs, inputs): (tokens, outputs) of type `kind`, or shares of it in front.
 
-    `gate` 1 silu, 2 gelu: the upper half of the outputs gates the lower one. `norm` is a weight and an eps, for one
-    row.
+    A norm is for one row.
     """
     (tokens, inputs), rows = x.shape, weight.shape[0]
-    made = rows // 2 if gate else rows
+    made = rows // 2 if extras.gate else rows
     (out,) = gpu.launcher.launch(
         FLOAT_STREAM,
         [
             x,
             weight,
-            *list_extras(gpu, bias, norm, residual),
+            *extras.list_inputs(gpu),
             gpu.launcher.numbers(tokens),
         ],
         groups=(plan.groups * plan.shares, 1, 1),
         threads=32 * plan.simd_groups,
         outputs=[((plan.shares, tokens, made) if plan.shares > 1 else (tokens, made), kind)],
-        constants=make_constants(
-            plan,
-            rows,
-            inputs,
-            gate,
-            is_normed=norm is not None,
-            is_biased=bias is not None,
-            adds=residual is not None,
-        ),
+        constants=make_constants(plan, rows, inputs) | extras.constants,
         types={"X": x.dtype, "K": weight.dtype, "Y": kind},
         room_bytes=plan.room_bytes,
     )

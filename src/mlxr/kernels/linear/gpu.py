@@ -21,6 +21,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import EXPAND, FILL, multiply_expanded
+from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.floats import FLOAT_STREAM, FloatsPlan, multiply_floats, plan_floats
 from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
 from mlxr.kernels.linear.parts import BLOCKS, FLOATS, LAYOUTS, Part, prepare
@@ -111,16 +112,17 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
     norm = None if normed is None else (normed.weight, normed.eps)
+    extras = Extras(gate, product.bias, norm, residual)
     if plan is not None:
         matrix = product.parts[0].upload.array
-        return multiply_floats(gpu, x, matrix, product.bias, gate, residual, kind, norm, plan)
+        return multiply_floats(gpu, x, matrix, extras, kind, plan)
     weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
     if product.way == "tiles":
         stream = plan_stream(describe(weights, columns, gate), gpu.processors, gpu.room_bytes) if tokens == 1 else None
         if stream is not None:
-            return multiply_stream(gpu, x, weights, product.bias, gate, residual, kind, norm, stream)
-        return multiply_tiles(gpu, x, weights, product.bias, gate, residual, kind, norm)
-    return multiply_rows(gpu, x, weights, product.bias, gate, residual, kind, norm)
+            return multiply_stream(gpu, x, weights, extras, kind, stream)
+        return multiply_tiles(gpu, x, weights, extras, kind)
+    return multiply_rows(gpu, x, weights, extras, kind)
 
 
 def add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
@@ -129,7 +131,7 @@ def add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
     if product.way == "floats":
         plan = _plan_floats(ctx, product, shared=True)
         if plan is not None and plan.shares > 1:
-            return x, multiply_floats(ctx.gpu, product.x, matrix, None, 0, None, ctx.gpu.mx.float32, None, plan)
+            return x, multiply_floats(ctx.gpu, product.x, matrix, Extras(), ctx.gpu.mx.float32, plan)
     if product.way != "library":
         return multiply(ctx, product, residual=x), None
     panels, wide = _plan_panels(ctx, product), ctx.gpu.mx.float32

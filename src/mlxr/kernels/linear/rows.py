@@ -10,7 +10,7 @@ from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
-from mlxr.kernels.linear.extras import list_extras
+from mlxr.kernels.linear.extras import Extras
 
 ROWS = Kernel(
     "linear_rows",
@@ -30,31 +30,22 @@ def choose_rows(tokens: int, outputs: int) -> int:
     return 4 if tokens >= 4 and outputs >= MANY_OUTPUTS else 2
 
 
-def multiply_rows(
-    gpu: Any,
-    x: Any,
-    weights: list[tuple[int, int, Any]],
-    bias: Any,
-    gate: int,
-    residual: Any,
-    kind: Any,
-    norm: tuple[Any, float] | None,
-) -> Any:
+def multiply_rows(gpu: Any, x: Any, weights: list[tuple[int, int, Any]], extras: Extras, kind: Any) -> Any:
     """As `multiply_tiles`, for up to eight rows, each of which may wait for its norm."""
     (tokens, columns), first, second = x.shape, weights[0], weights[-1]
     rows = first[1], (second[1] if len(weights) == 2 else 0)
     width = next(width for width in TOKENS if width >= tokens)
     per_group = choose_rows(width, sum(rows))
-    made = rows[0] // 2 if gate else sum(rows)
-    step = SIMD_GROUPS * (per_group // 2 if gate else per_group)
-    groups = -(-made // step) if gate else sum(-(-count // step) for count in rows)
+    made = rows[0] // 2 if extras.gate else sum(rows)
+    step = SIMD_GROUPS * (per_group // 2 if extras.gate else per_group)
+    groups = -(-made // step) if extras.gate else sum(-(-count // step) for count in rows)
     (out,) = gpu.launcher.launch(
         ROWS,
         [
             x,
             first[2],
             second[2],
-            *list_extras(gpu, bias, norm, residual),
+            *extras.list_inputs(gpu),
             gpu.launcher.numbers(columns, tokens, *rows),
         ],
         groups=(groups, 1, 1),
@@ -65,10 +56,7 @@ def multiply_rows(
             "TYPE_B": second[0],
             "ROWS": per_group,
             "T": width,
-            "BIAS": int(bias is not None),
-            "NORM": int(norm is not None),
-            "GATE": gate,
-            "RESIDUAL": int(residual is not None),
+            **extras.constants,
         },
         types={"X": x.dtype, "Y": kind},
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
-from mlxr.kernels.linear.extras import list_extras
+from mlxr.kernels.linear.extras import Extras
 
 STREAM = Kernel(
     "linear_stream",
@@ -92,31 +92,23 @@ def share_groups(shape: StreamShape, processors: int) -> tuple[int, int]:
 
 
 def multiply_stream(
-    gpu: Any,
-    x: Any,
-    weights: list[tuple[int, int, Any]],
-    bias: Any,
-    gate: int,
-    residual: Any,
-    kind: Any,
-    norm: tuple[Any, float] | None,
-    plan: StreamPlan,
+    gpu: Any, x: Any, weights: list[tuple[int, int, Any]], extras: Extras, kind: Any, plan: StreamPlan
 ) -> Any:
     """As `multiply_tiles`, for one row."""
-    shape = describe(weights, x.shape[1], gate)
-    made = shape.rows[0] // 2 if gate else sum(shape.rows)
+    shape = describe(weights, x.shape[1], extras.gate)
+    made = shape.rows[0] // 2 if extras.gate else sum(shape.rows)
     (out,) = gpu.launcher.launch(
         STREAM,
         [
             x,
             weights[0][2],
             weights[-1][2],
-            *list_extras(gpu, bias, norm, residual),
+            *extras.list_inputs(gpu),
         ],
         groups=(sum(plan.groups), 1, 1),
         threads=32 * plan.simd_groups,
         outputs=[((1, made), kind)],
-        constants=make_constants(shape, plan, norm is not None, bias is not None, residual is not None),
+        constants=make_constants(shape, plan) | extras.constants,
         types={"X": x.dtype, "Y": kind},
         room_bytes=shape.count_room(plan),
     )
@@ -129,10 +121,8 @@ def describe(weights: list[tuple[int, int, Any]], columns: int, gate: int) -> St
     return StreamShape((first[0], second[0]), (first[1], second[1] if len(weights) == 2 else 0), columns, gate)
 
 
-def make_constants(
-    shape: StreamShape, plan: StreamPlan, is_normed: bool, is_biased: bool, adds: bool
-) -> dict[str, int]:
-    """The constants of the body but THREADS."""
+def make_constants(shape: StreamShape, plan: StreamPlan) -> dict[str, int]:
+    """The constants of the body but THREADS and the extras'."""
     return {
         "TYPE_A": shape.types[0],
         "TYPE_B": shape.types[1],
@@ -143,8 +133,4 @@ def make_constants(
         "GROUPS_B": plan.groups[1],
         "STAGES": plan.stages,
         "TILES": shape.count_tiles(plan),
-        "NORM": int(is_normed),
-        "BIAS": int(is_biased),
-        "GATE": shape.gate,
-        "RESIDUAL": int(adds),
     }

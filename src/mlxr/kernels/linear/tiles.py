@@ -13,7 +13,7 @@ from typing import Any
 
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
-from mlxr.kernels.linear.extras import list_extras
+from mlxr.kernels.linear.extras import Extras
 
 SIMD_GROUPS = 8
 MAX_STAGED = 16384  # columns; 37 KiB of shared memory
@@ -81,24 +81,21 @@ def multiply_tiles(
     gpu: Any,
     x: Any,
     weights: list[tuple[int, int, Any]],
-    bias: Any,
-    gate: int,
-    residual: Any,
+    extras: Extras,
     kind: Any,
-    norm: tuple[Any, float] | None = None,
     plan: Plan | None = None,
 ) -> Any:
     """One launch for one or two weights, each (number of its type, rows, planes): out (tokens, outputs) of type `kind`.
 
-    x is (tokens, columns) in bf16 or f32. `gate` 1 silu, 2 gelu: the upper half of the rows gates the lower one.
-    `norm`, weight and epsilon, is applied to x first, where `can_norm` says so. `plan` is chosen unless given.
+    x is (tokens, columns) in bf16 or f32. It is normed first only where `can_norm` says so. `plan` is chosen unless
+    given.
     """
     tokens, columns = x.shape
     first, second = weights[0], weights[-1]
     rows = first[1], (second[1] if len(weights) == 2 else 0)
-    made = [first[1] // 2 if gate else first[1], rows[1]]
+    made = [first[1] // 2 if extras.gate else first[1], rows[1]]
     if plan is None:
-        plan = choose_plan(tokens, columns, sum(rows), {weight[0] for weight in weights}, norm is not None)
+        plan = choose_plan(tokens, columns, sum(rows), {weight[0] for weight in weights}, extras.norm is not None)
     blocks = -(-tokens // (TILE_TOKENS * plan.token_tiles))
     (out,) = gpu.launcher.launch(
         TILES,
@@ -106,10 +103,10 @@ def multiply_tiles(
             x,
             first[2],
             second[2],
-            *list_extras(gpu, bias, norm, residual),
+            *extras.list_inputs(gpu),
             gpu.launcher.numbers(tokens),
         ],
-        groups=(blocks, sum(plan.count_groups(count, gate != 0) for count in made), 1),
+        groups=(blocks, sum(plan.count_groups(count, extras.gate != 0) for count in made), 1),
         threads=32 * SIMD_GROUPS,
         outputs=[((tokens, sum(made)), kind)],
         constants={
@@ -125,10 +122,7 @@ def multiply_tiles(
             "INPUTS": columns,
             "ROWS_A": rows[0],
             "ROWS_B": rows[1],
-            "NORM": int(norm is not None),
-            "BIAS": int(bias is not None),
-            "GATE": gate,
-            "RESIDUAL": int(residual is not None),
+            **extras.constants,
         },
         types={"X": x.dtype, "Y": kind},
     )
