@@ -54,7 +54,8 @@ void run_activate(Runtime& runtime, Matrix gate_up, const char* kind, MatrixOut 
     const int64_t rows = size_of(out, 0), columns = size_of(out, 1);
     check_size("activate: rows of gate_up", size_of(gate_up, 0), rows);
     check_size("activate: columns of gate_up", size_of(gate_up, 1), 2 * columns);
-    const mlxr::ActivateCall call{gate_up.data(), out.data(), columns, parse_activation("activate: kind", kind)};
+    const mlxr::ActivateCall call{gate_up.data(), out.data(), columns, columns,
+                                  parse_activation("activate: kind", kind)};
     run_alone(runtime, [&] { mlxr::spread_activate(runtime, call, rows); });
 }
 

@@ -121,7 +121,7 @@ void run_feed_forward(Runtime& runtime, const FeedForwardBlock& block, const Lay
     float* const gate_up = arrays.take(tokens * 2 * columns);
     float* const activated = arrays.take(tokens * columns);
     multiply(runtime, *block.gate_up, normed, tokens, gate_up, make_normed(runtime, step));
-    const ActivateCall activate{gate_up, activated, columns, block.kind};
+    const ActivateCall activate{gate_up, activated, columns, columns, block.kind};
     const OperatorTable& table = *operator_table(runtime.isa);
     multiply(runtime, *block.down, activated, tokens, call.delta,
              [&](int64_t first, int64_t last) { table.activate(activate, first, last, 0, columns); });

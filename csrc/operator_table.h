@@ -40,8 +40,8 @@ enum class Activation : int { silu, gelu_tanh };
 
 struct ActivateCall {
     const float* gate_up;  // (rows, 2 * columns)
-    float* out;            // (rows, columns)
-    int64_t columns;
+    float* out;            // (rows, columns) in rows of out_stride
+    int64_t columns, out_stride;
     Activation kind;
 };
 

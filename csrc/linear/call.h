@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "linear/linear.h"
 #include "linear/repack.h"
@@ -12,14 +13,19 @@ namespace mlxr {
 // Groups in a panel at most: 128 of up to 1.8 KB stay in a second-level cache beside the activations.
 inline constexpr int64_t kPanelGroups = 128;
 
+// The input of a call in the forms that its weights need: with a scale for each group, for each span, or as shorts.
+struct QuantizedInput {
+    Activations groups, spans, shorts;
+};
+
 struct LinearCall {
     Runtime& runtime;
     const LinearWeight& weight;
     const float* x;
     int64_t tokens;
     float* out;
-    Activations activations;  // empty without quantised parts
-    uint32_t* pairs;          // the activations as pairs of bf16; null without parts of bf16
+    QuantizedInput input;
+    uint32_t* pairs;  // the activations as pairs of bf16; null without parts of bf16
     int64_t pairs_tile;
 };
 
@@ -29,6 +35,11 @@ inline int64_t align_line(int64_t bytes) {
 
 inline const QuantKernels& kernels_of(const LinearCall& call, Type type) {
     return call.runtime.kernels->quant[static_cast<int>(type)];
+}
+
+inline const Activations& activations_of(const LinearCall& call, Type type) {
+    if (type == Type::f16) return call.input.shorts;
+    return kernels_of(call, type).spans ? call.input.spans : call.input.groups;
 }
 
 // Whether strips multiply a part, two blocks at a time.
@@ -50,11 +61,9 @@ inline int64_t filled_columns(const LinearCall& call, Type type) {
     return units_of(call, type) * kernels_of(call, type).unit_columns;
 }
 
-// To the forms that the activations have room for.
-inline void quantize(const Runtime& runtime, const QuantizeJob& job) {
-    if (job.activations->values != nullptr) runtime.kernels->quantize(job);
-    if (job.activations->shorts != nullptr) runtime.kernels->quantize_shorts(job);
-}
+// To the forms that `input` has room for, up to the last group that each has. The job's activations are left out.
+inline constexpr int64_t kAllGroups = std::numeric_limits<int64_t>::max();
+void quantize(const Runtime& runtime, const QuantizedInput& input, const QuantizeJob& job);
 
 inline int64_t panels_of(const LinearWeight::Part& part) {
     return (part.rows + kPanelRows - 1) / kPanelRows;

@@ -10,36 +10,44 @@ namespace {
 
 using mlxr::RowsJob;
 
-constexpr int kDoubleTokens = 5;  // in a tile, at most
-constexpr int kSpanGroups = 8;    // groups that all tiles pass before the next
-constexpr int kAheadGroups = 16;  // between what is multiplied and what memory is asked for
+constexpr int kDoubleTokens = 5;   // in a tile, at most
+constexpr int kStretchGroups = 8;  // groups that all tiles pass before the next
+constexpr int kAheadGroups = 16;   // between what is multiplied and what memory is asked for
 constexpr int kBothBlocks = 2;
 constexpr int kMostDoubleTokens = mlxr::kManyTokens - 1;
 
-// Some units of two blocks, at most kSpanGroups groups, and the steps and shifts of their groups.
-struct Span {
+// Some units of two blocks, at most kStretchGroups groups, and the scales of their groups, or of the span that they
+// are.
+struct Stretch {
     const uint8_t* blocks[kBothBlocks];
     int64_t units;
-    Floats step[kSpanGroups][kBothBlocks], shift[kSpanGroups][kBothBlocks];
+    Floats step[kStretchGroups][kBothBlocks], shift[kStretchGroups][kBothBlocks];
+    Ints mins[kBothBlocks][4];
+    Floats least[kBothBlocks];
 };
+static_assert(kStretchGroups == mlxr::kSpanGroups);
 
 template <class W>
-MLXR_INLINE void read_scales(Span& span) {
-    for (int64_t unit = 0; unit < span.units; ++unit) {
+MLXR_INLINE void read_scales(Stretch& stretch) {
+    for (int64_t unit = 0; unit < stretch.units; ++unit) {
         repeat<kBothBlocks>([&](auto b) MLXR_BODY {
             Scales s;
-            W::scales(Unit{span.blocks[b] + unit * W::kUnitBytes, 0}, s);
+            W::scales(Unit{stretch.blocks[b] + unit * W::kUnitBytes, 0}, s);
             for (int g = 0; g < W::kGroups; ++g) {
-                span.step[unit * W::kGroups + g][b] = s.step[g];
-                span.shift[unit * W::kGroups + g][b] = s.shift[g];
+                stretch.step[unit * W::kGroups + g][b] = s.step[g];
+                if (!has_spans(W::kForm)) stretch.shift[unit * W::kGroups + g][b] = s.shift[g];
+            }
+            if constexpr (has_spans(W::kForm)) {
+                repeat<4>([&](auto i) MLXR_BODY { stretch.mins[b][i] = s.mins[i]; });
+                stretch.least[b] = s.least;
             }
         });
     }
 }
 
-// total += group n*kStride+J of the units, group `g` of the span, times the same of the M tokens from `item` on.
+// total += group n*kStride+J of the units, group `g` of the stretch, times the same of the M tokens from `item` on.
 template <class W, int M, int J>
-MLXR_INLINE void add_double_group(const Unit* units, int n, const Span& span, int64_t g, const Activations& a,
+MLXR_INLINE void add_double_group(const Unit* units, int n, const Stretch& stretch, int64_t g, const Activations& a,
                                   int64_t item, Floats (*total)[kBothBlocks]) {
     const int8_t* const values = a.values + 32 * item;
     Ints sums[M][kBothBlocks];
@@ -57,21 +65,25 @@ MLXR_INLINE void add_double_group(const Unit* units, int n, const Span& span, in
         });
     });
     repeat<M>([&](auto m) MLXR_BODY {
-        const Floats scale = splat(a.scales[item + m]), scaled_sum = splat(a.scaled_sums[item + m]);
         repeat<kBothBlocks>([&](auto b) MLXR_BODY {
-            total[m][b] = fma(mul(span.step[g][b], scale), to_floats(sums[m][b]), total[m][b]);
-            total[m][b] = fma_negated(span.shift[g][b], scaled_sum, total[m][b]);
+            const Floats step = stretch.step[g][b], sum = to_floats(sums[m][b]);
+            if constexpr (has_spans(W::kForm)) {
+                total[m][b] = fma(step, sum, total[m][b]);
+            } else {
+                total[m][b] = fma(mul(step, splat(a.scales[item + m])), sum, total[m][b]);
+                total[m][b] = fma_negated(stretch.shift[g][b], splat(a.scaled_sums[item + m]), total[m][b]);
+            }
         });
     });
 }
 
 template <class W, int M, int J>
-MLXR_INLINE void add_double_stride(const Unit* units, int n, const Span& span, int64_t first_group,
+MLXR_INLINE void add_double_stride(const Unit* units, int n, const Stretch& stretch, int64_t first_group,
                                    const Activations& a, int64_t item, Floats (*total)[kBothBlocks]) {
     if constexpr (J < W::kStride) {
         const int g = n * W::kStride + J;
-        add_double_group<W, M, J>(units, n, span, first_group + g, a, item + g * a.tile, total);
-        add_double_stride<W, M, J + 1>(units, n, span, first_group, a, item, total);
+        add_double_group<W, M, J>(units, n, stretch, first_group + g, a, item + g * a.tile, total);
+        add_double_stride<W, M, J + 1>(units, n, stretch, first_group, a, item, total);
     }
 }
 
@@ -87,25 +99,39 @@ MLXR_INLINE void fetch_both(DoubleAhead& ahead) {
     for (const uint8_t*& next : ahead.next) next += ahead.bytes;
 }
 
-// sums += the span times M tokens, whose items begin at `item`.
+// sums += the stretch, from group `first_group` of the columns on, times the M tokens from `token` on.
 template <class W, int M>
-MLXR_INLINE void add_span(const Span& span, const Activations& a, int64_t item, float* sums, DoubleAhead& ahead) {
+MLXR_INLINE void add_stretch(const Stretch& stretch, const Activations& a, int64_t first_group, int64_t token,
+                             float* sums, DoubleAhead& ahead) {
     Floats total[M][kBothBlocks];
+    const int64_t span = first_group / mlxr::kSpanGroups * a.tile + token;
+    // Calls visit(sum, m, b, where it lies in memory).
     const auto visit_sums = [&](const auto& visit) MLXR_BODY {
         repeat<M>([&](auto m) MLXR_BODY {
-            repeat<kBothBlocks>([&](auto b) MLXR_BODY { visit(total[m][b], sums + kPanelRows * m + kBlockRows * b); });
+            repeat<kBothBlocks>([&](auto b)
+                                    MLXR_BODY { visit(total[m][b], m, b, sums + kPanelRows * m + kBlockRows * b); });
         });
     };
-    visit_sums([](Floats& sum, const float* at) MLXR_BODY { sum = load_floats(at); });
-    for (int64_t unit = 0; unit < span.units; ++unit) {
+    visit_sums([&](Floats& sum, auto m, auto b, const float* at) MLXR_BODY {
+        if constexpr (has_spans(W::kForm)) {
+            sum = start_span<W::kForm>(a, span + m, stretch.least[b],
+                                       [&](auto i) MLXR_BODY { return stretch.mins[b][i]; });
+        } else {
+            sum = load_floats(at);
+        }
+    });
+    for (int64_t unit = 0; unit < stretch.units; ++unit) {
         const int64_t offset = unit * W::kUnitBytes, group = unit * W::kGroups;
-        const Unit units[kBothBlocks] = {{span.blocks[0] + offset, 0}, {span.blocks[1] + offset, 0}};
+        const Unit units[kBothBlocks] = {{stretch.blocks[0] + offset, 0}, {stretch.blocks[1] + offset, 0}};
         for (int n = 0; n < W::kGroups / W::kStride; ++n) {
             fetch_both(ahead);
-            add_double_stride<W, M, 0>(units, n, span, group, a, item + group * a.tile, total);
+            add_double_stride<W, M, 0>(units, n, stretch, group, a, (first_group + group) * a.tile + token, total);
         }
     }
-    visit_sums([](Floats& sum, float* at) MLXR_BODY { store_floats(at, sum); });
+    visit_sums([&](Floats& sum, auto m, auto, float* at) MLXR_BODY {
+        if constexpr (has_spans(W::kForm)) sum = fma(splat(a.scales[span + m]), sum, load_floats(at));
+        store_floats(at, sum);
+    });
 }
 
 // Two blocks' rows, whose sums are known, into the result.
@@ -124,8 +150,8 @@ MLXR_INLINE void store_double(const RowsJob& job, int64_t block, const float* su
 // Tiles of M and of M - 1 tokens. Of an odd number of blocks the last is multiplied twice.
 template <class W, int M>
 void multiply_double_tiles(const RowsJob& job, int64_t tiles) {
-    static_assert(kParts == 1 && W::kForm == Form::shifted);
-    constexpr int64_t kUnits = kSpanGroups / W::kGroups, kAheadUnits = kAheadGroups / W::kGroups;
+    static_assert(kParts == 1 && (W::kForm == Form::shifted || W::kForm == Form::span_shifted));
+    constexpr int64_t kUnits = kStretchGroups / W::kGroups, kAheadUnits = kAheadGroups / W::kGroups;
     constexpr int64_t kStrides = W::kGroups / W::kStride;
     alignas(64) float sums[kMostDoubleTokens * kPanelRows];
     const Activations a = *job.activations;
@@ -135,22 +161,21 @@ void multiply_double_tiles(const RowsJob& job, int64_t tiles) {
         const int64_t second = block + 1 < job.last_block ? block_bytes : 0;
         memset(sums, 0, static_cast<size_t>(job.tokens) * kPanelRows * sizeof(float));
         for (int64_t unit = 0; unit < job.units; unit += kUnits) {
-            Span span;
-            span.blocks[0] = first + unit * W::kUnitBytes;
-            span.blocks[1] = span.blocks[0] + second;
-            span.units = job.units - unit < kUnits ? job.units - unit : kUnits;
-            read_scales<W>(span);
+            Stretch stretch;
+            stretch.blocks[0] = first + unit * W::kUnitBytes;
+            stretch.blocks[1] = stretch.blocks[0] + second;
+            stretch.units = job.units - unit < kUnits ? job.units - unit : kUnits;
+            read_scales<W>(stretch);
             const int64_t later = unit + kAheadUnits;  // behind these blocks come the next two
             const uint8_t* const next = first + (later < job.units ? later : later + job.units) * W::kUnitBytes;
             DoubleAhead ahead{{next, next + block_bytes}, W::kUnitBytes / kStrides / tiles};
             for (int64_t tile = 0; tile < tiles; ++tile) {
                 const int64_t token = job.tokens * tile / tiles, last = job.tokens * (tile + 1) / tiles;
-                const int64_t item = unit * W::kGroups * a.tile + token;
                 float* const at = sums + kPanelRows * token;
                 if (last - token == M) {
-                    add_span<W, M>(span, a, item, at, ahead);
+                    add_stretch<W, M>(stretch, a, unit * W::kGroups, token, at, ahead);
                 } else {
-                    add_span<W, M - 1>(span, a, item, at, ahead);
+                    add_stretch<W, M - 1>(stretch, a, unit * W::kGroups, token, at, ahead);
                 }
             }
         }

@@ -23,7 +23,7 @@ constexpr int strip_tokens() {
 #if defined(MLXR_TIER_avx512)
     return kTokens + 1;
 #else
-    return PanelGroup<F>::kFine ? 2 * kTokens + 1 : mlxr::kManyTokens;
+    return is_fine(F) ? 2 * kTokens + 1 : mlxr::kManyTokens;
 #endif
 }
 
@@ -31,7 +31,7 @@ template <class W>
 constexpr auto find_strips() -> void (*)(const mlxr::RowsJob&) {
     if constexpr (strip_tokens<W::kForm>() == mlxr::kManyTokens) {
         return nullptr;
-    } else if constexpr (W::kForm == Form::shifted) {
+    } else if constexpr (W::kForm == Form::shifted || W::kForm == Form::span_shifted) {
         return multiply_double_rows<W>;
     } else {
         return multiply_strips<W>;
@@ -43,8 +43,10 @@ constexpr void put(mlxr::KernelTable& table) {
     table.quant[static_cast<int>(W::kType)] = {
         .unit_columns = 32 * W::kGroups,
         .unit_bytes = W::kUnitBytes,
-        .panel_group_bytes = PanelGroup<W::kForm>::kBytes,
+        .panel_group_bytes = PanelGroup<W::kForm>::kMeanBytes,
         .zero_point = W::kZeroPoint,
+        .spans = has_spans(W::kForm),
+        .min_columns = min_pairs(W::kForm) == 0 ? 0 : 128 / min_pairs(W::kForm),
         .strip_tokens = strip_tokens<W::kForm>(),
         .rows = multiply_rows<W>,
         .strips = find_strips<W>(),
@@ -76,7 +78,8 @@ constexpr mlxr::KernelTable make_table() {
     put<Affine8<Type::affine8_64, 2>>(table);
     put<F16>(table);
     table.dense = multiply_dense;
-    table.quantize = quantize_activations;
+    table.quantize_groups = quantize_groups;
+    table.quantize_spans = quantize_spans;
     table.quantize_shorts = quantize_shorts;
     return table;
 }

@@ -27,10 +27,13 @@ constexpr int64_t kFetchBytes = 256 << 10;
 
 // Which forms of the input the parts of a weight need.
 struct Needs {
-    bool zeros[kZeroPointCount] = {};
-    bool quantized = false, shorts = false, pairs = false;
-    bool groups() const { return quantized || shorts; }
-    bool any() const { return groups() || pairs; }
+    struct Bytes {
+        bool any = false, sums = false, half_sums = false;
+        bool zeros[kZeroPointCount] = {};
+    };
+    Bytes groups, spans;
+    bool shorts = false, pairs = false;
+    bool any() const { return groups.any || spans.any || shorts || pairs; }
 };
 
 Needs find_needs(const LinearCall& call) {
@@ -39,9 +42,12 @@ Needs find_needs(const LinearCall& call) {
         needs.pairs |= part.type == Type::bf16;
         needs.shorts |= part.type == Type::f16;
         if (is_dense(part.type) || part.type == Type::f16) continue;
-        needs.quantized = true;
-        const int zero = kernels_of(call, part.type).zero_point;
-        if (zero >= 0) needs.zeros[zero] = true;
+        const QuantKernels& kernels = kernels_of(call, part.type);
+        Needs::Bytes& bytes = kernels.spans ? needs.spans : needs.groups;
+        bytes.any = true;
+        bytes.sums |= kernels.min_columns == 32;
+        bytes.half_sums |= kernels.min_columns == 16;
+        if (kernels.zero_point >= 0) bytes.zeros[kernels.zero_point] = true;
     }
     return needs;
 }
@@ -59,23 +65,37 @@ std::byte* lay_out_activations(LinearCall& call, const Needs& needs, std::byte* 
         call.pairs = reinterpret_cast<uint32_t*>(take(4 * tokens * ((columns + 1) / 2)));
         call.pairs_tile = tile;
     }
-    if (!needs.groups()) return at;
-    Activations& a = call.activations;
-    a.groups = (needs.shorts ? filled_columns(call, Type::f16) : columns) / kGroupColumns;
-    a.tile = tile;
-    const int64_t items = tokens * a.groups;
+    const auto take_bytes = [&](Activations& a, const Needs::Bytes& bytes) {
+        a.groups = columns / kGroupColumns;
+        a.tile = tile;
+        const int64_t items = tokens * a.groups;
+        a.values = reinterpret_cast<int8_t*>(take(kGroupColumns * items));
+        for (int z = 0; z < kZeroPointCount; ++z) {
+            const int64_t size = kZeroPoints[z].halves ? 8 * items : 4 * items;
+            a.zeros[z] = bytes.zeros[z] ? reinterpret_cast<int32_t*>(take(size)) : nullptr;
+        }
+        return items;
+    };
+    if (needs.groups.any) {
+        Activations& a = call.input.groups;
+        const int64_t items = take_bytes(a, needs.groups);
+        a.scales = reinterpret_cast<float*>(take(4 * items));
+        a.scaled_sums = reinterpret_cast<float*>(take(4 * items));
+    }
+    if (needs.spans.any) {
+        Activations& a = call.input.spans;
+        const int64_t items = take_bytes(a, needs.spans);
+        a.scales = reinterpret_cast<float*>(take(4 * (items / kSpanGroups)));
+        if (needs.spans.sums) a.sums = reinterpret_cast<int16_t*>(take(2 * items));
+        if (needs.spans.half_sums) a.half_sums = reinterpret_cast<int16_t*>(take(4 * items));
+    }
     if (needs.shorts) {
+        Activations& a = call.input.shorts;
+        a.groups = filled_columns(call, Type::f16) / kGroupColumns;
+        a.tile = tile;
+        const int64_t items = tokens * a.groups;
         a.shorts = reinterpret_cast<int16_t*>(take(2 * kGroupColumns * items));
         a.short_scales = reinterpret_cast<float*>(take(4 * items));
-    }
-    if (!needs.quantized) return at;
-    a.values = reinterpret_cast<int8_t*>(take(kGroupColumns * items));
-    a.scales = reinterpret_cast<float*>(take(4 * items));
-    a.scaled_sums = reinterpret_cast<float*>(take(4 * items));
-    a.half_sums = reinterpret_cast<int32_t*>(take(8 * items));
-    for (int z = 0; z < kZeroPointCount; ++z) {
-        const int64_t size = kZeroPoints[z].halves ? 8 * items : 4 * items;
-        a.zeros[z] = needs.zeros[z] ? reinterpret_cast<int32_t*>(take(size)) : nullptr;
     }
     return at;
 }
@@ -86,15 +106,15 @@ void convert_tokens(const LinearCall& call, const Needs& needs, int64_t first, i
     if (needs.pairs) {
         operator_table(call.runtime.isa)->narrow_rows({call.x, columns, call.pairs_tile, call.pairs}, first, last);
     }
-    if (!needs.groups()) return;
-    quantize(call.runtime, {.x = call.x + first * columns,
-                            .x_stride = columns,
-                            .columns = columns,
-                            .first_token = first,
-                            .last_token = last,
-                            .first_group = 0,
-                            .last_group = call.activations.groups,
-                            .activations = &call.activations});
+    quantize(call.runtime, call.input,
+             {.x = call.x + first * columns,
+              .x_stride = columns,
+              .columns = columns,
+              .first_token = first,
+              .last_token = last,
+              .first_group = 0,
+              .last_group = kAllGroups,
+              .activations = nullptr});
 }
 
 // The input, made and quantised by this thread alone.
@@ -104,6 +124,20 @@ void prepare_alone(const LinearCall& call, const MakeRows& make_rows) {
 }
 
 }  // namespace
+
+void quantize(const Runtime& runtime, const QuantizedInput& input, const QuantizeJob& job) {
+    const KernelTable& kernels = *runtime.kernels;
+    const auto convert = [&](const Activations& to, void (*kernel)(const QuantizeJob&)) {
+        if (to.groups == 0) return;
+        QuantizeJob own = job;
+        own.last_group = std::min(job.last_group, to.groups);
+        own.activations = &to;
+        kernel(own);
+    };
+    convert(input.groups, kernels.quantize_groups);
+    convert(input.spans, kernels.quantize_spans);
+    convert(input.shorts, kernels.quantize_shorts);
+}
 
 LinearCall begin_call(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
                       Scratch use) {
@@ -165,7 +199,7 @@ void multiply_blocks(const LinearCall& call, const Part& part, int64_t first, in
               .first_block = first,
               .last_block = last,
               .rows = part.rows,
-              .activations = &call.activations,
+              .activations = &activations_of(call, part.type),
               .tokens = call.tokens,
               .out = call.out + part.first_column,
               .out_stride = call.weight.out_features(),

@@ -2,8 +2,9 @@
 // cache, and then multiplied with all tokens, a tile of tokens and rows in registers at a time. Sums as in
 // rows.h, bit for bit.
 //
-// A panel holds for each group, of 32 rows each: 8 words; the step, or for fine forms the steps of both halves; then by
-// form the shift, and fine_shift (2). Of shorts: 16 words; the exponent.
+// A panel holds for each group, of 32 rows each: 8 words; the step, or for fine forms the steps of both halves; the
+// shift if there is one. Of shorts: 16 words; the exponent. Before the groups of a span: its pairs of minimums and
+// their factor, if it has some.
 #pragma once
 
 #include "linear/unpack.h"
@@ -21,36 +22,38 @@ constexpr int kTileRows = kTileVectors * kLanes;
 
 template <Form F>
 struct PanelGroup {
-    static constexpr bool kShifted = F == Form::shifted || F == Form::fine_shifted;
-    static constexpr bool kFine = F == Form::fine || F == Form::fine_shifted;
-    static constexpr int kStep = 8;  // offsets in units of kRowBytes
+    static constexpr int kStep = 8;  // offsets in units of kRowBytes; of fine forms the second step follows
     static constexpr int kShift = 9;
-    static constexpr int kFineStep = 8;
-    static constexpr int kFineShift = 10;
-    static constexpr int kFineShiftAt = 11;
-    static constexpr int kBytes = kRowBytes * (F == Form::plain     ? 9
-                                               : F == Form::shifted ? 10
-                                               : F == Form::fine    ? 10
-                                               : F == Form::shorts  ? kShortWords + 1
-                                                                    : 13);
+    static constexpr int kBytes = kRowBytes * (F == Form::shorts                  ? kShortWords + 1
+                                               : F == Form::shifted || is_fine(F) ? 10
+                                                                                  : 9);
+    static constexpr int kMinBytes = min_pairs(F) > 0 ? kRowBytes * (min_pairs(F) + 1) : 0;  // before a span's groups
+    static constexpr int kMeanBytes = kBytes + kMinBytes / mlxr::kSpanGroups;
 };
 
+MLXR_INLINE void put_floats(uint8_t* at, int field, Floats value) {
+    store_floats(reinterpret_cast<float*>(at + kRowBytes * field), value);
+}
+
+// Of group `g` of a unit, `at` the group.
 template <Form F>
 MLXR_INLINE void store_scales(uint8_t* at, const Scales& s, int g) {
     using P = PanelGroup<F>;
-    const auto put = [at](int field, Floats value)
-                         MLXR_BODY { store_floats(reinterpret_cast<float*>(at + kRowBytes * field), value); };
-    if constexpr (P::kFine) {
-        put(P::kFineStep, fine_step(s, 2 * g));
-        put(P::kFineStep + 1, fine_step(s, 2 * g + 1));
+    if constexpr (is_fine(F)) {
+        put_floats(at, P::kStep, fine_step(s, 2 * g));
+        put_floats(at, P::kStep + 1, fine_step(s, 2 * g + 1));
     } else {
-        put(P::kStep, s.step[g]);
+        put_floats(at, P::kStep, s.step[g]);
     }
-    if constexpr (F == Form::shifted) put(P::kShift, s.shift[g]);
-    if constexpr (F == Form::fine_shifted) {
-        put(P::kFineShift, s.shift[g]);
-        store_ints(at + kRowBytes * P::kFineShiftAt, s.fine_shift[2 * g]);
-        store_ints(at + kRowBytes * (P::kFineShiftAt + 1), s.fine_shift[2 * g + 1]);
+    if constexpr (F == Form::shifted) put_floats(at, P::kShift, s.shift[g]);
+}
+
+// Of a unit, `at` its first byte.
+template <Form F>
+MLXR_INLINE void store_mins(uint8_t* at, const Scales& s) {
+    if constexpr (min_pairs(F) > 0) {
+        repeat<min_pairs(F)>([&](auto i) MLXR_BODY { store_ints(at + kRowBytes * i, s.mins[i]); });
+        put_floats(at, min_pairs(F), s.least);
     }
 }
 
@@ -73,7 +76,8 @@ MLXR_INLINE void unpack_stride(Unit unit, int n, const Scales& s, uint8_t* at) {
 
 template <class W>
 void unpack_panel(const UnpackJob& job) {
-    constexpr int kUnitPanelBytes = W::kGroups * PanelGroup<W::kForm>::kBytes;
+    using P = PanelGroup<W::kForm>;
+    constexpr int kUnitPanelBytes = P::kMinBytes + W::kGroups * P::kBytes;
     for (int index = 0; index < kPanelRows / kBlockRows; ++index) {
         const int64_t block = job.block + index;
         for (int64_t u = job.first_unit; u < job.last_unit; ++u) {
@@ -87,8 +91,9 @@ void unpack_panel(const UnpackJob& job) {
                 if (part == 0) prefetch_ahead(unit.base, W::kUnitBytes);
                 Scales s;
                 W::scales(unit, s);
+                store_mins<W::kForm>(at + 4 * kLanes * part, s);
                 for (int n = 0; n < W::kGroups / W::kStride; ++n) {
-                    unpack_stride<W, 0>(unit, n, s, at + 4 * kLanes * part);
+                    unpack_stride<W, 0>(unit, n, s, at + P::kMinBytes + 4 * kLanes * part);
                 }
             }
         }
@@ -131,8 +136,7 @@ MLXR_INLINE Ints ints_at(const uint8_t* at, int field, int v) {
     return load_ints(at + kRowBytes * field + 4 * kLanes * v);
 }
 
-// One step of each sum for a group, of one scale: plus one more where the form has a shift. `item` is the first of the
-// M tokens' items.
+// total += a group with one step. `item` is the first of the M tokens' items.
 template <Form F, bool Wide, int Zero, int M, class Beside>
 MLXR_INLINE void add_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors],
                            const Beside& beside) {
@@ -145,7 +149,9 @@ MLXR_INLINE void add_panel(const uint8_t* at, const Activations& a, int64_t item
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
         const Floats step = floats_at(at, P::kStep, v);
         repeat<M>([&](auto m) MLXR_BODY {
-            total[m][v] = fma(mul(step, splat(a.scales[item + m])), to_floats(sums[m][v]), total[m][v]);
+            Floats scaled = step;
+            if constexpr (!has_spans(F)) scaled = mul(step, splat(a.scales[item + m]));
+            total[m][v] = fma(scaled, to_floats(sums[m][v]), total[m][v]);
             if constexpr (F == Form::shifted) {
                 total[m][v] = fma_negated(floats_at(at, P::kShift, v), splat(a.scaled_sums[item + m]), total[m][v]);
             }
@@ -153,7 +159,7 @@ MLXR_INLINE void add_panel(const uint8_t* at, const Activations& a, int64_t item
     });
 }
 
-// The same with a scale for each half of the group.
+// The same with a step for each half of the group.
 template <Form F, bool Wide, int Zero, int M, class Beside>
 MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors],
                                 const Beside& beside) {
@@ -168,17 +174,9 @@ MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t
     add_products<Wide, M, 0, 4>(at, a.values + 32 * item, sums, beside);
     add_products<Wide, M, 4, 4>(at, a.values + 32 * item, second, beside);
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
-        const Floats step = floats_at(at, P::kFineStep, v), second_step = floats_at(at, P::kFineStep + 1, v);
+        const Floats step = floats_at(at, P::kStep, v), second_step = floats_at(at, P::kStep + 1, v);
         repeat<M>([&](auto m) MLXR_BODY {
-            const Floats scale = splat(a.scales[item + m]);
-            const Floats first = mul(step, to_floats(sums[m][v]));
-            total[m][v] = fma(scale, fma(second_step, to_floats(second[m][v]), first), total[m][v]);
-            if constexpr (F == Form::fine_shifted) {
-                const int32_t* half_sums = a.half_sums + 2 * (item + m);
-                const Ints sum = add(mul(ints_at(at, P::kFineShiftAt, v), splat(half_sums[0])),
-                                     mul(ints_at(at, P::kFineShiftAt + 1, v), splat(half_sums[1])));
-                total[m][v] = fma_negated(mul(floats_at(at, P::kFineShift, v), scale), to_floats(sum), total[m][v]);
-            }
+            total[m][v] = fma(second_step, to_floats(second[m][v]), fma(step, to_floats(sums[m][v]), total[m][v]));
         });
     });
 }
@@ -211,11 +209,35 @@ MLXR_INLINE void add_panel_group(const uint8_t* at, const Activations& a, int64_
                                  const Beside& beside) {
     if constexpr (F == Form::shorts) {
         add_short_panel<M>(at, a, item, total);
-    } else if constexpr (PanelGroup<F>::kFine) {
+    } else if constexpr (is_fine(F)) {
         add_fine_panel<F, Wide, Zero, M>(at, a, item, total, beside);
     } else {
         add_panel<F, Wide, Zero, M>(at, a, item, total, beside);
     }
+}
+
+// total = where the sums of a span begin, whose part of the panel begins at `at`.
+template <Form F, int M>
+MLXR_INLINE void start_panel_span(const uint8_t* at, const Activations& a, int64_t span,
+                                  Floats (*total)[kTileVectors]) {
+    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        const Floats least = min_pairs(F) > 0 ? floats_at(at, min_pairs(F), v) : splat(0.0f);
+        repeat<M>([&](auto m) MLXR_BODY {
+            total[m][v] = start_span<F>(a, span + m, least, [&](auto i) MLXR_BODY { return ints_at(at, i, v); });
+        });
+    });
+}
+
+// sums += the sums of a span; of a token they are `stride` floats from those of the one before.
+template <int M>
+MLXR_INLINE void add_panel_span(const Activations& a, int64_t span, const Floats (*total)[kTileVectors], float* sums,
+                                int stride) {
+    repeat<M>([&](auto m) MLXR_BODY {
+        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+            float* const at = sums + stride * m + kLanes * v;
+            store_floats(at, fma(splat(a.scales[span + m]), total[m][v], load_floats(at)));
+        });
+    });
 }
 
 // M tokens, which lie in one tile, times kTileRows rows from row `column` of the panel.
@@ -234,8 +256,33 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     });
     const uint8_t* at = job.panel + 4 * column;
     int64_t item = mlxr::item_index(a, token, job.first_group);
-    for (int64_t group = job.first_group; group < job.last_group; ++group, at += P::kBytes, item += a.tile) {
-        add_panel_group<F, Wide, Zero, M>(at, a, item, total, Alone{});
+    const auto add_groups = [&](int64_t count, Floats(*to)[kTileVectors]) MLXR_BODY {
+        for (int64_t group = 0; group < count; ++group, at += P::kBytes, item += a.tile) {
+            add_panel_group<F, Wide, Zero, M>(at, a, item, to, Alone{});
+        }
+    };
+    if constexpr (has_spans(F)) {
+        // In memory, as registers are scarce.
+        alignas(64) float sums[M * kTileRows];
+        repeat<M>([&](auto m) MLXR_BODY {
+            repeat<kTileVectors>([&](auto v)
+                                     MLXR_BODY { store_floats(sums + kTileRows * m + kLanes * v, total[m][v]); });
+        });
+        int64_t span = mlxr::span_index(a, token, job.first_group / mlxr::kSpanGroups);
+        const int64_t count = (job.last_group - job.first_group) / mlxr::kSpanGroups;
+        for (int64_t i = 0; i < count; ++i, span += a.tile) {
+            Floats spans[M][kTileVectors];
+            start_panel_span<F, M>(at, a, span, spans);
+            at += P::kMinBytes;
+            add_groups(mlxr::kSpanGroups, spans);
+            add_panel_span<M>(a, span, spans, sums, kTileRows);
+        }
+        repeat<M>([&](auto m) MLXR_BODY {
+            repeat<kTileVectors>([&](auto v)
+                                     MLXR_BODY { total[m][v] = load_floats(sums + kTileRows * m + kLanes * v); });
+        });
+    } else {
+        add_groups(job.last_group - job.first_group, total);
     }
     repeat<M>([&](auto m) MLXR_BODY {
         repeat<kTileVectors>([&](auto v) MLXR_BODY {
@@ -252,7 +299,7 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
 template <Form F>
 constexpr int tile_tokens() {  // divides kTileTokens
 #if defined(MLXR_TIER_avx512)
-    return PanelGroup<F>::kFine ? 4 : 6;
+    return is_fine(F) ? 4 : 6;
 #else
     return 2;
 #endif

@@ -124,7 +124,7 @@ void multiply_panel(const LinearCall& call, const Part& part, int64_t index, int
         .panel({.panel = panel,
                 .first_group = chunks.first_unit(chunk) * chunks.unit_groups,
                 .last_group = chunks.first_unit(chunk + 1) * chunks.unit_groups,
-                .activations = &call.activations,
+                .activations = &activations_of(call, part.type),
                 .first_token = first,
                 .last_token = last,
                 .out = out,

@@ -24,10 +24,9 @@ MLXR_INLINE void add_words(const Ints* w, const int8_t* values, Ints* sums) {
 // sums[m] += a group of the row times the same of the M tokens whose items begin at `at`.
 template <class W, int M>
 MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activations& a, int64_t at, Floats* sums) {
-    constexpr bool kFine = W::kForm == Form::fine || W::kForm == Form::fine_shifted;
     const int8_t* values = a.values + 32 * at;
     Ints products[M];
-    if constexpr (kFine) {
+    if constexpr (is_fine(W::kForm)) {
         Ints second[M];
         repeat<M>([&](auto m) MLXR_BODY {
             products[m] = start_group<W::kWide, W::kZeroPoint>(a, 2 * (at + m));
@@ -37,24 +36,20 @@ MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activati
         add_words<W::kWide, M, 4>(w + 4, values + 16, second);
         const Floats step = fine_step(s, 2 * g), second_step = fine_step(s, 2 * g + 1);
         repeat<M>([&](auto m) MLXR_BODY {
-            const Floats first = mul(step, to_floats(products[m]));
-            sums[m] = fma(splat(a.scales[at + m]), fma(second_step, to_floats(second[m]), first), sums[m]);
+            sums[m] = fma(second_step, to_floats(second[m]), fma(step, to_floats(products[m]), sums[m]));
         });
     } else {
         repeat<M>([&](auto m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
         add_words<W::kWide, M, 8>(w, values, products);
         repeat<M>([&](auto m) MLXR_BODY {
-            sums[m] = fma(mul(s.step[g], splat(a.scales[at + m])), to_floats(products[m]), sums[m]);
+            Floats step = s.step[g];
+            if constexpr (!has_spans(W::kForm)) step = mul(step, splat(a.scales[at + m]));
+            sums[m] = fma(step, to_floats(products[m]), sums[m]);
         });
     }
     repeat<M>([&](auto m) MLXR_BODY {
         if constexpr (W::kForm == Form::shifted) {
             sums[m] = fma_negated(s.shift[g], splat(a.scaled_sums[at + m]), sums[m]);
-        }
-        if constexpr (W::kForm == Form::fine_shifted) {
-            const Ints shift = add(mul(s.fine_shift[2 * g], splat(a.half_sums[2 * (at + m)])),
-                                   mul(s.fine_shift[2 * g + 1], splat(a.half_sums[2 * (at + m) + 1])));
-            sums[m] = fma_negated(mul(s.shift[g], splat(a.scales[at + m])), to_floats(shift), sums[m]);
         }
     });
 }
@@ -122,9 +117,22 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
             const Unit unit{base + u * W::kUnitBytes, part};
             Scales s;
             W::scales(unit, s);
-            for (int n = 0; n < RowsAhead<W>::kStrides; ++n) {
-                if (part == 0) RowsAhead<W>::template fetch<M == 1>(ahead);
-                add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, sums);
+            const auto add_groups = [&](Floats* to) MLXR_BODY {
+                for (int n = 0; n < RowsAhead<W>::kStrides; ++n) {
+                    if (part == 0) RowsAhead<W>::template fetch<M == 1>(ahead);
+                    add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, to);
+                }
+            };
+            if constexpr (has_spans(W::kForm)) {
+                const int64_t span = u * a.tile + token;
+                Floats spans[M];
+                repeat<M>([&](auto m) MLXR_BODY {
+                    spans[m] = start_span<W::kForm>(a, span + m, s.least, [&](auto i) MLXR_BODY { return s.mins[i]; });
+                });
+                add_groups(spans);
+                repeat<M>([&](auto m) MLXR_BODY { sums[m] = fma(splat(a.scales[span + m]), spans[m], sums[m]); });
+            } else {
+                add_groups(sums);
             }
         }
         repeat<M>([&](auto m) MLXR_BODY {

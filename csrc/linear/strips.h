@@ -90,56 +90,73 @@ MLXR_INLINE void unpack_beside(const Unit* units, int n, uint8_t* to, Tile<W, M>
 // Unpacks a chunk's rows from `column` on, beside a tile.
 template <class W, int M>
 MLXR_INLINE void unpack_chunk(const Chunk& chunk, uint8_t* panel, int column, Tile<W, M>& tile) {
+    using P = PanelGroup<W::kForm>;
     uint8_t* to = panel + 4 * column;
     for (int64_t unit = 0; unit < chunk.units; ++unit) {
-        constexpr int kGroupBytes = PanelGroup<W::kForm>::kBytes;
         Unit units[kTileVectors];
         repeat<kTileVectors>([&](auto v) MLXR_BODY {
             units[v] = unit_of<W>(chunk, unit, column, v);
             Scales s;
             W::scales(units[v], s);  // all at once, as none has to wait in memory then
-            for (int g = 0; g < W::kGroups; ++g) store_scales<W::kForm>(to + g * kGroupBytes + 4 * kLanes * v, s, g);
+            uint8_t* const at = to + 4 * kLanes * v;
+            store_mins<W::kForm>(at, s);
+            for (int g = 0; g < W::kGroups; ++g) store_scales<W::kForm>(at + P::kMinBytes + g * P::kBytes, s, g);
         });
+        to += P::kMinBytes;
         for (int n = 0; n < W::kGroups / W::kStride; ++n) unpack_beside<W, M, 0>(units, n, to, tile);
-        to += W::kGroups * kGroupBytes;
+        to += W::kGroups * P::kBytes;
     }
 }
 
+// A tile of chunk `now`, whose part of the panel begins at `at`, before its first group.
 template <class W, int M>
-MLXR_INLINE void load_tile(Tile<W, M>& tile, const float* sums) {
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v)
-                                 MLXR_BODY { tile.total[m][v] = load_floats(sums + kPanelRows * m + kLanes * v); });
-    });
+MLXR_INLINE Tile<W, M> start_tile(const Activations& a, const Chunk& now, const uint8_t* at, int64_t token,
+                                  const float* sums, Ahead ahead) {
+    using P = PanelGroup<W::kForm>;
+    Tile<W, M> tile{a, at + P::kMinBytes, now.first_group * a.tile + token, now.units * W::kGroups, ahead, {}};
+    if constexpr (has_spans(W::kForm)) {
+        start_panel_span<W::kForm, M>(at, a, now.first_group / mlxr::kSpanGroups * a.tile + token, tile.total);
+    } else {
+        repeat<M>([&](auto m) MLXR_BODY {
+            repeat<kTileVectors>([&](auto v)
+                                     MLXR_BODY { tile.total[m][v] = load_floats(sums + kPanelRows * m + kLanes * v); });
+        });
+    }
+    return tile;
 }
+
+// After its last group.
 template <class W, int M>
-MLXR_INLINE void store_tile(const Tile<W, M>& tile, float* sums) {
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v)
-                                 MLXR_BODY { store_floats(sums + kPanelRows * m + kLanes * v, tile.total[m][v]); });
-    });
+MLXR_INLINE void end_tile(const Tile<W, M>& tile, const Chunk& now, int64_t token, float* sums) {
+    if constexpr (has_spans(W::kForm)) {
+        const int64_t span = now.first_group / mlxr::kSpanGroups * tile.a.tile + token;
+        add_panel_span<M>(tile.a, span, tile.total, sums, kPanelRows);
+    } else {
+        repeat<M>([&](auto m) MLXR_BODY {
+            repeat<kTileVectors>([&](auto v)
+                                     MLXR_BODY { store_floats(sums + kPanelRows * m + kLanes * v, tile.total[m][v]); });
+        });
+    }
 }
 
 // M tokens from `token` on times kTileRows rows, from `column` on, of chunk `now`, which is unpacked in `panel`.
 template <class W, int M>
 void multiply_chunk_tile(const Activations& a, const Chunk& now, const uint8_t* panel, int64_t token, int column,
                          float* sums, Ahead ahead) {
-    Tile<W, M> tile{a, panel + 4 * column, now.first_group * a.tile + token, now.units * W::kGroups, ahead, {}};
     sums += kPanelRows * token + column;
-    load_tile(tile, sums);
+    Tile<W, M> tile = start_tile<W, M>(a, now, panel + 4 * column, token, sums, ahead);
     while (tile.left > 0) add_next_group(tile, Alone{});
-    store_tile(tile, sums);
+    end_tile(tile, now, token, sums);
 }
 
 // The same for the first tokens; meanwhile `next` is unpacked into `to`.
 template <class W, int M>
 void multiply_first_tile(const Activations& a, const Chunk& now, const uint8_t* panel, const Chunk& next, uint8_t* to,
                          int column, float* sums, Ahead ahead) {
-    Tile<W, M> tile{a, panel + 4 * column, now.first_group * a.tile, now.units * W::kGroups, ahead, {}};
-    load_tile(tile, sums + column);
+    Tile<W, M> tile = start_tile<W, M>(a, now, panel + 4 * column, 0, sums + column, ahead);
     unpack_chunk<W, M>(next, to, column, tile);
     while (tile.left > 0) add_next_group(tile, Alone{});
-    store_tile(tile, sums + column);
+    end_tile(tile, now, 0, sums + column);
 }
 
 template <class W, int M>
@@ -206,7 +223,7 @@ struct Chunks {
 // More tokens than one tile has.
 template <class W>
 void multiply_strips(const RowsJob& job) {
-    constexpr int kTile = tile_tokens<W::kForm>(), kPanelBytes = kChunkGroups * PanelGroup<W::kForm>::kBytes;
+    constexpr int kTile = tile_tokens<W::kForm>(), kPanelBytes = kChunkGroups * PanelGroup<W::kForm>::kMeanBytes;
     alignas(64) uint8_t panels[2 * kPanelBytes];
     alignas(64) float sums[kMostStripTokens * kPanelRows];
     const Chunks<W> chunks(job);

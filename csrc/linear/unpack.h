@@ -5,11 +5,14 @@
 // A weight of a row is, by the type's form, with q the unsigned byte and z the type's zero point:
 //   plain         step * (q - z)
 //   shifted       step * q - shift
-//   fine          step * fine * (q - z)                 fine: integer, one for 16 columns; step * fine is exact
-//   fine_shifted  step * fine * q - shift * fine_shift  likewise
-//   shorts        2**(exponent - 24) * q                q: 16 bits with sign, and so is the activation
-// A type is a row here: its constants, `scales` (once per unit) and `weights<J>` (group n*kStride+J of the
-// unit); of shorts the words are multiplied as they lie.
+//   span          step * (q - z)
+//   span_shifted  step * q + least * min         min: integer, one for 32 columns; least is not positive
+//   fine          step * fine * (q - z)          fine: integer, one for 16 columns; step * fine is exact
+//   fine_shifted  step * fine * q + least * min  likewise, min for 16 columns
+//   shorts        2**(exponent - 24) * q         q: 16 bits with sign, and so is the activation
+// Units of the forms from span to fine_shifted are spans of 256 columns, whose activations have one scale: their
+// groups are summed up by themselves, the minimums as integers. A type is a row here: its constants, `scales` (once per
+// unit) and `weights<J>` (group n*kStride+J of the unit); of shorts the words are multiplied as they lie.
 #pragma once
 
 #include "kernel_table.h"
@@ -20,7 +23,18 @@ namespace {
 
 using mlxr::Type;
 
-enum class Form { plain, shifted, fine, fine_shifted, shorts };
+enum class Form { plain, shifted, span, span_shifted, fine, fine_shifted, shorts };
+
+constexpr bool has_spans(Form form) {
+    return form != Form::plain && form != Form::shifted && form != Form::shorts;
+}
+constexpr bool is_fine(Form form) {
+    return form == Form::fine || form == Form::fine_shifted;
+}
+// Pairs of minimums in a span.
+constexpr int min_pairs(Form form) {
+    return form == Form::span_shifted ? 4 : form == Form::fine_shifted ? 8 : 0;
+}
 
 constexpr int kShortWords = 16;  // words of a group of 32 shorts
 
@@ -31,6 +45,20 @@ MLXR_INLINE Ints start_group(const mlxr::Activations& a, int64_t item) {
         return splat(0);
     } else {
         return start_sum<Wide>(a.zeros[Zero] + item);
+    }
+}
+
+// Where the sum of a span begins, in units of its activations' scale: at its minimums, which `min` gives pair by pair,
+// times the sums of its activations.
+template <Form F, class Min>
+MLXR_INLINE Floats start_span(const mlxr::Activations& a, int64_t span, Floats least, const Min& min) {
+    if constexpr (min_pairs(F) == 0) {
+        return splat(0.0f);
+    } else {
+        const int16_t* const sums = is_fine(F) ? a.half_sums + 16 * span : a.sums + 8 * span;
+        Ints sum = splat(0);
+        repeat<min_pairs(F)>([&](auto i) MLXR_BODY { sum = dot_shorts(sum, min(i), spread(sums + 2 * i)); });
+        return mul(least, to_floats(sum));
     }
 }
 
@@ -54,9 +82,17 @@ MLXR_INLINE Ints half_bits(Unit unit, int words, int index) {
 // What `scales` fills, for the groups of one unit; only the arrays of the type's form.
 struct Scales {
     Floats step[8], shift[8];
-    Ints fine[16], fine_shift[16];
+    Ints fine[16];
+    Ints mins[8];  // pairs of 16 bits, in the order of span_order
+    Floats least;
     Ints exponent[4];  // where an f32 has its own
 };
+
+// Bytes `word`, four numbers below 2**8, into the pairs 2*index and 2*index+1 of minimums.
+MLXR_INLINE void put_mins(Ints word, int index, Scales& s) {
+    s.mins[2 * index] = bits_and(word, 0x00ff00ffu);
+    s.mins[2 * index + 1] = bits_and(shift_right(word, 8), 0x00ff00ffu);
+}
 
 // The step of 16 columns: of a half-precision and an 8-bit number, so no rounding.
 MLXR_INLINE Floats fine_step(const Scales& s, int half) {
@@ -159,7 +195,7 @@ struct Q8_0 : TypeOf<Type::q8_0, Form::plain, kZero128, true, 1, 1> {
     }
 };
 
-struct Q8_K : TypeOf<Type::q8_k, Form::plain, kZero128, true, 8, 1> {
+struct Q8_K : TypeOf<Type::q8_k, Form::span, kZero128, true, 8, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         for (int g = 0; g < 8; ++g) s.step[g] = as_floats(word(unit, 64));
     }
@@ -177,15 +213,13 @@ MLXR_INLINE void unpack_planes(Unit unit, int n, Ints* w) {
 
 struct Q2_K : TypeOf<Type::q2_k, Form::fine_shifted, kNoZero, false, 8, 4> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
-        const Floats d = half(unit, 20, 0), dmin = half(unit, 20, 1);
-        for (int g = 0; g < 8; ++g) {
-            s.step[g] = d;
-            s.shift[g] = dmin;
-        }
-        for (int i = 0; i < 16; ++i) {
-            const Ints byte = unsigned_byte(word(unit, 16 + i / 4), i % 4);
-            s.fine[i] = bits_and(byte, 15u);
-            s.fine_shift[i] = shift_right(byte, 4);
+        const Floats d = half(unit, 20, 0);
+        for (int g = 0; g < 8; ++g) s.step[g] = d;
+        s.least = mul(half(unit, 20, 1), splat(-1.0f));
+        for (int i = 0; i < 4; ++i) {
+            const Ints bytes = word(unit, 16 + i), scales = bits_and(bytes, kLow4);
+            for (int j = 0; j < 4; ++j) s.fine[4 * i + j] = unsigned_byte(scales, j);
+            put_mins(bits_and(shift_right(bytes, 4), kLow4), i, s);
         }
     }
     template <int J>
@@ -222,10 +256,9 @@ MLXR_INLINE void unpack_scales_mins(Unit unit, int first_word, Floats d, Floats 
                             bits_or(bits_and(s2, kLow4), bits_and(shift_right(s0, 2), 0x30303030u))};
     const Ints mins[2] = {bits_and(s1, kLow6),
                           bits_or(bits_and(shift_right(s2, 4), kLow4), bits_and(shift_right(s1, 2), 0x30303030u))};
-    for (int g = 0; g < 8; ++g) {
-        s.step[g] = mul(d, to_floats(unsigned_byte(scales[g / 4], g % 4)));
-        s.shift[g] = mul(dmin, to_floats(unsigned_byte(mins[g / 4], g % 4)));
-    }
+    for (int g = 0; g < 8; ++g) s.step[g] = mul(d, to_floats(unsigned_byte(scales[g / 4], g % 4)));
+    for (int i = 0; i < 2; ++i) put_mins(mins[i], i, s);
+    s.least = mul(dmin, splat(-1.0f));
 }
 
 // Group 2n takes the low nibbles of words 8n..8n+7, group 2n+1 the high ones.
@@ -234,7 +267,7 @@ MLXR_INLINE void unpack_nibble_plane(Unit unit, int n, Ints* w) {
     for (int i = 0; i < 8; ++i) w[i] = bits_and(shift_right(word(unit, 8 * n + i), 4 * J), kLow4);
 }
 
-struct Q4_K : TypeOf<Type::q4_k, Form::shifted, kNoZero, false, 8, 2> {
+struct Q4_K : TypeOf<Type::q4_k, Form::span_shifted, kNoZero, false, 8, 2> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         unpack_scales_mins(unit, 32, half(unit, 35, 0), half(unit, 35, 1), s);
     }
@@ -244,7 +277,7 @@ struct Q4_K : TypeOf<Type::q4_k, Form::shifted, kNoZero, false, 8, 2> {
     }
 };
 
-struct Q5_K : TypeOf<Type::q5_k, Form::shifted, kNoZero, false, 8, 2> {
+struct Q5_K : TypeOf<Type::q5_k, Form::span_shifted, kNoZero, false, 8, 2> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         unpack_scales_mins(unit, 40, half(unit, 43, 0), half(unit, 43, 1), s);
     }
@@ -289,7 +322,7 @@ struct IQ4_NL : TypeOf<Type::iq4_nl, Form::plain, kZero128, true, 1, 1> {
     }
 };
 
-struct IQ4_XS : TypeOf<Type::iq4_xs, Form::plain, kZero128, true, 8, 1> {
+struct IQ4_XS : TypeOf<Type::iq4_xs, Form::span, kZero128, true, 8, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
         const Floats d = half(unit, 33, 0);
         const Ints low = word(unit, 32), high = half_bits(unit, 33, 1);

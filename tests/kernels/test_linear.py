@@ -103,15 +103,15 @@ def decode_affine(type_name: str, raw: Bytes, rows: int, columns: int) -> Floats
     return values.reshape(rows, columns)
 
 
-def in_groups(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """(rows, groups of 32 columns, 32), the last group filled up with zeros."""
-    filled = np.pad(x, ((0, 0), (0, -x.shape[1] % 32)))
-    return filled.reshape(len(x), -1, 32)
+def in_groups(x: npt.NDArray[Any], size: int = 32) -> npt.NDArray[Any]:
+    """(rows, groups of `size` columns, size), the last group filled up with zeros."""
+    filled = np.pad(x, ((0, 0), (0, -x.shape[1] % size)))
+    return filled.reshape(len(x), -1, size)
 
 
-def quantise(x: Floats, most: int = 127) -> npt.NDArray[np.float64]:
-    """Activations after quantisation to integers up to `most` per 32, as float64: scale * value."""
-    groups = in_groups(x)
+def quantise(x: Floats, most: int = 127, size: int = 32) -> npt.NDArray[np.float64]:
+    """Activations after quantisation to integers up to `most` per `size` columns, as float64: scale * value."""
+    groups = in_groups(x, size)
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         inverse = np.where(largest > 0, np.float32(most) / largest, np.float32(0)).astype(np.float32)
@@ -169,7 +169,7 @@ def expected(type_name: str, raw: Bytes, rows: int, x: Floats) -> tuple[npt.NDAr
     elif type_name in DENSE:
         inputs = (x if type_name == "f32" else round_to_bf16(x)).astype(np.float64)
     else:
-        inputs = quantise(x)
+        inputs = quantise(x, size=256 if BLOCKS[type_name][0] == 256 else 32)
     return inputs @ weights.T, np.abs(inputs) @ np.abs(weights).T
 
 
@@ -593,7 +593,7 @@ def test_operator_agrees_with_the_reference(cpu: Context) -> None:
     assert result.shape == (9, 129)
     assert result.dtype == np.float32
     error = np.linalg.norm(result - truth) / np.linalg.norm(truth)
-    assert 1e-5 < error < 0.02  # eight-bit activations, and not nothing
+    assert 1e-5 < error < 0.03  # eight-bit activations, 256 of very different sizes with one scale, and not nothing
     error = np.linalg.norm(result[:, 96:] - truth[:, 96:]) / np.linalg.norm(truth[:, 96:])
     assert 1e-6 < error < 1e-3  # f16 has them in 13 bits: up to half of a 4095th of the largest of 32
     assert cpu.ledger.snapshot().dispatches[0].implementation == "cpu"
