@@ -18,7 +18,7 @@ from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import build_table
 
-HIDDEN, FORWARD, HEADS, KV_HEADS, DIM, PAGE = 128, 192, 4, 2, 64, 32
+HIDDEN, HEADS, KV_HEADS, DIM, PAGE = 128, 4, 2, 64, 32
 LAYERS = 3
 Floats = NDArray[np.float32]
 
@@ -28,6 +28,9 @@ class Kind:
     """What layers may differ in."""
 
     weight_type: str = "q8_0"
+    down_type: str | None = None  # else as the others
+    hidden: int = HIDDEN
+    forward: int = 192
     activation: Activation = "silu"
     norms_heads: bool = False
     window: int | None = None
@@ -35,10 +38,14 @@ class Kind:
     bias: bool = False
 
 
-def make_weight(ctx: Context, rng: np.random.Generator, kind: Kind, columns: int, *rows: int) -> LinearWeight:
+def make_weight(
+    ctx: Context, rng: np.random.Generator, kind: Kind, columns: int, *rows: int, weight_type: str | None = None
+) -> LinearWeight:
+    name = weight_type or kind.weight_type
+
     def source(count: int) -> TensorSource:
         values = (rng.standard_normal((count, columns)) / np.sqrt(columns)).astype(np.float32)
-        return TensorSource("w", kind.weight_type, values.shape, encode_tensor(kind.weight_type, values))
+        return TensorSource("w", name, values.shape, encode_tensor(name, values))
 
     biases = [rng.standard_normal(count).astype(np.float32) if kind.bias else None for count in rows]
     return prepare(ctx, [source(count) for count in rows], biases)
@@ -46,6 +53,7 @@ def make_weight(ctx: Context, rng: np.random.Generator, kind: Kind, columns: int
 
 def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
     rng = np.random.default_rng(seed)
+    hidden, forward = kind.hidden, kind.forward
 
     def norm(length: int) -> Floats:
         return rng.uniform(0.5, 1.5, length).astype(np.float32)
@@ -53,19 +61,19 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
     layers = []
     for _ in range(LAYERS):
         attention = make_attention(
-            norm(HIDDEN),
+            norm(hidden),
             1e-5,
-            make_weight(ctx, rng, kind, HIDDEN, HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM),
-            make_weight(ctx, rng, kind, HEADS * DIM, HIDDEN),
+            make_weight(ctx, rng, kind, hidden, HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM),
+            make_weight(ctx, rng, kind, HEADS * DIM, hidden),
             heads=HEADS,
             kv_heads=KV_HEADS,
             head_dim=DIM,
             head_norms=(norm(DIM), norm(DIM)) if kind.norms_heads else None,
             sliding_window=kind.window,
         )
-        gate_up = make_weight(ctx, rng, kind, HIDDEN, FORWARD, FORWARD)
-        down = make_weight(ctx, rng, kind, FORWARD, HIDDEN)
-        layers.append(Layer(attention, make_feed_forward(norm(HIDDEN), 1e-5, gate_up, down, kind.activation)))
+        gate_up = make_weight(ctx, rng, kind, hidden, forward, forward)
+        down = make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type)
+        layers.append(Layer(attention, make_feed_forward(norm(hidden), 1e-5, gate_up, down, kind.activation)))
     return layers
 
 
@@ -101,12 +109,15 @@ BATCHES = {
     "a step of three": ([1, 1, 1], [70, 3, 31]),
     "a prompt": ([75], [0]),
     "prompts and steps": ([1, 40, 1, 9], [300, 20, 64, 0]),
+    "a long prompt": ([530], [0]),
 }
 KINDS = {
     "llama": Kind(),
     "qwen3": Kind("f16", norms_heads=True),
     "mistral": Kind("q4_0", window=40, interleaved=True),
-    "geglu": Kind("q8_0", "gelu_tanh", bias=True),
+    "geglu": Kind("q8_0", activation="gelu_tanh", bias=True),
+    "q4_k_m": Kind("q4_k", "q6_k", hidden=256, forward=768),
+    "spans and groups": Kind("q2_k", "q8_0", hidden=256, forward=544),
 }
 
 
@@ -115,8 +126,8 @@ KINDS = {
 @pytest.mark.parametrize("shape", BATCHES.values(), ids=BATCHES.keys())
 def test_equal_to_the_operators_one_by_one(isa: str, kind: Kind, shape: tuple[list[int], list[int]]) -> None:
     batch = make_batch(*shape)
-    table = build_table(512, DIM, 10000.0, interleaved=kind.interleaved)
-    stream = np.random.default_rng(9).standard_normal((batch.tokens, HIDDEN)).astype(np.float32)
+    table = build_table(544, DIM, 10000.0, interleaved=kind.interleaved)
+    stream = np.random.default_rng(9).standard_normal((batch.tokens, kind.hidden)).astype(np.float32)
     results, ledgers = [], []
     for threads, run in ((1, one_by_one.run_layers), (1, run_layers), (3, run_layers)):
         ctx = Context("cpu", threads=threads, isa=isa)
