@@ -10,7 +10,7 @@
 
 namespace mlxr {
 
-// Groups in a panel at most: 128 of up to 1.8 KB stay in a second-level cache beside the activations.
+// Groups in a panel at most: 128 of up to 1.4 KB (f16 2.1) stay in a second-level cache beside the activations.
 inline constexpr int64_t kPanelGroups = 128;
 
 // The input of a call in the forms that its weights need: with a scale for each group, for each span, or as shorts.
