@@ -58,11 +58,11 @@ bool spin_until(const Ready& ready, const Crowded& crowded, const Pass& pass) {
     } while (std::chrono::steady_clock::now() - start < kSpin);
     crowded();
     do {
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < 32; ++i) {
             if (ready()) return true;
             pass();
-            std::this_thread::yield();
         }
+        std::this_thread::yield();
     } while (std::chrono::steady_clock::now() - start < kYield);
     return ready();
 }
@@ -201,8 +201,10 @@ struct ThreadPool::State {
         const auto leave_crowd = [&] { places.leave_crowd(thread); };
         const size_t bytes = ahead.bytes();
         const auto pass = [&] {
-            if (bytes == 0 || fetched.load(std::memory_order_relaxed) >= bytes) return pause_cpu();
-            ahead.fetch_piece(fetched.fetch_add(Stretches::kPieceBytes, std::memory_order_relaxed));
+            if (fetched.load(std::memory_order_relaxed) < bytes) {
+                ahead.fetch_piece(fetched.fetch_add(Stretches::kPieceBytes, std::memory_order_relaxed));
+            }
+            pause_cpu();
         };
         if (spin_until(ready, leave_crowd, pass)) return;
         std::unique_lock lock(mutex);

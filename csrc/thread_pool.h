@@ -31,7 +31,8 @@ class Stretches {
     // Asks memory for kPieceBytes bytes, from byte `at` of them all on.
     void fetch_piece(size_t at) const;
 
-    static constexpr size_t kPieceBytes = 2048;
+    // More at once, without a pause in between, and processors drop most of what they are asked for.
+    static constexpr size_t kPieceBytes = 1024;
 
   private:
     struct Stretch {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <iterator>
 
 #include "linear/call.h"
 
@@ -14,16 +13,16 @@ using Part = LinearWeight::Part;
 
 // From so many tokens on arithmetic bounds a product rather than memory: rows are shared out in small pieces.
 constexpr int64_t kSomeTokens = 32;
-// Few tokens: shares of a weight that are left for whoever is free first.
-constexpr int64_t kSpareFraction = 10;                                 // one tenth of the bytes
-constexpr int64_t kSpareEnds[] = {0, 14, 28, 38, 48, 54, 58, 61, 64};  // of 64: the last are small, to end together
-constexpr int kSpareTasks = std::size(kSpareEnds) - 1;
+// Few tokens: a tenth of a weight is left for whoever is free first, in two pieces for each thread, of which the last
+// are the smallest, to end together. More of them cost more than they bring: each takes half a microsecond to start.
+constexpr int64_t kSpareFraction = 10;
+constexpr int kSparePieces = 2;
 // Less than this takes one thread no longer than starting the others.
 constexpr int64_t kSmallBytes = 32768;
 // Up to so many values one thread makes and quantises the input, while the others ask for weights.
 constexpr int64_t kAloneValues = 16384;
-// What a waiting thread asks for: it must fit into its second-level cache.
-constexpr int64_t kFetchBytes = 256 << 10;
+// What a waiting thread reads: it must fit into its second-level cache.
+constexpr int64_t kWaitBytes = 256 << 10;
 
 // Which forms of the input the parts of a weight need.
 struct Needs {
@@ -224,18 +223,20 @@ void multiply_bytes(const LinearCall& call, int64_t first, int64_t last) {
     }
 }
 
-// Asks for the first bytes of [first, last) of all parts, until the input is ready, and waits for it.
-void fetch_until_ready(const LinearCall& call, int64_t first, int64_t last, const std::atomic<bool>& ready) {
+// Reads the first bytes of [first, last) of all parts, until the input is ready, and waits for it. They are loads, as
+// processors drop prefetches when many are on their way.
+void read_until_ready(const LinearCall& call, int64_t first, int64_t last, const std::atomic<bool>& ready) {
     constexpr int64_t kLine = 64, kStep = 2048;
-    last = std::min(last, first + kFetchBytes);
+    last = std::min(last, first + kWaitBytes);
     int64_t begin = 0;
     for (const Part& part : call.weight.parts()) {
         const int64_t bytes = part.blocks * part.block_bytes;
         int64_t at = std::max<int64_t>(first - begin, 0);
         for (const int64_t end = std::min(last - begin, bytes); at < end; at += kStep) {
             if (ready.load(std::memory_order_acquire)) return;
-            for (int64_t line = at; line < at + kStep; line += kLine)
-                __builtin_prefetch(part.memory.data() + line, 0, 2);
+            for (int64_t line = at, stop = std::min(at + kStep, end); line < stop; line += kLine) {
+                (void)*static_cast<const volatile uint8_t*>(part.memory.data() + line);
+            }
         }
         begin += bytes;
     }
@@ -256,9 +257,12 @@ void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
     if (!alone) prepare_together(call, make_rows);
     std::atomic<bool> ready{!alone};
     const int64_t shared = bytes - bytes / kSpareFraction;
-    call.runtime.pool.parallel_for(threads + kSpareTasks, [&](int task, int thread) {
+    const int64_t pieces = kSparePieces * threads;
+    call.runtime.pool.parallel_for(static_cast<int>(threads + pieces), [&](int task, int thread) {
         const int64_t spare = task - threads;
-        const auto spare_at = [&](int64_t index) { return shared + (bytes - shared) * kSpareEnds[index] / 64; };
+        const auto spare_at = [&](int64_t index) {  // of a whole x = index / pieces: x * (3 - x) / 2
+            return shared + (bytes - shared) * index * (3 * pieces - index) / (2 * pieces * pieces);
+        };
         const int64_t first = spare < 0 ? shared * task / threads : spare_at(spare);
         const int64_t last = spare < 0 ? shared * (task + 1) / threads : spare_at(spare + 1);
         if (!ready.load(std::memory_order_acquire)) {
@@ -266,7 +270,7 @@ void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
                 prepare_alone(call, make_rows);
                 ready.store(true, std::memory_order_release);
             } else {
-                fetch_until_ready(call, first, last, ready);
+                read_until_ready(call, first, last, ready);
             }
         }
         multiply_bytes(call, first, last);
