@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ DOCUMENT = Path("docs") / "cpu-kernels.md"
 IMAGES = Path("docs") / "img"
 BEGIN, END = "<!-- figures of {shape}: begin -->", "<!-- figures of {shape}: end -->"
 GIB = 2**30
+TWO_STATES = 1.5  # memory that reads so many times as fast in some rounds as in others
 
 
 def format_table(results: Results) -> str:
     """The machine, one line per case, loading and memory, and cost over context."""
-    parts = [describe(results), "", *format_rows(results["shape"], rows_of(results, TABLE))]
+    rows = rows_of(results, TABLE)
+    parts = [describe(results), "", *format_rows(results["shape"], rows)]
+    if states := format_states(rows):
+        parts += ["", *states]
     if curve := format_curve(results):
         parts += ["", *curve]
     return "\n".join([*parts, "", *format_models(results)])
@@ -41,9 +46,38 @@ def describe(results: Results) -> str:
     return (
         f"Shape of {results['shape']}, random weights, {results['threads']} threads of {machine['cores']} cores of "
         f"{machine['processor']}, {machine['memory_bytes'] / GIB:.0f} GiB; {said} ({commits}); "
-        f"{results['made'][:10]}. Medians of {results['pairs']} rounds in turns; in brackets the lowest and the "
-        "highest ratio of a round."
+        f"{results['made'][:10]}. Medians of {format_rounds(results['rows'])} rounds in turns; in brackets the lowest "
+        "and the highest ratio of a round."
     )
+
+
+def format_rounds(rows: Sequence[Row]) -> str:
+    """How many rounds the cases had."""
+    rounds = sorted(len(row["ours"]) for row in rows)
+    return str(rounds[0]) if rounds[0] == rounds[-1] else f"{rounds[0]} to {rounds[-1]}"
+
+
+def format_states(rows: Sequence[Row]) -> list[str]:
+    """Decoding of one sequence while memory was slow and while it was fast, where it was both; else empty."""
+    lines = []
+    for row in rows:
+        low, high = row["read_range"]
+        if row["case"] != "decode-128" or high <= TWO_STATES * low:
+            continue
+        rounds = list(zip(row["ours"], row["read_bytes_per_s"], strict=True))
+        for name, chosen in (
+            ("slow", [one for one in rounds if one[1] < (low * high) ** 0.5]),
+            ("fast", [one for one in rounds if one[1] >= (low * high) ** 0.5]),
+        ):
+            rate = statistics.median(ours for ours, _ in chosen)
+            read = statistics.median(read for _, read in chosen)
+            share = statistics.median(ours * row["bytes_per_token"] / read for ours, read in chosen)
+            cells = [row["type"], name, str(len(chosen)), f"{rate:.1f}", f"{share:.0%} of {read / 1e9:.0f}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    if not lines:
+        return []
+    head = "| decode at 128 tokens, by rounds | memory | rounds | mlxr, tokens/s | of the probe |"
+    return [head, "|---|---|---:|---:|---:|", *lines]
 
 
 def format_rows(shape: str, rows: Sequence[Row]) -> list[str]:

@@ -169,7 +169,7 @@ def test_the_table_says_what_was_missed(compare: ModuleType, results: dict[str, 
     ]
     results["rows"][0]["bystanders"] = 0.5
     assert "decode at 128 tokens (busy machine)" in compare.format_table(results)
-    results["rows"][0]["read_range"] = [49e9, 81e9]
+    results["rows"][0] |= {"read_range": [49e9, 81e9], "read_bytes_per_s": [49e9, 81e9], "bytes_per_token": 1e9}
     assert "(busy machine) (memory read 49 to 81 GB/s)" in compare.format_table(results)
     results["rows"][0]["commit"] = ""
     assert "module 0123" in compare.format_table(results)
@@ -194,6 +194,18 @@ def test_docs_are_written_between_the_marks(compare: ModuleType, results: dict[s
         assert "llama.cpp" in drawing
     with pytest.raises(MlxrError, match="has no lines <!-- figures of llama-3-8b: begin -->"):
         compare.write_docs(tmp_path, [{**results, "shape": "llama-3-8b"}])
+
+
+def test_rounds_are_told_apart_by_the_state_of_memory() -> None:
+    report = importlib.import_module("comparison.report")
+    row = {"type": "q8_0", "case": "decode-128", "bytes_per_token": 1e9, "read_range": [40e9, 80e9]}
+    row |= {"ours": [36.0, 60.0, 38.0, 64.0, 68.0], "read_bytes_per_s": [40e9, 80e9, 40e9, 80e9, 80e9]}
+    assert report.format_states([row])[2:] == [
+        "| q8_0 | slow | 2 | 37.0 | 92% of 40 |",
+        "| q8_0 | fast | 3 | 64.0 | 80% of 80 |",
+    ]
+    assert report.format_states([{**row, "read_range": [40e9, 50e9]}, {**row, "case": "decode-4096"}]) == []
+    assert report.format_rounds([row, {"ours": [1.0, 2.0]}]) == "2 to 5"
 
 
 def test_the_document_has_the_marks(compare: ModuleType, results: dict[str, Any]) -> None:
