@@ -19,7 +19,7 @@ constexpr int64_t kSpareFraction = 10;
 constexpr int kSparePieces = 2;
 // Less than this takes one thread no longer than starting the others.
 constexpr int64_t kSmallBytes = 32768;
-// Up to so many values one thread makes and quantises the input, while the others ask for weights.
+// Up to so many values one thread makes and quantises the input, while the others read weights.
 constexpr int64_t kAloneValues = 16384;
 // What a waiting thread reads: it must fit into its second-level cache.
 constexpr int64_t kWaitBytes = 256 << 10;

@@ -11,6 +11,16 @@ MLXR_INLINE float float_from_bits(uint32_t bits) {
     return value;
 }
 
+#if defined(MLXR_TIER_avx512) || defined(MLXR_TIER_avx2)
+// The sums of the first and of the last four.
+MLXR_INLINE void add_quads(__m256i quads, int32_t* sums) {
+    quads = _mm256_hadd_epi32(quads, quads);
+    quads = _mm256_hadd_epi32(quads, quads);
+    sums[0] = _mm256_extract_epi32(quads, 0);
+    sums[1] = _mm256_extract_epi32(quads, 4);
+}
+#endif
+
 // A tier's steps: the largest magnitude of Columns values, as bits (ordered as integers, NaN above infinity), and
 // 32 times x * inverse rounded to int8, with the sums of the first and the last 16.
 #if defined(MLXR_TIER_avx512)
@@ -39,11 +49,8 @@ MLXR_INLINE void round_group(const float* x, float inverse, int8_t* values, int3
     const __m128i high = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + 16), factor)));
     const __m256i bytes = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(values), bytes);
-    __m256i quads = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
-    quads = _mm256_hadd_epi32(quads, quads);
-    quads = _mm256_hadd_epi32(quads, quads);
-    sums[0] = _mm256_extract_epi32(quads, 0);
-    sums[1] = _mm256_extract_epi32(quads, 4);
+    const __m256i quads = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+    add_quads(quads, sums);
 }
 
 MLXR_INLINE void round_shorts(const float* x, float inverse, int16_t* values) {
@@ -74,11 +81,8 @@ MLXR_INLINE void round_group(const float* x, float inverse, int8_t* values, int3
         _mm256_packs_epi16(_mm256_packs_epi32(ints[0], ints[1]), _mm256_packs_epi32(ints[2], ints[3]));
     const __m256i bytes = _mm256_permutevar8x32_epi32(mixed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(values), bytes);
-    __m256i quads = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
-    quads = _mm256_hadd_epi32(quads, quads);
-    quads = _mm256_hadd_epi32(quads, quads);
-    sums[0] = _mm256_extract_epi32(quads, 0);
-    sums[1] = _mm256_extract_epi32(quads, 4);
+    const __m256i quads = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
+    add_quads(quads, sums);
 }
 
 MLXR_INLINE void round_shorts(const float* x, float inverse, int16_t* values) {

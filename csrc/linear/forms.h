@@ -1,0 +1,66 @@
+// The forms of quantised types, and what a product of each form has beside its dot products.
+//
+// A weight of a row is, by the type's form, with q the unsigned byte and z the type's zero point:
+//   plain         step * (q - z)
+//   shifted       step * q - shift
+//   span          step * (q - z)
+//   span_shifted  step * q + least * min         min: integer, one for 32 columns; least is not positive
+//   fine          step * fine * (q - z)          fine: integer, one for 16 columns; step * fine is exact
+//   fine_shifted  step * fine * q + least * min  likewise, min for 16 columns
+//   shorts        2**(exponent - 24) * q         q: 16 bits with sign, and so is the activation
+// Units of the forms from span to fine_shifted are spans of 256 columns, whose activations have one scale: their
+// groups are summed up by themselves, the minimums as integers.
+#pragma once
+
+#include "kernel_table.h"
+#include "linear/lanes.h"
+
+namespace {
+
+enum class Form { plain, shifted, span, span_shifted, fine, fine_shifted, shorts };
+
+constexpr bool has_spans(Form form) {
+    return form != Form::plain && form != Form::shifted && form != Form::shorts;
+}
+constexpr bool is_fine(Form form) {
+    return form == Form::fine || form == Form::fine_shifted;
+}
+// Pairs of minimums in a span.
+constexpr int min_pairs(Form form) {
+    return form == Form::span_shifted ? 4 : form == Form::fine_shifted ? 8 : 0;
+}
+
+constexpr int kShortWords = 16;  // words of a group of 32 shorts
+
+// Where the sum of a group begins: minus its zero point times the sum of its activations, for item `item`.
+template <bool Wide, int Zero>
+MLXR_INLINE Ints start_group(const mlxr::Activations& a, int64_t item) {
+    if constexpr (Zero < 0) {
+        return splat(0);
+    } else {
+        return start_sum<Wide>(a.zeros[Zero] + item);
+    }
+}
+
+// Where the sum of a span begins, in units of its activations' scale: at its minimums, which `min` gives pair by pair,
+// times the sums of its activations.
+template <Form F, class Min>
+MLXR_INLINE Floats start_span(const mlxr::Activations& a, int64_t span, Floats least, const Min& min) {
+    if constexpr (min_pairs(F) == 0) {
+        return splat(0.0f);
+    } else {
+        const int16_t* const sums = is_fine(F) ? a.half_sums + 16 * span : a.sums + 8 * span;
+        Ints sum = splat(0);
+        repeat<min_pairs(F)>([&](auto i) MLXR_BODY { sum = dot_shorts(sum, min(i), spread(sums + 2 * i)); });
+        return mul(least, to_floats(sum));
+    }
+}
+
+// total + the sum of a group of shorts times its scales. The power of two is added to the exponent of the sum, which no
+// multiplying port has to do; an exact zero thereby counts as 2**-127 of the smallest product there is. The
+// activation's scale has the factor 2**-24.
+MLXR_INLINE Floats add_short_sum(Ints sum, Ints exponent, float scale, Floats total) {
+    return fma(splat(scale), as_floats(add(as_ints(to_floats(sum)), exponent)), total);
+}
+
+}  // namespace
