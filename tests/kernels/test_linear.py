@@ -595,9 +595,10 @@ def test_operator_agrees_with_the_reference(cpu: Context) -> None:
     blocks = np.concatenate([tensor.to_float32() for tensor in tensors[:2]]).astype(np.float64)
     exact = quantise(x, size=256) @ blocks.T + np.concatenate([np.zeros(64), make_input(1, 32)[0]])
     assert np.linalg.norm(result[:, :96] - exact) < 1e-6 * np.linalg.norm(exact)  # rounded activations, nothing else
-    steps = np.abs(in_groups(x, 256)).max(axis=-1).repeat(256, axis=-1) / 127  # of which a twelfth is a square error
+    steps = np.abs(in_groups(x, 256)).max(axis=-1).repeat(256, axis=-1) / 127
     error, expected_error = result[:, :96] - truth[:, :96], np.sqrt((steps**2 / 12) @ (blocks**2).T)
-    assert 0.8 < np.linalg.norm(error) / np.linalg.norm(expected_error) < 1.25
+    # rounding to a step has a mean square error of a twelfth of its square; errors of a token are in all of its outputs
+    assert 0.8 < np.linalg.norm(error) / np.linalg.norm(expected_error) < 1.18
     error = np.linalg.norm(result[:, 96:] - truth[:, 96:]) / np.linalg.norm(truth[:, 96:])
     assert 1e-6 < error < 1e-3  # f16 has them in 13 bits: up to half of a 4095th of the largest of 32
     assert cpu.ledger.snapshot().dispatches[0].implementation == "cpu"
