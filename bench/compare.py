@@ -163,7 +163,6 @@ def measure_all(given: argparse.Namespace, save: Save) -> Results:
     results: Results = {
         "shape": given.shape,
         "threads": given.threads,
-        "pairs": given.pairs,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "commit": read_commit(),

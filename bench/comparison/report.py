@@ -64,20 +64,29 @@ def format_states(rows: Sequence[Row]) -> list[str]:
         low, high = row["read_range"]
         if row["case"] != "decode-128" or high <= TWO_STATES * low:
             continue
-        rounds = list(zip(row["ours"], row["read_bytes_per_s"], strict=True))
+        middle = (low * high) ** 0.5
         for name, chosen in (
-            ("slow", [one for one in rounds if one[1] < (low * high) ** 0.5]),
-            ("fast", [one for one in rounds if one[1] >= (low * high) ** 0.5]),
+            ("slow", [i for i, read in enumerate(row["read_bytes_per_s"]) if read < middle]),
+            ("fast", [i for i, read in enumerate(row["read_bytes_per_s"]) if read >= middle]),
         ):
-            rate = statistics.median(ours for ours, _ in chosen)
-            read = statistics.median(read for _, read in chosen)
-            share = statistics.median(ours * row["bytes_per_token"] / read for ours, read in chosen)
-            cells = [row["type"], name, str(len(chosen)), f"{rate:.1f}", f"{share:.0%} of {read / 1e9:.0f}"]
+            ours, reads = [row["ours"][i] for i in chosen], [row["read_bytes_per_s"][i] for i in chosen]
+            share = statistics.median(
+                row["ours"][i] * row["bytes_per_token"] / row["read_bytes_per_s"][i] for i in chosen
+            )
+            ratio = [row["ours"][i] / row["theirs"][i] for i in chosen] if row["theirs"] else []
+            cells = [
+                row["type"],
+                name,
+                str(len(chosen)),
+                f"{statistics.median(ours):.1f}",
+                f"{statistics.median(ratio):.2f} ×" if ratio else "",
+                f"{share:.0%} of {statistics.median(reads) / 1e9:.0f}",
+            ]
             lines.append("| " + " | ".join(cells) + " |")
     if not lines:
         return []
-    head = "| decode at 128 tokens, by rounds | memory | rounds | mlxr, tokens/s | of the probe |"
-    return [head, "|---|---|---:|---:|---:|", *lines]
+    head = "| decode at 128 tokens, by rounds | memory | rounds | mlxr, tokens/s | ratio | of the probe |"
+    return [head, "|---|---|---:|---:|---:|---:|", *lines]
 
 
 def format_rows(shape: str, rows: Sequence[Row]) -> list[str]:

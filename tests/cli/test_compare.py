@@ -55,7 +55,6 @@ def results() -> dict[str, Any]:
     return {
         "shape": "tinyllama-1.1b",
         "threads": 2,
-        "pairs": 2,
         "made": "2026-01-02T03:04:05+00:00",
         "machine": {"processor": "P <1>", "cores": 2, "memory_bytes": 2**34},
         "commit": "abc",
@@ -200,10 +199,12 @@ def test_rounds_are_told_apart_by_the_state_of_memory() -> None:
     report = importlib.import_module("comparison.report")
     row = {"type": "q8_0", "case": "decode-128", "bytes_per_token": 1e9, "read_range": [40e9, 80e9]}
     row |= {"ours": [36.0, 60.0, 38.0, 64.0, 68.0], "read_bytes_per_s": [40e9, 80e9, 40e9, 80e9, 80e9]}
+    row |= {"theirs": [36.0, 40.0, 19.0, 40.0, 34.0]}
     assert report.format_states([row])[2:] == [
-        "| q8_0 | slow | 2 | 37.0 | 92% of 40 |",
-        "| q8_0 | fast | 3 | 64.0 | 80% of 80 |",
+        "| q8_0 | slow | 2 | 37.0 | 1.50 × | 92% of 40 |",
+        "| q8_0 | fast | 3 | 64.0 | 1.60 × | 80% of 80 |",
     ]
+    assert report.format_states([{**row, "theirs": []}])[2] == "| q8_0 | slow | 2 | 37.0 |  | 92% of 40 |"
     assert report.format_states([{**row, "read_range": [40e9, 50e9]}, {**row, "case": "decode-4096"}]) == []
     assert report.format_rounds([row, {"ours": [1.0, 2.0]}]) == "2 to 5"
 
