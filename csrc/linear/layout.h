@@ -7,9 +7,8 @@
 // bits, which the file keeps as four and two; so the repacked weight is as large as the file's, and exactly the file's.
 // Rows past the end are zero.
 //
-// f16 is turned into blocks of 128 columns first: 128 signed 16-bit integers and 4 bytes, for each 32 integers the
-// power of two that they are multiplied with, besides 2**-24 (repack.cpp). The last block of a row is filled up with
-// zeros.
+// f16 is turned into blocks of 128 columns first: a byte, the exponent, and 128 signed 16-bit integers, which are
+// multiplied with 2**(exponent - 24) (repack.cpp). The last block of a row is filled up with zeros.
 //
 // f32 and bf16 lie in blocks of 32 rows: f32 for each column the 32 values, bf16 for each pair of columns a word of
 // each.
@@ -65,8 +64,8 @@ inline constexpr Layout kLayouts[] = {
 };
 // clang-format on
 
-inline constexpr Layout kFixedLayout = {{{words, 0, 65}}};  // f16
-inline constexpr int kFixedColumns = 128, kFixedBlockBytes = 260;
+inline constexpr Layout kFixedLayout = {{{words, 1, 64}, {bytes, 0, 1}}};  // f16
+inline constexpr int kFixedColumns = 128, kFixedBlockBytes = 1 + 2 * kFixedColumns;
 
 static constexpr const Layout& layout_of(Type type) {
     if (type == Type::f16) return kFixedLayout;

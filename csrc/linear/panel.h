@@ -62,7 +62,7 @@ MLXR_INLINE void unpack_stride(Unit unit, int n, const Scales& s, uint8_t* at) {
     if constexpr (W::kForm == Form::shorts) {
         at += n * PanelGroup<W::kForm>::kBytes;
         for (int i = 0; i < kShortWords; ++i) store_ints(at + kRowBytes * i, word(unit, kShortWords * n + i));
-        store_ints(at + kRowBytes * kShortWords, s.exponent[n]);
+        store_ints(at + kRowBytes * kShortWords, s.exponent);
     } else if constexpr (J < W::kStride) {
         const int g = n * W::kStride + J;
         Ints w[8];

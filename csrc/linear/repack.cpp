@@ -93,14 +93,16 @@ void repack_unit(const Layout& layout, const uint8_t* source, int64_t stride, in
     }
 }
 
-// 32 halves, of which `count` are there, to integers that are multiplied with 2**(exponent - 24), the step of f16's
-// subnormal numbers at least. The largest magnitude gets 14 bits, so values down to an eighth of its power of two are
-// exact, and others rounded to nearest even. Of infinity or not-a-number come zeros with an exponent that makes the
-// sums of the row infinite.
-void fix_halves(const uint8_t* source, int64_t count, uint8_t* integers, uint8_t& exponent) {
-    constexpr int kColumns = kGroupColumns, kSpecial = 31, kLowest = 4, kBias = 127;
-    int16_t halves[kColumns], largest = 0;
-    if (count >= kColumns) {
+// A block of halves, of which `count` are there, to an exponent and integers that are multiplied with
+// 2**(exponent - 24), the step of f16's subnormal numbers at least. The largest magnitude gets 14 bits, so values down
+// to an eighth of its power of two are exact, and others rounded to nearest even. Of infinity or not-a-number come
+// zeros with an exponent that makes the sums of the row infinite.
+void fix_halves(const uint8_t* source, int64_t count, uint8_t* block) {
+    constexpr int kSpecial = 31, kLowest = 4, kBias = 127;
+    uint8_t& exponent = block[0];
+    uint8_t* const integers = block + 1;
+    int16_t halves[kFixedColumns], largest = 0;
+    if (count >= kFixedColumns) {
         std::memcpy(halves, source, sizeof halves);
     } else {
         std::memset(halves, 0, sizeof halves);
@@ -115,7 +117,7 @@ void fix_halves(const uint8_t* source, int64_t count, uint8_t* integers, uint8_t
     }
     exponent = static_cast<uint8_t>(std::max(top - kLowest, 0));
     const float per_unit = std::bit_cast<float>(static_cast<uint32_t>(24 - exponent + kBias) << 23);
-    for (int i = 0; i < kColumns; ++i) {
+    for (int i = 0; i < kFixedColumns; ++i) {
         const uint32_t half = static_cast<uint16_t>(halves[i]);
         const float magnitude = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;  // exact
         // Adding 1.5*2**23 leaves the integer, rounded to nearest even, in the low bits.
@@ -131,12 +133,7 @@ void repack_halves(const uint8_t* source, int rows, int64_t columns, uint8_t* ou
     uint8_t blocks[kRepackRows * kFixedBlockBytes];
     for (int64_t first = 0; first < columns; first += kFixedColumns, out += unit_bytes(Type::f16)) {
         for (int r = 0; r < rows; ++r) {
-            uint8_t* const block = blocks + r * kFixedBlockBytes;
-            for (int g = 0; g < kFixedColumns / kGroupColumns; ++g) {
-                const int64_t column = first + g * kGroupColumns;
-                fix_halves(source + 2 * (r * columns + column), columns - column, block + 2 * g * kGroupColumns,
-                           block[2 * kFixedColumns + g]);
-            }
+            fix_halves(source + 2 * (r * columns + first), columns - first, blocks + r * kFixedBlockBytes);
         }
         repack_unit(kFixedLayout, blocks, kFixedBlockBytes, rows, out);
     }

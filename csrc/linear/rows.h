@@ -65,7 +65,7 @@ MLXR_INLINE void add_shorts(Unit unit, const Scales& s, int g, const Activations
         repeat<M>([&](auto m) MLXR_BODY { products[m] = dot_shorts(products[m], w, spread(values + 32 * m + 2 * i)); });
     });
     repeat<M>([&](auto m)
-                  MLXR_BODY { sums[m] = add_short_sum(products[m], s.exponent[g], a.short_scales[at + m], sums[m]); });
+                  MLXR_BODY { sums[m] = add_short_sum(products[m], s.exponent, a.short_scales[at + m], sums[m]); });
 }
 
 // Groups n*kStride+J.. of the unit, whose first items for the tokens begin at `at`.

@@ -35,7 +35,7 @@ struct Scales {
     Ints fine[16];
     Ints mins[8];  // pairs of 16 bits, in the order of span_order
     Floats least;
-    Ints exponent[4];  // where an f32 has its own
+    Ints exponent;  // where an f32 has its own
 };
 
 // Bytes `word`, four numbers below 2**8, into the pairs 2*index and 2*index+1 of minimums.
@@ -338,11 +338,10 @@ struct Affine8 : TypeOf<T, Form::shifted, kZero128, true, Groups, 1> {
     }
 };
 
-// f16 as fixed point (layout.h): 16 words for each group, and a word of exponents.
+// f16 as fixed point (layout.h): 16 words for each group, and a byte, the exponent of all four.
 struct F16 : TypeOf<Type::f16, Form::shorts, kNoZero, false, 4, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
-        const Ints exponents = word(unit, 4 * kShortWords);
-        for (int g = 0; g < 4; ++g) s.exponent[g] = shift_left(unsigned_byte(exponents, g), 23);
+        s.exponent = shift_left(load_u8(unit.base + 64 * 4 * kShortWords + kLanes * unit.part), 23);
     }
 };
 

@@ -123,8 +123,8 @@ def quantise(x: Floats, most: int = 127, size: int = 32) -> npt.NDArray[np.float
 
 
 def fix_point(weights: Floats) -> npt.NDArray[np.float64]:
-    """f16 weights as the kernels hold them: multiples of a 2**-13th of the power of two in the largest of 32."""
-    groups = in_groups(weights).astype(np.float64)
+    """f16 weights as the kernels hold them: multiples of a 2**-13th of the power of two in the largest of 128."""
+    groups = in_groups(weights, 128).astype(np.float64)
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     unit = np.exp2(np.maximum(np.floor(np.log2(np.maximum(largest, 2.0**-24))) - 13, -24))
     fixed: npt.NDArray[np.float64] = np.rint(groups / unit) * unit
@@ -285,13 +285,13 @@ def test_halves_beside_larger_ones_are_rounded(isa: str) -> None:
     runtime, rng = native.Runtime(2, isa), np.random.default_rng(3)
     bits = rng.integers(0, 0x7C00, (4000, 2), dtype=np.uint16)
     bits[0], bits[1], bits[2] = (0x7BFF, 0x7BFF), (0x0001, 0x0000), (0x03FF, 0x8001)
-    halves = np.zeros((len(bits), 40), np.float16)  # of two groups, one of them cut short
-    halves[:, 7], halves[:, 25], halves[:, 39] = bits[:, 0].view(np.float16), bits[:, 1].view(np.float16), 1
-    weight = make_weight(runtime, [("f16", len(bits), halves.reshape(-1).view(np.uint8), None)], 40)
-    x = np.zeros((2, 40), np.float32)
-    x[0, 7] = x[1, 25] = 4095
+    halves = np.zeros((len(bits), 136), np.float16)  # of two blocks, one of them cut short
+    halves[:, 7], halves[:, 125], halves[:, 135] = bits[:, 0].view(np.float16), bits[:, 1].view(np.float16), 1
+    weight = make_weight(runtime, [("f16", len(bits), halves.reshape(-1).view(np.uint8), None)], 136)
+    x = np.zeros((2, 136), np.float32)
+    x[0, 7] = x[1, 125] = 4095
     result = multiply(runtime, weight, x).T.astype(np.float64) / 4095
-    exact = halves[:, (7, 25)].astype(np.float64)
+    exact = halves[:, (7, 125)].astype(np.float64)
     power = np.exp2(np.floor(np.log2(np.abs(exact).max(axis=1, keepdims=True))))
     error = np.abs(result - exact)
     assert (error[np.broadcast_to(power / 8, exact.shape) <= np.abs(exact)] == 0).all()
@@ -464,7 +464,7 @@ def test_memory_is_that_of_the_file() -> None:
         stored = raw.size if type_name != "q8_k" else raw.size * 260 // 292  # its sums of 16 are not kept
         assert weight.nbytes == stored
     weight = make_weight(runtime, [("f16", 64, make_raw("f16", 64, 1024), None)], 1024)
-    assert weight.nbytes == 64 * 1024 * 2 * 65 // 64  # an exponent for 32
+    assert weight.nbytes == 64 * 1024 * 2 * 257 // 256  # an exponent for 128
 
 
 def test_weights_come_and_go_beside_each_other() -> None:
