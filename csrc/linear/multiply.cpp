@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <memory>
 
 #include "linear/call.h"
 
@@ -13,10 +14,9 @@ using Part = LinearWeight::Part;
 
 // From so many tokens on arithmetic bounds a product rather than memory: rows are shared out in small pieces.
 constexpr int64_t kSomeTokens = 32;
-// Few tokens: a tenth of a weight is left for whoever is free first, in two pieces for each thread, of which the last
-// are the smallest, to end together. More of them cost more than they bring: each takes half a microsecond to start.
+// Few tokens: the last tenth of each thread's share goes in pieces that others may take, to end together.
 constexpr int64_t kSpareFraction = 10;
-constexpr int kSparePieces = 2;
+constexpr uint32_t kSparePieces = 4;
 // Less than this takes one thread no longer than starting the others.
 constexpr int64_t kSmallBytes = 32768;
 // Up to so many values one thread makes and quantises the input, while the others read weights.
@@ -243,8 +243,29 @@ void read_until_ready(const LinearCall& call, int64_t first, int64_t last, const
     wait_until([&] { return ready.load(std::memory_order_acquire); });
 }
 
-// Few tokens: bound by reading the weights. Each thread reads one contiguous run; a tenth is left in small
-// pieces for the thread that is ahead. Little input is made by the calling thread, while the others begin to read.
+// The pieces of a share that nobody has taken yet. The thread whose share it is takes them from the front, so that it
+// goes on with one stream, and threads that are done with their own from the back.
+class alignas(64) Pieces {
+  public:
+    // Each piece once; -1 when none is left.
+    int take_first() {
+        const uint32_t taken = taken_.fetch_add(1, std::memory_order_relaxed);
+        return is_left(taken) ? static_cast<int>(taken & kFront) : -1;
+    }
+    int take_last() {
+        const uint32_t taken = taken_.fetch_add(kFront + 1, std::memory_order_relaxed);
+        return is_left(taken) ? static_cast<int>(kSparePieces - 1 - (taken >> 16)) : -1;
+    }
+
+  private:
+    static constexpr uint32_t kFront = 0xffff;
+    static bool is_left(uint32_t taken) { return (taken & kFront) + (taken >> 16) < kSparePieces; }
+
+    std::atomic<uint32_t> taken_{0};  // from the front, and 2**16 times how many from the back
+};
+
+// Few tokens: bound by reading the weights. Each thread reads one contiguous run, and then helps the others with the
+// ends of theirs. Little input is made by the calling thread, while the others begin to read.
 void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
     int64_t bytes = 0;
     for (const Part& part : call.weight.parts()) bytes += part.blocks * part.block_bytes;
@@ -256,15 +277,17 @@ void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
     const bool alone = call.tokens * call.weight.in_features() < kAloneValues;
     if (!alone) prepare_together(call, make_rows);
     std::atomic<bool> ready{!alone};
-    const int64_t shared = bytes - bytes / kSpareFraction;
-    const int64_t pieces = kSparePieces * threads;
-    call.runtime.pool.parallel_for(static_cast<int>(threads + pieces), [&](int task, int thread) {
-        const int64_t spare = task - threads;
-        const auto spare_at = [&](int64_t index) {  // of a whole x = index / pieces: x * (3 - x) / 2
-            return shared + (bytes - shared) * index * (3 * pieces - index) / (2 * pieces * pieces);
-        };
-        const int64_t first = spare < 0 ? shared * task / threads : spare_at(spare);
-        const int64_t last = spare < 0 ? shared * (task + 1) / threads : spare_at(spare + 1);
+    auto* const pieces =
+        reinterpret_cast<Pieces*>(call.runtime.scratch(Scratch::pieces, static_cast<size_t>(threads) * sizeof(Pieces)));
+    std::uninitialized_value_construct_n(pieces, threads);
+    const auto share_at = [&](int64_t share) { return bytes * share / threads; };
+    const auto multiply_piece = [&](int64_t share, int64_t piece) {
+        const int64_t last = share_at(share + 1), spare = (last - share_at(share)) / kSpareFraction;
+        const auto piece_at = [&](int64_t index) { return last - spare + spare * index / kSparePieces; };
+        multiply_bytes(call, piece_at(piece), piece_at(piece + 1));
+    };
+    call.runtime.pool.parallel_for(threads, [&](int share, int thread) {
+        const int64_t first = share_at(share), last = share_at(share + 1);
         if (!ready.load(std::memory_order_acquire)) {
             if (thread == 0) {
                 prepare_alone(call, make_rows);
@@ -273,7 +296,12 @@ void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
                 read_until_ready(call, first, last, ready);
             }
         }
-        multiply_bytes(call, first, last);
+        multiply_bytes(call, first, last - (last - first) / kSpareFraction);
+        for (int piece; (piece = pieces[share].take_first()) >= 0;) multiply_piece(share, piece);
+        for (int next = 1; next < threads; ++next) {
+            const int other = (share + next) % threads;
+            for (int piece; (piece = pieces[other].take_last()) >= 0;) multiply_piece(other, piece);
+        }
     });
 }
 

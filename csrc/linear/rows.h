@@ -88,17 +88,18 @@ template <class W>
 struct RowsAhead {
     static constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
     const uint8_t* next;
-    int64_t bytes;  // with each stride
+    int64_t bytes;  // with each half of a stride
 
     RowsAhead(const uint8_t* block, int64_t block_bytes, int64_t tile, int64_t tiles)
         : next(tiles == 1 ? block + kAheadBytes : block + block_bytes + block_bytes * tile / tiles),
-          bytes(kStrideBytes / tiles) {}
+          bytes(kStrideBytes / 2 / tiles) {}
 
-    // What is read only once need not go through the second-level cache, where it would drive out what is used again.
-    template <bool Once>
+    // The lines that begin in the next `bytes`, each once: asking twice costs as much as asking for another one.
     MLXR_INLINE void fetch(RowsAhead& self) {
-        for (int64_t i = 0; i < self.bytes; i += 64) __builtin_prefetch(self.next + i, 0, Once ? 0 : 3);
-        self.next += self.bytes;
+        const uint8_t* const end = self.next + self.bytes;
+        const auto line = reinterpret_cast<uintptr_t>(self.next + 63) / 64 * 64;
+        for (auto at = reinterpret_cast<const uint8_t*>(line); at < end; at += 64) __builtin_prefetch(at);
+        self.next = end;
     }
 };
 
@@ -119,8 +120,9 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
             W::scales(unit, s);
             const auto add_groups = [&](Floats* to) MLXR_BODY {
                 for (int n = 0; n < RowsAhead<W>::kStrides; ++n) {
-                    if (part == 0) RowsAhead<W>::template fetch<M == 1>(ahead);
+                    if (part == 0) RowsAhead<W>::fetch(ahead);
                     add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, to);
+                    if (part == 0) RowsAhead<W>::fetch(ahead);
                 }
             };
             if constexpr (has_spans(W::kForm)) {
