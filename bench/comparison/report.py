@@ -146,15 +146,15 @@ def find_misses(results: Results) -> list[str]:
 
 
 def format_models(results: Results) -> list[str]:
-    """Loading time and peak memory of each file."""
+    """Loading times and peak memory of each file."""
     lines = [
-        "| file | size | mlxr loads in | llama.cpp | mlxr peak memory | llama.cpp |",
+        "| file | size | mlxr loads in, then again in | llama.cpp | mlxr peak memory | llama.cpp |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for name, model in results["models"].items():
         cells = [name, f"{model['file_bytes'] / GIB:.2f} GiB"]
         sides = [model["ours"], model["theirs"]]
-        cells += ["" if side is None else f"{side['load_s']:.1f} s" for side in sides]
+        cells += ["" if side is None else f"{side['first_load_s']:.1f}, {side['load_s']:.1f} s" for side in sides]
         peaks = [None if side is None else side["peak_memory_bytes"] for side in sides]
         cells += ["" if peak is None else f"{peak / GIB:.2f} GiB" for peak in peaks]
         lines.append("| " + " | ".join(cells) + " |")
