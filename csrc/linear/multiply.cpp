@@ -281,22 +281,24 @@ void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
         reinterpret_cast<Pieces*>(call.runtime.scratch(Scratch::pieces, static_cast<size_t>(threads) * sizeof(Pieces)));
     std::uninitialized_value_construct_n(pieces, threads);
     const auto share_at = [&](int64_t share) { return bytes * share / threads; };
-    const auto multiply_piece = [&](int64_t share, int64_t piece) {
+    const auto piece_at = [&](int64_t share, int64_t piece) {
         const int64_t last = share_at(share + 1), spare = (last - share_at(share)) / kSpareFraction;
-        const auto piece_at = [&](int64_t index) { return last - spare + spare * index / kSparePieces; };
-        multiply_bytes(call, piece_at(piece), piece_at(piece + 1));
+        return last - spare + spare * piece / kSparePieces;
+    };
+    const auto multiply_piece = [&](int64_t share, int64_t piece) {
+        multiply_bytes(call, piece_at(share, piece), piece_at(share, piece + 1));
     };
     call.runtime.pool.parallel_for(threads, [&](int share, int thread) {
-        const int64_t first = share_at(share), last = share_at(share + 1);
+        const int64_t first = share_at(share);
         if (!ready.load(std::memory_order_acquire)) {
             if (thread == 0) {
                 prepare_alone(call, make_rows);
                 ready.store(true, std::memory_order_release);
             } else {
-                read_until_ready(call, first, last, ready);
+                read_until_ready(call, first, share_at(share + 1), ready);
             }
         }
-        multiply_bytes(call, first, last - (last - first) / kSpareFraction);
+        multiply_bytes(call, first, piece_at(share, 0));
         for (int piece; (piece = pieces[share].take_first()) >= 0;) multiply_piece(share, piece);
         for (int next = 1; next < threads; ++next) {
             const int other = (share + next) % threads;
