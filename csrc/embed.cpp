@@ -11,7 +11,7 @@ void embed(Runtime& runtime, Type type, const uint8_t* data, int64_t columns, co
     const int64_t blocks = columns / info.block_elements, row_bytes = blocks * info.block_bytes;
     // A few rows take less time than waking the other threads.
     const int tasks = tokens * columns < 16384 ? 1 : static_cast<int>(std::min<int64_t>(tokens, 1024));
-    runtime.pool.parallel_for_static(tasks, [&](int task, int) {
+    runtime.pool.parallel_for_near(tasks, [&](int task, int) {
         for (int64_t t = tokens * task / tasks; t < tokens * (task + 1) / tasks; ++t) {
             info.decode(data + ids[t] * row_bytes, blocks, out + t * columns);
         }

@@ -21,7 +21,7 @@ double seconds_since(Clock::time_point start) {
 
 // Wakes the threads, so that the measured section begins with all of them spinning.
 void wake(Runtime& runtime) {
-    runtime.pool.parallel_for_static(runtime.pool.threads(), [](int, int) {});
+    runtime.pool.parallel_for_near(runtime.pool.threads(), [](int, int) {});
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ const ProbeTable* probe_table(Isa isa) {
 
 Probe::Probe(Runtime& runtime, size_t bytes)
     : memory_((std::max<size_t>(bytes, 1) + kPieceBytes - 1) / kPieceBytes * kPieceBytes) {
-    runtime.pool.parallel_for_static(static_cast<int>(memory_.bytes() / kPieceBytes), [&](int piece, int) {
+    runtime.pool.parallel_for_near(static_cast<int>(memory_.bytes() / kPieceBytes), [&](int piece, int) {
         std::memset(memory_.data() + static_cast<size_t>(piece) * kPieceBytes, piece % 127 + 1, kPieceBytes);
     });
 }

@@ -16,7 +16,7 @@
 namespace mlxr {
 
 // One region per use, so that two operators that call each other cannot share a buffer by accident.
-enum class Scratch : int { activations, pieces, panels, attend, sample, operators, blocks, gated, count };
+enum class Scratch : int { activations, panels, attend, sample, operators, blocks, gated, count };
 
 class Runtime {
   public:

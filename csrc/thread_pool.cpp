@@ -130,6 +130,38 @@ class Places {
 };
 #endif
 
+// The tasks [begin, end) of one thread, of which it does the first in any case.
+class alignas(64) Share {
+  public:
+    void set(int begin, int end) {
+        begin_ = begin;
+        end_ = end;
+        taken_.store(1, std::memory_order_relaxed);
+    }
+    int begin() const { return begin_; }
+    int end() const { return end_; }
+
+    // A task that nobody has had, from the front or from the back; end() when there is none.
+    int take_first() {
+        const uint64_t taken = taken_.fetch_add(1, std::memory_order_relaxed);
+        return is_left(taken) ? begin_ + static_cast<int>(taken & kFront) : end_;
+    }
+    int take_last() {
+        if (!is_left(taken_.load(std::memory_order_relaxed))) return end_;  // mostly so, and costs its thread nothing
+        const uint64_t taken = taken_.fetch_add(kFront + 1, std::memory_order_relaxed);
+        return is_left(taken) ? end_ - 1 - static_cast<int>(taken >> 32) : end_;
+    }
+
+  private:
+    static constexpr uint64_t kFront = 0xffffffff;
+    bool is_left(uint64_t taken) const {
+        return static_cast<int64_t>((taken & kFront) + (taken >> 32)) < end_ - begin_;
+    }
+
+    std::atomic<uint64_t> taken_{0};  // from the front, and 2**32 times how many from the back
+    int begin_ = 0, end_ = 0;
+};
+
 }  // namespace
 
 size_t Stretches::bytes() const {
@@ -167,11 +199,12 @@ struct ThreadPool::State {
     alignas(64) Task fn = nullptr;
     void* arg = nullptr;
     int tasks = 0;
-    bool fixed_shares = false;
+    bool near = false;
     bool stop = false;
     Stretches after;  // to ask for once it is over
 
     const int threads;
+    std::vector<Share> shares;
     Places places;
     unsigned forks = 0;
     std::mutex mutex;
@@ -180,15 +213,27 @@ struct ThreadPool::State {
 
     Errands& errands;
 
-    State(int threads_, Errands& errands_) : threads(threads_), places(threads_), errands(errands_) {}
+    State(int threads_, Errands& errands_)
+        : threads(threads_), shares(static_cast<size_t>(threads_)), places(threads_), errands(errands_) {}
+
+    void share_out() {
+        for (int thread = 0; thread < threads; ++thread) {
+            const auto begin_of = [&](int64_t share) { return static_cast<int>(tasks * share / threads); };
+            shares[static_cast<size_t>(thread)].set(begin_of(thread), begin_of(thread + 1));
+        }
+    }
+
+    void work_near(int thread) {
+        Share& own = shares[static_cast<size_t>(thread)];
+        for (int task = own.begin(); task < own.end(); task = own.take_first()) fn(arg, task, thread);
+        for (int next = 1; next < threads; ++next) {
+            Share& other = shares[static_cast<size_t>((thread + next) % threads)];
+            for (int task; (task = other.take_last()) < other.end();) fn(arg, task, thread);
+        }
+    }
 
     void work(int thread) {
-        if (fixed_shares) {
-            const int begin = static_cast<int>(static_cast<int64_t>(tasks) * thread / threads);
-            const int end = static_cast<int>(static_cast<int64_t>(tasks) * (thread + 1) / threads);
-            for (int task = begin; task < end; ++task) fn(arg, task, thread);
-            return;
-        }
+        if (near) return work_near(thread);
         for (int task = next.fetch_add(1, std::memory_order_relaxed); task < tasks;
              task = next.fetch_add(1, std::memory_order_relaxed)) {
             fn(arg, task, thread);
@@ -283,7 +328,7 @@ ThreadPool::~ThreadPool() {
     delete errands_;
 }
 
-void ThreadPool::start(int tasks, Task fn, void* arg, bool fixed_shares) {
+void ThreadPool::start(int tasks, Task fn, void* arg, bool near) {
     if (tasks <= 0) return;
     if (state_ == nullptr || tasks == 1 || state_->forks != fork_count().load(std::memory_order_relaxed)) {
         for (int task = 0; task < tasks; ++task) fn(arg, task, 0);
@@ -294,10 +339,11 @@ void ThreadPool::start(int tasks, Task fn, void* arg, bool fixed_shares) {
     state.fn = fn;
     state.arg = arg;
     state.tasks = tasks;
-    state.fixed_shares = fixed_shares;
+    state.near = near;
     state.after.copy(after_next_);
     if (!after_next_.empty()) state.fetched.store(0, std::memory_order_relaxed);
     after_next_.clear();
+    if (near) state.share_out();
     state.next.store(0, std::memory_order_relaxed);
     state.running.store(threads_ - 1, std::memory_order_relaxed);
     state.publish();
@@ -319,7 +365,7 @@ void ThreadPool::run(int tasks, Task fn, void* arg) {
     start(tasks, fn, arg, false);
 }
 
-void ThreadPool::run_static(int tasks, Task fn, void* arg) {
+void ThreadPool::run_near(int tasks, Task fn, void* arg) {
     start(tasks, fn, arg, true);
 }
 

@@ -61,8 +61,10 @@ class ThreadPool {
     // Returns when all are done. thread is in [0, threads()).
     void run(int tasks, Task fn, void* arg);
 
-    // The same, but each thread takes one fixed contiguous share: [tasks*t/threads, tasks*(t+1)/threads).
-    void run_static(int tasks, Task fn, void* arg);
+    // The same, but each thread has a contiguous share, [tasks*t/threads, tasks*(t+1)/threads): the first task of it is
+    // its own, the others it takes from the front, and who is done with its own takes them from the back. So what one
+    // section leaves in a processor's cache is there in the next, and a thread reads on where it was.
+    void run_near(int tasks, Task fn, void* arg);
 
     // Once the section that starts next is over, workers ask memory for these bytes while they wait for another one and
     // are awake. They are only asked for, so the memory may go at any time.
@@ -75,8 +77,8 @@ class ThreadPool {
         run(tasks, &call<Body>, const_cast<Body*>(&body));
     }
     template <typename Body>
-    void parallel_for_static(int tasks, const Body& body) {
-        run_static(tasks, &call<Body>, const_cast<Body*>(&body));
+    void parallel_for_near(int tasks, const Body& body) {
+        run_near(tasks, &call<Body>, const_cast<Body*>(&body));
     }
 
   private:
@@ -86,7 +88,7 @@ class ThreadPool {
     static void call(void* body, int task, int thread) {
         (*static_cast<const Body*>(body))(task, thread);
     }
-    void start(int tasks, Task fn, void* arg, bool fixed_shares);
+    void start(int tasks, Task fn, void* arg, bool near);
 
     int threads_;
     Errands* errands_;

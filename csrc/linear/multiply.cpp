@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <memory>
 
 #include "linear/call.h"
 
@@ -16,7 +15,8 @@ using Part = LinearWeight::Part;
 constexpr int64_t kSomeTokens = 32;
 // Few tokens: the last tenth of each thread's share goes in pieces that others may take, to end together.
 constexpr int64_t kSpareFraction = 10;
-constexpr uint32_t kSparePieces = 4;
+constexpr int kSparePieces = 4;
+constexpr int kShareTasks = 1 + kSparePieces;
 // Less than this takes one thread no longer than starting the others.
 constexpr int64_t kSmallBytes = 32768;
 // Up to so many values one thread makes and quantises the input, while the others read weights.
@@ -156,7 +156,7 @@ void prepare_together(const LinearCall& call, const MakeRows& make_rows) {
     const int64_t tile = std::min(kTileTokens, (call.tokens + threads - 1) / threads);
     const int64_t tiles = (call.tokens + tile - 1) / tile;
     const int tasks = static_cast<int>(std::min<int64_t>(tiles, 1024));
-    call.runtime.pool.parallel_for_static(tasks, [&](int task, int) {
+    call.runtime.pool.parallel_for_near(tasks, [&](int task, int) {
         const int64_t end = std::min(call.tokens, tiles * (task + 1) / tasks * tile);
         for (int64_t first = tiles * task / tasks * tile; first < end; first += tile) {
             const int64_t last = std::min(first + tile, end);
@@ -243,27 +243,6 @@ void read_until_ready(const LinearCall& call, int64_t first, int64_t last, const
     wait_until([&] { return ready.load(std::memory_order_acquire); });
 }
 
-// The pieces of a share that nobody has taken yet. The thread whose share it is takes them from the front, so that it
-// goes on with one stream, and threads that are done with their own from the back.
-class alignas(64) Pieces {
-  public:
-    // Each piece once; -1 when none is left.
-    int take_first() {
-        const uint32_t taken = taken_.fetch_add(1, std::memory_order_relaxed);
-        return is_left(taken) ? static_cast<int>(taken & kFront) : -1;
-    }
-    int take_last() {
-        const uint32_t taken = taken_.fetch_add(kFront + 1, std::memory_order_relaxed);
-        return is_left(taken) ? static_cast<int>(kSparePieces - 1 - (taken >> 16)) : -1;
-    }
-
-  private:
-    static constexpr uint32_t kFront = 0xffff;
-    static bool is_left(uint32_t taken) { return (taken & kFront) + (taken >> 16) < kSparePieces; }
-
-    std::atomic<uint32_t> taken_{0};  // from the front, and 2**16 times how many from the back
-};
-
 // Few tokens: bound by reading the weights. Each thread reads one contiguous run, and then helps the others with the
 // ends of theirs. Little input is made by the calling thread, while the others begin to read.
 void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
@@ -277,33 +256,24 @@ void multiply_few(const LinearCall& call, const MakeRows& make_rows) {
     const bool alone = call.tokens * call.weight.in_features() < kAloneValues;
     if (!alone) prepare_together(call, make_rows);
     std::atomic<bool> ready{!alone};
-    auto* const pieces =
-        reinterpret_cast<Pieces*>(call.runtime.scratch(Scratch::pieces, static_cast<size_t>(threads) * sizeof(Pieces)));
-    std::uninitialized_value_construct_n(pieces, threads);
     const auto share_at = [&](int64_t share) { return bytes * share / threads; };
-    const auto piece_at = [&](int64_t share, int64_t piece) {
-        const int64_t last = share_at(share + 1), spare = (last - share_at(share)) / kSpareFraction;
-        return last - spare + spare * piece / kSparePieces;
+    // A share's own part, and then the pieces of what is left of it.
+    const auto task_at = [&](int64_t share, int64_t task) {
+        const int64_t first = share_at(share), last = share_at(share + 1), spare = (last - first) / kSpareFraction;
+        return task == 0 ? first : last - spare + spare * (task - 1) / kSparePieces;
     };
-    const auto multiply_piece = [&](int64_t share, int64_t piece) {
-        multiply_bytes(call, piece_at(share, piece), piece_at(share, piece + 1));
-    };
-    call.runtime.pool.parallel_for(threads, [&](int share, int thread) {
-        const int64_t first = share_at(share);
+    call.runtime.pool.parallel_for_near(threads * kShareTasks, [&](int index, int thread) {
+        const int share = index / kShareTasks, task = index % kShareTasks;
+        const int64_t first = task_at(share, task), last = task_at(share, task + 1);
         if (!ready.load(std::memory_order_acquire)) {
             if (thread == 0) {
                 prepare_alone(call, make_rows);
                 ready.store(true, std::memory_order_release);
             } else {
-                read_until_ready(call, first, share_at(share + 1), ready);
+                read_until_ready(call, first, last, ready);
             }
         }
-        multiply_bytes(call, first, piece_at(share, 0));
-        for (int piece; (piece = pieces[share].take_first()) >= 0;) multiply_piece(share, piece);
-        for (int next = 1; next < threads; ++next) {
-            const int other = (share + next) % threads;
-            for (int piece; (piece = pieces[other].take_last()) >= 0;) multiply_piece(other, piece);
-        }
+        multiply_bytes(call, first, last);
     });
 }
 

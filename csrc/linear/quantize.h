@@ -106,8 +106,22 @@ MLXR_INLINE void visit_groups(const QuantizeJob& job, const Body& body) {
     }
 }
 
+// Where a tile has one token, its groups lie side by side, as one group of several tokens does otherwise.
+void quantize_groups_of_one(const QuantizeJob& job, const Activations& out) {
+    const float* row = job.x;
+    for (int64_t token = job.first_token; token < job.last_token; ++token, row += job.x_stride) {
+        for (int64_t group = job.first_group; group < job.last_group; group += kQuantizeTokens) {
+            const int64_t left = job.last_group - group;
+            quantize_groups_of(row + 32 * (group - job.first_group), 32,
+                               static_cast<int>(left < kQuantizeTokens ? left : kQuantizeTokens), out,
+                               mlxr::item_index(out, token, group));
+        }
+    }
+}
+
 void quantize_groups(const QuantizeJob& job) {
     const Activations out = *job.activations;
+    if (kQuantizeTokens > 1 && out.tile == 1) return quantize_groups_of_one(job, out);
     visit_groups<1>(job, [&](const float* x, int64_t, int64_t at, int64_t, int count, int64_t) MLXR_BODY {
         if (kQuantizeTokens > 1 && count > kFewTokens) {
             quantize_groups_of(x, job.x_stride, count, out, at);

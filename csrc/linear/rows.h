@@ -83,10 +83,15 @@ MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations
 }
 
 // What to ask memory for while a block is multiplied with one tile of tokens of several: with the only tile, what comes
-// 8 KiB later; else each tile asks for its share of the next block, so that memory has work all the time.
+// 8 KiB later; else each tile asks for its share of the next block, so that memory has work all the time. Each line is
+// asked for once: twice costs as much as asking for another one.
 template <class W>
 struct RowsAhead {
     static constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
+    // So many units of one group are whole lines; 0 if these are more than may be asked for at once, as processors drop
+    // some of them then.
+    static constexpr int kWhole = W::kUnitBytes % 64 == 0 ? 1 : W::kUnitBytes % 32 == 0 ? 2 : 4;
+    static constexpr int kTogether = W::kGroups == 1 && kWhole * W::kUnitBytes <= 12 * 64 ? kWhole : 0;
     const uint8_t* next;
     int64_t bytes;  // with each half of a stride
 
@@ -94,12 +99,18 @@ struct RowsAhead {
         : next(tiles == 1 ? block + kAheadBytes : block + block_bytes + block_bytes * tile / tiles),
           bytes(kStrideBytes / 2 / tiles) {}
 
-    // The lines that begin in the next `bytes`, each once: asking twice costs as much as asking for another one.
+    // The lines that begin in the next `bytes`.
     MLXR_INLINE void fetch(RowsAhead& self) {
         const uint8_t* const end = self.next + self.bytes;
         const auto line = reinterpret_cast<uintptr_t>(self.next + 63) / 64 * 64;
         for (auto at = reinterpret_cast<const uint8_t*>(line); at < end; at += 64) __builtin_prefetch(at);
         self.next = end;
+    }
+
+    // Those of kTogether units, with the only tile.
+    MLXR_INLINE void fetch_together(RowsAhead& self) {
+        repeat<kTogether * W::kUnitBytes / 64>([&](auto i) MLXR_BODY { __builtin_prefetch(self.next + 64 * i); });
+        self.next += kTogether * W::kUnitBytes;
     }
 };
 
@@ -114,15 +125,15 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
         if (valid <= 0) return;
         Floats sums[M];
         repeat<M>([&](auto m) MLXR_BODY { sums[m] = splat(0.0f); });
-        for (int64_t u = 0; u < job.units; ++u) {
+        const auto add_unit = [&](int64_t u, const auto& fetch) MLXR_BODY {
             const Unit unit{base + u * W::kUnitBytes, part};
             Scales s;
             W::scales(unit, s);
             const auto add_groups = [&](Floats* to) MLXR_BODY {
                 for (int n = 0; n < RowsAhead<W>::kStrides; ++n) {
-                    if (part == 0) RowsAhead<W>::fetch(ahead);
+                    if (part == 0) fetch();
                     add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, to);
-                    if (part == 0) RowsAhead<W>::fetch(ahead);
+                    if (part == 0) fetch();
                 }
             };
             if constexpr (has_spans(W::kForm)) {
@@ -136,7 +147,15 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
             } else {
                 add_groups(sums);
             }
+        };
+        int64_t u = 0;
+        if constexpr (M == 1 && RowsAhead<W>::kTogether > 0) {  // one token is the only tile
+            for (constexpr int kUnits = RowsAhead<W>::kTogether; u + kUnits <= job.units; u += kUnits) {
+                if (part == 0) RowsAhead<W>::fetch_together(ahead);
+                repeat<kUnits>([&](auto i) MLXR_BODY { add_unit(u + i, [] MLXR_BODY {}); });
+            }
         }
+        for (; u < job.units; ++u) add_unit(u, [&] MLXR_BODY { RowsAhead<W>::fetch(ahead); });
         repeat<M>([&](auto m) MLXR_BODY {
             if (job.bias != nullptr) sums[m] = add(sums[m], load_some(job.bias + row, valid));
             store_some(job.out + (token + m) * job.out_stride + row, sums[m], valid);
