@@ -16,7 +16,7 @@ void run_ranges(Runtime& runtime, int64_t count, int64_t elements_each, const Bo
     if (threads == 1 || count * elements_each < kSerialElements) return body(int64_t{0}, count);
     const int64_t parts = std::min<int64_t>(count, threads);
     runtime.pool.parallel_for_near(static_cast<int>(parts),
-                                     [&](int part, int) { body(count * part / parts, count * (part + 1) / parts); });
+                                   [&](int part, int) { body(count * part / parts, count * (part + 1) / parts); });
 }
 
 }  // namespace
