@@ -14,10 +14,8 @@ template <bool Wide, int M, int N>
 MLXR_INLINE void add_words(const Ints* w, const int8_t* values, Ints* sums) {
     repeat<N / 2>([&](auto pair) MLXR_BODY {
         constexpr int i = 2 * pair;
-        repeat<M>([&](auto m) MLXR_BODY {
-            const int8_t* at = values + 32 * m + 4 * i;
-            sums[m] = dot_pair<Wide>(sums[m], w[i], w[i + 1], spread(at), spread(at + 4));
-        });
+        repeat<M>([&](auto m)
+                      MLXR_BODY { sums[m] = dot_pair_at<Wide>(sums[m], w[i], w[i + 1], values + 32 * m + 4 * i); });
     });
 }
 
@@ -62,7 +60,7 @@ MLXR_INLINE void add_shorts(Unit unit, const Scales& s, int g, const Activations
     repeat<M>([&](auto m) MLXR_BODY { products[m] = splat(0); });
     repeat<kShortWords>([&](auto i) MLXR_BODY {
         const Ints w = word(unit, kShortWords * g + i);
-        repeat<M>([&](auto m) MLXR_BODY { products[m] = dot_shorts(products[m], w, spread(values + 32 * m + 2 * i)); });
+        repeat<M>([&](auto m) MLXR_BODY { products[m] = dot_shorts_at(products[m], w, values + 32 * m + 2 * i); });
     });
     repeat<M>([&](auto m)
                   MLXR_BODY { sums[m] = add_short_sum(products[m], s.exponent, a.short_scales[at + m], sums[m]); });
