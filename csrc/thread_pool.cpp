@@ -217,8 +217,8 @@ struct ThreadPool::State {
         : threads(threads_), shares(static_cast<size_t>(threads_)), places(threads_), errands(errands_) {}
 
     void share_out() {
+        const auto begin_of = [&](int64_t share) { return static_cast<int>(tasks * share / threads); };
         for (int thread = 0; thread < threads; ++thread) {
-            const auto begin_of = [&](int64_t share) { return static_cast<int>(tasks * share / threads); };
             shares[static_cast<size_t>(thread)].set(begin_of(thread), begin_of(thread + 1));
         }
     }

@@ -37,6 +37,17 @@ MLXR_INLINE void repeat(const Body& body) {
     }
 }
 
+#if !defined(MLXR_TIER_avx512)  // which has instructions for it
+// dot_pair and dot_shorts with activations that are spread just for this.
+template <bool Wide>
+MLXR_INLINE Ints dot_pair_at(Ints sum, Ints w0, Ints w1, const int8_t* values) {
+    return dot_pair<Wide>(sum, w0, w1, spread(values), spread(values + 4));
+}
+MLXR_INLINE Ints dot_shorts_at(Ints sum, Ints w, const int16_t* values) {
+    return dot_shorts(sum, w, spread(values));
+}
+#endif
+
 // Asks for `bytes` bytes of a stream of weights some way ahead of `at`; past the end of the stream it asks in vain. The
 // hardware's own prefetcher stops at every page of 4 KiB and loses a third of the memory's rate here.
 constexpr int kAheadBytes = 8192;

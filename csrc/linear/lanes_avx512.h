@@ -129,7 +129,7 @@ MLXR_INLINE Ints dot_shorts(Ints sum, Ints w, Ints a) {
     return _mm512_dpwssd_epi32(sum, w, a);
 }
 
-// The same with activations that are spread just for this. The instructions can do it; compilers (GCC 12) load first.
+// Both with activations that are spread just for this. The instructions can do it; GCC 12 loads them first.
 template <bool Wide>
 MLXR_INLINE Ints dot_pair_at(Ints sum, Ints w0, Ints w1, const int8_t* values) {
     const auto* const quads = reinterpret_cast<const int8_t (*)[4]>(values);

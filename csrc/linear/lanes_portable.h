@@ -194,13 +194,4 @@ MLXR_INLINE Ints dot_shorts(Ints sum, Ints w, Ints a) {
 #endif
 }
 
-// The same with activations that are spread just for this.
-template <bool Wide>
-MLXR_INLINE Ints dot_pair_at(Ints sum, Ints w0, Ints w1, const int8_t* values) {
-    return dot_pair<Wide>(sum, w0, w1, spread(values), spread(values + 4));
-}
-MLXR_INLINE Ints dot_shorts_at(Ints sum, Ints w, const int16_t* values) {
-    return dot_shorts(sum, w, spread(values));
-}
-
 }  // namespace

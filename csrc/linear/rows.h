@@ -90,6 +90,7 @@ struct RowsAhead {
     // some of them then.
     static constexpr int kWhole = W::kUnitBytes % 64 == 0 ? 1 : W::kUnitBytes % 32 == 0 ? 2 : 4;
     static constexpr int kTogether = W::kGroups == 1 && kWhole * W::kUnitBytes <= 12 * 64 ? kWhole : 0;
+    static_assert(kTogether * W::kUnitBytes % 64 == 0);
     const uint8_t* next;
     int64_t bytes;  // with each half of a stride
 
