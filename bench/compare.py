@@ -1,10 +1,10 @@
 """Our engine and llama.cpp on the same model files, in turns, against what the machine can do.
 
     python bench/compare.py --peer-python .venv-peers/bin/python                    # the whole table, TinyLlama's shape
-    python bench/compare.py --shape llama-3-8b --peer-python PYTHON --update --json bench/results/llama-3-8b.json
+    python bench/compare.py --shape llama-3-8b --peer-python PYTHON --update --json bench/results/zen5/llama-3-8b.json
     python bench/compare.py --quick                                                 # about a minute, our engine alone
     python bench/compare.py --only 'q8_0/*' '*/decode-*' --pairs 9 ...              # some cases
-    python bench/compare.py --write-docs bench/results/*.json                       # tables and plots, no measuring
+    python bench/compare.py --write-docs bench/results/zen?/*.json                  # tables and plots, no measuring
 
 Model files have random weights and are made when missing. Each side is a process that stays loaded; a round is: the
 probe (memory reads and int8 products per second), ours, theirs. Ratios are taken round by round, their median counts.
@@ -223,10 +223,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     return given
 
 
+def name_results(path: Path) -> str:
+    """What the marks in the document call a file: its folder, which is the machine's name, and its own name."""
+    return f"{path.absolute().parent.name}/{path.stem}"
+
+
 def run(given: argparse.Namespace) -> int:
     """Measure or write; the exit code."""
     if given.write_docs:
-        write_docs(ROOT, [json.loads(path.read_text()) for path in given.write_docs])
+        write_docs(ROOT, {name_results(path): json.loads(path.read_text()) for path in given.write_docs})
         return 0
     old = json.loads(given.json.read_text()) if given.update and given.json.exists() else None
 

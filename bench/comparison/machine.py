@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def describe_machine() -> dict[str, Any]:
     """Processor, cores this process may use, memory, system."""
     return {
-        "processor": _find("/proc/cpuinfo", r"^model name\s*:\s*(.+)$") or platform.processor(),
+        "processor": _name_processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "system": f"{platform.system()} {platform.release()}",
@@ -59,6 +59,13 @@ def read_version() -> str:
     """Of mlxr, as the sources say."""
     version: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return version
+
+
+def _name_processor() -> str:
+    """With family and model, where there are some: virtual machines shorten names until generations share one."""
+    name = _find("/proc/cpuinfo", r"^model name\s*:\s*(.+)$") or platform.processor()
+    family, model = (_find("/proc/cpuinfo", rf"^{key}\s*:\s*(\d+)$") for key in ("cpu family", "model"))
+    return f"{name} (family {family}, model {model})" if family and model else name
 
 
 def _find(path: str, pattern: str) -> str:

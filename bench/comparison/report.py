@@ -15,7 +15,7 @@ Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 DOCUMENT = Path("docs") / "cpu-kernels.md"
 IMAGES = Path("docs") / "img"
-BEGIN, END = "<!-- figures of {shape}: begin -->", "<!-- figures of {shape}: end -->"
+BEGIN, END = "<!-- figures of {name}: begin -->", "<!-- figures of {name}: end -->"
 GIB = 2**30
 TWO_STATES = 1.5  # memory that reads so many times as fast in some rounds as in others
 
@@ -216,22 +216,23 @@ def draw_context(results: Results) -> str:
     return draw_panels([panel for panel in panels if panel.lines])
 
 
-def write_docs(root: Path, files: Sequence[Results]) -> None:
-    """Put tables between their marks in the document, and write the plots; later files win. MlxrError: no marks."""
+def write_docs(root: Path, files: Mapping[str, Results]) -> None:
+    """Put tables between the marks with their names in the document, and write the plots. MlxrError: no marks."""
     text = (root / DOCUMENT).read_text()
     (root / IMAGES).mkdir(exist_ok=True)
-    for results in files:
-        text = replace_figures(text, results)
+    for name, results in files.items():
+        text = replace_figures(text, name, results)
+        suffix = name.replace("/", "-")
         if any(row["ratio"] is not None for row in rows_of(results, TABLE)):
-            (root / IMAGES / f"cpu-speed-{results['shape']}.svg").write_text(draw_speed(results))
+            (root / IMAGES / f"cpu-speed-{suffix}.svg").write_text(draw_speed(results))
         if format_curve(results):
-            (root / IMAGES / f"cpu-context-{results['shape']}.svg").write_text(draw_context(results))
+            (root / IMAGES / f"cpu-context-{suffix}.svg").write_text(draw_context(results))
     (root / DOCUMENT).write_text(text)
 
 
-def replace_figures(text: str, results: Results) -> str:
-    """`text` with the figures of a shape between its marks. MlxrError when the marks are not there."""
-    begin, end = BEGIN.format(shape=results["shape"]), END.format(shape=results["shape"])
+def replace_figures(text: str, name: str, results: Results) -> str:
+    """`text` with the figures between the marks of that name. MlxrError when these are not there."""
+    begin, end = BEGIN.format(name=name), END.format(name=name)
     head, found, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)
     if not found or not closed:

@@ -85,12 +85,12 @@ MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations
 // asked for once: twice costs as much as asking for another one.
 template <class W>
 struct RowsAhead {
-    static constexpr int kStrides = W::kGroups / W::kStride, kStrideBytes = W::kUnitBytes / kStrides;
-    // So many units of one group are whole lines; 0 if these are more than may be asked for at once, as processors drop
-    // some of them then.
-    static constexpr int kWhole = W::kUnitBytes % 64 == 0 ? 1 : W::kUnitBytes % 32 == 0 ? 2 : 4;
-    static constexpr int kTogether = W::kGroups == 1 && kWhole * W::kUnitBytes <= 12 * 64 ? kWhole : 0;
-    static_assert(kTogether * W::kUnitBytes % 64 == 0);
+    static constexpr int kStrides = W::kGroups / W::kStride, kHalfStrides = 2 * kStrides;
+    static constexpr int kStrideBytes = W::kUnitBytes / kStrides;
+    static constexpr int kWhole = W::kUnitBytes % 64 == 0 ? 1 : W::kUnitBytes % 32 == 0 ? 2 : 4;  // units: whole lines
+    static constexpr int kLines = kWhole * W::kUnitBytes / 64;
+    static_assert(64 * kLines == kWhole * W::kUnitBytes);
+    static constexpr int kMostAtOnce = 12;  // of more, processors drop some
     const uint8_t* next;
     int64_t bytes;  // with each half of a stride
 
@@ -106,16 +106,24 @@ struct RowsAhead {
         self.next = end;
     }
 
-    // Those of kTogether units, with the only tile.
-    MLXR_INLINE void fetch_together(RowsAhead& self) {
-        repeat<kTogether * W::kUnitBytes / 64>([&](auto i) MLXR_BODY { __builtin_prefetch(self.next + 64 * i); });
-        self.next += kTogether * W::kUnitBytes;
+    // With the only tile: of the lines from `next` on the share of half a stride, the `Half`th of those of kWhole
+    // units; few lines are asked for all at once. Nothing moves across the shares, as loads in the order that compilers
+    // like, instead of that of their addresses, take a tenth longer.
+    template <int Half>
+    MLXR_INLINE void fetch_share(const uint8_t* next) {
+        constexpr int kHalves = kLines <= kMostAtOnce ? 1 : kWhole * kHalfStrides, kFirst = kLines * Half / kHalves;
+        if constexpr (kHalves > 1) asm volatile("" ::: "memory");
+        if constexpr (Half < kHalves) {
+            repeat<kLines*(Half + 1) / kHalves - kFirst>(
+                [&](auto i) MLXR_BODY { __builtin_prefetch(next + 64 * (kFirst + i)); });
+        }
     }
 };
 
 // One block times M tokens.
 template <class W, int M>
 void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<W> ahead) {
+    using Ahead = RowsAhead<W>;
     const uint8_t* base = job.weights + block * job.units * W::kUnitBytes;
     const Activations a = *job.activations;
     for (int part = 0; part < kParts; ++part) {
@@ -124,37 +132,48 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
         if (valid <= 0) return;
         Floats sums[M];
         repeat<M>([&](auto m) MLXR_BODY { sums[m] = splat(0.0f); });
-        const auto add_unit = [&](int64_t u, const auto& fetch) MLXR_BODY {
+        const auto add_unit = [&](int64_t u, const auto& add_strides) MLXR_BODY {
             const Unit unit{base + u * W::kUnitBytes, part};
+            const int64_t item = u * W::kGroups * a.tile + token;
             Scales s;
             W::scales(unit, s);
-            const auto add_groups = [&](Floats* to) MLXR_BODY {
-                for (int n = 0; n < RowsAhead<W>::kStrides; ++n) {
-                    if (part == 0) fetch();
-                    add_stride<W, M, 0>(unit, n, s, a, u * W::kGroups * a.tile + token, to);
-                    if (part == 0) fetch();
-                }
-            };
             if constexpr (has_spans(W::kForm)) {
                 const int64_t span = u * a.tile + token;
                 Floats spans[M];
                 repeat<M>([&](auto m) MLXR_BODY {
                     spans[m] = start_span<W::kForm>(a, span + m, s.least, [&](auto i) MLXR_BODY { return s.mins[i]; });
                 });
-                add_groups(spans);
+                add_strides(unit, s, item, spans);
                 repeat<M>([&](auto m) MLXR_BODY { sums[m] = fma(splat(a.scales[span + m]), spans[m], sums[m]); });
             } else {
-                add_groups(sums);
+                add_strides(unit, s, item, sums);
             }
         };
         int64_t u = 0;
-        if constexpr (M == 1 && RowsAhead<W>::kTogether > 0) {  // one token is the only tile
-            for (constexpr int kUnits = RowsAhead<W>::kTogether; u + kUnits <= job.units; u += kUnits) {
-                if (part == 0) RowsAhead<W>::fetch_together(ahead);
-                repeat<kUnits>([&](auto i) MLXR_BODY { add_unit(u + i, [] MLXR_BODY {}); });
+        if constexpr (M == 1) {  // one token is the only tile
+            for (; u + Ahead::kWhole <= job.units; u += Ahead::kWhole) {
+                repeat<Ahead::kWhole>([&](auto i) MLXR_BODY {
+                    add_unit(u + i, [&](Unit unit, const Scales& s, int64_t item, Floats* to) MLXR_BODY {
+                        repeat<Ahead::kStrides>([&](auto n) MLXR_BODY {
+                            constexpr int kHalf = i * Ahead::kHalfStrides + 2 * n;
+                            if (part == 0) Ahead::template fetch_share<kHalf>(ahead.next);
+                            add_stride<W, M, 0>(unit, n, s, a, item, to);
+                            if (part == 0) Ahead::template fetch_share<kHalf + 1>(ahead.next);
+                        });
+                    });
+                });
+                if (part == 0) ahead.next += 64 * Ahead::kLines;
             }
         }
-        for (; u < job.units; ++u) add_unit(u, [&] MLXR_BODY { RowsAhead<W>::fetch(ahead); });
+        for (; u < job.units; ++u) {
+            add_unit(u, [&](Unit unit, const Scales& s, int64_t item, Floats* to) MLXR_BODY {
+                for (int n = 0; n < Ahead::kStrides; ++n) {
+                    if (part == 0) Ahead::fetch(ahead);
+                    add_stride<W, M, 0>(unit, n, s, a, item, to);
+                    if (part == 0) Ahead::fetch(ahead);
+                }
+            });
+        }
         repeat<M>([&](auto m) MLXR_BODY {
             if (job.bias != nullptr) sums[m] = add(sums[m], load_some(job.bias + row, valid));
             store_some(job.out + (token + m) * job.out_stride + row, sums[m], valid);

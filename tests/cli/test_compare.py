@@ -178,22 +178,22 @@ def test_the_table_says_what_was_missed(compare: ModuleType, results: dict[str, 
 def test_docs_are_written_between_the_marks(compare: ModuleType, results: dict[str, Any], tmp_path: Path) -> None:
     document = tmp_path / "docs" / "cpu-kernels.md"
     document.parent.mkdir()
-    marks = "<!-- figures of tinyllama-1.1b: begin -->\nold\n<!-- figures of tinyllama-1.1b: end -->"
+    marks = "<!-- figures of here/tinyllama-1.1b: begin -->\nold\n<!-- figures of here/tinyllama-1.1b: end -->"
     document.write_text(f"before\n{marks}\nafter\n")
-    compare.write_docs(tmp_path, [results])
+    compare.write_docs(tmp_path, {"here/tinyllama-1.1b": results})
     once = document.read_text()
-    compare.write_docs(tmp_path, [results])
+    compare.write_docs(tmp_path, {"here/tinyllama-1.1b": results})
     assert document.read_text() == once
     assert once.startswith("before\n")
     assert once.endswith("\nafter\n")
     assert "old" not in once
     assert compare.format_table(results) in once
     for name in ("speed", "context"):
-        drawing = (tmp_path / "docs" / "img" / f"cpu-{name}-tinyllama-1.1b.svg").read_text()
+        drawing = (tmp_path / "docs" / "img" / f"cpu-{name}-here-tinyllama-1.1b.svg").read_text()
         assert xml.etree.ElementTree.fromstring(drawing).tag.endswith("svg")
         assert "llama.cpp" in drawing
-    with pytest.raises(MlxrError, match="has no lines <!-- figures of llama-3-8b: begin -->"):
-        compare.write_docs(tmp_path, [{**results, "shape": "llama-3-8b"}])
+    with pytest.raises(MlxrError, match="has no lines <!-- figures of there/llama-3-8b: begin -->"):
+        compare.write_docs(tmp_path, {"there/llama-3-8b": results})
 
 
 def test_rounds_are_told_apart_by_the_state_of_memory() -> None:
@@ -213,13 +213,15 @@ def test_rounds_are_told_apart_by_the_state_of_memory() -> None:
 def test_the_document_has_the_marks(compare: ModuleType, results: dict[str, Any]) -> None:
     report = importlib.import_module("comparison.report")
     text = (ROOT / report.DOCUMENT).read_text()
-    for shape in ("tinyllama-1.1b", "llama-3-8b"):
-        assert report.replace_figures(text, {**results, "shape": shape}) != text
+    for path in (ROOT / "bench" / "results").glob("zen?/*.json"):
+        assert report.replace_figures(text, compare.name_results(path), results) != text
 
 
 def test_recorded_figures_are_in_the_document(compare: ModuleType) -> None:
     text = (ROOT / "docs" / "cpu-kernels.md").read_text()
-    for path in sorted((ROOT / "bench" / "results").glob("*.json")):
+    recorded = sorted((ROOT / "bench" / "results").glob("zen?/*.json"))
+    assert recorded
+    for path in recorded:
         assert compare.format_table(json.loads(path.read_text())) in text, f"write {path.name} with --write-docs"
 
 
