@@ -1,10 +1,10 @@
 """Our engine and llama.cpp on the same model files, in turns, against what the machine can do.
 
     python bench/compare.py --peer-python .venv-peers/bin/python                    # the whole table, TinyLlama's shape
-    python bench/compare.py --shape llama-3-8b --peer-python PYTHON --update --json bench/results/zen5/llama-3-8b.json
+    python bench/compare.py --shape llama-3-8b --peer-python PYTHON --update --json FILE      # keeps its other cases
     python bench/compare.py --quick                                                 # about a minute, our engine alone
     python bench/compare.py --only 'q8_0/*' '*/decode-*' --pairs 9 ...              # some cases
-    python bench/compare.py --write-docs bench/results/zen?/*.json                  # tables and plots, no measuring
+    python bench/compare.py --write-docs bench/results/cpu/*/*.json                 # tables and plots, no measuring
 
 Model files have random weights and are made when missing. Each side is a process that stays loaded; a round is: the
 probe (memory reads and int8 products per second), ours, theirs. Ratios are taken round by round, their median counts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 import xml.etree.ElementTree
 from collections.abc import Callable
@@ -210,18 +211,36 @@ def test_rounds_are_told_apart_by_the_state_of_memory() -> None:
     assert report.format_rounds([row, {"ours": [1.0, 2.0]}]) == "2 to 5"
 
 
+def find_recorded() -> list[Path]:
+    recorded = sorted((ROOT / "bench" / "results" / "cpu").glob("*/*.json"))
+    assert recorded
+    return recorded
+
+
+def test_processors_are_told_apart_by_family_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = importlib.import_module("comparison.machine")
+    lines = "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
+
+    def find(_: str, pattern: str) -> str:
+        match = re.search(pattern, lines, re.MULTILINE)
+        return match[1] if match else ""
+
+    monkeypatch.setattr(machine, "_find", find)
+    assert machine.describe_machine()["processor"] == "AMD EPYC (family 25, model 17)"
+    lines = "model name\t: Some Arm\n"
+    assert machine.describe_machine()["processor"] == "Some Arm"
+
+
 def test_the_document_has_the_marks(compare: ModuleType, results: dict[str, Any]) -> None:
     report = importlib.import_module("comparison.report")
     text = (ROOT / report.DOCUMENT).read_text()
-    for path in (ROOT / "bench" / "results").glob("zen?/*.json"):
+    for path in find_recorded():
         assert report.replace_figures(text, compare.name_results(path), results) != text
 
 
 def test_recorded_figures_are_in_the_document(compare: ModuleType) -> None:
     text = (ROOT / "docs" / "cpu-kernels.md").read_text()
-    recorded = sorted((ROOT / "bench" / "results").glob("zen?/*.json"))
-    assert recorded
-    for path in recorded:
+    for path in find_recorded():
         assert compare.format_table(json.loads(path.read_text())) in text, f"write {path.name} with --write-docs"
 
 
