@@ -28,16 +28,17 @@ struct ZeroPoint {
 };
 constexpr ZeroPoint kZeroPoints[] = {{8, false}, {12, false}, {16, false}, {128, false}, {4, true}, {32, true}};
 inline constexpr int kZeroPointCount = 6;
+inline constexpr int kSecondHalf = 0x8000;  // see start_second_half
 
-// Quantised activations of a call, with one scale for each group, or for each span. Tokens lie in tiles of `tile`
-// tokens; in a tile group after group, and in a group token after token, so that a kernel reads one stream. Item
-// item_index(token, group) of each array belongs to that pair; of the arrays of spans, span_index(token, span). What no
-// weight of the call needs is null.
+// Quantised activations of a call, with one scale for each group, or for each span (quantize.h has the rules). Tokens
+// lie in tiles of `tile` tokens; in a tile group after group, and in a group token after token, so that a kernel reads
+// one stream. Item item_index(token, group) of each array belongs to that pair; of the arrays of spans,
+// span_index(token, span). What no weight of the call needs is null.
 struct Activations {
     int64_t groups;  // columns / 32; of shorts whole units, so that the last may have no columns; 0: not needed
     int64_t tile;
     int8_t* values;                   // 32 an item, -127..127
-    int32_t* zeros[kZeroPointCount];  // -z * sum, 1 an item, or 2 by halves
+    int32_t* zeros[kZeroPointCount];  // -z * sum, 1 an item, or 2 by halves, the second with kSecondHalf added
     float* scales;                    // activation = scale * value; of groups, or of spans
     float* scaled_sums;               // of groups: scale * (sum of the 32 values)
     int16_t *sums, *half_sums;        // of spans: sums of 32 values, 8 a span, and of 16, 16 a span, see span_order

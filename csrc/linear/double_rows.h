@@ -114,8 +114,8 @@ MLXR_INLINE void add_stretch(const Stretch& stretch, const Activations& a, int64
     };
     visit_sums([&](Floats& sum, auto m, auto b, const float* at) MLXR_BODY {
         if constexpr (has_spans(W::kForm)) {
-            sum = start_span<W::kForm>(a, span + m, stretch.least[b],
-                                       [&](auto i) MLXR_BODY { return stretch.mins[b][i]; });
+            sum =
+                sum_mins<W::kForm>(a, span + m, stretch.least[b], [&](auto i) MLXR_BODY { return stretch.mins[b][i]; });
         } else {
             sum = load_floats(at);
         }

@@ -5,11 +5,11 @@
 //   shifted       step * q - shift
 //   span          step * (q - z)
 //   span_shifted  step * q + least * min         min: integer, one for 32 columns; least is not positive
-//   fine          step * fine * (q - z)          fine: integer, one for 16 columns; step * fine is exact
+//   fine          step * fine * (q - z)          fine: integer, one for 16 columns
 //   fine_shifted  step * fine * q + least * min  likewise, min for 16 columns
 //   shorts        2**(exponent - 24) * q         q: 16 bits with sign, and so is the activation
 // Units of the forms from span to fine_shifted are spans of 256 columns, whose activations have one scale: their
-// groups are summed up by themselves, the minimums as integers.
+// groups are summed up by themselves, the minimums, and all of fine forms, as integers.
 #pragma once
 
 #include "kernel_table.h"
@@ -30,6 +30,22 @@ constexpr int min_pairs(Form form) {
     return form == Form::span_shifted ? 4 : form == Form::fine_shifted ? 8 : 0;
 }
 
+// What groups are summed up in.
+template <Form F>
+struct TotalOf {
+    using Type = Floats;
+};
+template <>
+struct TotalOf<Form::fine> {
+    using Type = Ints;
+};
+template <>
+struct TotalOf<Form::fine_shifted> {
+    using Type = Ints;
+};
+template <Form F>
+using Total = typename TotalOf<F>::Type;
+
 constexpr int kShortWords = 16;  // words of a group of 32 shorts
 
 // Where the sum of a group begins: minus its zero point times the sum of its activations, for item `item`.
@@ -42,10 +58,27 @@ MLXR_INLINE Ints start_group(const mlxr::Activations& a, int64_t item) {
     }
 }
 
-// Where the sum of a span begins, in units of its activations' scale: at its minimums, which `min` gives pair by pair,
-// times the sums of its activations.
+// A group of a fine form has two sums, of 16 columns each, which fit into 16 bits (quantize.h). They share a lane: the
+// first one above, and the second, biased so that it borrows nothing, below. add_halves takes the bias away and adds
+// both times their scales: one multiplication, and no conversion, for 32 columns.
+template <bool Wide, int Zero>
+MLXR_INLINE Ints start_second_half(const mlxr::Activations& a, int64_t item) {
+    if constexpr (Zero < 0) {
+        return splat(mlxr::kSecondHalf);
+    } else {
+        return start_sum<Wide>(a.zeros[Zero] + item);  // which have the bias
+    }
+}
+MLXR_INLINE Ints join_halves(Ints first, Ints second) {
+    return add(shift_left(first, 16), second);
+}
+MLXR_INLINE Ints add_halves(Ints sum, Ints halves, Ints fine) {
+    return dot_shorts(sum, fine, bits_xor(halves, splat(mlxr::kSecondHalf)));
+}
+
+// The sum of a span's minimums, which `min` gives pair by pair, in units of its activations' scale.
 template <Form F, class Min>
-MLXR_INLINE Floats start_span(const mlxr::Activations& a, int64_t span, Floats least, const Min& min) {
+MLXR_INLINE Floats sum_mins(const mlxr::Activations& a, int64_t span, Floats least, const Min& min) {
     if constexpr (min_pairs(F) == 0) {
         return splat(0.0f);
     } else {
@@ -53,6 +86,25 @@ MLXR_INLINE Floats start_span(const mlxr::Activations& a, int64_t span, Floats l
         Ints sum = splat(0);
         repeat<min_pairs(F)>([&](auto i) MLXR_BODY { sum = dot_shorts(sum, min(i), spread(sums + 2 * i)); });
         return mul(least, to_floats(sum));
+    }
+}
+
+// Where the sum of a span begins, and where it ends, in units of its activations' scale: floats begin at the minimums,
+// integers get their step at the end. `mins` gives sum_mins.
+template <Form F, class Mins>
+MLXR_INLINE Total<F> start_span(const Mins& mins) {
+    if constexpr (is_fine(F)) {
+        return splat(0);
+    } else {
+        return mins();
+    }
+}
+template <Form F, class Mins>
+MLXR_INLINE Floats end_span(Total<F> total, Floats step, const Mins& mins) {
+    if constexpr (is_fine(F)) {
+        return fma(step, to_floats(total), mins());
+    } else {
+        return total;
     }
 }
 

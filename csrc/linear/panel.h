@@ -2,9 +2,9 @@
 // cache, and then multiplied with all tokens, a tile of tokens and rows in registers at a time. Sums as in
 // rows.h, bit for bit.
 //
-// A panel holds for each group, of 32 rows each: 8 words; the step, or for fine forms the steps of both halves; the
-// shift if there is one. Of shorts: 16 words; the exponent. Before the groups of a span: its pairs of minimums and
-// their factor, if it has some.
+// A panel holds for each group, of 32 rows each: 8 words; the step, or for fine forms the pair of scales; the shift if
+// there is one. Of shorts: 16 words; the exponent. Before the groups of a span: its pairs of minimums and their factor,
+// if it has some; for fine forms the step.
 #pragma once
 
 #include "linear/unpack.h"
@@ -22,13 +22,13 @@ constexpr int kTileRows = kTileVectors * kLanes;
 
 template <Form F>
 struct PanelGroup {
-    static constexpr int kStep = 8;  // offsets in units of kRowBytes; of fine forms the second step follows
+    static constexpr int kStep = 8;  // offsets in units of kRowBytes; of fine forms here are the scales
     static constexpr int kShift = 9;
-    static constexpr int kBytes = kRowBytes * (F == Form::shorts                  ? kShortWords + 1
-                                               : F == Form::shifted || is_fine(F) ? 10
-                                                                                  : 9);
-    static constexpr int kMinBytes = min_pairs(F) > 0 ? kRowBytes * (min_pairs(F) + 1) : 0;  // before a span's groups
-    static constexpr int kMeanBytes = kBytes + kMinBytes / mlxr::kSpanGroups;
+    static constexpr int kBytes = kRowBytes * (F == Form::shorts ? kShortWords + 1 : F == Form::shifted ? 10 : 9);
+    static constexpr int kLeast = min_pairs(F);  // in what is before a span's groups
+    static constexpr int kSpanStep = min_pairs(F) > 0 ? min_pairs(F) + 1 : 0;
+    static constexpr int kHeadBytes = kRowBytes * (kSpanStep + is_fine(F));
+    static constexpr int kMeanBytes = kBytes + kHeadBytes / mlxr::kSpanGroups;
 };
 
 MLXR_INLINE void put_floats(uint8_t* at, int field, Floats value) {
@@ -40,8 +40,7 @@ template <Form F>
 MLXR_INLINE void store_scales(uint8_t* at, const Scales& s, int g) {
     using P = PanelGroup<F>;
     if constexpr (is_fine(F)) {
-        put_floats(at, P::kStep, fine_step(s, 2 * g));
-        put_floats(at, P::kStep + 1, fine_step(s, 2 * g + 1));
+        store_ints(at + kRowBytes * P::kStep, s.fine[g]);
     } else {
         put_floats(at, P::kStep, s.step[g]);
     }
@@ -50,11 +49,13 @@ MLXR_INLINE void store_scales(uint8_t* at, const Scales& s, int g) {
 
 // Of a unit, `at` its first byte.
 template <Form F>
-MLXR_INLINE void store_mins(uint8_t* at, const Scales& s) {
+MLXR_INLINE void store_head(uint8_t* at, const Scales& s) {
+    using P = PanelGroup<F>;
     if constexpr (min_pairs(F) > 0) {
         repeat<min_pairs(F)>([&](auto i) MLXR_BODY { store_ints(at + kRowBytes * i, s.mins[i]); });
-        put_floats(at, min_pairs(F), s.least);
+        put_floats(at, P::kLeast, s.least);
     }
+    if constexpr (is_fine(F)) put_floats(at, P::kSpanStep, s.step[0]);
 }
 
 template <class W, int J>
@@ -77,7 +78,7 @@ MLXR_INLINE void unpack_stride(Unit unit, int n, const Scales& s, uint8_t* at) {
 template <class W>
 void unpack_panel(const UnpackJob& job) {
     using P = PanelGroup<W::kForm>;
-    constexpr int kUnitPanelBytes = P::kMinBytes + W::kGroups * P::kBytes;
+    constexpr int kUnitPanelBytes = P::kHeadBytes + W::kGroups * P::kBytes;
     for (int index = 0; index < kPanelRows / kBlockRows; ++index) {
         const int64_t block = job.block + index;
         for (int64_t u = job.first_unit; u < job.last_unit; ++u) {
@@ -91,9 +92,9 @@ void unpack_panel(const UnpackJob& job) {
                 if (part == 0) prefetch_ahead(unit.base, W::kUnitBytes);
                 Scales s;
                 W::scales(unit, s);
-                store_mins<W::kForm>(at + 4 * kLanes * part, s);
+                store_head<W::kForm>(at + 4 * kLanes * part, s);
                 for (int n = 0; n < W::kGroups / W::kStride; ++n) {
-                    unpack_stride<W, 0>(unit, n, s, at + P::kMinBytes + 4 * kLanes * part);
+                    unpack_stride<W, 0>(unit, n, s, at + P::kHeadBytes + 4 * kLanes * part);
                 }
             }
         }
@@ -159,25 +160,24 @@ MLXR_INLINE void add_panel(const uint8_t* at, const Activations& a, int64_t item
     });
 }
 
-// The same with a step for each half of the group.
+// The same with a scale for each half of the group.
 template <Form F, bool Wide, int Zero, int M, class Beside>
-MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors],
+MLXR_INLINE void add_fine_panel(const uint8_t* at, const Activations& a, int64_t item, Ints (*total)[kTileVectors],
                                 const Beside& beside) {
-    using P = PanelGroup<F>;
-    Ints sums[M][kTileVectors], second[M][kTileVectors];
+    Ints sums[M][kTileVectors];
     repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v) MLXR_BODY {
-            sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m));
-            second[m][v] = start_group<Wide, Zero>(a, 2 * (item + m) + 1);
-        });
+        repeat<kTileVectors>([&](auto v) MLXR_BODY { sums[m][v] = start_group<Wide, Zero>(a, 2 * (item + m)); });
     });
     add_products<Wide, M, 0, 4>(at, a.values + 32 * item, sums, beside);
-    add_products<Wide, M, 4, 4>(at, a.values + 32 * item, second, beside);
-    repeat<kTileVectors>([&](auto v) MLXR_BODY {
-        const Floats step = floats_at(at, P::kStep, v), second_step = floats_at(at, P::kStep + 1, v);
-        repeat<M>([&](auto m) MLXR_BODY {
-            total[m][v] = fma(second_step, to_floats(second[m][v]), fma(step, to_floats(sums[m][v]), total[m][v]));
+    repeat<M>([&](auto m) MLXR_BODY {
+        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+            sums[m][v] = join_halves(sums[m][v], start_second_half<Wide, Zero>(a, 2 * (item + m) + 1));
         });
+    });
+    add_products<Wide, M, 4, 4>(at, a.values + 32 * item, sums, beside);
+    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        const Ints fine = ints_at(at, PanelGroup<F>::kStep, v);
+        repeat<M>([&](auto m) MLXR_BODY { total[m][v] = add_halves(total[m][v], sums[m][v], fine); });
     });
 }
 
@@ -205,7 +205,7 @@ MLXR_INLINE void add_short_panel(const uint8_t* at, const Activations& a, int64_
 
 // A group of any kind; shorts have no strips, so nothing goes beside them.
 template <Form F, bool Wide, int Zero, int M, class Beside>
-MLXR_INLINE void add_panel_group(const uint8_t* at, const Activations& a, int64_t item, Floats (*total)[kTileVectors],
+MLXR_INLINE void add_panel_group(const uint8_t* at, const Activations& a, int64_t item, Total<F> (*total)[kTileVectors],
                                  const Beside& beside) {
     if constexpr (F == Form::shorts) {
         add_short_panel<M>(at, a, item, total);
@@ -216,26 +216,35 @@ MLXR_INLINE void add_panel_group(const uint8_t* at, const Activations& a, int64_
     }
 }
 
-// total = where the sums of a span begin, whose part of the panel begins at `at`.
+// sum_mins of vector `v` of the span whose part of the panel begins at `head`.
+template <Form F>
+MLXR_INLINE Floats sum_panel_mins(const uint8_t* head, const Activations& a, int64_t span, int v) {
+    const Floats least = min_pairs(F) > 0 ? floats_at(head, PanelGroup<F>::kLeast, v) : splat(0.0f);
+    return sum_mins<F>(a, span, least, [&](auto i) MLXR_BODY { return ints_at(head, i, v); });
+}
+
+// total = where the sums of that span begin.
 template <Form F, int M>
-MLXR_INLINE void start_panel_span(const uint8_t* at, const Activations& a, int64_t span,
-                                  Floats (*total)[kTileVectors]) {
+MLXR_INLINE void start_panel_span(const uint8_t* head, const Activations& a, int64_t span,
+                                  Total<F> (*total)[kTileVectors]) {
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
-        const Floats least = min_pairs(F) > 0 ? floats_at(at, min_pairs(F), v) : splat(0.0f);
         repeat<M>([&](auto m) MLXR_BODY {
-            total[m][v] = start_span<F>(a, span + m, least, [&](auto i) MLXR_BODY { return ints_at(at, i, v); });
+            total[m][v] = start_span<F>([&]() MLXR_BODY { return sum_panel_mins<F>(head, a, span + m, v); });
         });
     });
 }
 
-// sums += the sums of a span; of a token they are `stride` floats from those of the one before.
-template <int M>
-MLXR_INLINE void add_panel_span(const Activations& a, int64_t span, const Floats (*total)[kTileVectors], float* sums,
-                                int stride) {
-    repeat<M>([&](auto m) MLXR_BODY {
-        repeat<kTileVectors>([&](auto v) MLXR_BODY {
+// sums += the sums of that span; of a token they are `stride` floats from those of the one before.
+template <Form F, int M>
+MLXR_INLINE void add_panel_span(const uint8_t* head, const Activations& a, int64_t span,
+                                const Total<F> (*total)[kTileVectors], float* sums, int stride) {
+    repeat<kTileVectors>([&](auto v) MLXR_BODY {
+        const Floats step = is_fine(F) ? floats_at(head, PanelGroup<F>::kSpanStep, v) : splat(0.0f);
+        repeat<M>([&](auto m) MLXR_BODY {
             float* const at = sums + stride * m + kLanes * v;
-            store_floats(at, fma(splat(a.scales[span + m]), total[m][v], load_floats(at)));
+            const Floats sum =
+                end_span<F>(total[m][v], step, [&]() MLXR_BODY { return sum_panel_mins<F>(head, a, span + m, v); });
+            store_floats(at, fma(splat(a.scales[span + m]), sum, load_floats(at)));
         });
     });
 }
@@ -256,7 +265,7 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
     });
     const uint8_t* at = job.panel + 4 * column;
     int64_t item = mlxr::item_index(a, token, job.first_group);
-    const auto add_groups = [&](int64_t count, Floats(*to)[kTileVectors]) MLXR_BODY {
+    const auto add_groups = [&](int64_t count, auto* to) MLXR_BODY {
         for (int64_t group = 0; group < count; ++group, at += P::kBytes, item += a.tile) {
             add_panel_group<F, Wide, Zero, M>(at, a, item, to, Alone{});
         }
@@ -271,11 +280,12 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
         int64_t span = mlxr::span_index(a, token, job.first_group / mlxr::kSpanGroups);
         const int64_t count = (job.last_group - job.first_group) / mlxr::kSpanGroups;
         for (int64_t i = 0; i < count; ++i, span += a.tile) {
-            Floats spans[M][kTileVectors];
-            start_panel_span<F, M>(at, a, span, spans);
-            at += P::kMinBytes;
+            const uint8_t* const head = at;
+            Total<F> spans[M][kTileVectors];
+            start_panel_span<F, M>(head, a, span, spans);
+            at += P::kHeadBytes;
             add_groups(mlxr::kSpanGroups, spans);
-            add_panel_span<M>(a, span, spans, sums, kTileRows);
+            add_panel_span<F, M>(head, a, span, spans, sums, kTileRows);
         }
         repeat<M>([&](auto m) MLXR_BODY {
             repeat<kTileVectors>([&](auto v)
@@ -296,14 +306,12 @@ void multiply_tile(const PanelJob& job, int64_t token, int column) {
 }
 
 // Tokens in a register tile: as many as the registers hold with their sums.
-template <Form F>
-constexpr int tile_tokens() {  // divides kTileTokens
 #if defined(MLXR_TIER_avx512)
-    return is_fine(F) ? 4 : 6;
+constexpr int kPanelTokens = 6;
 #else
-    return 2;
+constexpr int kPanelTokens = 2;
 #endif
-}
+static_assert(mlxr::kTileTokens % kPanelTokens == 0);
 
 template <Form F, bool Wide, int Zero, int M>
 MLXR_INLINE void multiply_rest(const PanelJob& job, int64_t token, int column) {
@@ -318,15 +326,14 @@ MLXR_INLINE void multiply_rest(const PanelJob& job, int64_t token, int column) {
 
 template <Form F, bool Wide, int Zero>
 void multiply_panel(const PanelJob& job) {
-    constexpr int kTile = tile_tokens<F>();
     int64_t token = job.first_token;
-    for (; token + kTile <= job.last_token; token += kTile) {
+    for (; token + kPanelTokens <= job.last_token; token += kPanelTokens) {
         for (int column = 0; column < job.rows; column += kTileRows) {
-            multiply_tile<F, Wide, Zero, kTile>(job, token, column);
+            multiply_tile<F, Wide, Zero, kPanelTokens>(job, token, column);
         }
     }
     for (int column = 0; column < job.rows; column += kTileRows) {
-        multiply_rest<F, Wide, Zero, kTile - 1>(job, token, column);
+        multiply_rest<F, Wide, Zero, kPanelTokens - 1>(job, token, column);
     }
 }
 

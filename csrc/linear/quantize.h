@@ -1,6 +1,8 @@
 // Activations to int8: scale = largest magnitude / 127 of a group of 32 columns, or of a span of 256, values rounded to
 // nearest even. For 16-bit weights to shorts: groups with 4095, so that 32 products with weights below 2**14 stay under
-// 2**31.
+// 2**31. In a span any 16 values from a multiple of 16 on have magnitudes that sum up to 1023 at most, so that their
+// products with weights of six bits fit into 16 bits: where they would sum up to more, which takes 16 that are on
+// average half as large as the largest, the span's scale grows, at most to about twice as much.
 //
 // Every step is exact or one IEEE operation, so all tiers agree. A group or span with an infinity or a NaN gets a NaN
 // scale, so that it shows in every output it touches instead of vanishing. One below 1e-30 counts as zero: the
@@ -40,7 +42,7 @@ MLXR_INLINE void quantize_item(const float* x, float inverse, const Activations&
         const int32_t zero = mlxr::kZeroPoints[z].value;
         if (mlxr::kZeroPoints[z].halves) {
             out.zeros[z][2 * at] = -zero * sums[0];
-            out.zeros[z][2 * at + 1] = -zero * sums[1];
+            out.zeros[z][2 * at + 1] = mlxr::kSecondHalf - zero * sums[1];
         } else {
             out.zeros[z][at] = -zero * (sums[0] + sums[1]);
         }
@@ -55,9 +57,8 @@ MLXR_INLINE void quantize_group(const float* x, const Activations& out, int64_t 
     out.scaled_sums[at] = group.scale * static_cast<float>(sums[0] + sums[1]);
 }
 
-// A span, whose first item is `at`.
-MLXR_INLINE void quantize_span(const float* x, const Activations& out, int64_t at, int64_t span) {
-    const Scale scale = find_scale<32 * mlxr::kSpanGroups>(x, kMostByte);
+// A span, whose first item is `at`, with a scale that is known.
+MLXR_INLINE void quantize_span_to(const float* x, Scale scale, const Activations& out, int64_t at, int64_t span) {
     out.scales[span] = scale.scale;
     for (int group = 0; group < mlxr::kSpanGroups; ++group, at += out.tile) {
         int32_t sums[2];
@@ -70,6 +71,21 @@ MLXR_INLINE void quantize_span(const float* x, const Activations& out, int64_t a
             out.half_sums[16 * span + mlxr::span_order(2 * group + 1)] = static_cast<int16_t>(sums[1]);
         }
     }
+}
+
+constexpr int kMostHalfSum = 1023;  // times 32, the greatest magnitude of six bits, it is below 2**15
+MLXR_INLINE int largest_half_sum(const Activations& out, int64_t at) {
+    return largest_half_sum(out.values + 32 * at, 32 * out.tile);
+}
+
+MLXR_INLINE void quantize_span(const float* x, const Activations& out, int64_t at, int64_t span) {
+    const Scale scale = find_scale<32 * mlxr::kSpanGroups>(x, kMostByte);
+    quantize_span_to(x, scale, out, at, span);
+    const int sum = largest_half_sum(out, at);
+    if (sum <= kMostHalfSum) return;
+    // Rounding moves a sum by 8 at most, before and after.
+    const float wider = static_cast<float>(sum + 8) / static_cast<float>(kMostHalfSum - 9);
+    quantize_span_to(x, {scale.scale * wider, scale.inverse / wider}, out, at, span);
 }
 
 MLXR_INLINE float quantize_short_group(const float* x, int16_t* values) {
@@ -138,6 +154,11 @@ void quantize_spans(const QuantizeJob& job) {
             const int64_t span = mlxr::span_index(out, token, group / mlxr::kSpanGroups);
             if (kQuantizeTokens > 1 && count > kFewTokens) {
                 quantize_spans_of(x, job.x_stride, count, out, at, span);
+                for (int i = 0; i < count; ++i) {
+                    if (largest_half_sum(out, at + i) > kMostHalfSum) {
+                        quantize_span(x + i * job.x_stride, out, at + i, span + i);
+                    }
+                }
             } else {
                 for (int i = 0; i < count; ++i) quantize_span(x + i * job.x_stride, out, at + i, span + i);
             }

@@ -1,6 +1,7 @@
 // What quantize.h does with 32 values, in the instructions of each tier.
 #pragma once
 
+#include "kernel_table.h"
 #include "linear/lanes.h"
 
 namespace {
@@ -19,10 +20,22 @@ MLXR_INLINE void add_quads(__m256i quads, int32_t* sums) {
     sums[0] = _mm256_extract_epi32(quads, 0);
     sums[1] = _mm256_extract_epi32(quads, 4);
 }
+
+MLXR_INLINE int largest_half_sum(const int8_t* values, int64_t stride) {
+    __m256i top = _mm256_setzero_si256();
+    for (int group = 0; group < mlxr::kSpanGroups; ++group) {
+        const auto* const at = reinterpret_cast<const __m256i*>(values + stride * group);
+        const __m256i eights = _mm256_sad_epu8(_mm256_abs_epi8(_mm256_loadu_si256(at)), _mm256_setzero_si256());
+        top = _mm256_max_epi32(top, _mm256_add_epi32(eights, _mm256_shuffle_epi32(eights, 0x4e)));
+    }
+    const int first = _mm256_extract_epi32(top, 0), last = _mm256_extract_epi32(top, 4);
+    return first > last ? first : last;
+}
 #endif
 
 // A tier's steps: the largest magnitude of Columns values, as bits (ordered as integers, NaN above infinity), and
-// 32 times x * inverse rounded to int8, with the sums of the first and the last 16.
+// 32 times x * inverse rounded to int8, with the sums of the first and the last 16. And for both x86 tiers in the same
+// instructions, the largest sum of 16 magnitudes of a span, whose groups are `stride` bytes apart.
 #if defined(MLXR_TIER_avx512)
 
 template <int Columns>
@@ -124,6 +137,18 @@ MLXR_INLINE void round_group(const float* x, float inverse, int8_t* values, int3
 
 MLXR_INLINE void round_shorts(const float* x, float inverse, int16_t* values) {
     for (int i = 0; i < 32; ++i) values[i] = static_cast<int16_t>(round_product(x[i], inverse));
+}
+
+MLXR_INLINE int largest_half_sum(const int8_t* values, int64_t stride) {
+    int largest = 0;
+    for (int group = 0; group < mlxr::kSpanGroups; ++group, values += stride) {
+        for (int half = 0; half < 32; half += 16) {
+            int sum = 0;
+            for (int i = half; i < half + 16; ++i) sum += values[i] < 0 ? -values[i] : values[i];
+            largest = sum > largest ? sum : largest;
+        }
+    }
+    return largest;
 }
 
 #endif

@@ -112,7 +112,9 @@ MLXR_INLINE TokenSums quantize_items(const float* x, int64_t stride, int count, 
         if (out.zeros[z] == nullptr) continue;
         const __m512i zero = _mm512_set1_epi32(-mlxr::kZeroPoints[z].value);
         if (mlxr::kZeroPoints[z].halves) {
-            put_halves(out.zeros[z] + 2 * at, _mm512_mullo_epi32(zero, first), _mm512_mullo_epi32(zero, last));
+            const __m512i bias = _mm512_set1_epi32(mlxr::kSecondHalf);
+            put_halves(out.zeros[z] + 2 * at, _mm512_mullo_epi32(zero, first),
+                       _mm512_add_epi32(bias, _mm512_mullo_epi32(zero, last)));
         } else {
             _mm512_mask_storeu_epi32(out.zeros[z] + at, all, _mm512_mullo_epi32(zero, sum));
         }

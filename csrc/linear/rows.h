@@ -21,21 +21,20 @@ MLXR_INLINE void add_words(const Ints* w, const int8_t* values, Ints* sums) {
 
 // sums[m] += a group of the row times the same of the M tokens whose items begin at `at`.
 template <class W, int M>
-MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activations& a, int64_t at, Floats* sums) {
+MLXR_INLINE void add_group(const Ints* w, const Scales& s, int g, const Activations& a, int64_t at,
+                           Total<W::kForm>* sums) {
     const int8_t* values = a.values + 32 * at;
     Ints products[M];
     if constexpr (is_fine(W::kForm)) {
         Ints second[M];
         repeat<M>([&](auto m) MLXR_BODY {
             products[m] = start_group<W::kWide, W::kZeroPoint>(a, 2 * (at + m));
-            second[m] = start_group<W::kWide, W::kZeroPoint>(a, 2 * (at + m) + 1);
+            second[m] = start_second_half<W::kWide, W::kZeroPoint>(a, 2 * (at + m) + 1);
         });
         add_words<W::kWide, M, 4>(w, values, products);
         add_words<W::kWide, M, 4>(w + 4, values + 16, second);
-        const Floats step = fine_step(s, 2 * g), second_step = fine_step(s, 2 * g + 1);
-        repeat<M>([&](auto m) MLXR_BODY {
-            sums[m] = fma(second_step, to_floats(second[m]), fma(step, to_floats(products[m]), sums[m]));
-        });
+        repeat<M>([&](auto m)
+                      MLXR_BODY { sums[m] = add_halves(sums[m], join_halves(products[m], second[m]), s.fine[g]); });
     } else {
         repeat<M>([&](auto m) MLXR_BODY { products[m] = start_group<W::kWide, W::kZeroPoint>(a, at + m); });
         add_words<W::kWide, M, 8>(w, values, products);
@@ -68,7 +67,8 @@ MLXR_INLINE void add_shorts(Unit unit, const Scales& s, int g, const Activations
 
 // Groups n*kStride+J.. of the unit, whose first items for the tokens begin at `at`.
 template <class W, int M, int J>
-MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations& a, int64_t at, Floats* sums) {
+MLXR_INLINE void add_stride(Unit unit, int n, const Scales& s, const Activations& a, int64_t at,
+                            Total<W::kForm>* sums) {
     if constexpr (W::kForm == Form::shorts) {
         add_shorts<M>(unit, s, n, a, at + n * a.tile, sums);
     } else if constexpr (J < W::kStride) {
@@ -139,12 +139,18 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
             W::scales(unit, s);
             if constexpr (has_spans(W::kForm)) {
                 const int64_t span = u * a.tile + token;
-                Floats spans[M];
-                repeat<M>([&](auto m) MLXR_BODY {
-                    spans[m] = start_span<W::kForm>(a, span + m, s.least, [&](auto i) MLXR_BODY { return s.mins[i]; });
-                });
+                const auto mins_of = [&](auto m) MLXR_BODY {
+                    return [&, m]() MLXR_BODY {
+                        return sum_mins<W::kForm>(a, span + m, s.least, [&](auto i) MLXR_BODY { return s.mins[i]; });
+                    };
+                };
+                Total<W::kForm> spans[M];
+                repeat<M>([&](auto m) MLXR_BODY { spans[m] = start_span<W::kForm>(mins_of(m)); });
                 add_strides(unit, s, item, spans);
-                repeat<M>([&](auto m) MLXR_BODY { sums[m] = fma(splat(a.scales[span + m]), spans[m], sums[m]); });
+                repeat<M>([&](auto m) MLXR_BODY {
+                    const Floats sum = end_span<W::kForm>(spans[m], s.step[0], mins_of(m));
+                    sums[m] = fma(splat(a.scales[span + m]), sum, sums[m]);
+                });
             } else {
                 add_strides(unit, s, item, sums);
             }
@@ -153,7 +159,7 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
         if constexpr (M == 1) {  // one token is the only tile
             for (; u + Ahead::kWhole <= job.units; u += Ahead::kWhole) {
                 repeat<Ahead::kWhole>([&](auto i) MLXR_BODY {
-                    add_unit(u + i, [&](Unit unit, const Scales& s, int64_t item, Floats* to) MLXR_BODY {
+                    add_unit(u + i, [&](Unit unit, const Scales& s, int64_t item, auto* to) MLXR_BODY {
                         repeat<Ahead::kStrides>([&](auto n) MLXR_BODY {
                             constexpr int kHalf = i * Ahead::kHalfStrides + 2 * n;
                             if (part == 0) Ahead::template fetch_share<kHalf>(ahead.next);
@@ -166,7 +172,7 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
             }
         }
         for (; u < job.units; ++u) {
-            add_unit(u, [&](Unit unit, const Scales& s, int64_t item, Floats* to) MLXR_BODY {
+            add_unit(u, [&](Unit unit, const Scales& s, int64_t item, auto* to) MLXR_BODY {
                 for (int n = 0; n < Ahead::kStrides; ++n) {
                     if (part == 0) Ahead::fetch(ahead);
                     add_stride<W, M, 0>(unit, n, s, a, item, to);

@@ -57,10 +57,10 @@ MLXR_INLINE void fetch_ahead(Ahead& ahead) {
 template <class W, int M>
 struct Tile {
     const Activations a;
-    const uint8_t* at;
-    int64_t item, left;  // groups
+    const uint8_t *const head, *at;  // of the chunk; the next group
+    int64_t item, left;              // groups
     Ahead ahead;
-    Floats total[M > 0 ? M : 1][kTileVectors];
+    Total<W::kForm> total[M > 0 ? M : 1][kTileVectors];
 };
 
 template <class W, int M, class Beside>
@@ -99,10 +99,10 @@ MLXR_INLINE void unpack_chunk(const Chunk& chunk, uint8_t* panel, int column, Ti
             Scales s;
             W::scales(units[v], s);  // all at once, as none has to wait in memory then
             uint8_t* const at = to + 4 * kLanes * v;
-            store_mins<W::kForm>(at, s);
-            for (int g = 0; g < W::kGroups; ++g) store_scales<W::kForm>(at + P::kMinBytes + g * P::kBytes, s, g);
+            store_head<W::kForm>(at, s);
+            for (int g = 0; g < W::kGroups; ++g) store_scales<W::kForm>(at + P::kHeadBytes + g * P::kBytes, s, g);
         });
-        to += P::kMinBytes;
+        to += P::kHeadBytes;
         for (int n = 0; n < W::kGroups / W::kStride; ++n) unpack_beside<W, M, 0>(units, n, to, tile);
         to += W::kGroups * P::kBytes;
     }
@@ -113,7 +113,7 @@ template <class W, int M>
 MLXR_INLINE Tile<W, M> start_tile(const Activations& a, const Chunk& now, const uint8_t* at, int64_t token,
                                   const float* sums, Ahead ahead) {
     using P = PanelGroup<W::kForm>;
-    Tile<W, M> tile{a, at + P::kMinBytes, now.first_group * a.tile + token, now.units * W::kGroups, ahead, {}};
+    Tile<W, M> tile{a, at, at + P::kHeadBytes, now.first_group * a.tile + token, now.units * W::kGroups, ahead, {}};
     if constexpr (has_spans(W::kForm)) {
         start_panel_span<W::kForm, M>(at, a, now.first_group / mlxr::kSpanGroups * a.tile + token, tile.total);
     } else {
@@ -130,7 +130,7 @@ template <class W, int M>
 MLXR_INLINE void end_tile(const Tile<W, M>& tile, const Chunk& now, int64_t token, float* sums) {
     if constexpr (has_spans(W::kForm)) {
         const int64_t span = now.first_group / mlxr::kSpanGroups * tile.a.tile + token;
-        add_panel_span<M>(tile.a, span, tile.total, sums, kPanelRows);
+        add_panel_span<W::kForm, M>(tile.head, tile.a, span, tile.total, sums, kPanelRows);
     } else {
         repeat<M>([&](auto m) MLXR_BODY {
             repeat<kTileVectors>([&](auto v)
@@ -171,14 +171,13 @@ MLXR_INLINE void multiply_some_tokens(const Activations& a, const Chunk& now, co
     }
 }
 
-// Tokens [kTile, tokens) times the unpacked chunk `now`, tile by tile.
+// Tokens [kPanelTokens, tokens) times the unpacked chunk `now`, tile by tile.
 template <class W>
 void multiply_other_tiles(const RowsJob& job, const Chunk& now, const uint8_t* panel, float* sums, Ahead ahead) {
-    constexpr int kTile = tile_tokens<W::kForm>();
     const int64_t bytes = ahead.bytes * now.units * W::kGroups;
-    for (int64_t token = kTile; token < job.tokens; token += kTile) {
+    for (int64_t token = kPanelTokens; token < job.tokens; token += kPanelTokens) {
         for (const uint8_t*& next : ahead.next) next += bytes;
-        multiply_some_tokens<W, kTile>(*job.activations, now, panel, token, job.tokens - token, sums, ahead);
+        multiply_some_tokens<W, kPanelTokens>(*job.activations, now, panel, token, job.tokens - token, sums, ahead);
     }
 }
 
@@ -223,11 +222,11 @@ struct Chunks {
 // More tokens than one tile has.
 template <class W>
 void multiply_strips(const RowsJob& job) {
-    constexpr int kTile = tile_tokens<W::kForm>(), kPanelBytes = kChunkGroups * PanelGroup<W::kForm>::kMeanBytes;
+    constexpr int kPanelBytes = kChunkGroups * PanelGroup<W::kForm>::kMeanBytes;
     alignas(64) uint8_t panels[2 * kPanelBytes];
     alignas(64) float sums[kMostStripTokens * kPanelRows];
     const Chunks<W> chunks(job);
-    const int64_t tiles = (job.tokens + kTile - 1) / kTile;
+    const int64_t tiles = (job.tokens + kPanelTokens - 1) / kPanelTokens;
     Chunk now = chunks.at(0);
     Tile<W, 0> none{};
     for (int column = 0; column < kPanelRows; column += kTileRows) unpack_chunk<W>(now, panels, column, none);
@@ -238,7 +237,7 @@ void multiply_strips(const RowsJob& job) {
         Ahead ahead{{later.blocks[0], later.blocks[1]}, W::kUnitBytes / W::kGroups / tiles};
         if (now.first_group == 0) memset(sums, 0, static_cast<size_t>(job.tokens) * kPanelRows * sizeof(float));
         for (int column = 0; column < kPanelRows; column += kTileRows) {
-            multiply_first_tile<W, kTile>(*job.activations, now, panel, next, other, column, sums, ahead);
+            multiply_first_tile<W, kPanelTokens>(*job.activations, now, panel, next, other, column, sums, ahead);
             ahead.bytes = 0;
         }
         ahead.bytes = W::kUnitBytes / W::kGroups / tiles;

@@ -31,9 +31,9 @@ MLXR_INLINE Ints half_bits(Unit unit, int words, int index) {
 
 // What `scales` fills, for the groups of one unit; only the arrays of the type's form.
 struct Scales {
-    Floats step[8], shift[8];
-    Ints fine[16];
-    Ints mins[8];  // pairs of 16 bits, in the order of span_order
+    Floats step[8], shift[8];  // of fine forms one step for all groups
+    Ints fine[8];              // pairs of 16 bits: of a group's second half, and above it of its first
+    Ints mins[8];              // pairs of 16 bits, in the order of span_order
     Floats least;
     Ints exponent;  // where an f32 has its own
 };
@@ -44,9 +44,10 @@ MLXR_INLINE void put_mins(Ints word, int index, Scales& s) {
     s.mins[2 * index + 1] = bits_and(shift_right(word, 8), 0x00ff00ffu);
 }
 
-// The step of 16 columns: of a half-precision and an 8-bit number, so no rounding.
-MLXR_INLINE Floats fine_step(const Scales& s, int half) {
-    return mul(s.step[half / 2], to_floats(s.fine[half]));
+// Bytes 2*index and 2*index+1 as a pair for `fine`.
+MLXR_INLINE Ints pair_bytes(Ints a, int index) {
+    const Ints placed = index == 0 ? shift_left(a, 16) : a;
+    return bits_or(bits_and(placed, 0x00ff0000u), unsigned_byte(a, 2 * index + 1));
 }
 
 constexpr uint32_t kLow6 = 0x3f3f3f3f;
@@ -163,12 +164,11 @@ MLXR_INLINE void unpack_planes(Unit unit, int n, Ints* w) {
 
 struct Q2_K : TypeOf<Type::q2_k, Form::fine_shifted, kNoZero, false, 8, 4> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
-        const Floats d = half(unit, 20, 0);
-        for (int g = 0; g < 8; ++g) s.step[g] = d;
+        s.step[0] = half(unit, 20, 0);
         s.least = mul(half(unit, 20, 1), splat(-1.0f));
         for (int i = 0; i < 4; ++i) {
             const Ints bytes = word(unit, 16 + i), scales = bits_and(bytes, kLow4);
-            for (int j = 0; j < 4; ++j) s.fine[4 * i + j] = unsigned_byte(scales, j);
+            for (int j = 0; j < 2; ++j) s.fine[2 * i + j] = pair_bytes(scales, j);
             put_mins(bits_and(shift_right(bytes, 4), kLow4), i, s);
         }
     }
@@ -180,13 +180,15 @@ struct Q2_K : TypeOf<Type::q2_k, Form::fine_shifted, kNoZero, false, 8, 4> {
 
 struct Q3_K : TypeOf<Type::q3_k, Form::fine, kZero4Halves, false, 8, 4> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
-        const Floats d = half(unit, 27, 0);
-        for (int g = 0; g < 8; ++g) s.step[g] = d;
+        s.step[0] = half(unit, 27, 0);
         const Ints low0 = word(unit, 24), low1 = word(unit, 25), high = word(unit, 26);
         for (int i = 0; i < 4; ++i) {  // scales 4i..4i+3: 4 bits of the first two words, 2 of the third
             const Ints low = bits_and(shift_right(i % 2 ? low1 : low0, i / 2 * 4), kLow4);
             const Ints six = bits_or(low, shift_left(bits_and(shift_right(high, 2 * i), kLow2), 4));
-            for (int j = 0; j < 4; ++j) s.fine[4 * i + j] = add(unsigned_byte(six, j), splat(-32));
+            for (int j = 0; j < 2; ++j) {  // minus 32 each; biased, so that the lower borrows nothing
+                const Ints biased = add(pair_bytes(six, j), splat(-32 * 0x10000 + 0x8000 - 32));
+                s.fine[2 * i + j] = bits_xor(biased, splat(0x8000));
+            }
         }
     }
     template <int J>
@@ -243,9 +245,13 @@ struct Q5_K : TypeOf<Type::q5_k, Form::span_shifted, kNoZero, false, 8, 2> {
 
 struct Q6_K : TypeOf<Type::q6_k, Form::fine, kZero32Halves, false, 8, 1> {
     MLXR_INLINE void scales(Unit unit, Scales& s) {
-        const Floats d = half(unit, 52, 0);
-        for (int g = 0; g < 8; ++g) s.step[g] = d;
-        for (int i = 0; i < 16; ++i) s.fine[i] = load_s8(unit.base + 64 * 48 + kBlockRows * i + kLanes * unit.part);
+        s.step[0] = half(unit, 52, 0);
+        const uint8_t* const scales = unit.base + 64 * 48 + kLanes * unit.part;
+        for (int g = 0; g < 8; ++g) {
+            const Ints first = load_s8(scales + kBlockRows * 2 * g),
+                       second = load_s8(scales + kBlockRows * (2 * g + 1));
+            s.fine[g] = bits_or(shift_left(first, 16), bits_and(second, 0xffffu));
+        }
     }
     // Six words for eight: the upper two bits of three are the fourth.
     template <int J>

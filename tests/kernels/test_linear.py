@@ -115,10 +115,15 @@ def quantise(x: Floats, most: int = 127, size: int = 32) -> npt.NDArray[np.float
     largest = np.abs(groups).max(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         inverse = np.where(largest > 0, np.float32(most) / largest, np.float32(0)).astype(np.float32)
+    scales = largest / np.float32(most)
     values = np.rint(groups * inverse)
+    if size == 256:  # magnitudes of 16 neighbours sum up to 1023 at most
+        sums = np.abs(values).reshape(*values.shape[:2], 16, 16).sum(axis=-1).max(axis=-1, keepdims=True)
+        wider = np.where(sums > 1023, (sums + 8) / np.float32(1014), np.float32(1)).astype(np.float32)
+        scales, values = scales * wider, np.rint(groups * (inverse / wider))
+        assert np.abs(values).reshape(-1, 16).sum(axis=-1).max() <= 1023
     assert np.abs(values).max() <= most
-    scales = (largest / np.float32(most)).astype(np.float64)
-    activations: npt.NDArray[np.float64] = values.astype(np.float64) * scales
+    activations: npt.NDArray[np.float64] = values.astype(np.float64) * scales.astype(np.float64)
     return activations.reshape(len(x), -1)[:, : x.shape[1]]
 
 
@@ -240,7 +245,7 @@ def test_groups_of_weights_of_several_types(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_largest_and_smallest_weights_are_exact(isa: str) -> None:
-    """All bits set, with activations at +-127: sums of products reach their extremes without saturating."""
+    """All bits set, with activations at +-127, of blocks of 256 half of them: sums reach their extremes."""
     runtime = native.Runtime(1, isa)
     for type_name, (elements, size, halves) in BLOCKS.items():
         for fill in (0x00, 0x80, 0x88, 0x7F, 0xFF):
@@ -256,11 +261,42 @@ def test_largest_and_smallest_weights_are_exact(isa: str) -> None:
             raw = np.tile(block, 2)
             for sign in (1, -1):
                 x = np.full((1, elements), 127 * sign, np.float32)
+                if elements == 256:
+                    x[:, ::2] = 0
                 weight = make_weight(runtime, [(type_name, 2, raw, None)], elements)
-                exact = decode(type_name, raw, 2, elements).astype(np.float64).sum(axis=1) * 127 * sign
+                exact = decode(type_name, raw, 2, elements).astype(np.float64) @ x[0]
                 many = multiply(runtime, weight, np.repeat(x, 70, axis=0))
                 assert multiply(runtime, weight, x)[0].tolist() == exact.tolist(), (type_name, fill, sign)
                 assert (many == exact).all(), (type_name, fill, sign)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", [name for name in QUANTISED if BLOCKS[name][0] == 256])
+def test_sums_of_16_columns_stay_within_bounds(type_name: str, isa: str) -> None:
+    """Activations that are all large, in some of 16 columns or in all, with the greatest and other weights."""
+    runtime, rows, columns = native.Runtime(2, isa), 20, 1024
+    rng = np.random.default_rng(5)
+    raw = make_raw(type_name, rows, columns)
+    if type_name == "q6_k":  # some rows of nothing but -32 times -128
+        greatest = raw.reshape(rows, -1, 210)[4:8]
+        greatest[:], greatest[:, :, 192:208] = 0, 0x80
+        greatest[:, :, 208:] = np.array([0.01], np.float16).view(np.uint8)
+    x = rng.uniform(0.3, 1, (90, columns)).astype(np.float32)
+    x[30:60] *= rng.choice(np.array([-1, 1], np.float32), (30, columns))
+    x[60:] = np.where(rng.random((30, columns // 16)) < 0.1, 1, 0.01).repeat(16, axis=1)
+    for tokens in range(60, 90):
+        x[tokens, 16 : 16 + tokens % 16] = np.float32(63.9 / 127)  # sums around the bound
+    weight = make_weight(runtime, [(type_name, rows, raw, None)], columns)
+    result = multiply(runtime, weight, x)
+    product, magnitude = expected(type_name, raw, rows, x)
+    np.testing.assert_allclose(result, product, rtol=0, atol=4e-6 * magnitude.max())
+    for chunk in (1, 2, 8, 12, 20, 40):
+        pieces = [multiply(runtime, weight, x[at : at + chunk]) for at in range(0, len(x), chunk)]
+        assert np.concatenate(pieces).tobytes() == result.tobytes(), chunk
+    if isa == ISAS[0]:
+        other = native.Runtime(1, ISAS[-1])
+        again = multiply(other, make_weight(other, [(type_name, rows, raw, None)], columns), x)
+        assert again.tobytes() == result.tobytes()
 
 
 @pytest.mark.parametrize("isa", ISAS)
