@@ -90,19 +90,19 @@ MLXR_INLINE Floats sum_mins(const mlxr::Activations& a, int64_t span, Floats lea
 }
 
 // Where the sum of a span begins, and where it ends, in units of its activations' scale: floats begin at the minimums,
-// integers get their step at the end. `mins` gives sum_mins.
-template <Form F, class Mins>
-MLXR_INLINE Total<F> start_span(const Mins& mins) {
+// integers get their step and the minimums at the end.
+template <Form F>
+MLXR_INLINE Total<F> start_span(Floats mins) {
     if constexpr (is_fine(F)) {
         return splat(0);
     } else {
-        return mins();
+        return mins;
     }
 }
-template <Form F, class Mins>
-MLXR_INLINE Floats end_span(Total<F> total, Floats step, const Mins& mins) {
+template <Form F>
+MLXR_INLINE Floats end_span(Total<F> total, Floats step, Floats mins) {
     if constexpr (is_fine(F)) {
-        return fma(step, to_floats(total), mins());
+        return fma(step, to_floats(total), mins);
     } else {
         return total;
     }

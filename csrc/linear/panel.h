@@ -228,9 +228,7 @@ template <Form F, int M>
 MLXR_INLINE void start_panel_span(const uint8_t* head, const Activations& a, int64_t span,
                                   Total<F> (*total)[kTileVectors]) {
     repeat<kTileVectors>([&](auto v) MLXR_BODY {
-        repeat<M>([&](auto m) MLXR_BODY {
-            total[m][v] = start_span<F>([&]() MLXR_BODY { return sum_panel_mins<F>(head, a, span + m, v); });
-        });
+        repeat<M>([&](auto m) MLXR_BODY { total[m][v] = start_span<F>(sum_panel_mins<F>(head, a, span + m, v)); });
     });
 }
 
@@ -242,8 +240,7 @@ MLXR_INLINE void add_panel_span(const uint8_t* head, const Activations& a, int64
         const Floats step = is_fine(F) ? floats_at(head, PanelGroup<F>::kSpanStep, v) : splat(0.0f);
         repeat<M>([&](auto m) MLXR_BODY {
             float* const at = sums + stride * m + kLanes * v;
-            const Floats sum =
-                end_span<F>(total[m][v], step, [&]() MLXR_BODY { return sum_panel_mins<F>(head, a, span + m, v); });
+            const Floats sum = end_span<F>(total[m][v], step, sum_panel_mins<F>(head, a, span + m, v));
             store_floats(at, fma(splat(a.scales[span + m]), sum, load_floats(at)));
         });
     });

@@ -139,10 +139,8 @@ void multiply_block(const RowsJob& job, int64_t block, int64_t token, RowsAhead<
             W::scales(unit, s);
             if constexpr (has_spans(W::kForm)) {
                 const int64_t span = u * a.tile + token;
-                const auto mins_of = [&](auto m) MLXR_BODY {
-                    return [&, m]() MLXR_BODY {
-                        return sum_mins<W::kForm>(a, span + m, s.least, [&](auto i) MLXR_BODY { return s.mins[i]; });
-                    };
+                const auto mins_of = [&](int m) MLXR_BODY {
+                    return sum_mins<W::kForm>(a, span + m, s.least, [&](auto i) MLXR_BODY { return s.mins[i]; });
                 };
                 Total<W::kForm> spans[M];
                 repeat<M>([&](auto m) MLXR_BODY { spans[m] = start_span<W::kForm>(mins_of(m)); });
