@@ -284,8 +284,9 @@ def test_sums_of_16_columns_stay_within_bounds(type_name: str, isa: str) -> None
     x = rng.uniform(0.3, 1, (90, columns)).astype(np.float32)
     x[30:60] *= rng.choice(np.array([-1, 1], np.float32), (30, columns))
     x[60:] = np.where(rng.random((30, columns // 16)) < 0.1, 1, 0.01).repeat(16, axis=1)
-    for tokens in range(60, 90):
-        x[tokens, 16 : 16 + tokens % 16] = np.float32(63.9 / 127)  # sums around the bound
+    x[70:74] = 0  # sums of 1,023, which is allowed, and of 1,024, of either sign
+    x[70:74, :8], x[70:74, 8] = 1, np.array([7, 8, 7, 8], np.float32) / 127
+    x[72:74] *= -1
     weight = make_weight(runtime, [(type_name, rows, raw, None)], columns)
     result = multiply(runtime, weight, x)
     product, magnitude = expected(type_name, raw, rows, x)
