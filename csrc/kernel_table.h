@@ -4,9 +4,9 @@
 // Weights lie in blocks of 16 output rows, repacked so that a vector register holds one 32-bit word of each
 // row (see linear/layout.h). Activations of quantised products are int8 with one f32 scale for as many columns as a
 // block of the weights has: a group of 32, or a span of 256; where the weights are 16-bit integers (f16), they are
-// 13-bit integers. Each output element is one f32 sum over the groups, or over spans that are sums over groups, in
-// ascending order, each step a fused multiply-add, whichever kernel, tier, tile or thread computes it: equal bits
-// everywhere.
+// 13-bit integers. Each output element is one f32 sum over the groups, or over spans that are sums over groups (of
+// floats or of integers, see forms.h), in ascending order, each step in floats a fused multiply-add, whichever kernel,
+// tier, tile or thread computes it: equal bits everywhere.
 #pragma once
 
 #include <cstdint>
