@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from mlxr.loading import find_model
+
 BENCH = Path(__file__).parents[2] / "bench"
+DEMO = find_model("demo")
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -27,9 +30,12 @@ def test_load(tmp_path: Path) -> None:
 
 def test_compare_alone(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    done = run("server_compare.py", "--only", "overhead", "--rounds", "2", "--seconds", "0.3", "--json", str(file))
+    few = ("--rounds", "2", "--seconds", "0.3", "--clients", "1", "3", "--chat-rounds", "1", "--tokens", "4")
+    done = run("server_compare.py", *few, "--model", str(DEMO), "--json", str(file))
     assert done.returncode == 0, done.stderr
-    figures = json.loads(file.read_text())["overhead"]
-    assert len(figures["rounds"]) == 2
-    assert figures["sides"]["mlxr"]["per_s"] > 0
-    assert "ratio" not in figures
+    figures = json.loads(file.read_text())
+    assert list(figures) == ["overhead", "chats, 1 client", "chats, 3 clients"]
+    assert len(figures["overhead"]["rounds"]) == 2
+    for row in figures.values():
+        assert row["sides"]["mlxr"]["per_s"] > 0
+        assert row["ratios"] == {}
