@@ -163,7 +163,7 @@ class KVCache:
             self._writer.offer([(entry.key, entry.page, entry.depth) for entry in entries], time.time_ns())
 
     def stats(self) -> CacheStats:
-        """Numbers of this moment."""
+        """Return the cache's numbers at this moment."""
         return CacheStats(
             pages=self._pager.pages,
             free_pages=self._pager.free_pages,

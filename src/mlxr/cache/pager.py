@@ -48,7 +48,7 @@ class Pager:
         return -(-tokens // self.page_size)
 
     def count(self, page: int) -> int:
-        """Holders of `page`."""
+        """Return how many hold `page`."""
         return self._counts[self._known(page)]
 
     def is_kept(self, page: int) -> bool:

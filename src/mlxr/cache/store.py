@@ -170,7 +170,7 @@ class PageStore:
             self._drops[cause] += 1
 
     def stats(self, queued_pages: int = 0) -> StoreStats:
-        """Numbers of this moment."""
+        """Return the store's numbers at this moment."""
         with self._lock:
             return StoreStats(
                 folder=str(self.folder),

@@ -21,7 +21,7 @@ MAX_ANSWERS = 128
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended."""
+    """Says why an answer ended."""
 
     STOP = "stop"  # an end token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context

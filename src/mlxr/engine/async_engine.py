@@ -109,7 +109,7 @@ class AsyncEngine:
         return await self._call(lambda engine: engine.stats())
 
     async def check(self) -> None:
-        """`Engine.check` between two steps."""
+        """Run `Engine.check` between two steps."""
         await self._call(lambda engine: engine.check())
 
     async def stop(self, drain_s: float = 0.0) -> None:

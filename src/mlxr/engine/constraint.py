@@ -64,7 +64,7 @@ class MaskSource:
         self._is_filled = True
 
     def accept(self, token_id: int) -> None:
-        """Go on after `token_id`."""
+        """Tell the constraint that `token_id` was drawn."""
         self._is_filled = False
         try:
             self._constraint.accept(token_id)

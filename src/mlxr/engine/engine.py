@@ -253,7 +253,7 @@ class Engine:
             self._cache.release(table)
 
     def stats(self) -> EngineStats:
-        """Numbers of this moment."""
+        """Return the engine's numbers at this moment."""
         return EngineStats(
             kv_cache=self.plan.kv_cache,
             pages=self._pager.pages,

@@ -21,7 +21,7 @@ class Pace:
         self._last_end: float | None = None
 
     def count_step(self, seconds: float) -> None:
-        """A step took `seconds`."""
+        """Take in that a step took `seconds`."""
         self._step_s = _blend(self._step_s, seconds)
 
     def count_end(self, now: float, *, is_idle: bool) -> None:

@@ -37,7 +37,7 @@ class Pool:
         self._tokens += len(hidden)
 
     def read(self) -> Floats:
-        """The vector, (hidden size,)."""
+        """Return the mean of what was added, a vector (hidden size,)."""
         if self._total is None:
             raise ValueError("nothing was added to the pool")
         return (self._total / self._tokens).astype(np.float32)

@@ -31,15 +31,15 @@ class ModelShape(Protocol):
 
     @property
     def heads(self) -> int:
-        """Query heads."""
+        """Number of query heads."""
 
     @property
     def kv_heads(self) -> int:
-        """Key and value heads."""
+        """Number of key and value heads."""
 
     @property
     def head_dim(self) -> int:
-        """Numbers in one head."""
+        """Length of one head's vector."""
 
     @property
     def vocab_size(self) -> int:
@@ -55,7 +55,7 @@ class Model(Protocol):
 
     @property
     def config(self) -> ModelShape:
-        """The model's measures."""
+        """The model's sizes: layers, heads, vocabulary, context."""
 
     def forward(self, batch: RaggedBatch, arena: Arena) -> Floats:
         """Compute the batch, write its K and V into the arena; logits (R, vocab_size) of the batch's output rows."""

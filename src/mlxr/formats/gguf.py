@@ -69,7 +69,7 @@ class GGUFFile:
 
     @property
     def size_bytes(self) -> int:
-        """Of all parts together."""
+        """Size of all parts of the file together, in bytes."""
         return sum(file.size_bytes for file in self._files)
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ def _infer_items(items: Sequence[object]) -> str:
 
 
 def pack_string(text: str) -> bytes:
-    """Length and UTF-8."""
+    """Return a string as GGUF writes it: its length in 8 bytes, then its UTF-8."""
     encoded = text.encode()
     return struct.pack("<Q", len(encoded)) + encoded
 

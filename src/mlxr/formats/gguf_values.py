@@ -70,22 +70,22 @@ class Cursor:
         raise FormatError(self.path, self.field, self.offset if offset is None else offset, reason)
 
     def take(self, count: int) -> memoryview:
-        """The next `count` bytes."""
+        """Return the next `count` bytes and move past them."""
         if count > self._size - self.offset:
             self.fail(f"wants {count} bytes, the file has {self._size - self.offset} left")
         start, self.offset = self.offset, self.offset + count
         return self._bytes[start : self.offset]
 
     def read_u32(self) -> int:
-        """An unsigned 32-bit integer."""
+        """Read an unsigned 32-bit integer."""
         return int(struct.unpack("<I", self.take(4))[0])
 
     def read_u64(self) -> int:
-        """An unsigned 64-bit integer."""
+        """Read an unsigned 64-bit integer."""
         return int(struct.unpack("<Q", self.take(8))[0])
 
     def peek_u64(self) -> int:
-        """An unsigned 64-bit integer that stays unread."""
+        """Return the next unsigned 64-bit integer without moving past it."""
         value = self.read_u64()
         self.offset -= 8
         return value
@@ -110,7 +110,7 @@ class Cursor:
             self.fail(f"is not UTF-8 ({error.reason} in its byte {error.start})", at)
 
     def read_value_type(self) -> ValueType:
-        """A value type's number."""
+        """Read the number of a value type and return the type."""
         at = self.offset
         number = self.read_u32()
         if number not in _VALUE_TYPE_BY_ID:

@@ -59,7 +59,7 @@ class AffineTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks."""
+        """Size of the blocks in bytes."""
         return self.shape[0] * by_name(self.type_name).row_bytes(self.shape[1])
 
     @property

@@ -33,7 +33,7 @@ def unpack_planes(packed: Bytes, bits: int, planes: int) -> Bytes:
 
 
 def pack_planes(values: Bytes, bits: int, planes: int) -> Bytes:
-    """The inverse of `unpack_planes`."""
+    """Pack what `unpack_planes` unpacks."""
     shifts = (np.arange(planes, dtype=np.uint8) * np.uint8(bits))[:, None]
     runs = values.reshape(len(values), -1, planes, 32)
     packed: Bytes = np.bitwise_or.reduce(runs << shifts, axis=2)
@@ -49,7 +49,7 @@ def unpack_scales_and_mins(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def pack_scales_and_mins(scales: Bytes, mins: Bytes) -> Bytes:
-    """The inverse of `unpack_scales_and_mins`."""
+    """Pack what `unpack_scales_and_mins` unpacks."""
     first = scales[:, :4] | ((scales[:, 4:] >> 4) << 6)
     second = mins[:, :4] | ((mins[:, 4:] >> 4) << 6)
     third = (scales[:, 4:] & 15) | ((mins[:, 4:] & 15) << 4)
@@ -65,7 +65,7 @@ def unpack_q3_scales(packed: Bytes) -> Bytes:
 
 
 def pack_q3_scales(scales: Bytes) -> Bytes:
-    """The inverse of `unpack_q3_scales`."""
+    """Pack what `unpack_q3_scales` unpacks."""
     low = (scales[:, :8] & 15) | ((scales[:, 8:] & 15) << 4)
     top = scales >> 4
     high = top[:, 0:4] | (top[:, 4:8] << 2) | (top[:, 8:12] << 4) | (top[:, 12:16] << 6)

@@ -27,7 +27,7 @@ def encode_f32(values: Floats) -> Bytes:
 
 
 def decode_f16(blocks: Bytes) -> Floats:
-    """Exact."""
+    """Return the numbers as float32, which is exact."""
     return blocks.view("<f2").astype(np.float32)
 
 
@@ -61,12 +61,12 @@ def _decode_integers(blocks: Bytes, dtype: str) -> Floats:
 
 
 def decode_i8(blocks: Bytes) -> Floats:
-    """Exact."""
+    """Return the numbers as float32, which is exact."""
     return _decode_integers(blocks, "<i1")
 
 
 def decode_i16(blocks: Bytes) -> Floats:
-    """Exact."""
+    """Return the numbers as float32, which is exact."""
     return _decode_integers(blocks, "<i2")
 
 

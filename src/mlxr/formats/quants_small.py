@@ -72,7 +72,7 @@ def decode_q5_1(blocks: Bytes) -> Floats:
 
 
 def decode_q8_0(blocks: Bytes) -> Floats:
-    """d * q"""
+    """Return d * q."""
     block = blocks.view(Q8_0)[:, 0]
     return column(block["d"]) * block["qs"].astype(np.float32)
 

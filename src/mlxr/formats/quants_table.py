@@ -32,7 +32,7 @@ def scale_of_exponent(e: Bytes) -> Floats:
 
 
 def decode_iq4_nl(blocks: Bytes) -> Floats:
-    """d * level[q]"""
+    """Return d * level[q]."""
     block = blocks.view(IQ4_NL)[:, 0]
     return column(block["d"]) * IQ4_LEVELS[unpack_nibbles(block["qs"], 16)]
 

@@ -22,7 +22,7 @@ _REFINEMENTS = 2
 
 
 def sum_down(values: Floats) -> Floats:
-    """Sum of each column."""
+    """Return the sum of each column, added from the top down."""
     total: Floats = np.add.reduce(values, axis=0)
     return total
 

@@ -32,7 +32,7 @@ class LedgerSnapshot:
 
 
 class Ledger:
-    """Counts of one context."""
+    """Counts what the kernels of one context read and compute."""
 
     __slots__ = ("_blocks", "_copied_bytes", "_counts")
 

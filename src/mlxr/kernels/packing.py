@@ -29,7 +29,7 @@ def round_to_bf16(values: FloatArray) -> HalfWords:
 
 
 def widen_bf16(numbers: HalfWords) -> FloatArray:
-    """Exactly."""
+    """Widen bfloat16 words to float32, which is exact."""
     return (numbers.astype(np.uint32) << 16).view(np.float32)
 
 

@@ -36,7 +36,7 @@ class TensorSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Canonical name."""
+        """The tensor's name in the file."""
         ...
 
     @property
@@ -51,12 +51,12 @@ class TensorSource(Protocol):
 
     @property
     def data(self) -> ByteArray:
-        """Raw blocks."""
+        """The blocks as the file holds them, uint8 (nbytes,)."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of `data`."""
+        """Length of `data` in bytes."""
         ...
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:

@@ -39,7 +39,7 @@ ARCHITECTURES = (
 
 
 def by_name(name: str) -> Architecture:
-    """The row of `ModelConfig.architecture`."""
+    """Return the row that `ModelConfig.architecture` names; ModelError when there is none."""
     for row in ARCHITECTURES:
         if row.name == name:
             return row

@@ -32,12 +32,12 @@ class Pools(Protocol):
 
     @property
     def k_pools(self) -> Sequence[PoolArray]:
-        """Pools of keys."""
+        """The pools of keys, one per layer."""
         ...
 
     @property
     def v_pools(self) -> Sequence[PoolArray]:
-        """Pools of values."""
+        """The pools of values, one per layer."""
         ...
 
 
@@ -88,7 +88,7 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Size of all weights in bytes."""
         return self.step_bytes + self._weights.table.nbytes
 
     def forward(self, batch: RaggedBatch, arena: Pools) -> FloatArray:

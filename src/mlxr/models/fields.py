@@ -63,7 +63,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return the field `name`, which must be true or false."""
         value = self.get(name)
         if value is None:
             return default
@@ -72,7 +72,7 @@ class Fields:
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string."""
+        """Return the field `name`, which must be a string."""
         value = self.get(name)
         if value is None:
             return self.refuse(name, "a string") if default is None else default

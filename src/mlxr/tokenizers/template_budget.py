@@ -63,7 +63,7 @@ class Budget:
             raise BudgetExceeded(f"makes more than {MAX_TOTAL_ITEMS} characters and entries on the way")
 
     def count_value(self, value: object) -> None:
-        """`value` was just made."""
+        """Count a value that the template has just made against the budget."""
         if isinstance(value, str | bytes):
             self.count_items(len(value))
         elif isinstance(value, list | tuple | dict):

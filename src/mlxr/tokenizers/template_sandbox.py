@@ -207,7 +207,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self.budget.count_items(written)
 
     def _concatenate(self, values: tuple[Any, ...]) -> str:
-        """The operator `~`."""
+        """Join the values as the operator `~` does, counted before it is done."""
         self.budget.count_items(self.budget.measure(*values))
         return "".join(map(str, values))
 
@@ -267,7 +267,7 @@ def raise_exception(message: object) -> NoReturn:
 
 
 def read_local_clock() -> datetime:
-    """Now, in local time."""
+    """Return the present moment in local time."""
     return datetime.now(UTC).astimezone()
 
 

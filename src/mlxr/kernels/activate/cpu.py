@@ -1,4 +1,4 @@
-"""Native `activate`: csrc/activate.inc."""
+"""Calls the native `activate` of csrc/activate.inc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference of `activate`."""
+"""NumPy reference of `activate`, which defines its numbers."""
 
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations

@@ -27,7 +27,7 @@ from mlxr.kernels.tensor import (
 def allocate_pools(
     ctx: Context, pages: int, kv_heads: int, page_size: int, head_dim: int, kv_type: str
 ) -> tuple[PoolArray, PoolArray]:
-    """Two zeroed pools."""
+    """Make the pools of keys and of values, filled with zeros."""
     shape = (pages, kv_heads, page_size, pool_row_length(kv_type, head_dim))
     dtype = POOL_DTYPES[kv_type]
     return np.zeros(shape, dtype), np.zeros(shape, dtype)

@@ -24,7 +24,7 @@ def forward(
     k_pools: Sequence[PoolArray],
     v_pools: Sequence[PoolArray],
 ) -> FloatArray:
-    """Operator after operator."""
+    """Run the model operator after operator and return the logits (R, vocabulary)."""
     return linear(ctx, compute_states(ctx, model, batch, rope, k_pools, v_pools), model.output)
 
 

@@ -42,7 +42,7 @@ class CompiledStep:
         return Run(self, batch, logits, batch.token_ids[:rows] if before is None else None, (whole, None))
 
     def draw(self, run: Run, numbers: Numbers | None) -> Results:
-        """See `Step`."""
+        """Draw from the logits of `run`, as `Step.draw` says."""
         mx, whole = self.gpu.mx, run.kept[0]
         if numbers is not None and len(numbers) < whole.shape[0]:
             numbers = np.concatenate([numbers, np.zeros((whole.shape[0] - len(numbers), numbers.shape[1]), np.float32)])

@@ -273,7 +273,7 @@ def compile_source(compiler: Any, headers: Sequence[Path], source: str, architec
 
 
 def name_compiler(compiler: Any) -> str:
-    """The NVRTC library's version."""
+    """Return the NVRTC library's name and version."""
     major, minor = c_int(), c_int()
     _check(compiler.nvrtcVersion(byref(major), byref(minor)))
     return f"nvrtc {major.value}.{minor.value}"

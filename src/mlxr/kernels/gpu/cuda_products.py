@@ -53,7 +53,7 @@ class Shape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weight."""
+        """Size of the weight in bytes."""
         return self.outputs * self.inputs * (4 if self.kind == "float32" else 2)
 
 

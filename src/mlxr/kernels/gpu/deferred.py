@@ -21,7 +21,7 @@ class Deferred:
 
     @property
     def ndim(self) -> int:
-        """Dimensions."""
+        """Number of dimensions."""
         return len(self.shape)
 
     @property
@@ -30,7 +30,7 @@ class Deferred:
         return self._value is None
 
     def settle(self) -> Any:
-        """The array."""
+        """Compute the array, unless that has happened, and return it."""
         if self._value is None:
             self._value = self._compute()
         return self._value

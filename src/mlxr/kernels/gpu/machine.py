@@ -87,14 +87,14 @@ class EmulatedMachine:
         return self.memory.nbytes
 
     def drop(self, prepared: Mapping[str, Any]) -> None:
-        """Nothing holds anything."""
+        """Do nothing: a prepared step holds no memory here."""
 
     def prepare(self, launches: Sequence[Launch | Product]) -> list[tuple[Launch | Product, list[int]]]:
-        """Each with its addresses."""
+        """Return each launch with the addresses of its arrays."""
         return [(launch, [self._find(array) for array in launch.arrays]) for launch in launches]
 
     def start(self, prepared: list[tuple[Launch | Product, list[int]]]) -> None:
-        """Run them."""
+        """Run the prepared launches in order, at once."""
         for launch, addresses in prepared:
             if isinstance(launch, Product):
                 _multiply(launch, *addresses)
@@ -102,17 +102,17 @@ class EmulatedMachine:
             self._emulator.run_at(launch.kernel, launch.variant, addresses, launch.groups, launch.threads)
 
     def write(self, address: int, values: AnyArray) -> None:
-        """A copy."""
+        """Copy `values` to `address`."""
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
 
     def read(self, address: int, size: int, dtype: npt.DTypeLike) -> _Here:
-        """A copy."""
+        """Return a copy of `size` numbers at `address`."""
         values = np.empty(size, dtype)
         ctypes.memmove(values.ctypes.data, address, values.nbytes)
         return _Here(values)
 
     def synchronize(self) -> None:
-        """All is done."""
+        """Do nothing: launches here have ended when `start` returns."""
 
     def _allocate(self, size_bytes: int) -> int:
         """Rubbish, so that what stays unwritten shows."""
@@ -199,7 +199,7 @@ class CudaMachine:
             self._driver.drop(graph)
 
     def prepare(self, launches: Sequence[Launch | Product]) -> int:
-        """A captured graph."""
+        """Capture the launches as a CUDA graph and return its handle."""
         self._driver.enter()
         if self._driver.starts_early:
             launches = open_launches(launches)
@@ -260,7 +260,7 @@ class CudaMachine:
         return _Under(self, place, event, size, np.dtype(dtype))
 
     def synchronize(self) -> None:
-        """Wait for the stream."""
+        """Wait until the stream has done all its work."""
         self._driver.enter()
         self._driver.synchronize()
 

@@ -37,7 +37,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes stated."""
+        """Bytes that are stated as in use."""
         return OTHER_BYTES + self._step_bytes + self._count_held()
 
     def cover(self, step_bytes: int, layer_bytes: int) -> None:

@@ -46,7 +46,7 @@ class Pool:
 
     @property
     def page_numbers(self) -> int:
-        """Numbers in one page."""
+        """How many numbers one page holds."""
         _, kv_heads, page_size, head_dim = self.shape
         return kv_heads * page_size * head_dim
 

@@ -55,7 +55,7 @@ class RecordedStep:
         return True
 
     def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
-        """See `Step`."""
+        """Start the recorded forward pass for `batch`, as `Step.start` says."""
         machine = self.machine
         if before is None:
             self.gpu.settle_arrays()
@@ -65,7 +65,7 @@ class RecordedStep:
         return Run(self, batch, Logits(self, rows), batch.token_ids[:rows] if before is None else None)
 
     def draw(self, _run: Run, numbers: Numbers | None) -> Results:
-        """See `Step`."""
+        """Draw from the logits of the step, as `Step.draw` says."""
         if numbers is not None:
             padded = np.zeros(self.numbers.shape, np.float32)
             padded[: len(numbers)] = numbers

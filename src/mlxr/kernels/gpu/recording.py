@@ -29,12 +29,12 @@ class Buffer:
 
     @property
     def ndim(self) -> int:
-        """Dimensions."""
+        """Number of dimensions."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all numbers."""
+        """Size of the buffer in bytes."""
         return int(math.prod(self.shape) * self.dtype.size)
 
     def reshape(self, *shape: int) -> Buffer:
@@ -126,7 +126,7 @@ class Recorder:
         room_bytes: int = 0,
         boxes: Sequence[Box] = (),
     ) -> list[Any]:
-        """As `Launcher.launch`."""
+        """Record a launch; the parameters are those of `Launcher.launch`."""
         made = [self.make(shape, kind) for shape, kind in outputs]
         variant = Variant.of(
             {"THREADS": threads, **(constants or {})},

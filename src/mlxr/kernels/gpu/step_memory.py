@@ -20,7 +20,7 @@ class StepMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes that are held for steps."""
         return sum(size for _, size in self._chunks)
 
     def open(self) -> Callable[[int], int]:

@@ -64,7 +64,7 @@ class Run:
 
     @property
     def rows(self) -> int:
-        """Rows without padding."""
+        """Number of rows without padding."""
         rows: int = self.logits.shape[0]
         return rows
 

@@ -28,7 +28,7 @@ class AttentionBlock:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights."""
+        """Bytes of all weights together."""
         norms = [norm for norm in (self.norm, self.q_norm, self.k_norm) if norm is not None]
         return self.qkv.nbytes + self.output.nbytes + sum(norm.nbytes for norm in norms)
 
@@ -50,7 +50,7 @@ class FeedForwardBlock:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights."""
+        """Bytes of all weights together."""
         return self.norm.nbytes + self.gate_up.nbytes + self.down.nbytes
 
 
@@ -63,7 +63,7 @@ class Layer:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights."""
+        """Bytes of all weights together."""
         return self.attention.nbytes + self.feed_forward.nbytes
 
 

@@ -77,7 +77,7 @@ def run_layers(
     k_pools: Sequence[Any],
     v_pools: Sequence[Any],
 ) -> tuple[Any, Any]:
-    """Layer after layer."""
+    """Run the layers one after another on the GPU."""
     delta: Any = None
     if not ctx.gpu.is_recording:
         ahead = len(layers.layers) if ctx.gpu.is_traced else START_LAYERS * (MAX_STARTED + 1)

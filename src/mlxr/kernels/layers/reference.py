@@ -17,7 +17,7 @@ from mlxr.kernels.tensor import FloatArray, PoolArray
 
 
 def prepare(_ctx: Context, layers: tuple[Layer, ...]) -> None:
-    """Nothing to prepare."""
+    """Do nothing: the reference uses the layers as they are."""
 
 
 def run_layers(

@@ -62,7 +62,7 @@ class Product:
 
     @property
     def tokens(self) -> int:
-        """Rows of x."""
+        """Number of rows of x."""
         rows: int = (self.x.x if isinstance(self.x, Normed) else self.x).shape[0]
         return rows
 
@@ -149,7 +149,7 @@ def choose_shares(outputs: int, inputs: int) -> int:
 
 
 def can_gate(ctx: Context, product: Product) -> bool:
-    """Whether `gate_product` takes it."""
+    """Return whether `gate_product` can compute this product."""
     if product.way == "floats":
         return _plan_floats(ctx, product, gate=1) is not None
     return len(product.parts) == 1 and (product.way != "library" or _plan_panels(ctx, product, 1) is not None)

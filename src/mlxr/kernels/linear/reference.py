@@ -37,7 +37,7 @@ def prepare(
 
 
 def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
-    """x Wᵀ + b."""
+    """Return x Wᵀ + b in float32."""
     matrix, bias = weight.payload
     result: FloatArray = x @ matrix.T
     if bias is not None:

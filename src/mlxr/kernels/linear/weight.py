@@ -26,5 +26,5 @@ class LinearWeight:
 
     @property
     def out_features(self) -> int:
-        """All output features together."""
+        """Number of output features of all parts together."""
         return sum(self.splits)

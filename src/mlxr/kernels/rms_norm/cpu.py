@@ -1,4 +1,4 @@
-"""Native `rms_norm`: csrc/rms_norm.inc."""
+"""Calls the native `rms_norm` of csrc/rms_norm.inc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference of `rms_norm`."""
+"""NumPy reference of `rms_norm`, which defines its numbers."""
 
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Native `rope`: csrc/rope.inc."""
+"""Calls the native `rope` of csrc/rope.inc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference of `rope`."""
+"""NumPy reference of `rope`, which defines its numbers."""
 
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations

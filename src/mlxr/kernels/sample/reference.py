@@ -22,7 +22,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[SampleResult]:
-    """Every row by itself."""
+    """Draw a token for every row, each by itself."""
     return [_sample_row(index, logits[index], row) for index, row in enumerate(rows)]
 
 

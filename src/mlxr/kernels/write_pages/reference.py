@@ -1,4 +1,4 @@
-"""Reference of `write_pages`."""
+"""NumPy reference of `write_pages`, which defines its numbers."""
 
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
