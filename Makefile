@@ -15,7 +15,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lint format bench test-gpu test-peers clean
+.PHONY: help run test lint format bench test-gpu test-real test-peers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -43,6 +43,9 @@ bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed 
 
 test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 tests/gpu tests/cli/test_mlx_folder.py
+
+test-real: $(VENV)/.dev ## answers of real models (MLXR_REAL_MODELS=folder with the GGUF files that tests/real_models names)
+	@$(BIN)/python -m pytest -rs tests/real_models
 
 test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while)
 	@$(PEERS)/bin/python -m pytest tests/peers
