@@ -19,7 +19,8 @@ from mlxr.core.settings import resolve
 from mlxr.server.app import DIALECTS
 from mlxr.server.errors import ServerError
 from mlxr.server.limits import MAX_CALLERS, RateLimit
-from mlxr.server.security import Head, Keys, check_host, check_origin
+from mlxr.server.origins import Hosts, Origins
+from mlxr.server.security import Head, Keys
 
 KEY = "correct horse battery staple"
 
@@ -94,8 +95,11 @@ def test_a_file_without_keys_is_refused(content: str | bytes | None, tmp_path: P
         Keys.read(resolve({"api_keys_file": file}, {}))
 
 
-def head(**headers: str) -> Head:
-    return Head("GET", "/", {name.replace("_", "-"): value for name, value in headers.items()}, "127.0.0.1", False)
+def head(server: str | None = "127.0.0.1", **headers: str) -> Head:
+    return Head("GET", "/", {name.replace("_", "-"): value for name, value in headers.items()}, "127.0.0.1", server)
+
+
+HOSTS = Hosts(frozenset({"models.example", "machine"}))
 
 
 @pytest.mark.parametrize(
@@ -105,46 +109,111 @@ def head(**headers: str) -> Head:
         ("localhost:11434", True),
         ("LOCALHOST.:11434", True),
         ("app.localhost", True),
+        ("host.docker.internal:11434", True),
+        ("macbook.local", True),
+        ("Machine", True),
         ("127.0.0.1:1", True),
         ("192.168.1.7", True),
         ("[::1]:11434", True),
         ("models.example", True),
         ("Models.Example:80", True),
+        ("", True),  # no browser sends it
+        ("ollama:11434", False),
         ("evil.example", False),
         ("evil.example:11434", False),
         ("localhost.evil.example", False),
+        ("host.docker.internal.evil.example", False),
         ("127.0.0.1.evil.example", False),
         ("models.example.evil", False),
         ("xlocalhost", False),
+        ("evillocal", False),
         ("[::1].evil.example", True),  # no browser makes this of a name
-        ("", False),
         ("999.1.1.1", False),
     ],
 )
-def test_host_names(host: str, allowed: bool) -> None:
-    with nullcontext() if allowed else pytest.raises(ServerError) as caught:
-        check_host(head(host=host), {"models.example"})
-    assert caught is None or caught.value.status == 403
+def test_host_names_on_loopback(host: str, allowed: bool) -> None:
+    for server in ("127.0.0.1", "::1"):
+        with nullcontext() if allowed else pytest.raises(ServerError, match="allowed_hosts") as caught:
+            HOSTS.check(head(server, host=host))
+        assert caught is None or caught.value.status == 403
+
+
+def test_where_others_can_connect_every_host_name_passes() -> None:
+    for address in ("0.0.0.0", "::"):
+        Hosts.read(resolve({"host": address}, {})).check(head(host="ollama:11434"))  # even if it came to loopback
+    Hosts.read(resolve({"host": "10.0.0.7"}, {})).check(head("10.0.0.7", host="chat.example"))
+    HOSTS.check(head(None, host="whatever"))  # a Unix socket
+
+
+DEFAULT_ORIGINS = [
+    "http://localhost",
+    "http://localhost:3000",
+    "https://127.0.0.1:8443",
+    "http://[::1]:5173",
+    "http://0.0.0.0:8080",
+    "app://obsidian.md",
+    "app://-",
+    "file://",
+    "tauri://localhost",
+    "vscode-webview://1a2b3c",
+    "vscode-file://vscode-app",
+]
+LISTED_ORIGINS = ["chrome-extension://abcdef", "moz-extension://1-2-3", "https://chat.example", "https://a.b.example"]
+EXTENSIONS = "chrome-extension://*,moz-extension://*,https://chat.example,https://*.b.example"
+
+
+@pytest.mark.parametrize("origin", DEFAULT_ORIGINS)
+def test_local_pages_and_apps_pass(origin: str) -> None:
+    Origins.read(resolve({}, {})).check(head(host="localhost:1", origin=origin), HOSTS)
+
+
+@pytest.mark.parametrize("origin", LISTED_ORIGINS)
+def test_other_pages_pass_once_they_are_listed(origin: str) -> None:
+    asked = head(host="localhost:1", origin=origin)
+    with pytest.raises(ServerError, match="cors_origins"):
+        Origins.read(resolve({}, {})).check(asked, HOSTS)
+    Origins.read(resolve({"cors_origins": EXTENSIONS}, {})).check(asked, HOSTS)
+    Origins.read(resolve({"cors_origins": "*"}, {})).check(asked, HOSTS)
 
 
 @pytest.mark.parametrize(
-    ("origin", "host", "allowed"),
+    "origin",
     [
-        (None, "localhost:1", True),
-        ("http://localhost:1", "localhost:1", True),
-        ("http://localhost:3000", "localhost:1", True),
-        ("http://localhost:3001", "localhost:1", False),
-        ("https://evil.example", "localhost:1", False),
-        ("null", "localhost:1", False),
-        ("", "localhost:1", False),
-        ("http://", "", True),  # an empty host is refused before
+        "https://evil.example",
+        "http://localhost.evil.example",
+        "http://localhost:3000.evil.example",
+        "http://xlocalhost:3000",
+        "http://127x0.0.1",
+        "https://chat.example.evil.example",
+        "https://evil.example/.b.example",
+        "https://chatxexample",
+        "xapp://obsidian.md",
+        "null",
+        "",
+        "http://",
     ],
 )
-def test_origins(origin: str | None, host: str, allowed: bool) -> None:
-    headers = {"host": host} if origin is None else {"host": host, "origin": origin}
-    with nullcontext() if allowed else pytest.raises(ServerError) as caught:
-        check_origin(head(**headers), {"http://localhost:3000"})
-    assert caught is None or caught.value.status == 403
+def test_other_origins_are_refused(origin: str) -> None:
+    origins = Origins.read(resolve({"cors_origins": EXTENSIONS}, {}))
+    for host in ("localhost:1", ""):
+        with pytest.raises(ServerError, match="cors_origins") as caught:
+            origins.check(head(host=host, origin=origin), HOSTS)
+        assert caught.value.status == 403
+
+
+def test_a_page_of_the_servers_own_origin_must_have_a_name_that_is_ours() -> None:
+    origins = Origins.read(resolve({}, {}))
+    for name in ("models.example", "10.0.0.7:11434", "nas.local"):
+        origins.check(head("10.0.0.7", host=name, origin=f"http://{name}"), HOSTS)
+        origins.check(head("10.0.0.7", host=name, origin=f"https://{name}"), HOSTS)
+    with pytest.raises(ServerError, match="allowed_hosts"):  # a name that was pointed here
+        origins.check(head("10.0.0.7", host="evil.example", origin="http://evil.example"), HOSTS)
+
+
+@pytest.mark.parametrize("origin", ["localhost:3000", "http://a.example/page", "http://a.example/", "chrome extension"])
+def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
+    with pytest.raises(SettingError, match="cors_origins"):
+        Origins.read(resolve({"cors_origins": [origin]}, {}))
 
 
 def test_a_foreign_name_and_a_foreign_page_get_nothing(client: httpx.Client) -> None:
@@ -156,16 +225,46 @@ def test_a_foreign_name_and_a_foreign_page_get_nothing(client: httpx.Client) -> 
     assert "access-control-allow-origin" not in client.options("/tokenize", headers=preflight).headers
 
 
-def test_pages_that_are_allowed(make_server: MakeServer) -> None:
+def test_clients_in_containers_and_local_pages_are_answered(client: httpx.Client) -> None:
+    assert client.get("/health", headers={"host": "host.docker.internal:11434"}).status_code == 200
+    origin = "vscode-file://vscode-app"
+    response = client.post("/tokenize", json={"content": "x"}, headers={"origin": origin})
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == origin
+    preflight = {
+        "origin": "http://localhost:3000",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,x-stainless-os",
+        "access-control-request-private-network": "true",
+    }
+    headers = client.options("/v1/chat/completions", headers=preflight).headers
+    assert headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert headers["access-control-allow-private-network"] == "true"
+    assert headers["access-control-allow-headers"] == "authorization,x-stainless-os"
+
+
+def test_a_server_on_every_address(make_server: MakeServer) -> None:
+    running = make_server(host="0.0.0.0", cors_origins="https://chat.example", allowed_hosts="my.host")
+    port = running.url.rpartition(":")[2]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        assert client.get("/health", headers={"host": "ollama:11434"}).status_code == 200
+        for host, origin, status in [
+            ("api.example", "https://chat.example", 200),
+            ("my.host", "https://my.host", 200),
+            ("evil.example", "http://evil.example", 403),  # DNS rebinding
+        ]:
+            headers = {"host": host, "origin": origin}
+            assert client.post("/tokenize", json={"content": "x"}, headers=headers).status_code == status
+
+
+def test_a_page_can_read_why_it_was_refused(make_server: MakeServer) -> None:
     origin = "http://localhost:3000"
-    with make_server(cors_origins=[origin], allowed_hosts="my.host", api_keys="k").client() as client:
+    with make_server(allowed_hosts="my.host", api_keys="k").client() as client:
         preflight = {"origin": origin, "access-control-request-method": "POST"}
         assert client.options("/tokenize", headers=preflight).headers["access-control-allow-origin"] == origin
         refused = client.post("/tokenize", json={"content": "x"}, headers={"origin": origin})
         assert refused.status_code == 401
-        assert refused.headers["access-control-allow-origin"] == origin  # so that the page can read why
-        evil = client.post("/tokenize", json={"content": "x"}, headers={"origin": "http://evil", "x-api-key": "k"})
-        assert evil.status_code == 403
+        assert refused.headers["access-control-allow-origin"] == origin
         assert client.get("/metrics", headers={"host": "my.host", "x-api-key": "k"}).status_code == 200
 
 

@@ -15,7 +15,7 @@ from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.listen import build_app, name_address, open_socket
 from mlxr.server.listen import serve as serve_app
 from mlxr.server.logs import start_logging
-from mlxr.server.security import is_loopback
+from mlxr.server.origins import is_loopback
 from mlxr.server.tracing import start_tracing
 
 Model = Annotated[

@@ -129,11 +129,15 @@ SETTINGS: tuple[Setting, ...] = (
         "allowed_hosts",
         "list",
         (),
-        "Names by which browsers and clients may call this server, besides localhost and plain addresses.",
+        "Names by which this server may be called, besides local names and addresses.",
         scope="server",
     ),
     Setting(
-        "cors_origins", "list", (), "Web pages that may use this server, such as http://localhost:3000.", scope="server"
+        "cors_origins",
+        "list",
+        (),
+        "Web pages that may use this server besides local ones, such as https://my.page or chrome-extension://*.",
+        scope="server",
     ),
     Setting("max_body_bytes", "bytes", 32 * 2**20, "Largest request body.", minimum=1024, scope="server"),
     Setting(

@@ -28,6 +28,7 @@ from mlxr.server.guard import Guard, RequestScope, render_error
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.metrics import Metrics
 from mlxr.server.openapi import describe_routes
+from mlxr.server.origins import Origins
 from mlxr.server.routes import RouteRow, build_route
 from mlxr.server.security import Keys
 
@@ -80,12 +81,12 @@ def _add_layers(app: Starlette, settings: Settings, activity: Activity, metrics:
     app.add_exception_handler(HTTPException, answer)
     keys = Keys.read(settings)
     app.add_middleware(Guard, settings=settings, keys=keys, dialects=DIALECTS, lifecycle=lifecycle)
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id"],
-        )
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origin_regex=Origins.read(settings).pattern,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        allow_private_network=True,
+        expose_headers=["x-request-id"],
+    )
     app.add_middleware(RequestScope, activity=activity, metrics=metrics)

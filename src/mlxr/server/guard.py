@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from time import monotonic
@@ -26,7 +25,8 @@ from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.limits import RateLimit, bound_body, check_length
 from mlxr.server.logs import log_request
 from mlxr.server.metrics import Metrics
-from mlxr.server.security import OPEN_PATHS, Head, Keys, check_host, check_origin
+from mlxr.server.origins import Hosts, Origins
+from mlxr.server.security import OPEN_PATHS, Head, Keys
 from mlxr.server.streaming import dump_json
 
 logger = logging.getLogger(__name__)
@@ -82,10 +82,7 @@ class Guard:
     ) -> None:
         self._app, self._keys, self._dialects, self._lifecycle = app, keys, dialects, lifecycle
         self._rate = RateLimit(settings.requests_per_minute)
-        self._hosts = frozenset(
-            {name.lower() for name in (*settings.allowed_hosts, settings.host, socket.gethostname())}
-        )
-        self._origins = frozenset(settings.cors_origins)
+        self._hosts, self._origins = Hosts.read(settings), Origins.read(settings)
         self._max_body_bytes = settings.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,8 +114,8 @@ class Guard:
     def _check(self, scope: Scope, row: InFlight, receive: Receive) -> Receive:
         """Raise ServerError for what may not pass; what takes the place of `receive` for the rest."""
         head = _read_head(scope, row)
-        check_host(head, self._hosts)
-        check_origin(head, self._origins)
+        self._hosts.check(head)
+        self._origins.check(head, self._hosts)
         if head.path in OPEN_PATHS:
             return receive
         row.key_id = self._keys.check(head)
@@ -145,8 +142,8 @@ def _wanted_id(scope: Scope) -> str | None:
 
 def _read_head(scope: Scope, row: InFlight) -> Head:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    server = scope.get("server")
-    return Head(scope["method"], scope["path"], headers, row.client, server is not None and server[1] is None)
+    address, port = scope.get("server") or (None, None)
+    return Head(scope["method"], scope["path"], headers, row.client, None if port is None else address)
 
 
 def _route_of(scope: Scope) -> str:

@@ -1,20 +1,15 @@
-"""Who may ask: keys, names of this host, web pages.
+"""The head of a request and the keys that it may need.
 
-Pure checks over the head of a request; `guard` runs them before anything else sees it. Keys are compared in constant
-time by their digests, and only the first characters of a digest are ever logged. A page that a browser loaded from
-elsewhere can reach a server on this machine in two ways: through a name of its own that points here (DNS rebinding),
-which the Host header betrays, and by a plain cross-origin request, which the Origin header betrays.
+Keys are compared in constant time by their digests, and only the first characters of a digest are ever logged.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
@@ -26,13 +21,16 @@ KEY_ID_CHARACTERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the checks see: header names in lower case, `client` an address, `is_local` for a Unix socket."""
+    """What the checks see: header names in lower case, `client` an address.
+
+    `server` is the address of this machine that the connection came to, None for a Unix socket.
+    """
 
     method: str
     path: str
     headers: dict[str, str]
     client: str
-    is_local: bool
+    server: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,46 +83,3 @@ def find_key(headers: dict[str, str]) -> str:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def check_host(head: Head, allowed: Collection[str]) -> None:
-    """Raise ServerError 403 unless the Host header is an address, localhost or one of `allowed` (lower case).
-
-    A name is what an attacker can point to this machine; an address cannot be. Nothing of this reaches a Unix socket.
-    """
-    if head.is_local:
-        return
-    name = host_name(head.headers.get("host", ""))
-    if name == "localhost" or name.endswith(".localhost") or name in allowed or _is_address(name):
-        return
-    raise ServerError(403, "forbidden", f"the host name {name[:100]!r} is not allowed; see the setting allowed_hosts")
-
-
-def check_origin(head: Head, allowed: Collection[str]) -> None:
-    """Raise ServerError 403 for a request that a web page of another origin makes, unless it is one of `allowed`."""
-    origin = head.headers.get("origin")
-    if origin is None or "*" in allowed or origin in allowed:
-        return
-    if urlsplit(origin).netloc.lower() != head.headers.get("host", "").lower():
-        raise ServerError(403, "forbidden", f"the origin {origin[:100]!r} is not allowed; see the setting cors_origins")
-
-
-def host_name(host: str) -> str:
-    """A Host header without its port, in lower case."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address to listen on."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
