@@ -136,6 +136,38 @@ def test_a_conversation_of_chat_messages() -> None:
 
 
 @pytest.mark.parametrize(
+    "thought",
+    [
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm", "reasoning_details": [{"type": "reasoning.text", "text": "h"}, {"text": "m", "index": 1}]},
+        {"reasoning_details": [{"type": "reasoning.summary", "summary": "hm"}, {"type": "reasoning.encrypted"}]},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking"}]},
+        {"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "2"}]},
+    ],
+)
+def test_thoughts_come_back_in_many_spellings(thought: dict[str, object]) -> None:
+    sent = {"role": "assistant", "content": "2", "id": "msg_1", "type": "message", "provider_specific_fields": {"a": 1}}
+    nulls = dict.fromkeys(("name", "tool_calls", "function_call", "audio", "refusal", "annotations", "reasoning"))
+    question = {"role": "user", "content": "Hi", **dict.fromkeys(("name", "tool_calls", "tool_call_id"))}
+    (_, answer) = chat(messages=[question, {**sent, **nulls, **thought}]).messages
+    assert answer == {"role": "assistant", "content": "2", "reasoning": "hm"}
+
+
+def test_answers_without_text_come_back() -> None:
+    call = {**CALL, "function": {"name": "add", "arguments": {"a": 1}}, "index": 0}
+    sent = [
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": None},
+    ]
+    read = chat(messages=[{"role": "user", "content": "Hi"}, *sent]).messages[1:]
+    assert [message["content"] for message in read] == ["No.", "No.", "", "", ""]
+    assert read[3]["tool_calls"] == [{**CALL, "function": {"name": "add", "arguments": '{"a":1}'}}]
+
+
+@pytest.mark.parametrize(
     ("bad", "field"),
     [
         ({"role": "user", "content": None}, "content"),
@@ -143,7 +175,7 @@ def test_a_conversation_of_chat_messages() -> None:
         ({"role": "user", "content": "x", "tool_call_id": "c"}, "tool_call_id"),
         ({"role": "user", "content": "x", "reasoning_content": "y"}, "reasoning_content"),
         ({"role": "tool", "content": "x"}, "tool_call_id"),
-        ({"role": "assistant", "content": None}, "content"),
+        ({"role": "user", "content": [{"type": "refusal", "text": "x"}]}, "content[0].refusal"),
     ],
 )
 def test_what_a_role_cannot_have(bad: object, field: str) -> None:

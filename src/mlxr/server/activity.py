@@ -18,7 +18,9 @@ from starlette.types import Scope
 
 @dataclass(slots=True)
 class InFlight:
-    """One request. Times are of the monotonic clock; `cancel` ends its answers at the next step."""
+    """One request. Times are of the monotonic clock; `cancel` ends its answers at the next step. `ignored` names fields
+    of its body that have no effect, as `ignored.note_ignored` spells them.
+    """
 
     id: str
     method: str
@@ -32,6 +34,7 @@ class InFlight:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     first_token_s: float | None = None
+    ignored: list[str] = field(default_factory=list)
     cancels: list[Callable[[], None]] = field(default_factory=list)
 
     def cancel(self) -> None:

@@ -25,6 +25,7 @@ from mlxr.server.activity import Activity
 from mlxr.server.dialect import Dialect
 from mlxr.server.errors import to_error
 from mlxr.server.guard import Guard, RequestScope, render_error
+from mlxr.server.ignored import HEADER as IGNORED
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.metrics import Metrics
 from mlxr.server.openapi import describe_routes
@@ -87,6 +88,6 @@ def _add_layers(app: Starlette, settings: Settings, activity: Activity, metrics:
         allow_methods=["*"],
         allow_headers=["*"],
         allow_private_network=True,
-        expose_headers=["x-request-id"],
+        expose_headers=["x-request-id", IGNORED],
     )
     app.add_middleware(RequestScope, activity=activity, metrics=metrics)

@@ -1,8 +1,9 @@
 """The two layers around all routes.
 
-`RequestScope`, the outer one, gives a request its id and its row, closes what it opened, and tells log and metrics how
-it ended. `Guard`, the inner one, refuses what may not pass and turns every failure into an error of the dialect that
-the path belongs to. Between them lies CORS, so that web pages that are allowed can read errors too.
+`RequestScope`, the outer one, gives a request its id and its row, closes what it opened, names in the response which
+fields had no effect, and tells log and metrics how it ended. `Guard`, the inner one, refuses what may not pass and
+turns every failure into an error of the dialect that the path belongs to. Between them lies CORS, so that web pages
+that are allowed can read errors too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from mlxr.core.settings import Settings
 from mlxr.server.activity import Activity, InFlight
 from mlxr.server.dialect import Dialect, find_dialect
 from mlxr.server.errors import ClientGone, ServerError, to_error
+from mlxr.server.ignored import HEADER as IGNORED
+from mlxr.server.ignored import join_names
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.limits import RateLimit, bound_body, check_length
 from mlxr.server.logs import log_request
@@ -53,6 +56,8 @@ class RequestScope:
                 status = message["status"]
                 tag = row.id.encode()
                 message["headers"] = [*message["headers"], (b"x-request-id", tag), (b"request-id", tag)]
+                if row.ignored:
+                    message["headers"].append((IGNORED.encode(), join_names(row.ignored).encode()))
             await send(message)
 
         async with AsyncExitStack() as stack:

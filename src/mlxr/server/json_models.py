@@ -1,8 +1,10 @@
 """What the JSON of requests and replies has in common: pydantic models from which also the OpenAPI document is made.
 
-Requests are strict: a value of another JSON type, a number that is none, or a field that is not in the model is
-refused, and the error names it. A model's validator is built when it is first used (some 3 ms), which spares the start
-those of all dialects. Knows no dialect and no route.
+Values are strict: one of another JSON type, or a number that is none, is refused, and the error names it. Fields are
+not: null is the same as nothing, and a field that a model does not declare passes, since clients send what other
+servers know (see `ignored`). A field that would change the answer and cannot be followed is declared as `Unsupported`.
+A model's validator is built when it is first used (some 3 ms), which spares the start those of all dialects. Knows no
+dialect and no route.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import random
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from mlxr.core.errors import InvalidRequest
@@ -23,19 +25,27 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 _SMALLEST_TOP_P = 1e-9
 
 
-def _refuse_true(value: bool) -> bool:
-    if value:
-        raise PydanticCustomError("only_false", "only false is supported")
-    return value
+def _refuse(value: object) -> None:
+    if value is not None and value is not False and value != []:
+        raise PydanticCustomError("unsupported", "this field is not supported")
 
 
-Off = Annotated[bool, AfterValidator(_refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
+Unsupported = Annotated[object, AfterValidator(_refuse), WithJsonSchema({"type": "null"})]
+"""A field without which the answer would be wrong, and that is refused unless it asks for nothing (null, false, [])."""
 
 
 class RequestModel(BaseModel):
     """Base of all that a client sends."""
 
-    model_config = ConfigDict(defer_build=True, extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: object) -> object:
+        """Null is the same as nothing for every field; one that must be there is missing then."""
+        if isinstance(value, dict) and None in value.values():
+            return {key: part for key, part in value.items() if part is not None}
+        return value
 
 
 class ReplyModel(BaseModel):

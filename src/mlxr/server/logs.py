@@ -17,6 +17,7 @@ from mlxr.server.security import OPEN_PATHS
 
 access = logging.getLogger("mlxr.access")
 prompts = logging.getLogger("mlxr.prompts")
+bodies = logging.getLogger("mlxr.bodies")
 _FIELDS = "fields"
 WATCHING = OPEN_PATHS | {"/metrics"}
 
@@ -85,6 +86,11 @@ def log_request(row: InFlight, status: int, seconds: float) -> None:
     if row.first_token_s is not None:
         fields["first_token_ms"] = round(1000 * (row.first_token_s - row.arrived_s), 1)
     access.log(level, "request", extra={_FIELDS: fields})
+
+
+def log_ignored(row: InFlight, names: str) -> None:
+    """Which fields of a request's body have no effect, on the level debug."""
+    bodies.debug("ignored fields", extra={_FIELDS: {"request_id": row.id, "fields": names}})
 
 
 def log_prompt(row: InFlight, prompt: object) -> None:

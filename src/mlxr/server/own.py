@@ -21,6 +21,7 @@ from mlxr.server.admin import collect_stats
 from mlxr.server.dialect import Dialect
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import borrow
+from mlxr.server.json_models import RequestModel
 from mlxr.server.naming import spell_fields
 from mlxr.server.routes import Router
 from mlxr.service.requests import ChatRequest
@@ -36,7 +37,7 @@ class _Body(BaseModel):
     model_config = ConfigDict(defer_build=True, extra="forbid", strict=True)
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(RequestModel):
     """A text. `parse_special` lets spellings of special tokens in it count as such."""
 
     content: str
@@ -59,7 +60,7 @@ class Tokens(_Body):
     tokens: list[int] | list[Piece]
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(RequestModel):
     """Tokens."""
 
     tokens: list[Annotated[int, Field(ge=0)]]
@@ -72,10 +73,8 @@ class Content(_Body):
     content: str
 
 
-class ApplyTemplateBody(BaseModel):
+class ApplyTemplateBody(RequestModel):
     """A conversation, its messages as in chat completions."""
-
-    model_config = ConfigDict(defer_build=True, extra="forbid")
 
     messages: list[dict[str, object]]
     model: str | None = None

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxr.server.errors import ClientGone, ServerError, explain_body, explain_parsing
+from mlxr.server.ignored import find_ignored, note_ignored
 
 Handler = Callable[..., Awaitable[Response | BaseModel]]
 H = TypeVar("H", bound=Handler)
@@ -92,7 +93,7 @@ def build_route(row: RouteRow) -> Route:
         values: dict[str, object] = {**request.path_params}
         model = find_model()
         if model is not None:
-            values["body"] = _parse_body(await _read_body(request), model)
+            values["body"] = _parse_body(request, await _read_body(request), model)
         reply = await row.handler(request, **values)
         return reply if isinstance(reply, Response) else reply_json(reply)
 
@@ -106,8 +107,11 @@ async def _read_body(request: Request) -> bytes:
         raise ClientGone from error
 
 
-def _parse_body(data: bytes, model: type[BaseModel]) -> BaseModel:
-    """The body, JSON whatever its content type (`curl -d` calls it a form); raises ServerError naming what is wrong."""
+def _parse_body(request: Request, data: bytes, model: type[BaseModel]) -> BaseModel:
+    """The body, JSON whatever its content type (`curl -d` calls it a form); raises ServerError naming what is wrong.
+
+    What the model does not declare has no effect; the response will name it.
+    """
     try:
         value = json.loads(data) if data else None
     except (ValueError, RecursionError) as error:
@@ -115,9 +119,11 @@ def _parse_body(data: bytes, model: type[BaseModel]) -> BaseModel:
     if value is None:
         raise ServerError(400, "invalid_request", "body: Field required", "body")
     try:
-        return model.model_validate(value, from_attributes=True)
+        body = model.model_validate(value, from_attributes=True)
     except ValidationError as error:
         raise explain_body(error.errors(include_url=False), value) from error
+    note_ignored(request, find_ignored(value, body))
+    return body
 
 
 def reply_json(reply: BaseModel, status: int = 200) -> Response:

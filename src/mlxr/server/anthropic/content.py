@@ -8,19 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call, dump_json
 from mlxr.service.prompt import Message
-
-
-class CacheControl(RequestModel):
-    """A hint that needs no following: all that can be cached is, as long as there is room, whatever else it says."""
-
-    model_config = ConfigDict(defer_build=True, extra="ignore")
-
-    type: Literal["ephemeral"]
 
 
 class TextBlock(RequestModel):
@@ -28,8 +20,6 @@ class TextBlock(RequestModel):
 
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = None
-    citations: Annotated[list[JsonObject], Field(max_length=0)] | None = None
 
 
 class ThinkingBlock(RequestModel):
@@ -37,13 +27,6 @@ class ThinkingBlock(RequestModel):
 
     type: Literal["thinking"]
     thinking: str
-    signature: str | None = None
-
-
-class DirectCaller(RequestModel):
-    """The model itself called."""
-
-    type: Literal["direct"]
 
 
 class ToolUseBlock(RequestModel):
@@ -53,8 +36,6 @@ class ToolUseBlock(RequestModel):
     id: Text
     name: Text
     input: JsonObject
-    cache_control: CacheControl | None = None
-    caller: DirectCaller | None = None
 
 
 class ToolResultBlock(RequestModel):
@@ -64,7 +45,6 @@ class ToolResultBlock(RequestModel):
     tool_use_id: Text
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
 
 
 Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]

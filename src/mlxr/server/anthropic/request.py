@@ -9,8 +9,8 @@ from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import MAX_STOP_STRINGS, Grammar, SamplingParams
-from mlxr.server.anthropic.content import CacheControl, MessageInput, System, read_messages
-from mlxr.server.json_models import MAX_INT, JsonObject, RequestModel, Share, Text, bound_top_p, dump_json
+from mlxr.server.anthropic.content import MessageInput, System, read_messages
+from mlxr.server.json_models import MAX_INT, JsonObject, RequestModel, Share, Text, Unsupported, bound_top_p, dump_json
 from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -23,9 +23,6 @@ class CustomTool(RequestModel):
     name: ToolName
     description: str | None = None
     input_schema: JsonObject
-    strict: bool | None = None
-    cache_control: CacheControl | None = None
-    eager_input_streaming: bool | None = Field(None, description="Arguments are always streamed as they come.")
 
 
 class AnyChoice(RequestModel):
@@ -86,25 +83,6 @@ class OutputConfig(RequestModel):
     format: JsonFormat | None = None
 
 
-class KeepThoughts(RequestModel):
-    """Leave earlier thoughts in the conversation, which is what happens anyway."""
-
-    type: Literal["clear_thinking_20251015"]
-    keep: Literal["all"]
-
-
-class ContextManagement(RequestModel):
-    """What to take out of the conversation: nothing."""
-
-    edits: list[KeepThoughts] | None = None
-
-
-class Metadata(RequestModel):
-    """A label of the caller; no answer depends on it."""
-
-    user_id: str | None = None
-
-
 class ConversationFields(RequestModel):
     """What the prompt is made of."""
 
@@ -115,8 +93,7 @@ class ConversationFields(RequestModel):
     tool_choice: Annotated[AnyChoice | OneChoice | NoChoice, Field(discriminator="type")] | None = None
     thinking: Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, Field(discriminator="type")] | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
-    context_management: ContextManagement | None = None
+    mcp_servers: Unsupported = None
 
     def make_request(self, params: SamplingParams) -> ChatRequest:
         """What the service is asked; raises InvalidRequest naming the field."""
@@ -181,8 +158,6 @@ class MessageRequest(ConversationFields):
     top_k: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(None, description="Absent or 0: off.")
     stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
-    metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
 
     @property
     def hides_thoughts(self) -> bool:

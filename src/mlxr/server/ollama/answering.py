@@ -38,14 +38,11 @@ class AnswerRequest(RequestModel):
     options: Options = None
     think: Think = None
     truncate: bool | None = None
-    shift: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
     def check(self) -> None:
         """Raise InvalidRequest for values that name something that is not supported."""
-        if self.shift:
-            raise InvalidRequest("shift", "is not supported: an answer ends where the context does")
         if isinstance(self.think, str) and self.think not in THINK_LEVELS:
             raise InvalidRequest("think", f"must be true, false or one of {', '.join(THINK_LEVELS)}")
 

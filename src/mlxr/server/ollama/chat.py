@@ -29,7 +29,6 @@ class CalledFunction(RequestModel):
 
     name: Text
     arguments: JsonObject
-    index: int | None = None
 
 
 class ToolCall(RequestModel):
@@ -37,7 +36,6 @@ class ToolCall(RequestModel):
 
     function: CalledFunction
     id: str | None = None
-    type: str | None = None
 
 
 class ChatMessage(RequestModel):

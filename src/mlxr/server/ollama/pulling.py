@@ -10,7 +10,7 @@ from time import monotonic
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxr.core.errors import InvalidRequest, NotFound
+from mlxr.core.errors import NotFound
 from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
 from mlxr.server.errors import ServerError
@@ -28,7 +28,6 @@ class PullBody(NamedRequest):
     """What to pull: hf.co/owner/repo[:file or quant]."""
 
     stream: bool | None = None
-    insecure: bool | None = None
 
 
 class PullReply(ReplyModel):
@@ -43,8 +42,6 @@ class PullReply(ReplyModel):
 @router.post("/api/pull", response_model=PullReply, responses=STREAMED)
 async def pull(request: Request, body: PullBody) -> Response:
     """Pull a model. When the client goes away it stops; pulled again, it goes on from there."""
-    if body.insecure:
-        raise InvalidRequest("insecure", "is not supported; the server's setting hub_url says where models come from")
     pulling = Pulling(request, body.wanted)
     if body.stream is not False:
         return EventStream(request, pulling.write_frames(), media_type=NDJSON, on_error=error_frame)

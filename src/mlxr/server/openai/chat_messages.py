@@ -7,31 +7,34 @@ have is checked here, what the conversation cannot have by the service.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call
+from mlxr.server.json_models import JsonObject, RequestModel, Text, Unsupported, describe_call, dump_json
 from mlxr.service.prompt import Message
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class ContentPart(RequestModel):
-    """A piece of text; images, audio and files are not supported. All that can be cached is, whatever the hint says."""
+PART_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 
-    type: Literal["text"]
-    text: str
-    cache_control: JsonObject | None = None
-    prompt_cache_breakpoint: JsonObject | None = None
+
+class ContentPart(RequestModel):
+    """A piece of text under the key that its type has; images, audio and files are not supported."""
+
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
 
 
 class CalledFunction(RequestModel):
-    """A call's function and its arguments as JSON text."""
+    """A call's function and its arguments as JSON text, or as the JSON itself."""
 
     name: Text
-    arguments: str
+    arguments: str | JsonObject = ""
 
 
 class ToolCallPart(RequestModel):
@@ -40,11 +43,20 @@ class ToolCallPart(RequestModel):
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None
+
+
+class ThoughtPart(RequestModel):
+    """A piece of an earlier thought, as LiteLLM (`thinking`) or OpenRouter (`text`, `summary`) keep it; what is
+    encrypted is of no use here.
+    """
+
+    thinking: str | None = None
+    text: str | None = None
+    summary: str | None = None
 
 
 class ChatMessage(RequestModel):
-    """One message. Fields that only replies of other services fill may be there, but empty."""
+    """One message. What the assistant thought may stand in any of the fields in which clients send it back."""
 
     role: Role
     content: str | list[ContentPart] | None = None
@@ -52,10 +64,19 @@ class ChatMessage(RequestModel):
     tool_calls: list[ToolCallPart] | None = None
     tool_call_id: Text | None = None
     reasoning_content: str | None = Field(None, description="What the assistant thought before.")
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[JsonObject], Field(max_length=0)] | None = None
+    reasoning: str | None = Field(None, description="The same in another spelling.")
+    thinking_blocks: list[ThoughtPart] | None = Field(None, description="The same in pieces.")
+    reasoning_details: list[ThoughtPart] | None = Field(None, description="The same in pieces.")
+    refusal: str | None = Field(None, description="What the assistant said in place of content.")
+    audio: Unsupported = None
+    function_call: Unsupported = None
+
+    @property
+    def thought(self) -> str:
+        """What the assistant thought before, "" for nothing; it is the same in whichever field it stands."""
+        pieces = self.thinking_blocks or self.reasoning_details or ()
+        joined = "".join(piece.thinking or piece.text or piece.summary or "" for piece in pieces)
+        return self.reasoning_content or self.reasoning or joined or _join(self.content, thoughts=True)
 
 
 def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
@@ -64,35 +85,51 @@ def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
 
 
 def join_text(content: str | Sequence[ContentPart] | None) -> str:
-    """The text of a content."""
+    """The text of a content, without thoughts in it."""
+    return (content or "") if content is None or isinstance(content, str) else _join(content, thoughts=False)
+
+
+def _join(content: str | Sequence[ContentPart] | None, *, thoughts: bool) -> str:
+    """The parts of a content that are thoughts, or those that are not."""
     if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text for part in content)
+        return ""
+    return "".join(
+        getattr(part, PART_KEYS[part.type]) or "" for part in content if (part.type == "thinking") is thoughts
+    )
 
 
 def _read_message(message: ChatMessage, field: str) -> Message:
     _check_role(message, field)
-    read: dict[str, object] = {"role": message.role, "content": join_text(message.content)}
+    read: dict[str, object] = {"role": message.role, "content": join_text(message.content) or message.refusal or ""}
     if message.name is not None:
         read["name"] = message.name
     if message.tool_call_id is not None:
         read["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content:
-        read["reasoning"] = message.reasoning_content
+    if message.thought:
+        read["reasoning"] = message.thought
     if message.tool_calls:
         read["tool_calls"] = [
-            describe_call(call.id, call.function.name, call.function.arguments) for call in message.tool_calls
+            _read_call(call, f"{field}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
         ]
     return read
 
 
+def _read_call(call: ToolCallPart, field: str) -> JsonObject:
+    arguments = call.function.arguments
+    text = arguments if isinstance(arguments, str) else dump_json(arguments, f"{field}.function.arguments")
+    return describe_call(call.id, call.function.name, text)
+
+
 def _check_role(message: ChatMessage, field: str) -> None:
     is_assistant = message.role == "assistant"
-    if message.content is None and not (is_assistant and message.tool_calls):
+    if message.content is None and message.role not in ("assistant", "tool"):
         raise InvalidRequest(f"{field}.content", "is missing")
+    for index, part in enumerate(message.content or () if not isinstance(message.content, str) else ()):
+        if getattr(part, PART_KEYS[part.type]) is None:
+            raise InvalidRequest(f"{field}.content[{index}].{PART_KEYS[part.type]}", "is missing")
     if message.tool_calls and not is_assistant:
         raise InvalidRequest(f"{field}.tool_calls", "only the assistant calls tools")
-    if message.reasoning_content and not is_assistant:
+    if message.thought and not is_assistant:
         raise InvalidRequest(f"{field}.reasoning_content", "only the assistant thinks aloud")
     if message.role == "tool" and message.tool_call_id is None:
         raise InvalidRequest(f"{field}.tool_call_id", "is missing; it names the call that this answers")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.json_models import JsonObject, RequestModel
+from mlxr.server.json_models import JsonObject, RequestModel, Unsupported
 from mlxr.server.openai.chat_messages import ChatMessage, read_messages
 from mlxr.server.openai.fields import Count, Effort, PenaltyFields
 from mlxr.server.openai.formats import ResponseFormat, make_grammar
@@ -36,7 +36,10 @@ class ChatCompletionRequest(PenaltyFields):
     reasoning_effort: Effort | None = None
     reasoning: ReasoningOptions | None = None
     modalities: list[Literal["text"]] | None = None
-    verbosity: Literal["medium"] | None = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    audio: Unsupported = None
+    web_search_options: Unsupported = None
     chat_template_kwargs: JsonObject | None = Field(None, description="Further variables of the chat template.")
 
     @property

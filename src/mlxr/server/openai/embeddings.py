@@ -35,7 +35,6 @@ class EmbeddingRequest(RequestModel):
     pooling: Literal["mean", "last"] | None = Field(
         None, description="Which tokens the vector is made of: all (`mean`), or the last. An addition to the dialect."
     )
-    user: str | None = None
 
 
 class EmbeddingReply(ReplyModel):

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.core.types import MAX_ANSWERS, MAX_SEED, MAX_STOP_STRINGS, SamplingParams
-from mlxr.server.json_models import MAX_INT, Off, RequestModel, Share, Text, bound_top_p
+from mlxr.server.json_models import MAX_INT, RequestModel, Share, Text, bound_top_p
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
@@ -24,25 +24,12 @@ StopStrings = Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)]
 
 
 class StreamOptions(RequestModel):
-    """What a stream carries besides the answer. Chunks are not padded, so `include_obfuscation` can only be off."""
+    """What a stream carries besides the answer."""
 
     include_usage: bool | None = None
-    include_obfuscation: Off | None = None
 
 
-class CallerFields(RequestModel):
-    """Labels that a hosting service keeps for its own books; no answer depends on them, and nothing is stored."""
-
-    user: str | None = None
-    safety_identifier: str | None = None
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: Literal["in_memory"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Off | None = Field(None, description="Nothing is stored here, so only false is accepted.")
-
-
-class SamplingFields(CallerFields):
+class SamplingFields(RequestModel):
     """How tokens are chosen. From `top_k` on the fields are additions to the dialect."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call
+from mlxr.server.json_models import RequestModel, Text, describe_call
 from mlxr.service.messages import parse_arguments
 from mlxr.service.prompt import Message
-
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextPart(RequestModel):
@@ -24,9 +22,6 @@ class TextPart(RequestModel):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: Annotated[list[JsonObject], Field(max_length=0)] | None = None
-    logprobs: list[JsonObject] | None = None
-    prompt_cache_breakpoint: JsonObject | None = None
 
 
 class ReasoningText(RequestModel):
@@ -42,9 +37,6 @@ class MessageItem(RequestModel):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[TextPart]
-    id: str | None = None
-    status: ItemStatus | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
 
 
 class FunctionCallItem(RequestModel):
@@ -54,8 +46,6 @@ class FunctionCallItem(RequestModel):
     call_id: Text
     name: Text
     arguments: str
-    id: str | None = None
-    status: ItemStatus | None = None
 
 
 class FunctionOutputItem(RequestModel):
@@ -64,25 +54,20 @@ class FunctionOutputItem(RequestModel):
     type: Literal["function_call_output"]
     call_id: Text
     output: str | list[TextPart]
-    id: str | None = None
-    status: ItemStatus | None = None
 
 
 class ReasoningItem(RequestModel):
-    """What the assistant thought earlier. Thoughts travel in the open here, so there is nothing encrypted to read."""
+    """What the assistant thought earlier. Thoughts travel in the open here."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningText] | None = None
     content: list[ReasoningText] | None = None
-    id: str | None = None
-    encrypted_content: None = None
-    status: ItemStatus | None = None
 
 
 def _name_kind(item: object) -> str:
     """What kind of item a JSON value is; a message may leave its type out."""
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
-    return str(kind)
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return str(kind or "message")
 
 
 InputItem = Annotated[

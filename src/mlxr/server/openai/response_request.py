@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlxr.core.errors import InvalidRequest
-from mlxr.server.json_models import JsonObject, Off, RequestModel
+from mlxr.server.json_models import JsonObject, RequestModel, Unsupported
 from mlxr.server.openai.fields import Count, Effort, SamplingFields
 from mlxr.server.openai.formats import FlatFormat, make_grammar
 from mlxr.server.openai.response_input import InputItem, read_input
@@ -27,7 +26,6 @@ class ResponseTool(RequestModel):
     name: ToolName
     description: str | None = None
     parameters: JsonObject | None = None
-    strict: bool | None = None
 
 
 class FunctionChoice(RequestModel):
@@ -49,20 +47,13 @@ class ReasoningConfig(RequestModel):
     """How much to think. Thoughts are given as they are, never as a summary."""
 
     effort: Effort | None = None
-    summary: Literal["auto"] | None = None
 
 
 class TextConfig(RequestModel):
     """What the text must look like."""
 
     format: FlatFormat | None = None
-    verbosity: Literal["medium"] | None = None
-
-
-class ResponseStreamOptions(RequestModel):
-    """Events are not padded, so `include_obfuscation` can only be off."""
-
-    include_obfuscation: Off | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseRequest(SamplingFields):
@@ -77,11 +68,16 @@ class ResponseRequest(SamplingFields):
     tools: list[ResponseTool] | None = None
     tool_choice: Mode | Annotated[FunctionChoice | AllowedChoice, Field(discriminator="type")] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    truncation: Literal["disabled"] | None = None
-    background: Off | None = None
+    include: list[str] | None = Field(None, description=f"{LOGPROBS} has an effect.")
     stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    previous_response_id: Unsupported = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
+    background: Unsupported = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -101,8 +97,6 @@ class ResponseRequest(SamplingFields):
 
     def to_request(self) -> ChatRequest:
         """What the service is asked; raises InvalidRequest naming the field."""
-        if self.metadata is not None and len(self.metadata) > 16:
-            raise InvalidRequest("metadata", f"takes at most 16 pairs, got {len(self.metadata)}")
         offer = self.read_offer()
         effort = self.reasoning.effort if self.reasoning else None
         return ChatRequest(

@@ -22,7 +22,6 @@ class FunctionDefinition(RequestModel):
     name: ToolName
     description: str | None = None
     parameters: JsonObject | None = None
-    strict: bool | None = None
 
 
 class FunctionTool(RequestModel):
