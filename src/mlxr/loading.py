@@ -121,6 +121,8 @@ def load(
     path = find_model(path_or_name)
     ctx = Context(choose_device(device), threads, isa)
     parts = _open_folder(path) if path.is_dir() else _open_gguf(path)
+    if parts.chat_template is not None:
+        parts.chat_template.prepare()
     try:
         model = Decoder(ctx, parts.config, parts.tensors, progress)
         fingerprint = _fingerprint(ctx, parts)

@@ -11,7 +11,9 @@ import asyncio
 import logging
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from mlxr.core.events import Event, Finish
 from mlxr.core.settings import Settings
@@ -29,7 +31,8 @@ from mlxr.tokenizers import ChatTemplate, Tokenizer
 logger = logging.getLogger(__name__)
 # Preparing longer requests takes long enough to be felt by others on the loop.
 INLINE_CHARACTERS = 4096
-INLINE_MESSAGES = 32
+PREPARING_THREADS = 4
+T = TypeVar("T")
 
 
 class AsyncSession:
@@ -55,6 +58,7 @@ class AsyncSession:
         self.context_tokens = engine.context_tokens
         self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
         self._engine = AsyncEngine(engine)
+        self._threads = ThreadPoolExecutor(PREPARING_THREADS, "mlxr-prepare")
         self._preparation = Preparation(
             loaded.tokenizer,
             template or loaded.chat_template,
@@ -107,13 +111,20 @@ class AsyncSession:
         """The text of token ids, without control tokens."""
         return self._loaded.tokenizer.decode(token_ids)
 
+    async def run(self, work: Callable[..., T], *arguments: object) -> T:
+        """Do `work(*arguments)` on one of this model's own threads and return what it returns.
+
+        What reads a prompt or renders a template belongs here: however long that takes, it holds up no other model.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
     async def start(self, request: TextRequest | ChatRequest) -> AsyncStream:
         """Start the answers to a request. It is refused here and now, or its events follow.
 
         Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
         """
         if _is_slow(request):
-            prepared = await asyncio.to_thread(self._preparation.prepare, request)
+            prepared = await self.run(self._preparation.prepare, request)
         else:
             prepared = self._preparation.prepare(request)
         stream = AsyncStream(prepared)
@@ -146,6 +157,7 @@ class AsyncSession:
         Every stream gets its last events. May be called more than once.
         """
         await self._engine.stop(drain_s)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._loaded.close()
 
 
@@ -249,13 +261,9 @@ def _forward_to(stream: AsyncStream) -> Callable[[TokenEvent], None]:
 
 
 def _is_slow(request: TextRequest | ChatRequest) -> bool:
-    """Whether preparing takes long enough for others to notice: much text to read, or a grammar to compile."""
-    if request.grammar is not None:
-        return True
-    if isinstance(request, TextRequest):
-        return len(request.prompt) > INLINE_CHARACTERS
-    if request.tools or len(request.messages) > INLINE_MESSAGES:
-        return True
-    contents = [message.get("content") if isinstance(message, Mapping) else "" for message in request.messages]
-    sizes = (len(content) if isinstance(content, str) else INLINE_CHARACTERS for content in contents)
-    return sum(sizes) > INLINE_CHARACTERS
+    """Whether preparing may take long enough for others to notice.
+
+    That is so for a grammar to compile, much text to read, and every template, which is a stranger's program.
+    """
+    is_long = isinstance(request, ChatRequest) or len(request.prompt) > INLINE_CHARACTERS
+    return is_long or request.grammar is not None

@@ -23,6 +23,7 @@ from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.registry.record import ModelRecord
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.opening import open_record
+from mlxr.templates.workers import template_workers
 
 logger = logging.getLogger(__name__)
 MEMORY_PERCENT = 80  # of the memory that is free at the start, where the settings do not say what models may take
@@ -182,6 +183,7 @@ class ModelPool:
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, let those under way end for at most `drain_s` seconds, free all models."""
         self._is_stopping = True
+        template_workers.cut_short()  # nobody waits any more for what they do
         await asyncio.gather(*(self._close(entry, drain_s) for entry in list(self._entries.values())))
         await asyncio.gather(*self._closing)
         self._loader.shutdown(wait=False)

@@ -6,25 +6,23 @@ and tools as plain mappings, gives one string, special tokens spelt out. Knows n
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-import jinja2
-import jinja2.meta
-
 from mlxr.core.errors import InvalidRequest, TemplateError
+from mlxr.templates.workers import template_workers
 from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, TOOL_TEMPLATE, FolderConfig
-from mlxr.tokenizers.template_budget import BudgetExceeded
-from mlxr.tokenizers.template_sandbox import MeteredEnvironment, read_local_clock
 
-MAX_SOURCE_CHARACTERS = 1 << 20
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+
+
+def read_local_clock() -> datetime:
+    """Return the present moment in local time."""
+    return datetime.now(UTC).astimezone()
 
 
 class SpellingVocabulary(Protocol):
@@ -46,7 +44,8 @@ class ChatTemplate:
     """One model's chat template. Safe to use from several threads at once.
 
     `name` is what errors call it. `tool_source` is used instead of `source` when there are tools, if the model has
-    one. Compiled at the first rendering, so that a broken template does not keep a model from continuing text.
+    one. It is compiled at the first rendering, so that a broken template does not keep a model from continuing text,
+    and it runs in a worker process (`mlxr.templates`), because it is a stranger's program.
     """
 
     def __init__(
@@ -61,9 +60,11 @@ class ChatTemplate:
     ) -> None:
         self.source, self.tool_source, self.name = source, tool_source, name
         self.tokens: Mapping[str, str] = {"bos_token": bos_token, "eos_token": eos_token}
-        self._environment = MeteredEnvironment(read_clock)
-        self._compiled: dict[str, jinja2.Template] = {}
-        self._lock = threading.Lock()
+        self._read_clock = read_clock
+
+    def prepare(self) -> None:
+        """Let a worker process start, so that it is there when the first conversation comes. Does not wait for it."""
+        template_workers.prepare()
 
     def render(
         self,
@@ -78,7 +79,7 @@ class ChatTemplate:
 
         `tools` and `documents` are None where there are none, as templates expect; `extra` are further variables,
         such as `enable_thinking`. Raises TemplateError naming the template and its line: it does not compile, refuses
-        the messages, fails, or goes past a bound of `template_budget`. Raises InvalidRequest for an `extra` that
+        the messages, fails, or goes past a bound of `mlxr.templates`. Raises InvalidRequest for an `extra` that
         would replace one of the template's own variables.
         """
         taken = sorted(_RESERVED & (extra or {}).keys())
@@ -95,33 +96,13 @@ class ChatTemplate:
         with_tools = bool(tools) and self.tool_source is not None
         source = self.tool_source if with_tools and self.tool_source is not None else self.source
         label = f"{self.name} ({TOOL_TEMPLATE})" if with_tools else self.name
-        try:
-            return self._environment.render_metered(self._compile(source, label), variables)
-        except TemplateError:
-            raise
-        except Exception as error:  # a stranger's program can fail in any way
-            raise _explain(error, label) from error
+        return template_workers.render(source, label, variables, self._read_clock())
 
     @cached_property
     def variables(self) -> frozenset[str]:
         """The variables that the template reads and does not set itself; none where it does not compile."""
-        names: set[str] = set()
-        for source in (self.source, self.tool_source):
-            if source is not None and len(source) <= MAX_SOURCE_CHARACTERS:
-                with contextlib.suppress(jinja2.TemplateError, RecursionError):
-                    names |= jinja2.meta.find_undeclared_variables(self._environment.parse(source))
-        return frozenset(names)
-
-    def _compile(self, source: str, label: str) -> jinja2.Template:
-        with self._lock:
-            compiled = self._compiled.get(label)
-            if compiled is None:
-                if len(source) > MAX_SOURCE_CHARACTERS:
-                    raise TemplateError(
-                        f"chat template {label}: has {len(source)} characters, more than {MAX_SOURCE_CHARACTERS}"
-                    )
-                compiled = self._compiled[label] = self._environment.compile_metered(source, label)
-            return compiled
+        sources = filter(None, (self.source, self.tool_source))
+        return frozenset().union(*map(template_workers.find_variables, sources))
 
 
 def chat_template_from_gguf(metadata: Mapping[str, object], tokenizer: SpellingVocabulary) -> ChatTemplate | None:
@@ -176,26 +157,3 @@ def _make_template(
         eos_token = tokenizer.token_text(min(tokenizer.eos_ids)) if tokenizer.eos_ids else ""
     bos_token = tokenizer.token_text(tokenizer.bos_id) if tokenizer.bos_id is not None else ""
     return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token, name=name, tool_source=tool_source)
-
-
-def _explain(error: Exception, label: str) -> TemplateError:
-    """One line about a template that failed: its name, the line, the reason."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, BudgetExceeded):
-        reason = f"{reason}; it was stopped"
-    elif isinstance(error, RecursionError):
-        reason = "is nested too deeply, or calls itself without end"
-    elif not isinstance(error, jinja2.TemplateError):
-        reason = f"{reason} ({type(error).__name__})"
-    line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else _find_line(error, label)
-    return TemplateError(f"chat template {label}{f', line {line}' if line else ''}: {reason}")
-
-
-def _find_line(error: Exception, label: str) -> int | None:
-    """The template's line in a traceback: Jinja rewrites its frames to say it."""
-    line, traceback = None, error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == label:
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return line

@@ -18,6 +18,8 @@ MAX_TOTAL_ITEMS = 1 << 27  # of all values made on the way
 MAX_INTEGER_BITS = 1 << 12
 MAX_WIDTH = 1 << 12  # padding, indentation and the like
 MAX_RENDER_S = 20.0
+MAX_PROCESSOR_S = 5  # of one rendering; the system ends the process that goes past it
+MAX_MEMORY_BYTES = 512 << 20  # of the process that renders
 ENTRY_ITEMS = 8  # an entry of a list takes as much memory as so many characters
 VISIT_ITEMS = 32  # and looking at one takes as much time
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import resource
 import sys
+from datetime import UTC, datetime
 
 import pytest
 
 from mlxr.core.errors import TemplateError
-from mlxr.tokenizers import ChatTemplate, template_budget
+from mlxr.templates import budget
+from mlxr.templates.program import ProgramError, Programs
+from mlxr.tokenizers import ChatTemplate
 
 MEMORY_BYTES = 400 << 20
 
@@ -107,10 +110,11 @@ def test_bombs_are_stopped(source: str, reason: str) -> None:
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_budget, "MAX_RENDER_S", -1.0)
-    with pytest.raises(TemplateError, match=r"line 2: takes longer than -1 s; it was stopped"):
-        render("\n{% for i in [1] %}{% endfor %}")
-    assert render("no loop") == "no loop"
+    monkeypatch.setattr(budget, "MAX_RENDER_S", -1.0)
+    programs = Programs()
+    with pytest.raises(ProgramError, match=r"line 2: takes longer than -1 s; it was stopped"):
+        programs.render("\n{% for i in [1] %}{% endfor %}", "x", {}, datetime.now(UTC))
+    assert programs.render("no loop", "x", {}, datetime.now(UTC)) == "no loop"
 
 
 def test_a_stopped_template_can_be_used_again() -> None:

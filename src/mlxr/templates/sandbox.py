@@ -12,7 +12,7 @@ import functools
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
@@ -23,7 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from mlxr.tokenizers.template_budget import ENTRY_ITEMS, STEPS_PER_CALL, Budget
+from mlxr.templates.budget import ENTRY_ITEMS, STEPS_PER_CALL, Budget
 
 _FILTERS = (
     "abs attr batch capitalize center count d default dictsort e escape first float format groupby indent int items "
@@ -264,11 +264,6 @@ def _apply_filter(node: nodes.Expr, name: str) -> nodes.Filter:
 def raise_exception(message: object) -> NoReturn:
     """What templates call to refuse a conversation."""
     raise jinja2.TemplateError(str(message))
-
-
-def read_local_clock() -> datetime:
-    """Return the present moment in local time."""
-    return datetime.now(UTC).astimezone()
 
 
 def _count_in(text: str | bytes, part: object) -> int:

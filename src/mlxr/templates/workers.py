@@ -1,0 +1,209 @@
+"""Worker processes for templates: started when needed, shared by all models, replaced when a template overruns.
+
+A caller waits on a socket, so other threads go on whatever a template does. A rendering that takes long is moved behind
+everything else on the machine; one that takes too long ends with its process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import mlxr
+from mlxr.core.errors import TemplateError
+from mlxr.templates import messages
+from mlxr.templates.budget import MAX_MEMORY_BYTES, MAX_PROCESSOR_S, MAX_RENDER_S
+
+MAX_WORKERS = 4
+MAX_WORKERS_PER_TEMPLATE = 2  # so that other templates always find one
+MAX_IDLE = 2
+START_S = 30.0
+PATIENCE_S = 0.1  # after which a rendering gets only the time that nobody else wants
+LOWEST_PRIORITY = 19
+_OWN_FOLDER = str(Path(mlxr.__file__).parents[1])
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
+
+
+class _Overrun(Exception):
+    """A template was stopped with its process; the message says why."""
+
+
+class _Worker:
+    """One process, which does one thing at a time."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = socket.socketpair()
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_OWN_FOLDER, environment.get("PYTHONPATH"))))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "mlxr.templates.worker"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                process_group=0,  # an interrupt from the keyboard is not for it
+            )
+        self._is_ready = False
+        self.is_spent = False
+
+    def ask(self, processor_s: int, *given: object) -> Any:
+        """Return the answer to a message, worked out in so much processor time at most.
+
+        Raises TemplateError, or _Overrun after which the process is spent.
+        """
+        message = messages.pack((processor_s, *given))
+        try:
+            if not self._is_ready:
+                self._connection.settimeout(START_S)
+                self._is_ready = messages.receive(self._connection)[0] == messages.READY
+            kind, answer = self._exchange(message)
+        except (messages.Closed, ConnectionError) as error:
+            self.is_spent = True
+            raise _Overrun(f"used more than {processor_s} s of processor time, or broke its process") from error
+        except TimeoutError as error:
+            self.is_spent = True
+            raise _Overrun(f"took longer than {MAX_RENDER_S:g} s") from error
+        if kind == "memory":
+            self.is_spent = True
+            raise _Overrun(f"used more than {MAX_MEMORY_BYTES >> 20} MiB of memory")
+        if kind == "error":
+            raise TemplateError(str(answer))
+        return answer
+
+    def kill(self) -> None:
+        """End the process at once; whoever waits for its answer notices."""
+        self.is_spent = True
+        self._process.kill()
+
+    def end(self) -> None:
+        """End the process and let go of all that belongs to it."""
+        self.kill()
+        self._connection.close()
+        self._process.wait()
+
+    def _exchange(self, message: bytes) -> Any:
+        self._connection.settimeout(MAX_RENDER_S)
+        self._connection.sendall(message)
+        self._connection.settimeout(PATIENCE_S)
+        with contextlib.suppress(TimeoutError):
+            self._connection.recv(1, socket.MSG_PEEK)
+            self._connection.settimeout(MAX_RENDER_S)
+            return messages.receive(self._connection)
+        self.is_spent = True  # a priority that was lowered cannot be raised again
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, LOWEST_PRIORITY)
+        self._connection.settimeout(MAX_RENDER_S)
+        return messages.receive(self._connection)
+
+
+class TemplateWorkers:
+    """The worker processes of this process, which may use `processor_s` for a rendering. Safe to use from threads."""
+
+    def __init__(self, processor_s: int = MAX_PROCESSOR_S) -> None:
+        self._processor_s = processor_s
+        self._changed = threading.Condition()
+        self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
+        self._in_use: Counter[str] = Counter()
+
+    def prepare(self) -> None:
+        """Start a worker unless there is one, and do not wait for it."""
+        with self._changed:
+            if not self._idle and not self._busy:
+                self._idle.append(_start())
+
+    def render(self, source: str, label: str, variables: Mapping[str, object], now: datetime) -> str:
+        """Return the text that the template `source` makes of `variables`; TemplateError names it by `label`."""
+        text: str = self._ask(source, label, "render", source, label, dict(variables), now.isoformat())
+        return text
+
+    def find_variables(self, source: str) -> frozenset[str]:
+        """Return the variables that `source` reads and does not set itself; none where it does not compile."""
+        try:
+            return frozenset(self._ask(source, "", "variables", source))
+        except TemplateError:
+            return frozenset()
+
+    def cut_short(self) -> None:
+        """End the workers that are rendering at this moment, so that whoever waits for them gets TemplateError."""
+        with self._changed:
+            workers = list(self._busy)
+        for worker in workers:
+            worker.kill()
+
+    def stop(self) -> None:
+        """End all workers. Later renderings start new ones."""
+        self.cut_short()
+        with self._changed:
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.end()
+
+    def forget(self) -> None:
+        """Let go of the parent's workers in a process that was forked from it."""
+        self._changed = threading.Condition()
+        self._idle, self._busy, self._in_use = [], set(), Counter()
+
+    def _ask(self, source: str, label: str, *given: object) -> Any:
+        try:
+            with self._borrow(source) as worker:
+                return worker.ask(self._processor_s, *given)
+        except _Overrun as error:
+            raise TemplateError(f"chat template {label}: {error}; it was stopped") from error
+        except TemplateError as error:
+            raise TemplateError(f"chat template {label}{error}") from None
+        except ValueError as error:
+            raise TemplateError(f"chat template {label}: {error}") from error
+
+    @contextlib.contextmanager
+    def _borrow(self, source: str) -> Iterator[_Worker]:
+        with self._changed:
+            self._wait_for_turn(source)
+            worker = self._idle.pop() if self._idle else _start()
+            self._busy.add(worker)
+            self._in_use[source] += 1
+        try:
+            yield worker
+        finally:
+            with self._changed:
+                self._busy.discard(worker)
+                self._in_use[source] -= 1
+                if not self._in_use[source]:
+                    del self._in_use[source]
+                if worker.is_spent or len(self._idle) >= MAX_IDLE:
+                    worker.end()
+                    if not self._idle:
+                        self._idle.append(_start())
+                else:
+                    self._idle.append(worker)
+                self._changed.notify_all()
+
+    def _wait_for_turn(self, source: str) -> None:
+        end_s = time.monotonic() + MAX_RENDER_S
+        while len(self._busy) >= MAX_WORKERS or self._in_use[source] >= MAX_WORKERS_PER_TEMPLATE:
+            if not self._changed.wait(end_s - time.monotonic()):
+                raise _Overrun("waited too long, as other conversations took all worker processes")
+
+
+def _start() -> _Worker:
+    try:
+        return _Worker()
+    except OSError as error:
+        raise TemplateError(f": no process can be started to run it in ({error})") from error
+
+
+template_workers = TemplateWorkers()
+atexit.register(template_workers.stop)
+os.register_at_fork(after_in_child=template_workers.forget)
