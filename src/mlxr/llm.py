@@ -32,7 +32,8 @@ class LLM:
 
     `model` is a `.gguf` file, a Hugging Face folder or a name ("demo", or what `mlxr list` shows). The other arguments
     are the settings of the same name (`mlxr.core.settings.SETTINGS` describes them); None leaves the choice to the
-    environment and the defaults. `progress(done, total)` is called while the weights are prepared. Raises MlxrError.
+    environment and the defaults. With `needs_chat_template` a model without one is refused with TemplateError before
+    its weights are read. `progress(done, total)` is called while the weights are prepared. Raises MlxrError.
     Safe to use from several threads: their requests share the engine's batches.
     """
 
@@ -55,6 +56,7 @@ class LLM:
         max_sequences: int | None = None,
         prefill_chunk_tokens: int | None = None,
         max_waiting: int | None = None,
+        needs_chat_template: bool = False,
         progress: Progress | None = None,
     ) -> None:
         settings = resolve(
@@ -78,7 +80,10 @@ class LLM:
         )
         self._name = str(model)
         record = find_record(model, settings)
-        loaded = open_model(model, settings, progress) if record is None else open_record(record, settings, progress)
+        if record is None:
+            loaded = open_model(model, settings, progress, needs_chat_template=needs_chat_template)
+        else:
+            loaded = open_record(record, settings, progress, needs_chat_template=needs_chat_template)
         self._opened: tuple[LoadedModel, Session] | None = (
             loaded,
             build_session(loaded, build_engine(loaded, settings), None if record is None else record.system),
@@ -117,6 +122,11 @@ class LLM:
     def can_chat(self) -> bool:
         """Whether the model came with a chat template."""
         return self._session.can_chat
+
+    @property
+    def context_tokens(self) -> int:
+        """How many tokens a prompt and its answer may have together."""
+        return self._session.context_tokens
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a prompt, as `generate` reads it: BOS in front where the model wants it."""

@@ -47,6 +47,7 @@ from mlxr.tokenizers import (
     chat_template_from_gguf,
     from_folder,
     from_gguf,
+    refuse_chat,
     to_gguf_metadata,
 )
 
@@ -110,10 +111,12 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
+    needs_chat_template: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Open a model and make it ready on `device` ("auto": see `choose_device`).
 
+    With `needs_chat_template`, a model without one is refused with TemplateError before its weights are prepared.
     `progress(done, total)` is called while weights are prepared. Raises NotFound, FormatError, ModelError,
     TokenizerError, TemplateError or DeviceError.
     """
@@ -124,6 +127,8 @@ def load(
     if parts.chat_template is not None:
         parts.chat_template.prepare()
     try:
+        if needs_chat_template and parts.chat_template is None:
+            raise refuse_chat(str(path_or_name))
         model = Decoder(ctx, parts.config, parts.tensors, progress)
         fingerprint = _fingerprint(ctx, parts)
     except BaseException:

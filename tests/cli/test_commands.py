@@ -16,12 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from mlxr.cli.chat import stop_on_interrupt
+from mlxr.cli.chat import show_answer, stop_on_interrupt
+from mlxr.cli.conversation import Conversation
 from mlxr.cli.main import main
-from mlxr.cli.run import split_words
+from mlxr.cli.run import names_model, split_words
 from mlxr.cli.terminal import show_progress
-from mlxr.core.errors import InvalidRequest
+from mlxr.core.errors import ContextFull
 from mlxr.core.events import Finish
+from mlxr.core.settings import resolve
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.llm import LLM
 
@@ -76,6 +78,7 @@ def test_run_refuses_what_it_cannot_use(
 ) -> None:
     assert "no chat template" in refused("run", gguf, "hi", "--system", "x")
     assert "--raw" in refused("run", folder, "hi", "--system", "x", "--raw")
+    feed(monkeypatch, b"")
     assert "is missing" in refused("run", gguf)
     feed(monkeypatch, b"\xff\xfe")
     assert "UTF-8" in refused("run", gguf, "-")
@@ -89,12 +92,29 @@ def test_run_refuses_a_prompt_beyond_the_context_or_the_arena(gguf: Path, refuse
     assert "arena_bytes" in line
 
 
-def test_one_word_is_a_prompt_unless_it_names_a_model(folder: Path, gguf: Path) -> None:
-    for prompt in ("hi", "word " * 1000, "x" * 5000, "Who wrote model.gguf", "a\0b", ""):
-        assert split_words([prompt]) == (None, prompt)
-    for model in ("demo", "missing.gguf", str(folder), str(gguf)):
-        with pytest.raises(InvalidRequest, match="is missing"):
-            split_words([model])
+def test_one_word_is_a_prompt_unless_it_names_a_model(folder: Path, gguf: Path, tmp_path: Path, mlxr: Run) -> None:
+    settings = resolve({"models_folder": str(tmp_path)})
+    mlxr("import", gguf, "mine", "--models-folder", tmp_path)
+
+    def split(word: str) -> tuple[str | None, str | None]:
+        return split_words([word], lambda word: names_model(word, settings, None))
+
+    for prompt in ("hi", "word " * 1000, "x" * 5000, "Who wrote model.gguf", "What is a:b?", "a\0b", ""):
+        assert split(prompt) == (None, prompt)
+    for model in ("demo", "missing.gguf", str(folder), str(gguf), "mine", "Mine:latest", "llama3:8b"):
+        assert split(model) == (model, None)
+
+
+def test_a_model_alone_answers_stdin(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlxr: Run, refused: Run
+) -> None:
+    monkeypatch.setenv("MLXR_MODELS_FOLDER", str(tmp_path))
+    mlxr("import", folder, "mine")
+    expected = mlxr("run", folder, "the fox", "--max-tokens", 5)
+    feed(monkeypatch, b"the fox\n")
+    assert mlxr("run", "mine", "--max-tokens", 5) == expected
+    feed(monkeypatch, b"x")
+    assert "missing:8b" in refused("run", "missing:8b")
 
 
 def test_chat_through_a_pipe_keeps_the_conversation(
@@ -136,7 +156,7 @@ def test_an_interrupt_stops_the_answer_and_the_chat_goes_on(folder: Path) -> Non
 
 def test_chat_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     """A real pseudo-terminal: prompt, answer, an error that does not end the chat, Ctrl-C and Ctrl-D at the prompt."""
-    command = [sys.executable, "-m", "mlxr", "chat", str(folder), "--max-tokens", "4"]
+    command = [sys.executable, "-m", "mlxr", "run", str(folder), "--max-tokens", "4"]  # a model alone: a chat
     pid, terminal = pty.fork()
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background may have been told to ignore it
@@ -204,8 +224,48 @@ def test_progress_is_shown_on_a_terminal_only(
     assert "loading" in output.err
 
 
-def test_chat_refuses_a_model_without_a_template(gguf: Path, refused: Run) -> None:
+def test_chat_refuses_a_model_without_a_template_before_it_is_loaded(
+    gguf: Path, monkeypatch: pytest.MonkeyPatch, refused: Run
+) -> None:
+    def build(*_: object) -> None:
+        raise AssertionError("its weights were loaded")
+
+    monkeypatch.setattr("mlxr.loading.Decoder", build)
     assert "no chat template" in refused("chat", gguf)
+    assert "no chat template" in refused("run", gguf, "hi", "--system", "x")
+
+
+def test_chat_in_a_pipe_forgets_the_oldest_turns_when_the_context_is_full(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feed(monkeypatch, b"".join(b"the fox %d jumps over the lazy dog\n" % index for index in range(12)))
+    with LLM(folder) as llm:
+        alone = llm.chat(
+            [{"role": "user", "content": "the fox 0 jumps over the lazy dog"}], SamplingParams(max_tokens=9)
+        )
+    assert main(["chat", str(folder), "--max-tokens", "9"]) == 0
+    output = capsys.readouterr()
+    assert output.out.count("\n") >= 12
+    assert output.out.startswith(alone.text)
+    assert output.err.splitlines()[0] == "(the context is full: the oldest turn was forgotten)"
+
+
+def test_an_answer_that_the_context_cuts_makes_room_for_the_next(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endless = SamplingParams(max_tokens=None, ignore_eos=True)
+    with LLM(folder) as llm:
+        conversation = Conversation(llm, endless, "be brief")
+        for question in ("the fox", "the dog"):
+            conversation.ask(question, show_answer)
+        assert [turn.question for turn in conversation.turns] == ["the dog"]
+        assert sum(turn.tokens for turn in conversation.turns) == llm.context_tokens
+        with pytest.raises(ContextFull):
+            conversation.ask("fox " * 300, show_answer)
+        assert len(conversation.turns) == 1
+    notes = capsys.readouterr().err
+    assert notes.count("the answer ends here") == 2
+    assert "oldest turn was forgotten" in notes
 
 
 def test_chat_in_a_pipe_ends_at_an_error(
@@ -216,9 +276,19 @@ def test_chat_in_a_pipe_ends_at_an_error(
     output = capsys.readouterr()
     assert output.out.count("\n") >= 1
     assert output.err.startswith("mlxr: prompt")
-    feed(monkeypatch, b"hi \xff\n")
-    assert main(["chat", str(folder), "--max-tokens", "3"]) == 2
-    assert "UTF-8" in capsys.readouterr().err
+
+
+def test_a_line_that_is_not_utf8_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feed(monkeypatch, b"hi\n")
+    assert main(["chat", str(folder), "--max-tokens", "3"]) == 0
+    expected = capsys.readouterr().out
+    feed(monkeypatch, b"caf\xe9\nhi\n")
+    assert main(["chat", str(folder), "--max-tokens", "3"]) == 0
+    output = capsys.readouterr()
+    assert output.out == expected
+    assert output.err.startswith("line 1 is not UTF-8")
 
 
 def test_show_gguf(gguf: Path, mlxr: Run) -> None:

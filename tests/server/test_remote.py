@@ -28,7 +28,7 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     """Runs a command line; exit code, stdout, stderr."""
 
     def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
         code = main(arguments)
         output = capfd.readouterr()
         return code, output.out, output.err
@@ -72,6 +72,21 @@ def test_a_conversation(server: str, command: Command) -> None:
     assert remote == command("chat", "--max-tokens", "20", stdin=lines)
     assert remote[0] == 0
     assert len(remote[1].splitlines()) >= 3
+
+
+def test_a_model_of_the_server_alone_answers_stdin(server: str, command: Command) -> None:
+    expected = command("run", QUESTION, "--max-tokens", "6", "--url", server)
+    assert command("run", "demo", "--max-tokens", "6", "--url", server, stdin=QUESTION) == expected
+    assert command("run", "demos", "--max-tokens", "6", "--url", server, stdin=QUESTION)[1] != expected[1]
+
+
+def test_a_conversation_forgets_its_oldest_turns_when_the_servers_context_is_full(
+    server: str, command: Command
+) -> None:
+    lines = "".join(f"{index}: {QUESTION * 90}\n" for index in range(4))
+    code, out, notes = command("chat", "--max-tokens", "2", "--url", server, stdin=lines)
+    assert (code, out.count("\n")) == (0, 4)
+    assert notes.startswith("(the context is full: the oldest turn was forgotten)")
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ from typing import Annotated
 
 import typer
 
+from mlxr.cli.chat_input import read_lines
+from mlxr.cli.conversation import Conversation
 from mlxr.cli.flags import System
 from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, Url, open_model
 from mlxr.cli.terminal import print_note, write_piece, write_thought
-from mlxr.core.errors import InvalidRequest, MlxrError, TemplateError
+from mlxr.core.errors import MlxrError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
@@ -35,34 +37,30 @@ def chat(
     url: Url = None,
 ) -> None:
     """Talk with a model. Lines come from the terminal or a pipe; /help lists the commands."""
-    with open_model(model, settings, url) as answerer:
-        name = model or url or DEFAULT_MODEL
-        if not answerer.can_chat:
-            raise TemplateError(f"{name} has no chat template, so it cannot chat; `mlxr run --raw` continues text")
-        interactive = sys.stdin.isatty()
-        if interactive:
-            print_note(f"{name}: {HELP}")
-        Conversation(answerer, sampling, system, interactive).run()
+    with open_model(model, settings, url, needs_chat_template=True) as answerer:
+        is_interactive = sys.stdin.isatty()
+        if is_interactive:
+            print_note(f"{model or url or DEFAULT_MODEL}: {HELP}")
+        Chat(answerer, sampling, system, is_interactive=is_interactive).run()
 
 
-class Conversation:
-    """The messages so far, and what happens with the next line."""
+class Chat:
+    """Lines in, answers out, until the end of the input or /exit."""
 
-    def __init__(self, answerer: Answerer, sampling: SamplingParams, system: str | None, interactive: bool) -> None:
-        self._answerer = answerer
-        self._sampling = sampling
-        self._opening = [] if system is None else [{"role": "system", "content": system}]
-        self._interactive = interactive
-        self.messages = list(self._opening)
+    def __init__(
+        self, answerer: Answerer, sampling: SamplingParams, system: str | None, *, is_interactive: bool
+    ) -> None:
+        self._is_interactive = is_interactive
+        self._conversation = Conversation(answerer, sampling, system)
 
     def run(self) -> None:
         """Read lines until the end of the input or /exit."""
-        for line in read_lines("> " if self._interactive else ""):
+        for line in read_lines(is_interactive=self._is_interactive):
             text = line.strip()
             if text == "/exit":
                 return
             if text == "/reset":
-                self.messages = list(self._opening)
+                self._conversation.reset()
                 print_note("the conversation starts anew")
             elif text == "/help":
                 print_note(HELP)
@@ -73,51 +71,34 @@ class Conversation:
 
     def _answer(self, text: str) -> None:
         """One turn. What cannot be answered is said and forgotten on a terminal, and ends the command in a pipe."""
-        turn = {"role": "user", "content": text}
         try:
-            reply = self._stream([*self.messages, turn])
+            self._conversation.ask(text, show_answer)
         except MlxrError as error:
-            if not self._interactive:
+            if not self._is_interactive:
                 raise
             print_note(f"mlxr: {error}")
-            return
-        self.messages += [turn, {"role": "assistant", "content": reply}]
-
-    def _stream(self, messages: list[dict[str, str]]) -> str:
-        """Print the answer as it grows; Ctrl-C ends it, and what was said so far counts."""
-        pieces = []
-        with self._answerer.stream_chat(messages, self._sampling) as stream, stop_on_interrupt(stream):
-            for event in stream:
-                if isinstance(event, TextDelta):
-                    pieces.append(event.text)
-                    write_piece(event.text)
-                elif isinstance(event, ReasoningDelta):
-                    write_thought(event.text)
-                elif isinstance(event, Finish):
-                    write_piece("\n")
-                    if event.reason is FinishReason.ERROR:
-                        raise MlxrError(event.error or "the answer failed")
-        return "".join(pieces)
 
 
-def read_lines(prompt: str) -> Iterator[str]:
-    """Lines of stdin until its end. On a terminal, with line editing; Ctrl-C there empties the line."""
-    if not prompt:
-        try:
-            yield from sys.stdin
-        except UnicodeDecodeError as error:
-            raise InvalidRequest("stdin", f"is not UTF-8 ({error.reason})") from error
-        return
-    import readline  # noqa: F401 - importing it gives input() editing and history
+def show_answer(stream: AnswerStream) -> tuple[str, Finish]:
+    """Print an answer as it grows; Ctrl-C ends it, and what was said so far counts.
 
-    while True:
-        try:
-            yield input(prompt)
-        except EOFError:
-            write_piece("\n")
-            return
-        except KeyboardInterrupt:
-            print_note("\n/exit or Ctrl-D ends")
+    Returns the text without reasoning, and how the answer ended. Raises MlxrError when it failed.
+    """
+    pieces = []
+    finish: Finish | None = None
+    with stop_on_interrupt(stream):
+        for event in stream:
+            if isinstance(event, TextDelta):
+                pieces.append(event.text)
+                write_piece(event.text)
+            elif isinstance(event, ReasoningDelta):
+                write_thought(event.text)
+            elif isinstance(event, Finish):
+                write_piece("\n")
+                finish = event
+    if finish is None or finish.reason is FinishReason.ERROR:
+        raise MlxrError((finish and finish.error) or "the answer failed")
+    return "".join(pieces), finish
 
 
 @contextmanager

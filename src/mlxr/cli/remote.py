@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, Self
 import typer
 
 from mlxr.cli.terminal import show_progress
-from mlxr.core.errors import InvalidRequest, MlxrError, SettingError
+from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, SettingError
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings, resolve
 from mlxr.core.types import FinishReason, SamplingParams, Timings, Usage
@@ -60,6 +60,10 @@ class Answerer(Protocol):
     def can_chat(self) -> bool:
         """Whether it answers conversations."""
 
+    @property
+    def context_tokens(self) -> int | None:
+        """How many tokens a prompt and its answer may have together; None where that is not known."""
+
     def stream(self, prompt: str, params: SamplingParams, /) -> AnswerStream:
         """Continue a text."""
 
@@ -73,15 +77,26 @@ class Answerer(Protocol):
     ) -> None: ...
 
 
-def open_model(model: str | None, settings: Settings, url: str | None) -> Answerer:
-    """The model on this machine (default: demo), or the one of the server at `url` (default: that server's)."""
+def open_model(
+    model: str | None, settings: Settings, url: str | None, *, needs_chat_template: bool = False
+) -> Answerer:
+    """The model on this machine (default: demo), or the one of the server at `url` (default: that server's).
+
+    With `needs_chat_template`, a model on this machine that has none is refused with TemplateError, before its weights
+    are read. A server says itself when a model cannot chat.
+    """
     if url is not None:
         refuse_model_settings(settings)
         return RemoteModel(url, model, find_own_key(settings))
     from mlxr.llm import LLM
 
     with show_progress("loading") as progress:
-        return LLM(model or DEFAULT_MODEL, **settings.select("model"), progress=progress)
+        return LLM(
+            model or DEFAULT_MODEL,
+            **settings.select("model"),
+            needs_chat_template=needs_chat_template,
+            progress=progress,
+        )
 
 
 def refuse_model_settings(settings: Settings) -> None:
@@ -105,6 +120,7 @@ class RemoteModel:
     """The model called `model` of the server at `url`; None is that server's default model."""
 
     can_chat = True  # a server says itself when a model cannot
+    context_tokens = None  # the server refuses what is too long
 
     def __init__(self, url: str, model: str | None, key: str | None) -> None:
         import httpx
@@ -122,6 +138,18 @@ class RemoteModel:
             self._client = httpx.Client(base_url=base_url, headers=headers, timeout=None, transport=transport)
         except (httpx.InvalidURL, ValueError) as error:
             raise InvalidRequest("--url", f"{url}: {error}") from error
+
+    def list_names(self) -> list[str]:
+        """The names of the server's models; raises MlxrError."""
+        import httpx
+
+        try:
+            response = self._client.get("/v1/models")
+            if response.status_code != 200:
+                raise read_refusal(response, self._url)
+            return [str(model["id"]) for model in response.json()["data"]]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise MlxrError(f"{self._url}: {error or type(error).__name__}") from error
 
     def stream(self, prompt: str, params: SamplingParams) -> RemoteStream:
         """Continue a text."""
@@ -144,7 +172,7 @@ class RemoteModel:
         try:
             response = self._client.send(self._client.build_request("POST", path, json=body), stream=True)
             if response.status_code != 200:
-                raise MlxrError(f"{self._url}: {read_refusal(response)}")
+                raise read_refusal(response, self._url)
         except httpx.HTTPError as error:
             raise MlxrError(f"{self._url}: {error or type(error).__name__}") from error
         return RemoteStream(response)
@@ -173,13 +201,15 @@ def describe_params(params: SamplingParams) -> dict[str, object]:
     }
 
 
-def read_refusal(response: httpx.Response) -> str:
-    """The message of an error, or the status where there is none."""
+def read_refusal(response: httpx.Response, url: str) -> MlxrError:
+    """The error that a response stands for: the server's message, or the status where there is none."""
     response.read()
     try:
-        return str(response.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP status {response.status_code}"
+        error = response.json()["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return MlxrError(f"{url}: HTTP status {response.status_code}")
+    return ContextFull(url, message) if code == "context_length_exceeded" else MlxrError(f"{url}: {message}")
 
 
 class RemoteStream:

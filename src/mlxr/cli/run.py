@@ -1,23 +1,26 @@
-"""`mlxr run`: one prompt, one answer, streamed."""
+"""`mlxr run`: one prompt, one answer, streamed; or with a model alone, a chat."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mlxr.cli.chat import chat
 from mlxr.cli.flags import Json, System
-from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, Url, open_model
+from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, RemoteModel, Url, find_own_key, open_model
 from mlxr.cli.terminal import print_json, print_note, write_piece, write_thought
-from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.loading import NAMED_MODELS
+from mlxr.registry.names import ModelName
+from mlxr.service.catalogue import open_registry
 from mlxr.service.completion import Completion, fold_events
 
 Words = Annotated[
@@ -38,11 +41,18 @@ def run(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Answer one prompt. It is a chat turn when the model has a chat template, plain text otherwise or with --raw."""
-    model, prompt = split_words(words, is_remote=url is not None)
-    prompt = read_prompt(prompt)
+    """Answer one prompt, or chat. A model alone answers what comes through a pipe, and opens a chat on a terminal.
+
+    A prompt is a chat turn when the model has a chat template, and plain text otherwise or with --raw.
+    """
+    model, prompt = split_words(words, lambda word: names_model(word, settings, url))
+    if prompt is None and sys.stdin.isatty():
+        refuse_flags({"--raw": raw, "--stats": stats, "--json": json})
+        chat(settings, sampling, model, system, url)
+        return
+    prompt = read_prompt(prompt, is_raw=raw)
     with (
-        open_model(model, settings, url) as answerer,
+        open_model(model, settings, url, needs_chat_template=system is not None and not raw) as answerer,
         start_answer(answerer, prompt, sampling, raw=raw, system=system) as stream,
     ):
         completion, timing = follow(stream, quiet=json)
@@ -54,35 +64,73 @@ def run(
             print_note(format_stats(completion, timing))
 
 
-def split_words(words: list[str], *, is_remote: bool = False) -> tuple[str | None, str]:
-    """Model, if any, and prompt of the words given; raises InvalidRequest for too many, or a model alone.
+def split_words(words: list[str], is_model: Callable[[str], bool]) -> tuple[str | None, str | None]:
+    """Model and prompt of the words given, None for what is not there; raises InvalidRequest for too many.
 
-    A word alone is a prompt where the models are elsewhere.
+    `is_model` decides what a word alone is.
     """
     if len(words) > 2:
         raise InvalidRequest("PROMPT", f"got {len(words)} words; put the prompt in quotes")
     if len(words) == 2:
         return words[0], words[1]
-    if not is_remote and names_model(words[0]):
-        raise InvalidRequest("PROMPT", f"is missing; `mlxr run {words[0]} PROMPT`, or `mlxr chat {words[0]}`")
-    return None, words[0]
+    return (words[0], None) if is_model(words[0]) else (None, words[0])
 
 
-def names_model(word: str) -> bool:
-    """Whether a word alone is rather a model than a prompt: a named one, a folder of one, or something.gguf."""
+def names_model(word: str, settings: Settings, url: str | None) -> bool:
+    """Whether a word alone is rather a model than a prompt: one of the server's, or one on this machine.
+
+    A name with a tag, such as llama3:8b, counts as a model also where there is none of that name, so that its absence
+    is told and no other model answers.
+    """
+    try:
+        name = ModelName.parse(word)
+    except InvalidRequest:
+        return url is None and names_path(word)
+    if url is not None:
+        with RemoteModel(url, None, find_own_key(settings)) as server:
+            return str(name).lower() in {str(ModelName.parse(known)).lower() for known in server.list_names()}
+    return ":" in word or names_path(word) or is_installed(word, settings)
+
+
+def is_installed(name: str, settings: Settings) -> bool:
+    """Whether the catalogue has a model of that name, be it broken."""
+    try:
+        open_registry(settings).get(name)
+    except (NotFound, InvalidRequest):
+        return False
+    except RegistryError:
+        return True
+    return True
+
+
+def names_path(word: str) -> bool:
+    """Whether a word is a folder of a model, or something.gguf."""
     path = Path(word)
     try:
         is_file, is_folder = path.is_file(), (path / "config.json").is_file()
     except (OSError, ValueError):  # longer than any path, or with a zero byte: a prompt
         return False
-    return word in NAMED_MODELS or is_folder or (path.suffix == ".gguf" and (is_file or len(word.split()) == 1))
+    return is_folder or (path.suffix == ".gguf" and (is_file or len(word.split()) == 1))
 
 
-def read_prompt(prompt: str) -> str:
-    """The prompt itself; '-' stands for stdin. Raises InvalidRequest for bytes that are no UTF-8."""
+def refuse_flags(given: Mapping[str, bool]) -> None:
+    """Raise InvalidRequest for the first flag that is given, as it needs a prompt."""
+    for flag, is_given in given.items():
+        if is_given:
+            raise InvalidRequest(flag, "needs a prompt, and a chat has none")
+
+
+def read_prompt(prompt: str | None, *, is_raw: bool) -> str:
+    """The prompt itself; None and '-' stand for stdin. A line break at its end counts only with --raw.
+
+    Raises InvalidRequest for bytes that are not UTF-8, and for an empty stdin where nothing else was given.
+    """
     try:
-        if prompt == "-":
-            return sys.stdin.buffer.read().decode()
+        if prompt is None or prompt == "-":
+            text = sys.stdin.buffer.read().decode()
+            if not text and prompt is None:
+                raise InvalidRequest("PROMPT", "is missing: none was given, and stdin is empty")
+            return text if is_raw else text.removesuffix("\n")
         prompt.encode()  # arguments that are no UTF-8 arrive as lone surrogates
     except UnicodeError as error:
         raise InvalidRequest("PROMPT", "is not UTF-8") from error

@@ -14,6 +14,7 @@ MlxrError
 ├── EngineStopped     the engine is being stopped and takes no more requests
 ├── RequestFailed     a request that was accepted and ended without its result
 └── InvalidRequest    a request that cannot be served as asked (names the field)
+    ├── ContextFull   the prompt leaves no room for an answer in the context
     ├── OutOfPages    the request needs more cache pages than the arena has
     └── QueueFull     too many requests are waiting
 
@@ -102,6 +103,10 @@ class InvalidRequest(MlxrError):
     def __init__(self, field: str, reason: str) -> None:
         self.field, self.reason = field, reason
         super().__init__(f"{field}: {reason}")
+
+
+class ContextFull(InvalidRequest):
+    """The prompt is so long that the context has no room for an answer."""
 
 
 class OutOfPages(InvalidRequest):

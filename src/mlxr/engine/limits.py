@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from mlxr.core.errors import InvalidRequest, OutOfPages, SettingError
+from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, SettingError
 from mlxr.core.types import SamplingParams
 from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY
 
@@ -53,7 +53,7 @@ class Limits:
         Without `max_tokens` the arena is a bound too; with it, OutOfPages says what the request would need.
         """
         if prompt_tokens >= self.context_tokens:
-            raise InvalidRequest(
+            raise ContextFull(
                 "prompt",
                 f"has {prompt_tokens} tokens; the context of {self.context_tokens} tokens must hold it and at least "
                 "one token of the answer",

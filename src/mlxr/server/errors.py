@@ -14,6 +14,7 @@ from json import JSONDecodeError
 from starlette.exceptions import HTTPException
 
 from mlxr.core.errors import (
+    ContextFull,
     DoesNotFit,
     EngineStopped,
     FormatError,
@@ -36,8 +37,8 @@ MAX_SHOWN_CHARACTERS = 1000
 class ServerError(Exception):
     """An answer with an error status. `code` is a word for programs, `field` names the part of the request at fault.
 
-    Codes: invalid_request, model_unusable, not_found, method_not_allowed, unauthorized, forbidden, too_large,
-    rate_limited, queue_full, stopping, unavailable, deadline, internal.
+    Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, unauthorized,
+    forbidden, too_large, rate_limited, queue_full, stopping, unavailable, deadline, internal.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ def to_error(error: BaseException) -> ServerError:
             allow=(error.headers or {}).get("Allow"),
         )
     if isinstance(error, InvalidRequest) and not isinstance(error, OutOfPages | QueueFull):
-        return ServerError(400, "invalid_request", _shorten(str(error)), error.field)
+        code = "context_length_exceeded" if isinstance(error, ContextFull) else "invalid_request"
+        return ServerError(400, code, _shorten(str(error)), error.field)
     for kind, status, code, field in _OWN_ERRORS:
         if isinstance(error, kind):
             retry_after_s = 1.0 if status == 503 else getattr(error, "retry_after_s", None)

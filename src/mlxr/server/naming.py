@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from mlxr.core.errors import InvalidRequest
+from mlxr.core.errors import ContextFull, InvalidRequest
 
 
 @contextmanager
@@ -16,6 +16,6 @@ def spell_fields(names: Mapping[str, str]) -> Iterator[None]:
         yield
     except InvalidRequest as error:
         field = error.field if error.field in names else re.split(r"[.\[]", error.field, maxsplit=1)[0]
-        if type(error) is not InvalidRequest or field not in names:
+        if type(error) not in (InvalidRequest, ContextFull) or field not in names:
             raise
-        raise InvalidRequest(names[field], error.reason) from None
+        raise type(error)(names[field], error.reason) from None

@@ -33,23 +33,43 @@ def find_record(path_or_name: str | Path, settings: Settings) -> ModelRecord | N
     return None
 
 
-def open_model(path_or_name: str | Path, settings: Settings, progress: Progress | None = None) -> LoadedModel:
+def open_model(
+    path_or_name: str | Path,
+    settings: Settings,
+    progress: Progress | None = None,
+    *,
+    needs_chat_template: bool = False,
+) -> LoadedModel:
     """`loading.load` with the device, threads and instruction set of the settings; names may be the registry's too."""
     record = find_record(path_or_name, settings)
-    return _load(path_or_name, settings, progress) if record is None else open_record(record, settings, progress)
+    if record is None:
+        return _load(path_or_name, settings, progress, needs_chat_template)
+    return open_record(record, settings, progress, needs_chat_template=needs_chat_template)
 
 
-def open_record(record: ModelRecord, settings: Settings, progress: Progress | None = None) -> LoadedModel:
+def open_record(
+    record: ModelRecord, settings: Settings, progress: Progress | None = None, *, needs_chat_template: bool = False
+) -> LoadedModel:
     """The model of a record, under its name and with the record's chat template where it has one."""
-    loaded = replace(_load(record.path, settings, progress), name=record.short_name)
+    needs_own_template = needs_chat_template and record.template is None
+    loaded = replace(_load(record.path, settings, progress, needs_own_template), name=record.short_name)
     if record.template is None:
         return loaded
     template = chat_template_from_source(record.template, loaded.tokenizer, loaded.chat_template)
     return replace(loaded, chat_template=template)
 
 
-def _load(path_or_name: str | Path, settings: Settings, progress: Progress | None) -> LoadedModel:
-    return load(path_or_name, device=settings.device, threads=settings.threads, isa=settings.isa, progress=progress)
+def _load(
+    path_or_name: str | Path, settings: Settings, progress: Progress | None, needs_chat_template: bool
+) -> LoadedModel:
+    return load(
+        path_or_name,
+        device=settings.device,
+        threads=settings.threads,
+        isa=settings.isa,
+        needs_chat_template=needs_chat_template,
+        progress=progress,
+    )
 
 
 def build_engine(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from mlxr.core.errors import InvalidRequest, TemplateError
+from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat
@@ -21,7 +21,7 @@ from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt
 from mlxr.service.reasoning_gate import GateTokens, ReasoningGate, collect_gate_tokens
 from mlxr.service.requests import ChatRequest, TextRequest
-from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer
+from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer, refuse_chat
 
 if TYPE_CHECKING:
     from mlxr.service.grammar import GrammarCompiler
@@ -177,10 +177,7 @@ class Preparation:
     def _require_chat(self, request: ChatRequest) -> Chat:
         if self._chat is None:
             check_messages(request.messages)
-            raise TemplateError(
-                f"{self._model_name} has no chat template, so it can continue text but not chat; "
-                "use plain completion (`mlxr run --raw`, `LLM.generate`)"
-            )
+            raise refuse_chat(self._model_name)
         return self._chat
 
     def _find_stop_tokens(self, params: SamplingParams) -> dict[int, str]:

@@ -82,6 +82,11 @@ class Session:
         """Whether the model came with a chat template."""
         return self._preparation.can_chat
 
+    @property
+    def context_tokens(self) -> int:
+        """How many tokens a prompt and its answer may have together."""
+        return self._engine.context_tokens
+
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of plain text (special tokens in it count as such) or of ready ids; raises InvalidRequest."""
         return self._preparation.encode_prompt(prompt)

@@ -12,6 +12,7 @@ from mlxr.tokenizers.chat_template import (
     chat_template_from_folder,
     chat_template_from_gguf,
     chat_template_from_source,
+    refuse_chat,
 )
 from mlxr.tokenizers.conversion import to_gguf_metadata
 from mlxr.tokenizers.detokenizer import Detokenizer
@@ -28,5 +29,6 @@ __all__ = [
     "chat_template_from_source",
     "from_folder",
     "from_gguf",
+    "refuse_chat",
     "to_gguf_metadata",
 ]

@@ -146,6 +146,14 @@ def chat_template_from_source(source: str, tokenizer: SpellingVocabulary, own: C
     return template
 
 
+def refuse_chat(model_name: str) -> TemplateError:
+    """The error for a conversation with a model that has no chat template."""
+    return TemplateError(
+        f"{model_name} has no chat template, so it can continue text but not chat; "
+        "use plain completion (`mlxr run --raw`, `LLM.generate`)"
+    )
+
+
 def _make_template(
     source: str | None, tool_source: str | None, tokenizer: SpellingVocabulary, eos_token: str | None, name: str
 ) -> ChatTemplate | None:
