@@ -12,8 +12,8 @@ from running_server import MakeServer, RunningServer, start_server
 
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """The server that all tests share; its model is `demo`."""
-    server = start_server(tmp_path_factory.mktemp("registry"))
+    """The server that all tests share; its model is `demo`, and names that no model has are refused."""
+    server = start_server(tmp_path_factory.mktemp("registry"), strict_model_names=True)
     yield server
     server.stop()
 

@@ -107,6 +107,20 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("port", "int", 11434, "Port to listen on; 0 takes a free one.", maximum=65535, scope="server"),
     Setting("unix_socket", "path", None, "Listen on this Unix socket instead of an address.", scope="server"),
     Setting("default_model", "text", "demo", "The model of requests that name none.", scope="server"),
+    Setting(
+        "model_aliases",
+        "list",
+        (),
+        "Other names of models, such as gpt-4o=llama3:8b; * stands for any characters, as in claude-*=llama3:8b.",
+        scope="server",
+    ),
+    Setting(
+        "strict_model_names",
+        "flag",
+        False,
+        "Refuse names that no model has, instead of answering with the default model or the only one.",
+        scope="server",
+    ),
     Setting("pinned_models", "list", (), "Models that are loaded at the start and stay.", scope="server"),
     Setting(
         "models_memory_bytes",
@@ -192,6 +206,8 @@ class Settings:
     port: int = 11434
     unix_socket: str | None = None
     default_model: str = "demo"
+    model_aliases: tuple[str, ...] = ()
+    strict_model_names: bool = False
     pinned_models: tuple[str, ...] = ()
     models_memory_bytes: int | None = None
     keep_alive_s: float = 300.0

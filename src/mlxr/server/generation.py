@@ -7,6 +7,7 @@ dialect and no rendering.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from mlxr.core.errors import InvalidRequest, NotFound
 from mlxr.core.events import Event, Finish
 from mlxr.core.settings import Settings
 from mlxr.server.activity import InFlight, in_flight
+from mlxr.server.ignored import note_ignored
 from mlxr.server.logs import log_prompt
 from mlxr.server.metrics import Metrics
+from mlxr.server.served import find_stand_in
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.tracing import Span, start_span
 from mlxr.service.requests import ChatRequest, TextRequest
@@ -28,18 +32,34 @@ if TYPE_CHECKING:
     from mlxr.service.model_pool import ModelLease
 
 
-async def borrow(request: Request, model: str | None, *, keep_alive_s: float | None = None) -> ModelLease:
+async def borrow(
+    request: Request, model: str | None, *, keep_alive_s: float | None = None, exact: bool = False
+) -> ModelLease:
     """The model called `model` (None: the default one) until the request ends, loaded first if need be.
 
-    Raises NotFound, DoesNotFit, or whatever loading raises; ClientGone when the client does not wait that long.
+    Unless `exact`, another model may answer for a name that no model has (see `served.find_stand_in`); the name is then
+    among what had no effect. Raises NotFound, DoesNotFit, or whatever loading raises; ClientGone when the client does
+    not wait that long.
     """
     row = in_flight(request)
-    pool = request.app.state.pool
-    lease: ModelLease = await until_disconnected(request, pool.acquire(model, keep_alive_s=keep_alive_s))
+    lease = await until_disconnected(request, _acquire(request, model, keep_alive_s, exact))
     await row.stack.enter_async_context(lease)
     row.model = lease.name
     if lease.load_s:
         request.app.state.metrics.count_load(lease.name, lease.load_s)
+    return lease
+
+
+async def _acquire(request: Request, model: str | None, keep_alive_s: float | None, exact: bool) -> ModelLease:
+    state = request.app.state
+    try:
+        lease: ModelLease = await state.pool.acquire(model, keep_alive_s=keep_alive_s)
+    except (NotFound, InvalidRequest):
+        other = None if exact else await asyncio.to_thread(find_stand_in, state.registry, state.settings)
+        if other is None or model is None:
+            raise
+        lease = await state.pool.acquire(other, keep_alive_s=keep_alive_s)
+        note_ignored(request, ["model"])
     return lease
 
 

@@ -53,7 +53,7 @@ async def load_only(request: Request, body: AnswerRequest, reply: JsonObject) ->
     if keep_alive_s == 0:
         await until_disconnected(request, request.app.state.pool.unload(body.model))
     else:
-        await borrow(request, body.model, keep_alive_s=keep_alive_s)
+        await borrow(request, body.model, keep_alive_s=keep_alive_s, exact=True)
     reason = "unload" if keep_alive_s == 0 else "load"
     whole = {"model": body.model, "created_at": now(), **reply, "done": True, "done_reason": reason}
     return Response(dump_json(whole), media_type="application/json")

@@ -80,7 +80,7 @@ async def chat(request: Request, body: ChatBody) -> Response:
     if not messages:
         return await load_only(request, body, {"message": {"role": "assistant", "content": ""}})
     grammar = read_grammar(body.format)
-    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive))
+    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
     wanted = ChatRequest(
         messages=[*lease.record.messages, *messages],
         params=make_params(lease.record, body.options, logprobs=body.logprobs, top_logprobs=body.top_logprobs),

@@ -67,7 +67,7 @@ async def embed(request: Request, body: EmbedBody) -> Response:
     check_options(body.options or {})
     texts = [body.input] if isinstance(body.input, str) else body.input
     texts = [] if texts == [""] else texts
-    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive))
+    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
     size = lease.session.config.hidden
     if body.dimensions is not None and body.dimensions > size:
         raise InvalidRequest("dimensions", f"must be at most {size}, the model's own; got {body.dimensions}")
@@ -88,7 +88,7 @@ async def embed(request: Request, body: EmbedBody) -> Response:
 async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
     """The vector of one text, not scaled."""
     check_options(body.options or {})
-    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive))
+    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
     prompts = [_encode(lease, body.prompt, "prompt", True)] if body.prompt else []
     vectors = await embed_all(request, lease, prompts, "mean")
     return reply_json(EmbeddingsReply(embedding=vectors[0].tolist() if vectors else []))

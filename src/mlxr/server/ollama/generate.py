@@ -54,7 +54,7 @@ async def generate(request: Request, body: GenerateBody) -> Response:
     if not body.prompt and not body.suffix:
         return await load_only(request, body, {"response": ""})
     grammar = read_grammar(body.format)
-    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive))
+    lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
     params = make_params(lease.record, body.options, logprobs=body.logprobs, top_logprobs=body.top_logprobs)
     wanted = make_request(body, lease, params, grammar)
 

@@ -7,16 +7,21 @@ so each entry is both.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import UTC
 from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlxr.core.errors import MlxrError
+from mlxr.core.settings import Settings
+from mlxr.registry import Registry
 from mlxr.registry.record import ModelRecord
 from mlxr.server.json_models import ReplyModel
 from mlxr.server.openai.route import ERRORS
 from mlxr.server.routes import Router, reply_json
+from mlxr.server.served import ServedModels, read_aliases
 
 router = Router()
 
@@ -45,24 +50,34 @@ class ModelList(ReplyModel):
 
 @router.get("/v1/models", response_model=ModelList, responses=ERRORS)
 async def list_models(request: Request) -> Response:
-    """The models that requests can name."""
-    records = await asyncio.to_thread(request.app.state.registry.list)
-    models = [describe_model(record) for record in records if record.problem is None]
+    """The models that requests can name, then their aliases."""
+    models = await asyncio.to_thread(_describe_all, request.app.state.registry, request.app.state.settings)
     ids = [model.id for model in models]
     return reply_json(ModelList(data=models, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None))
 
 
 @router.get("/v1/models/{model:path}", response_model=ModelReply, responses=ERRORS)
 async def get_model(request: Request, model: str) -> Response:
-    """One model by name."""
-    return reply_json(describe_model(await asyncio.to_thread(request.app.state.registry.get, model)))
+    """One model by name or alias."""
+    state = request.app.state
+    record = await asyncio.to_thread(ServedModels(state.registry, state.settings).find, model)
+    return reply_json(describe_model(record, model))
 
 
-def describe_model(record: ModelRecord) -> ModelReply:
-    """A model of the registry."""
+def _describe_all(registry: Registry, settings: Settings) -> list[ModelReply]:
+    models = [describe_model(record) for record in registry.list() if record.problem is None]
+    for alias in read_aliases(settings):
+        with contextlib.suppress(MlxrError):  # its model is not there
+            if "*" not in alias:
+                models.append(describe_model(ServedModels(registry, settings).find(alias), alias))
+    return models
+
+
+def describe_model(record: ModelRecord, name: str | None = None) -> ModelReply:
+    """A model of the registry, under `name` where that is an alias."""
     changed = record.modified_at.astimezone(UTC)
     return ModelReply(
-        id=record.short_name,
+        id=name or record.short_name,
         created=int(changed.timestamp()),
         display_name=record.short_name,
         created_at=changed.isoformat(timespec="seconds").replace("+00:00", "Z"),

@@ -1,0 +1,77 @@
+"""Which model answers for which name: names of models, aliases, and names that no model has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+from running_server import MakeServer
+
+from mlxr.core.errors import SettingError
+from mlxr.core.settings import resolve
+from mlxr.loading import ASSETS
+from mlxr.registry import Registry
+from mlxr.server.served import ServedModels, find_alias, find_stand_in, read_aliases
+from mlxr.service.catalogue import open_registry
+
+QUESTION = [{"role": "user", "content": "Hi"}]
+DEMO = ASSETS / "demo.gguf"
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return open_registry(resolve({"models_folder": tmp_path}, {}))
+
+
+def stand_in(registry: Registry, **settings: object) -> str | None:
+    return find_stand_in(registry, resolve(settings, {}))
+
+
+def test_one_model_or_a_default_answers_for_any_name(registry: Registry) -> None:
+    assert stand_in(registry) == "demo"
+    registry.import_file(DEMO, "first")
+    assert stand_in(registry) == "first:latest"
+    registry.import_file(DEMO, "second")
+    assert stand_in(registry) is None
+    assert stand_in(registry, default_model="second") == "second"
+    assert stand_in(registry, default_model="second", strict_model_names=True) is None
+
+
+def test_aliases_are_names(registry: Registry) -> None:
+    registry.import_file(DEMO, "real")
+    rows = ["GPT-4o = real", "claude-*=real", "claude-3=demo", "real=demo", "file=" + str(DEMO), "a?[b=demo"]
+    settings = resolve({"model_aliases": rows}, {})
+    served = ServedModels(registry, settings)
+    names = ["gpt-4o", "gpt-4O:latest", "claude-opus-9", "claude-3", "real", "a?[b"]
+    assert [served.find(name).short_name for name in names] == ["real", "real", "real", "demo", "real", "demo"]
+    assert served.find("file").path == DEMO
+    assert find_alias(read_aliases(settings), "gpt-4") is None
+
+
+@pytest.mark.parametrize("row", ["gpt-4o", "=demo", "gpt-4o=", "="])
+def test_an_alias_that_is_none_is_refused(row: str) -> None:
+    with pytest.raises(SettingError, match="model_aliases: must be alias=model"):
+        read_aliases(resolve({"model_aliases": [row]}, {}))
+
+
+def test_clients_with_the_names_of_services_are_answered(make_server: MakeServer) -> None:
+    server = make_server(model_aliases="text-embedding-3-small=demo,gone=missing")
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai,
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude,
+        server.client() as client,
+    ):
+        chat = ai.chat.completions.with_raw_response.create(model="gpt-4o-mini", messages=QUESTION, max_tokens=1)  # type: ignore[arg-type]
+        assert (chat.parse().model, chat.headers["x-mlxr-ignored"]) == ("gpt-4o-mini", "model")
+        assert ai.responses.create(model="../../x", input="Hi", max_output_tokens=1).model == "../../x"
+        message = claude.messages.create(model="claude-opus-4-5", messages=QUESTION, max_tokens=1)  # type: ignore[arg-type]
+        assert message.model == "claude-opus-4-5"
+        vectors = ai.embeddings.with_raw_response.create(model="text-embedding-3-small", input="Hi")
+        assert "x-mlxr-ignored" not in vectors.headers
+        assert [model.id for model in ai.models.list()] == ["demo", "demo-draft", "text-embedding-3-small"]
+        assert ai.models.retrieve("text-embedding-3-small").id == "text-embedding-3-small"
+        asked = {"model": "llama3", "messages": QUESTION, "options": {"num_predict": 1}, "stream": False}
+        assert client.post("/api/chat", json=asked).status_code == 404
+        assert client.post("/api/chat", json={**asked, "model": "text-embedding-3-small"}).status_code == 200
