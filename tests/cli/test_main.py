@@ -14,10 +14,10 @@ import pytest
 
 import mlxr as package
 from mlxr.cli.commands import COMMANDS
-from mlxr.cli.flags import SAMPLING_FLAGS, expand_flags
+from mlxr.cli.flags import expand_flags
 from mlxr.cli.main import main
 from mlxr.core.settings import SETTINGS, Settings
-from mlxr.core.types import SamplingParams
+from mlxr.core.types import PARAMETERS, SamplingParams
 
 Run = Callable[..., str]
 WITH_MODEL = ("run", "chat", "perplexity", "bench", "validate")
@@ -60,7 +60,7 @@ def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest
         elif name == "pull":
             scopes = {"registry", "hub"}
         assert (f"{setting.flag} " in text) == (setting.scope in scopes and not setting.secret)
-    for row in SAMPLING_FLAGS:
+    for row in PARAMETERS:
         assert (f"{row.flag} " in text) == (name in ("run", "chat"))
 
 
@@ -95,17 +95,13 @@ def test_flags_become_settings_and_sampling() -> None:
         seen.extend([name, settings, sampling])
 
     values = dict.fromkeys([setting.name for setting in SETTINGS if setting.scope == "model"]) | {
-        row.name: row.default for row in SAMPLING_FLAGS
+        row.name: None for row in PARAMETERS
     }
     expand_flags(command)(name="x", **{**values, "threads": "2", "arena_bytes": "1M", "seed": 5, "stop": ["a", "b"]})
     name, settings, sampling = seen
     assert name == "x"
     assert settings == Settings(threads=2, arena_bytes=1 << 20)
     assert sampling == SamplingParams(max_tokens=None, seed=5, stop=("a", "b"))
-
-
-def test_sampling_flags_are_fields() -> None:
-    assert {row.name for row in SAMPLING_FLAGS} < set(SamplingParams.__dataclass_fields__)
 
 
 @pytest.mark.parametrize(

@@ -190,14 +190,28 @@ def test_penalties(penalty: dict[str, float]) -> None:
     assert answer == [penalise(prompt, answer[:index], params) for index in range(60)]
 
 
-def test_history_keeps_distinct_tokens_and_counts() -> None:
-    history, generator = TokenHistory([7, 7, 3]), np.random.default_rng(0)
-    added: list[int] = []
-    for token_id in generator.integers(0, 100, 500).tolist():
+@pytest.mark.parametrize("window", [None, 1, 2, 7, 64, 1000])
+def test_history_keeps_distinct_tokens_and_counts(window: int | None) -> None:
+    prompt, generator = [9] * 70 + [7, 7, 3], np.random.default_rng(0)
+    history = TokenHistory(prompt, window)
+    tokens = [(token_id, 0) for token_id in prompt]
+    for token_id in generator.integers(0, 100 if window is None or window > 9 else 3, 500).tolist():
         history.add(token_id)
-        added.append(token_id)
+        tokens.append((token_id, 1))
+        recent = tokens if window is None else tokens[-window:]
         counts = dict(zip(history.ids.tolist(), history.counts.tolist(), strict=True))
         assert len(counts) == len(history.ids)
-        assert counts == {seen: added.count(seen) for seen in {7, 3, *added}}
+        assert counts == {seen: sum(count for other, count in recent if other == seen) for seen, _ in recent}
     assert history.ids.flags.c_contiguous
     assert history.counts.flags.c_contiguous
+
+
+def test_repeat_last_n_bounds_what_the_penalties_see() -> None:
+    prompt, rules = list(range(0, VOCABULARY, 3)), {"repetition_penalty": 1.5, "frequency_penalty": 0.5}
+    whole, window, none = (
+        generate(prompt, SamplingParams(max_tokens=40, repeat_last_n=last, **rules))  # type: ignore[arg-type]
+        for last in (-1, 8, 0)
+    )
+    assert none == expect_greedy(prompt, 40)
+    assert whole == generate(prompt, SamplingParams(max_tokens=40, repeat_last_n=10**6, **rules))  # type: ignore[arg-type]
+    assert len({tuple(whole), tuple(window), tuple(none)}) == 3

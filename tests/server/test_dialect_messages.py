@@ -76,7 +76,7 @@ def test_every_field_of_a_chat_arrives() -> None:
         presence_penalty=0.2,
         frequency_penalty=0.3,
         repetition_penalty=1.1,
-        seed=-1,
+        seed=-2,
         stop="x",
         stop_token_ids=[3],
         logit_bias={"7": -5},
@@ -96,7 +96,7 @@ def test_every_field_of_a_chat_arrives() -> None:
     params = wanted.params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 5, 0.1)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.2, 0.3, 1.1)
-    assert (params.seed, params.stop, params.stop_token_ids) == (MAX_SEED - 1, ("x",), frozenset({3}))
+    assert (params.seed, params.stop, params.stop_token_ids) == (MAX_SEED - 2, ("x",), frozenset({3}))
     assert (params.logit_bias, params.logprobs, params.n, params.max_tokens) == ({7: -5.0}, 2, 3, 11)
     assert (params.ignore_eos, wanted.cache_prompt, wanted.priority, wanted.deadline_s) == (True, False, 4, 1.5)
     assert (wanted.think, wanted.template_values, wanted.parallel_tool_calls) == ("low", {"a": 1}, False)

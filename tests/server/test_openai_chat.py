@@ -138,7 +138,7 @@ def test_several_answers_in_a_stream(ai: openai.OpenAI) -> None:
     assert sorted(ends) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("seed", [0, 42, -1, 2**63 - 1, -(2**63), 2**64 - 1])
+@pytest.mark.parametrize("seed", [0, 42, -2, 2**63 - 1, -(2**63), 2**64 - 1])
 def test_a_seed_gives_the_same_answer_again(ai: openai.OpenAI, seed: int) -> None:
     answers = {ask(ai, temperature=1.8, seed=seed, max_tokens=12).choices[0].message.content for _ in range(2)}
     assert len(answers) == 1

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Annotated, Any
 
 import typer
 
+from mlxr.core.parameter import Kind as ParameterKind
+from mlxr.core.parameter import Parameter
+from mlxr.core.sampling import ALL_TOKENS, read_params
 from mlxr.core.setting import Kind, Scope, Setting
 from mlxr.core.settings import SETTINGS, Settings, resolve
-from mlxr.core.types import SamplingParams
+from mlxr.core.types import PARAMETERS, SamplingParams
 
 SAMPLING_PANEL = "Sampling"
 PANELS: Mapping[Scope, str] = {
@@ -56,34 +58,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 System = Annotated[str | None, typer.Option("--system", help="A system message before the conversation.")]
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingFlag:
-    """A field of SamplingParams as a flag; `default` may differ from the field's own."""
-
-    name: str
-    type: type
-    default: object
-    help: str
-    repeats: bool = False
-
-    @property
-    def flag(self) -> str:
-        """As written on the command line."""
-        return "--" + self.name.replace("_", "-")
-
-
-SAMPLING_FLAGS: tuple[SamplingFlag, ...] = (
-    SamplingFlag("max_tokens", int, None, "Most tokens of an answer; default: until the context is full."),
-    SamplingFlag("temperature", float, 0.0, "0 takes the likeliest token, higher is more varied."),
-    SamplingFlag("top_k", int, 0, "Choose among the k likeliest tokens; 0 for all."),
-    SamplingFlag("top_p", float, 1.0, "Choose among the likeliest tokens that together reach this probability."),
-    SamplingFlag("min_p", float, 0.0, "Drop tokens less likely than this times the likeliest."),
-    SamplingFlag("repetition_penalty", float, 1.0, "Above 1: make tokens already seen less likely."),
-    SamplingFlag("presence_penalty", float, 0.0, "Subtracted from tokens that the answer already has."),
-    SamplingFlag("frequency_penalty", float, 0.0, "Subtracted from such tokens once per occurrence."),
-    SamplingFlag("seed", int, None, "Makes a varied answer repeatable."),
-    SamplingFlag("stop", str, None, "End the answer before this text; may be given several times.", repeats=True),
-)
+FLAG_TYPES: Mapping[ParameterKind, Any] = {"int": int, "float": float, "seed": int, "texts": list[str]}
 
 
 def expand_flags(function: Callable[..., None]) -> Callable[..., None]:
@@ -101,7 +76,7 @@ def expand_flags(function: Callable[..., None]) -> Callable[..., None]:
             parameters.extend(_setting_parameter(setting) for setting in rows)
         elif parameter.annotation is SamplingParams:
             flags[name] = _read_sampling
-            parameters.extend(_sampling_parameter(row) for row in SAMPLING_FLAGS)
+            parameters.extend(_sampling_parameter(row) for row in PARAMETERS)
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
@@ -132,10 +107,10 @@ def _setting_parameter(setting: Setting) -> inspect.Parameter:
     return _flag_parameter(setting.name, Annotated[str | None, option], None)
 
 
-def _sampling_parameter(row: SamplingFlag) -> inspect.Parameter:
-    option = typer.Option(row.flag, help=row.help, show_default=row.default is not None, rich_help_panel=SAMPLING_PANEL)
-    annotation: object = Annotated[list[row.type] if row.repeats else row.type | None, option]  # type: ignore[name-defined]
-    return _flag_parameter(row.name, annotation, row.default)
+def _sampling_parameter(row: Parameter) -> inspect.Parameter:
+    option = typer.Option(row.flag, help=row.help, show_default=False, rich_help_panel=SAMPLING_PANEL)
+    kind = FLAG_TYPES[row.kind]
+    return _flag_parameter(row.name, Annotated[kind | None, option], None)
 
 
 def _flag_parameter(name: str, annotation: object, default: object) -> inspect.Parameter:
@@ -147,6 +122,5 @@ def _read_settings(rows: Sequence[Setting], values: Mapping[str, object]) -> Set
 
 
 def _read_sampling(values: Mapping[str, object]) -> SamplingParams:
-    chosen = {row.name: values[row.name] for row in SAMPLING_FLAGS if not row.repeats}
-    stop = values["stop"]
-    return SamplingParams(**chosen, stop=tuple(stop) if isinstance(stop, Sequence) else ())  # type: ignore[arg-type]
+    given = {row.name: values[row.name] for row in PARAMETERS if values[row.name] not in (None, [])}
+    return SamplingParams(**read_params({"max_tokens": ALL_TOKENS}, given))

@@ -20,7 +20,7 @@ from mlxr.cli.terminal import show_progress
 from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, SettingError
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings, resolve
-from mlxr.core.types import FinishReason, SamplingParams, Timings, Usage
+from mlxr.core.types import PARAMETERS, FinishReason, SamplingParams, Timings, Usage
 
 if TYPE_CHECKING:
     import httpx
@@ -188,17 +188,8 @@ class RemoteModel:
 
 def describe_params(params: SamplingParams) -> dict[str, object]:
     """The fields of the dialect; all are given, since its defaults are not ours."""
-    return {
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "repetition_penalty": params.repetition_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "seed": params.seed,
-        "stop": list(params.stop) or None,
-    }
+    values = {row.name: getattr(params, row.name) for row in PARAMETERS if row.name != "max_tokens"}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value != ()}
 
 
 def read_refusal(response: httpx.Response, url: str) -> MlxrError:

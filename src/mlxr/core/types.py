@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.parameter import MAX_SEED as MAX_SEED
+from mlxr.core.parameter import Parameter, parameter
 
 MAX_TOP_LOGPROBS = 128
 MAX_STOP_STRINGS = 64
-MAX_SEED = 2**64
+MAX_INT = 2**31 - 1
+SMALLEST_TOP_P = 1e-9  # keeps the likeliest token alone
 MAX_ANSWERS = 128
 
 
@@ -68,38 +71,82 @@ class Grammar:
     text: str = ""
 
 
-def _check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    inside = not math.isnan(value) and value <= high and (value > low if open_low else value >= low)
-    if not inside:
-        raise InvalidRequest(
-            name, f"must be {'above' if open_low else 'at least'} {low} and at most {high}, got {value}"
-        )
+def _check_count(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(name, f"must be at least {low} and at most {high}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen and when to stop.
+    """How the next token is chosen and when to stop: the table of sampling parameters, and what else a request sets.
 
     `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0, penalties 1 / 0 / 0 switch each rule off.
     `repetition_penalty` divides (or multiplies, below zero) the logits of every token seen in prompt and answer;
-    `presence_penalty` and `frequency_penalty` subtract from tokens of the answer, once or per occurrence.
-    `seed` None draws one. `logprobs` None reports none, 0 the chosen token's, n also the n best of each step.
-    `max_tokens` None means as far as the context and the arena reach.
+    `presence_penalty` and `frequency_penalty` subtract from tokens of the answer, once or per occurrence; all three
+    look at the last `repeat_last_n` tokens. `seed` None draws one. `logprobs` None reports none, 0 the chosen token's,
+    n also the n best of each step. `max_tokens` None means as far as the context and the arena reach.
     `n` answers are given to the prompt, each from its own random stream; the first is the one that `n` = 1 gives.
     With `best_of` above `n`, that many are computed and the `n` with the highest mean log-probability given, the best
     first. They are ranked as whole answers of the engine, which knows no text, so stop strings are refused then.
     """
 
-    max_tokens: int | None = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
+    max_tokens: int | None = parameter(
+        "int",
+        256,
+        1,
+        MAX_INT,
+        "Most tokens of an answer; -1: until the context is full.",
+        stands_for={-1: None, -2: None},
+        names={
+            "openai": "max_completion_tokens",
+            "responses": "max_output_tokens",
+            "ollama": "num_predict",
+            "llamacpp": "n_predict",
+            "hub": "max_new_tokens",
+        },
+    )
+    temperature: float = parameter("float", 0.0, 0.0, 100.0, "0 takes the likeliest token, higher is more varied.")
+    top_k: int = parameter(
+        "int", 0, 0, MAX_INT, "Choose among the k likeliest tokens; 0 or -1 for all.", stands_for={-1: 0}
+    )
+    top_p: float = parameter(
+        "float",
+        1.0,
+        0.0,
+        1.0,
+        "Choose among the likeliest tokens that together reach this probability.",
+        stands_for={0: SMALLEST_TOP_P},
+    )
+    min_p: float = parameter("float", 0.0, 0.0, 1.0, "Drop tokens less likely than this times the likeliest.")
+    repetition_penalty: float = parameter(
+        "float",
+        1.0,
+        0.0,
+        100.0,
+        "Above 1: make tokens already seen less likely.",
+        open_low=True,
+        names={"ollama": "repeat_penalty", "llamacpp": "repeat_penalty"},
+    )
+    presence_penalty: float = parameter(
+        "float", 0.0, -100.0, 100.0, "Subtracted from tokens that the answer already has."
+    )
+    frequency_penalty: float = parameter(
+        "float", 0.0, -100.0, 100.0, "Subtracted from such tokens once per occurrence."
+    )
+    repeat_last_n: int = parameter(
+        "int", -1, -1, MAX_INT, "How many of the last tokens the penalties look at; -1 for all, 0 for none."
+    )
+    seed: int | None = parameter(
+        "seed", None, -(2**63), MAX_SEED - 1, "Makes a varied answer repeatable; -1 draws one.", stands_for={-1: None}
+    )
+    stop: tuple[str, ...] = parameter(
+        "texts",
+        (),
+        0,
+        MAX_STOP_STRINGS,
+        "End the answer before this text; may be given several times.",
+        names={"anthropic": "stop_sequences"},
+    )
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -113,30 +160,27 @@ class SamplingParams:
         return self.n if self.best_of is None else self.best_of
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            raise InvalidRequest("stop", "must be a tuple of strings, got one string")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InvalidRequest("max_tokens", f"must be at least 1, got {self.max_tokens}")
-        _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_k", self.top_k, 0, 2**31 - 1)
-        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _check_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        if self.seed is not None and not 0 <= self.seed < MAX_SEED:
-            raise InvalidRequest("seed", f"must be from 0 to 2**64 - 1, got {self.seed}")
+        for row in PARAMETERS:
+            given = getattr(self, row.name)
+            kept = row.check(given)
+            if kept is not given:
+                object.__setattr__(self, row.name, kept)
         if self.logprobs is not None:
-            _check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+            _check_count("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         self._check_answers()
-        if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
-            raise InvalidRequest("stop", f"takes at most {MAX_STOP_STRINGS} strings, none of them empty")
         for token_id, bias in self.logit_bias.items():
             if token_id < 0 or math.isnan(bias):
                 raise InvalidRequest("logit_bias", f"token {token_id} with bias {bias} is not a bias")
 
     def _check_answers(self) -> None:
-        _check_range("n", self.n, 1, MAX_ANSWERS)
-        _check_range("best_of", self.streams, self.n, MAX_ANSWERS)
+        _check_count("n", self.n, 1, MAX_ANSWERS)
+        _check_count("best_of", self.streams, self.n, MAX_ANSWERS)
         if self.streams > self.n and self.stop:
             raise InvalidRequest("best_of", "cannot rank answers that stop strings cut; use stop_token_ids, or raise n")
+
+
+PARAMETERS: tuple[Parameter, ...] = tuple(
+    replace(field.metadata["parameter"], name=field.name)
+    for field in fields(SamplingParams)
+    if "parameter" in field.metadata
+)

@@ -68,7 +68,8 @@ class Sampler:
         self._uniforms: list[float] = []
         self._uniforms_start = 0  # the place of the first of them
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self._history = TokenHistory(prompt) if penalties != _NO_PENALTIES else None
+        window = None if params.repeat_last_n < 0 else params.repeat_last_n
+        self._history = TokenHistory(prompt, window) if penalties != _NO_PENALTIES and window != 0 else None
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int32)
         self._bias_values = np.array(list(params.logit_bias.values()), dtype=np.float32)
 

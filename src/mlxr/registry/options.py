@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.parameter import Kind as ParameterKind
+from mlxr.core.types import PARAMETERS
 
 Kind = Literal["int", "float", "bool", "texts"]
 MAX_STOPS = 64
@@ -32,18 +34,9 @@ class Option:
     least: int | None = None
 
 
+KINDS: Mapping[ParameterKind, Kind] = {"int": "int", "float": "float", "seed": "int", "texts": "texts"}
 OPTIONS: tuple[Option, ...] = (
-    Option("seed", "int"),
-    Option("num_predict", "int"),
-    Option("top_k", "int"),
-    Option("top_p", "float"),
-    Option("min_p", "float"),
-    Option("temperature", "float"),
-    Option("repeat_penalty", "float"),
-    Option("repeat_last_n", "int"),
-    Option("presence_penalty", "float"),
-    Option("frequency_penalty", "float"),
-    Option("stop", "texts"),
+    *(Option(name, KINDS[row.kind]) for row in PARAMETERS for name in reversed(row.list_names("ollama"))),
     Option("typical_p", "float", only=1.0),
     *(Option(name, "int", has_effect=False, least=1) for name in ("num_ctx", "num_batch")),
     *(Option(name, "int", has_effect=False, least=-1) for name in ("num_keep", "num_gpu", "draft_num_predict")),

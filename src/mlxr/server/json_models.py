@@ -18,11 +18,8 @@ from pydantic_core import PydanticCustomError
 
 from mlxr.core.errors import InvalidRequest
 
-MAX_INT = 2**31 - 1
 Text = Annotated[str, Field(min_length=1)]
 JsonObject = dict[str, object]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-_SMALLEST_TOP_P = 1e-9
 
 
 def _refuse(value: object) -> None:
@@ -57,11 +54,6 @@ class ReplyModel(BaseModel):
 def optional() -> Any:
     """A field of a reply that is left out where there is nothing to say."""
     return Field(default=None, exclude_if=lambda value: value is None)
-
-
-def bound_top_p(top_p: float | None) -> float:
-    """A client's top_p as SamplingParams has it: absent is 1; its 0 leaves the likeliest token, ours is above 0."""
-    return 1.0 if top_p is None else top_p or _SMALLEST_TOP_P
 
 
 def dump_json(value: object, field: str) -> str:

@@ -5,40 +5,20 @@ They are set when a model is made from another one, under Ollama's names, and ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pydantic import BaseModel
 
+from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.types import SamplingParams
 from mlxr.registry.record import ModelRecord
-from mlxr.server.json_models import bound_top_p
 from mlxr.service.requests import ChatRequest, TextRequest
-
-# Ollama's name of an option, and that of SamplingParams; `num_predict` and `stop` are read below.
-_SAME: Mapping[str, str] = {
-    "seed": "seed",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
-# Fields of requests that stand for another one of SamplingParams.
-_SPELLINGS: Mapping[str, str] = {
-    "max_completion_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "stop_sequences": "stop",
-}
 
 
 def find_given(body: BaseModel) -> frozenset[str]:
     """The SamplingParams that a request sets itself; null counts as not given."""
-    fields = {name for name in body.model_fields_set if getattr(body, name) is not None}
-    return frozenset(_SPELLINGS.get(name, name) for name in fields)
+    names = {name for name in body.model_fields_set if getattr(body, name) is not None}
+    return frozenset(BY_SPELLING[name].name if name in BY_SPELLING else name for name in names)
 
 
 def fill_text(wanted: TextRequest, record: ModelRecord, body: BaseModel) -> TextRequest:
@@ -57,16 +37,5 @@ def fill_chat(wanted: ChatRequest, record: ModelRecord, body: BaseModel) -> Chat
 def _fill_params(params: SamplingParams, record: ModelRecord, given: frozenset[str]) -> SamplingParams:
     if not record.parameters:
         return params
-    found: dict[str, Any] = {}
-    for name, value in record.parameters.items():
-        if name in _SAME:
-            found[_SAME[name]] = value
-        elif name == "num_predict" and isinstance(value, int):
-            found["max_tokens"] = value if value > 0 else None
-        elif name == "stop" and isinstance(value, list):
-            found["stop"] = tuple(value)
-    if isinstance(found.get("seed"), int) and found["seed"] < 0:
-        found["seed"] = None
-    if "top_p" in found:
-        found["top_p"] = bound_top_p(found["top_p"])
+    found = read_params(record.parameters)
     return replace(params, **{name: value for name, value in found.items() if name not in given})

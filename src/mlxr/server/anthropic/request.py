@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.types import MAX_STOP_STRINGS, Grammar, SamplingParams
+from mlxr.core.sampling import read_params
+from mlxr.core.types import MAX_INT, Grammar, SamplingParams
 from mlxr.server.anthropic.content import MessageInput, System, read_messages
-from mlxr.server.json_models import MAX_INT, JsonObject, RequestModel, Share, Text, Unsupported, bound_top_p, dump_json
+from mlxr.server.json_models import JsonObject, RequestModel, Text, Unsupported, dump_json
+from mlxr.server.parameter_fields import AnthropicParameters
 from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -149,14 +151,11 @@ class CountRequest(ConversationFields):
         return self.make_request(SamplingParams())
 
 
-class MessageRequest(ConversationFields):
+class MessageRequest(AnthropicParameters, ConversationFields):
     """Answer a conversation."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
     temperature: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(None, description="Absent: 1.")
-    top_p: Share | None = Field(None, description="Absent: 1. 0: the likeliest token.")
-    top_k: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(None, description="Absent or 0: off.")
-    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
 
     @property
@@ -168,12 +167,4 @@ class MessageRequest(ConversationFields):
         """What the service is asked; raises InvalidRequest naming the field."""
         if isinstance(self.thinking, ThinkingOn) and self.thinking.budget_tokens >= self.max_tokens:
             raise InvalidRequest("thinking.budget_tokens", f"must be less than max_tokens, which is {self.max_tokens}")
-        return self.make_request(
-            SamplingParams(
-                max_tokens=self.max_tokens,
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_p=bound_top_p(self.top_p),
-                top_k=self.top_k or 0,
-                stop=tuple(self.stop_sequences or ()),
-            )
-        )
+        return self.make_request(SamplingParams(**read_params({"temperature": 1.0}, self.list_given())))

@@ -9,15 +9,16 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.sampling import read_params
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.registry.options import BY_NAME, check_options
-from mlxr.server.json_models import JsonObject, bound_top_p, dump_json
+from mlxr.server.json_models import JsonObject, dump_json
 
 logger = logging.getLogger(__name__)
 KeepAlive = Annotated[
@@ -30,16 +31,9 @@ _DEFAULTS: Mapping[str, object] = {
     "temperature": 0.8,
     "top_k": 40,
     "top_p": 0.9,
-    "min_p": 0.0,
-    "repeat_penalty": 1.0,
     "repeat_last_n": 64,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "seed": -1,
     "num_predict": -1,
-    "stop": [],
 }
-_FIELDS = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)")
 
@@ -55,25 +49,8 @@ def make_params(
     without_effect = sorted(name for name in given if not BY_NAME[name].has_effect)
     if without_effect:
         logger.debug("options without effect: %s", ", ".join(without_effect))
-    chosen: dict[str, Any] = {**_DEFAULTS, **record.parameters, **given}
-    try:
-        return SamplingParams(
-            max_tokens=chosen["num_predict"] if chosen["num_predict"] > 0 else None,
-            temperature=float(chosen["temperature"]),
-            top_k=max(chosen["top_k"], 0),
-            top_p=bound_top_p(float(chosen["top_p"])),
-            min_p=float(chosen["min_p"]),
-            repetition_penalty=float(chosen["repeat_penalty"]) if chosen["repeat_last_n"] != 0 else 1.0,
-            presence_penalty=float(chosen["presence_penalty"]),
-            frequency_penalty=float(chosen["frequency_penalty"]),
-            seed=None if chosen["seed"] == -1 else chosen["seed"] % (1 << 64),
-            stop=tuple(text for text in chosen["stop"] if text),
-            logprobs=_count_logprobs(logprobs, top_logprobs),
-        )
-    except InvalidRequest as error:
-        if error.field == "top_logprobs":
-            raise
-        raise InvalidRequest(f"options.{_FIELDS.get(error.field, error.field)}", error.reason) from None
+    fields = read_params(_DEFAULTS, record.parameters, given, prefix="options.")
+    return SamplingParams(**fields, logprobs=_count_logprobs(logprobs, top_logprobs))
 
 
 def read_grammar(wanted: str | JsonObject | None) -> Grammar | None:

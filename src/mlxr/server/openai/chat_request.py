@@ -9,7 +9,7 @@ from pydantic import Field
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.json_models import JsonObject, RequestModel, Unsupported
 from mlxr.server.openai.chat_messages import ChatMessage, read_messages
-from mlxr.server.openai.fields import Count, Effort, PenaltyFields
+from mlxr.server.openai.fields import Effort, PenaltyFields
 from mlxr.server.openai.formats import ResponseFormat, make_grammar
 from mlxr.server.openai.tools import FunctionTool, Mode, ObjectChoice, read_offer
 from mlxr.service.requests import ChatRequest
@@ -27,8 +27,6 @@ class ChatCompletionRequest(PenaltyFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    max_completion_tokens: Count | None = Field(None, description="Absent: as far as the context reaches.")
-    max_tokens: Count | None = Field(None, description="The older name of max_completion_tokens.")
     response_format: ResponseFormat | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Mode | ObjectChoice | None = None
@@ -54,11 +52,6 @@ class ChatCompletionRequest(PenaltyFields):
         return ChatRequest(
             messages=read_messages(self.messages),
             params=self.make_params(
-                max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
-                stop=self.stop,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                seed=self.seed,
                 logit_bias=self.logit_bias,
                 logprobs=self._count_logprobs(),
                 n=self.n,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import SamplingParams
-from mlxr.server.openai.fields import Answers, Count, PenaltyFields, TokenId
+from mlxr.server.openai.fields import Answers, PenaltyFields, TokenId
 from mlxr.server.openai.formats import ResponseFormat, make_grammar
 from mlxr.service.prompt import Prompt
 from mlxr.service.requests import TextRequest
@@ -38,7 +38,6 @@ class CompletionRequest(PenaltyFields):
     best_of: Answers | None = None
     echo: bool | None = Field(None, description="Begin the answer with the prompt.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    max_tokens: Count | None = Field(None, description=f"Absent: {DEFAULT_MAX_TOKENS}.")
     suffix: str | None = Field(None, description="What comes after the answer; for models with infill tokens.")
     response_format: ResponseFormat | None = Field(None, description="An addition to the dialect.")
 
@@ -69,11 +68,7 @@ class CompletionRequest(PenaltyFields):
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
             raise InvalidRequest("best_of", "cannot be streamed: the best is known when all answers have ended")
         return self.make_params(
-            max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
-            stop=self.stop,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed,
+            max_tokens=DEFAULT_MAX_TOKENS,
             logit_bias=self.logit_bias,
             logprobs=self.logprobs,
             n=self.n,

@@ -10,17 +10,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlxr.core.types import MAX_ANSWERS, MAX_SEED, MAX_STOP_STRINGS, SamplingParams
-from mlxr.server.json_models import MAX_INT, RequestModel, Share, Text, bound_top_p
+from mlxr.core.sampling import ALL_TOKENS, read_params
+from mlxr.core.types import MAX_ANSWERS, MAX_INT, SamplingParams
+from mlxr.server.json_models import RequestModel
+from mlxr.server.parameter_fields import OpenAIParameters, ParameterFields
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
 Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-Penalty = Annotated[float, Field(ge=-100.0, le=100.0)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=MAX_SEED)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
-StopStrings = Annotated[list[Text], Field(max_length=MAX_STOP_STRINGS)]
 
 
 class StreamOptions(RequestModel):
@@ -29,15 +28,10 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
-class SamplingFields(RequestModel):
-    """How tokens are chosen. From `top_k` on the fields are additions to the dialect."""
+class SamplingFields(ParameterFields):
+    """What all requests for an answer have besides the sampling parameters. All but `model` are additions."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
-    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = Field(None, description="Absent: 1.")
-    top_p: Share | None = Field(None, description="Absent: 1. 0: the likeliest token.")
-    top_k: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(None, description="Absent or 0: off.")
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = Field(None, description="Go on after an end token.")
     cache_prompt: bool | None = Field(None, description="False: use nothing that is cached. Absent: true.")
@@ -49,28 +43,15 @@ class SamplingFields(RequestModel):
     def make_params(
         self,
         *,
-        max_tokens: int | None,
-        stop: str | list[str] | None = None,
-        presence_penalty: float | None = None,
-        frequency_penalty: float | None = None,
-        seed: int | None = None,
+        max_tokens: int = ALL_TOKENS,
         logit_bias: dict[str, float] | None = None,
         logprobs: int | None = None,
         n: int | None = None,
         best_of: int | None = None,
     ) -> SamplingParams:
-        """Parameters for the engine; a negative seed counts as its 64-bit two's complement."""
+        """Parameters for the engine; `max_tokens` is what holds where the request does not say."""
         return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k or 0,
-            top_p=bound_top_p(self.top_p),
-            min_p=self.min_p or 0.0,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            presence_penalty=presence_penalty or 0.0,
-            frequency_penalty=frequency_penalty or 0.0,
-            seed=None if seed is None else seed % MAX_SEED,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            **read_params({"max_tokens": max_tokens, "temperature": 1.0}, self.list_given()),
             stop_token_ids=frozenset(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             logit_bias={int(token_id): bias for token_id, bias in (logit_bias or {}).items()},
@@ -80,13 +61,9 @@ class SamplingFields(RequestModel):
         )
 
 
-class PenaltyFields(SamplingFields):
-    """The sampling fields that chat and text completions share and Responses do not have."""
+class PenaltyFields(OpenAIParameters, SamplingFields):
+    """The fields that chat and text completions share and Responses do not have."""
 
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    seed: Seed | None = None
-    stop: Text | StopStrings | None = None
     logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias] | None = Field(
         None, description="Token id (as a string) to what is added to its logit."
     )

@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.server.json_models import JsonObject, RequestModel, Unsupported
-from mlxr.server.openai.fields import Count, Effort, SamplingFields
+from mlxr.server.openai.fields import Effort, SamplingFields
 from mlxr.server.openai.formats import FlatFormat, make_grammar
 from mlxr.server.openai.response_input import InputItem, read_input
 from mlxr.server.openai.tools import Mode, Offer, ToolName, make_offer, make_tool
+from mlxr.server.parameter_fields import ResponsesParameters
 from mlxr.service.requests import ChatRequest, NamedTool
 
 LOGPROBS = "message.output_text.logprobs"
@@ -56,12 +57,11 @@ class TextConfig(RequestModel):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseRequest(SamplingFields):
+class ResponseRequest(ResponsesParameters, SamplingFields):
     """Answer an input."""
 
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: Count | None = Field(None, description="Absent: as far as the context reaches.")
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
@@ -102,7 +102,6 @@ class ResponseRequest(SamplingFields):
         return ChatRequest(
             messages=read_input(self.instructions, self.input),
             params=self.make_params(
-                max_tokens=self.max_output_tokens,
                 logprobs=(self.top_logprobs or 0) if self.wants_logprobs else None,
             ),
             tools=offer.tools,
