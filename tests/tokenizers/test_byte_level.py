@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -229,3 +231,28 @@ def test_threads_may_ask_for_different_things(vocabularies: dict[str, Tokenizer]
     )
     assert len(special) == 50 < len(plain)
     assert results == [special if mode else plain for mode in modes]
+
+
+def test_a_long_text_holds_up_no_other_thread(vocabularies: dict[str, Tokenizer]) -> None:
+    tokenizer, text = vocabularies["qwen2"], "hello world, this is a text. " * 20_000
+    gaps: list[float] = []
+    is_over = threading.Event()
+
+    def beat() -> None:
+        last_s = time.perf_counter()
+        while not is_over.wait(0.002):
+            gaps.append(time.perf_counter() - last_s)
+            last_s = time.perf_counter()
+
+    for parse_special in (True, False):
+        tokenizer.encode("warm", parse_special=parse_special)
+        gaps.clear()
+        is_over.clear()
+        watching = threading.Thread(target=beat)
+        watching.start()
+        start_s = time.perf_counter()
+        tokenizer.encode(text, parse_special=parse_special)
+        seconds = time.perf_counter() - start_s
+        is_over.set()
+        watching.join()
+        assert max(gaps) < seconds / 2

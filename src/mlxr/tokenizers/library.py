@@ -6,9 +6,11 @@ are `codec.VocabularyTokenizer`'s.
 
 from __future__ import annotations
 
-import threading
+import copy
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
@@ -18,6 +20,8 @@ from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
 from mlxr.tokenizers.pre_types import PreType
 from mlxr.tokenizers.vocabulary import Vocabulary
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text is one piece; threads would only lie in wait
 
 
 @contextmanager
@@ -43,13 +47,23 @@ class LibraryTokenizer(VocabularyTokenizer):
     ) -> None:
         super().__init__(vocabulary, rules, strips_leading_space=strips_leading_space)
         self._library = library
-        # Whether special tokens in a text count is a state of the library object, so one call at a time sets it.
-        self._lock = threading.Lock()
 
     def _encode_text(self, text: str, parse_special: bool) -> list[int]:
-        with self._lock:
-            self._library.encode_special_tokens = not parse_special
-            return list(self._library.encode(text, add_special_tokens=False).ids)
+        library = self._library if parse_special else self._plain_library
+        with explain_failures("the tokenizer cannot encode a text"):
+            # Other than `encode`, this lets go of the interpreter, so that long texts hold up no other thread.
+            (encoding,) = library.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
+
+    @cached_property
+    def _plain_library(self) -> Library:
+        """A second library object, for which special tokens in a text are plain characters.
+
+        That is a state of the object; one object for both would have to be locked while it encodes.
+        """
+        plain = copy.deepcopy(self._library)
+        plain.encode_special_tokens = True
+        return plain
 
 
 def build_byte_level_library(vocabulary: Vocabulary, merges: Sequence[str], pre_type: PreType) -> Library:
