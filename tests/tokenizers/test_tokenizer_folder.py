@@ -194,6 +194,10 @@ def test_folders_without_a_tokenizer(make_folder: MakeFolder, tmp_path: Path) ->
         from_folder(make_folder({"tekken.json": {}}))
 
 
+GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 16}
+MISSING = {"SpecialToken": {"id": "<none>", "type_id": 0}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -211,6 +215,14 @@ def test_folders_without_a_tokenizer(make_folder: MakeFolder, tmp_path: Path) ->
         ({"added_tokens": [{"id": 1}]}, "added_tokens has the malformed entry"),
         ({"added_tokens": {}}, "added_tokens must be a list"),
         ({"pre_tokenizer": {"type": "Nonsense"}}, r"tokenizer\.json: "),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [GROWING] * 8}},
+            r"normalizer makes up to 4\.29e\+09 characters of one, more than 64",
+        ),
+        (
+            {"post_processor": {"type": "TemplateProcessing", "single": [MISSING], "pair": [], "special_tokens": {}}},
+            "post_processor uses '<none>' and does not define it",
+        ),
     ],
 )
 def test_a_broken_tokenizer_json_is_refused(
@@ -218,6 +230,13 @@ def test_a_broken_tokenizer_json_is_refused(
 ) -> None:
     with pytest.raises(TokenizerError, match=message):
         from_folder(make_folder({"tokenizer.json": load_json("llama3") | change}))
+
+
+def test_a_pattern_that_never_ends_is_one_error(make_folder: MakeFolder, load_json: LoadJson) -> None:
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    tokenizer = from_folder(make_folder({"tokenizer.json": load_json("llama3") | {"pre_tokenizer": split}}))
+    with pytest.raises(TokenizerError, match="the tokenizer cannot encode a text"):
+        tokenizer.encode("a" * 40 + "!")
 
 
 def test_a_token_id_far_away_is_refused(make_folder: MakeFolder, load_json: LoadJson) -> None:

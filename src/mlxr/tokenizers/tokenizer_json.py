@@ -12,6 +12,7 @@ from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.vocabulary import MAX_VOCABULARY_TOKENS, SPACE_MARK, AddedSpelling, Spelling, parse_byte_token
 
 Part = Mapping[str, object]
+MAX_GROWTH = 64  # characters that normalisers may make of one
 # Ways of spelling that byte-level and SentencePiece vocabularies do not have, and encoding by chance. The library does
 # not check the first against the merges, so they must be refused before it sees the file.
 _REFUSED_FEATURES = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
@@ -32,6 +33,8 @@ class TokenizerJson:
         self.normalizers = _flatten(self._read_part(data, "normalizer"), "normalizers")
         self.pre_tokenizers = _flatten(self._read_part(data, "pre_tokenizer"), "pretokenizers")
         self.decoders = _flatten(self._read_part(data, "decoder"), "decoders")
+        self._check_growth()
+        self._check_post_processor(self._read_part(data, "post_processor"))
         self.added = [self._read_added(entry) for entry in self._read_list(data, "added_tokens")]
 
     @property
@@ -118,6 +121,32 @@ class TokenizerJson:
                 raise TokenizerError(f"{self.name}: merge {index} ({entry!r}) is not a pair of tokens")
             merges.append((parts[0], parts[1]))
         return merges
+
+    def _check_growth(self) -> None:
+        """Refuse replacements that, one after another, make very much of one character."""
+        growth = 1.0
+        for part in self.normalizers:
+            if part.get("type") == "Replace":
+                pattern, content = read_replacement(part)
+                added = len(content) if isinstance(content, str) else 0
+                # A regular expression may match nothing, so its replacement can come beside every character.
+                growth *= max(1.0, added / len(pattern) if pattern else 1.0 + added)
+        if growth > MAX_GROWTH:
+            raise TokenizerError(
+                f"{self.name}: the normalizer makes up to {growth:.3g} characters of one, more than {MAX_GROWTH}"
+            )
+
+    def _check_post_processor(self, part: Part | None) -> None:
+        """Refuse a template with a special token that it does not define, which the library would not survive."""
+        for step in _flatten(part, "processors"):
+            defined = step.get("special_tokens")
+            for name in ("single", "pair"):
+                pieces = step.get(name)
+                for piece in pieces if isinstance(pieces, list) else ():
+                    token = piece.get("SpecialToken") if isinstance(piece, Mapping) else None
+                    text = token.get("id") if isinstance(token, Mapping) else None
+                    if isinstance(text, str) and not (isinstance(defined, Mapping) and text in defined):
+                        raise TokenizerError(f"{self.name}: post_processor uses {text!r} and does not define it")
 
     def _read_added(self, entry: object) -> AddedSpelling:
         if isinstance(entry, Mapping):
