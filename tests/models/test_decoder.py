@@ -72,6 +72,10 @@ def test_rope_factors_are_used_and_checked() -> None:
     linear = config_from_hf(CONFIG | {"rope_scaling": {"type": "linear", "factor": 4.0}})
     expected = TinyRun(Decoder(Context("reference"), linear, make_tensors())).run(TOKENS)
     np.testing.assert_array_equal(stretched, expected)
+    for wrong in (0.0, -1.0, np.nan, np.inf):
+        spoilt = make_source("rope_freqs.weight", np.array([1.0] * 31 + [wrong], np.float32))
+        with pytest.raises(ModelError, match=rf"rope_freqs.weight holds {wrong} at 31; it must be finite and above 0"):
+            Decoder(Context("reference"), MODEL, make_tensors() | {spoilt.name: spoilt})
     short = make_source("rope_freqs.weight", np.ones(31, np.float32))
     with pytest.raises(ModelError, match=r"tensor rope_freqs.weight has shape \(31,\), expected \(32,\)"):
         check_tensors(MODEL, make_tensors() | {short.name: short})

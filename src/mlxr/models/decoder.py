@@ -21,8 +21,7 @@ from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.config import ModelConfig
 from mlxr.models.layer import load_layer
-from mlxr.models.names import ROPE_FACTORS
-from mlxr.models.weights import check_tensors
+from mlxr.models.weights import check_tensors, read_rope_factors
 
 FIRST_POSITIONS = 2048  # the rotation table starts this long and doubles
 
@@ -75,8 +74,7 @@ class Decoder:
             config.rms_eps,
             prepare(ctx, [table if config.tied_embeddings else tensors["output.weight"]]),
         )
-        factors = tensors.get(ROPE_FACTORS)
-        self._rope_factors: list[float] | None = None if factors is None else read_vector(factors).tolist()
+        self._rope_factors = read_rope_factors(tensors)
         self._rope = self._build_rope(min(FIRST_POSITIONS, config.context_length))
         if progress is not None:
             progress(config.layers + 1, config.layers + 1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.tensor import TensorSource
+from mlxr.kernels.tensor import TensorSource, read_vector
 from mlxr.models.config import ModelConfig
 from mlxr.models.names import ROPE_FACTORS
 
@@ -64,6 +65,18 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
             raise ModelError(
                 f"tensor {name} has no place in a {config.architecture} model of {config.layers} layers{why}"
             )
+
+
+def read_rope_factors(tensors: Mapping[str, TensorSource]) -> list[float] | None:
+    """What divides the frequencies of the rotary positions, or None; ModelError unless all are finite and positive."""
+    tensor = tensors.get(ROPE_FACTORS)
+    if tensor is None:
+        return None
+    factors: list[float] = read_vector(tensor).tolist()
+    for index, factor in enumerate(factors):
+        if not 0.0 < factor < math.inf:
+            raise ModelError(f"tensor {ROPE_FACTORS} holds {factor} at {index}; it must be finite and above 0")
+    return factors
 
 
 def _check_shape(name: str, has: tuple[int, ...], wants: tuple[int, ...], config: ModelConfig) -> None:
