@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from mlxr.core.settings import SETTINGS, Settings
 from mlxr.core.types import PARAMETERS, SamplingParams
 
 Run = Callable[..., str]
-WITH_MODEL = ("run", "chat", "perplexity", "bench", "validate")
+WITH_MODEL = ("run", "chat", "embed", "perplexity", "bench", "validate")
 WITH_REGISTRY = {"list", "pull", "import", "create", "cp", "rm", "show"}
 
 
@@ -62,6 +63,46 @@ def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest
         assert (f"{setting.flag} " in text) == (setting.scope in scopes and not setting.secret)
     for row in PARAMETERS:
         assert (f"{row.flag} " in text) == (name in ("run", "chat"))
+
+
+@pytest.mark.parametrize("name", [row.name for row in COMMANDS])
+def test_help_at_80_columns_is_whole_and_says_units(name: str, mlxr: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = mlxr(name, "--help")
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    for setting in SETTINGS:
+        row = re.search(rf"{setting.flag} +([A-Z]+) ", text)
+        if row is not None:
+            units = {"bytes": "BYTES", "seconds": "SECONDS"} | ({"int": "TOKENS"} if "tokens" in setting.name else {})
+            assert row[1] == units.get(setting.kind, row[1])
+            assert setting.default is not True or "true" in text
+    assert "33554432" not in text
+
+
+def test_help_as_a_command(mlxr: Run, refused: Run) -> None:
+    assert mlxr("help") == mlxr("--help")
+    assert mlxr("help", "pull") == mlxr("pull", "--help")
+    assert "No such command 'pul'" in refused("help", "pul")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("mlxr emb", ["embed"]),
+        ("mlxr run --temp", ["--temperature"]),
+        ("mlxr chat demo-", ["demo-draft"]),
+        ("mlxr show d", ["demo", "demo-draft"]),
+    ],
+)
+def test_the_shell_completes_commands_flags_and_models(line: str, expected: list[str], tmp_path: Path) -> None:
+    environment = {
+        "_MLXR_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - 1),
+        "MLXR_MODELS_FOLDER": str(tmp_path),
+    }
+    assert execute(environment=environment) == (0, "".join(f"{word}\n" for word in expected), "")
 
 
 def test_help_and_version_import_nothing_heavy() -> None:

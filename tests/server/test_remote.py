@@ -80,6 +80,29 @@ def test_a_model_of_the_server_alone_answers_stdin(server: str, command: Command
     assert command("run", "demos", "--max-tokens", "6", "--url", server, stdin=QUESTION)[1] != expected[1]
 
 
+def test_texts_are_embedded_here_as_there(server: str, command: Command) -> None:
+    here = command("embed", "demo", "one text", "another")
+    assert command("embed", "demo", "--url", server, stdin="one text\nanother\n") == here
+    vectors = [json.loads(line) for line in here[1].splitlines()]
+    assert len(vectors) == 2
+    assert vectors[0] != vectors[1]
+    assert sum(value**2 for value in vectors[0]) == pytest.approx(1, abs=1e-4)
+    assert json.loads(command("embed", "demo", "one text", "--json")[1])["embeddings"] == vectors[:1]
+    last = json.loads(command("embed", "demo", "one text", "--last-token")[1])
+    assert last != vectors[0]
+    assert "TEXT: is missing" in command("embed", "demo")[2]
+
+
+def test_stop_unloads(server: str, command: Command) -> None:
+    command("run", QUESTION, "--max-tokens", "2", "--url", server)
+    assert "demo" in command("ps", "--url", server)[1]
+    assert command("stop", "demo", "--url", server)[:2] == (0, "stopped  demo\n")
+    assert json.loads(command("ps", "--json", "--url", server)[1]) == []
+    code, _, errors = command("stop", "nothing", "--url", server)
+    assert code == 2
+    assert "nothing" in errors
+
+
 def test_a_conversation_forgets_its_oldest_turns_when_the_servers_context_is_full(
     server: str, command: Command
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from mlxr.cli.chat_input import read_lines
+from mlxr.cli.completion import complete_models
 from mlxr.cli.conversation import Conversation
 from mlxr.cli.flags import System
 from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, Url, open_model
@@ -24,7 +25,11 @@ from mlxr.core.types import FinishReason, SamplingParams
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="A .gguf file, a Hugging Face folder, or a name; the server's with --url."),
+    typer.Argument(
+        metavar="MODEL",
+        help="A .gguf file, a Hugging Face folder, or a name; the server's with --url.",
+        autocompletion=complete_models,
+    ),
 ]
 HELP = "/exit ends, /reset forgets the conversation, /help shows this; Ctrl-C stops an answer"
 

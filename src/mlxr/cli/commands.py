@@ -27,6 +27,7 @@ class CommandRow:
 COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("run", "mlxr.cli.run", "Answer one prompt."),
     CommandRow("chat", "mlxr.cli.chat", "Talk with a model."),
+    CommandRow("embed", "mlxr.cli.embed", "Print a vector of length 1 for each text."),
     CommandRow("serve", "mlxr.cli.serve", "Answer OpenAI, Ollama and Anthropic clients over HTTP."),
     CommandRow("list", "mlxr.cli.list", "List the models here."),
     CommandRow("pull", "mlxr.cli.pull", "Fetch a model from Hugging Face."),
@@ -35,6 +36,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("cp", "mlxr.cli.cp", "Give a model a second name."),
     CommandRow("rm", "mlxr.cli.rm", "Remove models."),
     CommandRow("ps", "mlxr.cli.ps", "Show the models that a server has loaded."),
+    CommandRow("stop", "mlxr.cli.stop", "Unload a model from a server."),
     CommandRow("show", "mlxr.cli.show", "Show what a model holds."),
     CommandRow("convert", "mlxr.cli.convert", "Write a model as GGUF, quantised on request."),
     CommandRow("perplexity", "mlxr.cli.perplexity", "Measure how well a model predicts a text."),
@@ -42,5 +44,6 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
     CommandRow("kernels", "mlxr.cli.kernels", "Print the source of the GPU kernels."),
     CommandRow("settings", "mlxr.cli.settings", "Show every setting and where its value came from."),
+    CommandRow("help", "mlxr.cli.help", "Explain a command."),
     CommandRow("version", "mlxr.cli.version", "Print the version."),
 )

@@ -6,11 +6,19 @@ from typing import Annotated
 
 import typer
 
+from mlxr.cli.completion import complete_models
 from mlxr.cli.flags import RegistrySettings
 from mlxr.cli.terminal import print_fields
 from mlxr.service.catalogue import open_registry
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="The model.")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="The model.",
+        autocompletion=complete_models,
+    ),
+]
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Its other name.")]
 
 

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from mlxr.cli.completion import complete_models
+from mlxr.cli.terminal import format_bytes
 from mlxr.core.parameter import Kind as ParameterKind
 from mlxr.core.parameter import Parameter
 from mlxr.core.sampling import ALL_TOKENS, read_params
@@ -29,9 +31,13 @@ PANELS: Mapping[Scope, str] = {
     "hub": "Models on disk",
     "server": "Server",
 }
-METAVARS: Mapping[Kind, str] = {
+UNITS = ("tokens", "percent", "bytes", "ms")  # a name that ends with one of them says it
+METAVARS: Mapping[Kind | ParameterKind, str] = {
     "int": "NUMBER",
-    "bytes": "SIZE",
+    "float": "NUMBER",
+    "seed": "NUMBER",
+    "texts": "TEXT",
+    "bytes": "BYTES",
     "seconds": "SECONDS",
     "flag": "BOOL",
     "choice": "NAME",
@@ -50,9 +56,19 @@ SCOPES: tuple[tuple[object, tuple[Scope, ...]], ...] = (
     (ServerSettings, ("server", "registry", "hub", "model")),
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, a Hugging Face folder, or 'demo'.")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A .gguf file, a Hugging Face folder, or a name.", autocompletion=complete_models
+    ),
+]
 OptionalModel = Annotated[
-    str, typer.Argument(metavar="[MODEL]", help="A .gguf file, a Hugging Face folder, or 'demo' (the default).")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A .gguf file, a Hugging Face folder, or a name; default: demo.",
+        autocompletion=complete_models,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 System = Annotated[str | None, typer.Option("--system", help="A system message before the conversation.")]
@@ -94,21 +110,43 @@ def _setting_parameter(setting: Setting) -> inspect.Parameter:
     # Values stay text here: the settings table checks them, the same for flags and environment.
     text = setting.help
     if setting.choices:
-        text += f" [{'|'.join(setting.choices)}]"
+        text += f" [{', '.join(setting.choices)}]"
+    if setting.kind == "bytes":
+        text += " [a number, or such as 512M or 2G]"
     if setting.default not in (None, ()):
-        text += f" [default: {setting.default}]"
+        text += f" [default: {describe_value(setting, setting.default)}]"
     option = typer.Option(
         setting.flag,
         help=text.replace("[", r"\["),
-        metavar=METAVARS[setting.kind],
+        metavar=name_unit(setting),
         show_default=False,
         rich_help_panel=PANELS[setting.scope],
     )
     return _flag_parameter(setting.name, Annotated[str | None, option], None)
 
 
+def name_unit(row: Setting | Parameter) -> str:
+    """What stands behind the flag in the help: the unit of the value where it has one, else its kind."""
+    last = row.name.rsplit("_", 1)[-1]
+    return last.upper() if row.kind == "int" and last in UNITS else METAVARS[row.kind]
+
+
+def describe_value(setting: Setting, value: object) -> str:
+    """A value with its unit, as the help shows it."""
+    if setting.kind == "bytes" and isinstance(value, int) and value:
+        return format_bytes(value)
+    if setting.kind == "seconds" and isinstance(value, float):
+        return f"{value:g} s"
+    if setting.kind == "flag":
+        return str(value).lower()
+    unit = name_unit(setting)
+    return f"{value} {unit.lower()}" if setting.kind == "int" and unit != METAVARS["int"] else str(value)
+
+
 def _sampling_parameter(row: Parameter) -> inspect.Parameter:
-    option = typer.Option(row.flag, help=row.help, show_default=False, rich_help_panel=SAMPLING_PANEL)
+    option = typer.Option(
+        row.flag, help=row.help, metavar=name_unit(row), show_default=False, rich_help_panel=SAMPLING_PANEL
+    )
     kind = FLAG_TYPES[row.kind]
     return _flag_parameter(row.name, Annotated[kind | None, option], None)
 

@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated
@@ -26,12 +26,15 @@ from mlxr.core.errors import MlxrError
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+COMPLETION_VARIABLE = "_MLXR_COMPLETE"  # set by the scripts that `--install-completion` writes
 COLLECT_EVERY = 10_000  # new objects; 700, as Python has it, makes an import look through all there is, to no end
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: the process's own) and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if COMPLETION_VARIABLE in os.environ:
+        given = read_completed_words(os.environ)
     _prepare_streams()
     try:
         with _show_warnings(), _collect_seldom():
@@ -41,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # typer ends by SystemExit for a broken pipe, and for nothing else here
+    except (BrokenPipeError, SystemExit) as end:  # typer ends by SystemExit for a broken pipe, and after completion
+        if isinstance(end, SystemExit) and (end.code in (0, None) or COMPLETION_VARIABLE in os.environ):
+            return int(end.code or 0)
         _give_up_output()
         return EXIT_BROKEN_PIPE
     except Exception as error:
@@ -50,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _complain(message)
     return result if isinstance(result, int) else 0
+
+
+def read_completed_words(environment: Mapping[str, str]) -> list[str]:
+    """The arguments that a shell wants completed: bash gives all words, the other shells the line."""
+    line = environment.get("COMP_WORDS") or environment.get("_TYPER_COMPLETE_ARGS", "")
+    return line.split()[1:]
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
@@ -61,7 +72,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="mlxr",
         help="Run language models on the machine you have.",
-        add_completion=False,
+        add_completion=True,
         rich_markup_mode=None if named is None else "rich",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},

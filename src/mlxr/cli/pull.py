@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -13,6 +13,7 @@ from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
 from mlxr.service.catalogue import open_registry
 
+LINE_S = 10.0  # between two lines about one file, where there is no bar
 Reference = Annotated[
     str, typer.Argument(metavar="MODEL", help="hf.co/OWNER/REPO, with :FILE or :QUANT where it has several models.")
 ]
@@ -22,23 +23,36 @@ Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What t
 def pull(model: Reference, settings: PullSettings, name: Name = None) -> None:
     """Fetch a model from Hugging Face. Interrupted, it goes on where it stopped when called again."""
     registry = open_registry(settings)
-    with show_progress(f"pulling {model}") as bar:
-        record = pull_model(registry, model, endpoint=settings.hub_url, name=name, report=_show(bar))
+    with show_progress(f"pulling {model}", counts_bytes=True) as bar:
+        record = pull_model(registry, model, endpoint=settings.hub_url, name=name, report=_Report(bar))
     print_fields([("pulled", record.short_name), ("size", format_bytes(record.size_bytes)), ("id", record.digest[:12])])
 
 
-def _show(bar: Progress | None) -> Callable[[PullProgress], None]:
-    """Progress as a bar, and each file as a line where stderr is no terminal."""
-    last_file = ""
+class _Report:
+    """Shows how far a pull is: as a bar, or where stderr is no terminal in lines that say bytes and speed."""
 
-    def show(progress: PullProgress) -> None:
-        nonlocal last_file
+    def __init__(self, bar: Progress | None) -> None:
+        self._bar = bar
+        self._file = ""
+        self._started_s = self._shown_s = 0.0
+        self._first_bytes = 0
+
+    def __call__(self, progress: PullProgress) -> None:
         if progress.stage != "fetching":
             return
-        if bar is not None:
-            bar(progress.done_bytes, progress.total_bytes)
-        elif progress.file != last_file:
-            print_note(f"{progress.file}: {format_bytes(progress.total_bytes)}")
-        last_file = progress.file
+        if self._bar is not None:
+            self._bar(progress.done_bytes, progress.total_bytes)
+            return
+        now_s = monotonic()
+        if progress.file != self._file:
+            self._file, self._started_s, self._first_bytes = progress.file, now_s, progress.done_bytes
+        elif progress.done_bytes < progress.total_bytes and now_s - self._shown_s < LINE_S:
+            return
+        self._shown_s = now_s
+        print_note(self._describe(progress, now_s - self._started_s))
 
-    return show
+    def _describe(self, progress: PullProgress, elapsed_s: float) -> str:
+        done, total = format_bytes(progress.done_bytes), format_bytes(progress.total_bytes)
+        fetched_bytes = progress.done_bytes - self._first_bytes
+        speed = f", {format_bytes(fetched_bytes / elapsed_s)}/s" if fetched_bytes and elapsed_s else ""
+        return f"{progress.file}: {done} of {total}{speed}"

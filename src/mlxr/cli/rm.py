@@ -6,11 +6,19 @@ from typing import Annotated
 
 import typer
 
+from mlxr.cli.completion import complete_models
 from mlxr.cli.flags import RegistrySettings
 from mlxr.cli.terminal import print_fields
 from mlxr.service.catalogue import open_registry
 
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="The models to remove.")]
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME...",
+        help="The models to remove.",
+        autocompletion=complete_models,
+    ),
+]
 
 
 def rm(names: Names, settings: RegistrySettings) -> None:

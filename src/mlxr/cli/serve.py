@@ -20,7 +20,7 @@ from mlxr.server.tracing import start_tracing
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="The model of requests that name none; see the setting default_model."),
+    typer.Argument(metavar="MODEL", help="The model of requests that name none; see the setting default_model."),
 ]
 
 

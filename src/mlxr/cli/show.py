@@ -9,6 +9,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from mlxr.cli.completion import complete_models
 from mlxr.cli.flags import Json, RegistrySettings
 from mlxr.cli.list import describe as describe_entry
 from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_fields, print_json, print_table
@@ -21,7 +22,12 @@ from mlxr.service.opening import find_record
 MAX_ITEMS = 8
 MAX_CHARACTERS = 100
 
-File = Annotated[str, typer.Argument(metavar="MODEL", help="A .gguf file, a Hugging Face folder, or a name.")]
+File = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A .gguf file, a Hugging Face folder, or a name.", autocompletion=complete_models
+    ),
+]
 ShowTensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
 
 

@@ -53,19 +53,28 @@ def write_thought(text: str) -> None:
 
 
 @contextmanager
-def show_progress(title: str) -> Iterator[Progress | None]:
+def show_progress(title: str, *, counts_bytes: bool = False) -> Iterator[Progress | None]:
     """A progress bar on stderr that goes away when done; None where stderr is no terminal.
 
-    The function it gives takes (done, total), in bytes or pieces.
+    The function it gives takes (done, total), in bytes or pieces. With `counts_bytes` the bar also shows how many bytes
+    have come, of how many, and how fast they come.
     """
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    sizes = (DownloadColumn(binary_units=True), TransferSpeedColumn()) if counts_bytes else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *sizes, TimeRemainingColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

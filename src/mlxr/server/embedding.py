@@ -1,4 +1,4 @@
-"""Vectors of several texts for one request: computed together, scaled to length 1, cut to fewer dimensions."""
+"""Vectors of several texts for one request, computed together."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import Request
 
 from mlxr.server.generation import note_prompts
 from mlxr.server.streaming import until_disconnected
 from mlxr.service.async_session import AsyncSession
+from mlxr.service.embedding import Vector
 from mlxr.service.model_pool import ModelLease
 
-Vector = NDArray[np.float32]
 MAX_AT_ONCE = 64  # so that one request with many texts does not fill the queue
 
 
@@ -29,14 +27,6 @@ async def embed_all(
     note_prompts(request, lease, prompts)
     deadline_s: float | None = request.app.state.settings.request_deadline_s
     return await until_disconnected(request, _gather(lease.session, prompts, pooling, deadline_s))
-
-
-def scale_vector(vector: Vector, dimensions: int | None = None) -> Vector:
-    """The first `dimensions` numbers of `vector` (all without it), as a vector of length 1."""
-    cut = vector[:dimensions].astype(np.float32)
-    length = float(np.linalg.norm(cut))
-    scaled: Vector = cut / np.float32(length) if length else cut
-    return scaled
 
 
 async def _gather(

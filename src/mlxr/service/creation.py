@@ -10,8 +10,6 @@ from mlxr.registry import Changes, ModelRecord, Registry
 from mlxr.service.capabilities import find_capabilities
 from mlxr.tokenizers import ChatTemplate
 
-_PROBE = ({"role": "user", "content": "x"},)
-
 
 def create_model(
     registry: Registry, name: str, source: ModelRecord | Mapping[str, str], changes: Changes
@@ -29,12 +27,10 @@ def create_model(
 
 
 def check_template(source: str) -> None:
-    """Raise InvalidRequest for a template that does not compile. It may refuse our probe; that is its own business."""
-    template = ChatTemplate(source, bos_token="", eos_token="", name="in TEMPLATE")
+    """Raise InvalidRequest for a template that does not compile. What it makes of conversations is its own business."""
     try:
-        template.render(_PROBE)
+        ChatTemplate(source, bos_token="", eos_token="", name="in TEMPLATE").check()
     except TemplateError as error:
         if "{{ ." in source or "{{." in source or "{{- ." in source:
             raise InvalidRequest("template", f"is a Go template; give a Jinja template ({error})") from error
-        if isinstance(error.__cause__, Exception) and "SyntaxError" in type(error.__cause__).__name__:
-            raise InvalidRequest("template", str(error)) from error
+        raise InvalidRequest("template", str(error)) from error

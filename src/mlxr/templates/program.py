@@ -42,6 +42,16 @@ class Programs:
         except Exception as error:  # a stranger's program can fail in any way
             raise _explain(error, label) from None
 
+    def check(self, source: str, label: str) -> str:
+        """Return an empty text where `source` compiles; raises as `render` does where it does not."""
+        try:
+            self._compile(source, label)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise _explain(error, label) from None
+        return ""
+
     def find_variables(self, source: str) -> list[str]:
         """Return the variables that `source` reads and does not set itself, sorted; none where it does not compile."""
         if len(source) > MAX_SOURCE_CHARACTERS:

@@ -45,8 +45,10 @@ def main() -> None:
 def _answer(programs: Programs, kind: str, given: list[Any]) -> tuple[str, object]:
     if kind == "variables":
         return "text", programs.find_variables(*given)
-    source, label, variables, now = given
     try:
+        if kind == "check":
+            return "text", programs.check(*given)
+        source, label, variables, now = given
         return "text", programs.render(source, label, variables, datetime.fromisoformat(now))
     except ProgramError as error:
         return "error", str(error)

@@ -129,6 +129,10 @@ class TemplateWorkers:
         text: str = self._ask(source, label, "render", source, label, dict(variables), now.isoformat())
         return text
 
+    def check(self, source: str, label: str) -> None:
+        """Raise TemplateError, naming the template by `label`, unless `source` compiles."""
+        self._ask(source, label, "check", source, label)
+
     def find_variables(self, source: str) -> frozenset[str]:
         """Return the variables that `source` reads and does not set itself; none where it does not compile."""
         try:

@@ -98,6 +98,11 @@ class ChatTemplate:
         label = f"{self.name} ({TOOL_TEMPLATE})" if with_tools else self.name
         return template_workers.render(source, label, variables, self._read_clock())
 
+    def check(self) -> None:
+        """Raise TemplateError for a template that does not compile."""
+        for source in filter(None, (self.source, self.tool_source)):
+            template_workers.check(source, self.name)
+
     @cached_property
     def variables(self) -> frozenset[str]:
         """The variables that the template reads and does not set itself; none where it does not compile."""

@@ -12,13 +12,14 @@ from starlette.responses import Response
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry.options import check_options
 from mlxr.server.activity import in_flight
-from mlxr.server.embedding import embed_all, scale_vector
+from mlxr.server.embedding import embed_all
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import ReplyModel, RequestModel, Text
 from mlxr.server.ollama.options import KeepAlive, Options, read_keep_alive
 from mlxr.server.ollama.reply import to_ns
 from mlxr.server.ollama.route import ERRORS
 from mlxr.server.routes import Router, reply_json
+from mlxr.service.embedding import scale_vector
 from mlxr.service.model_pool import ModelLease
 
 MAX_INPUTS = 2048

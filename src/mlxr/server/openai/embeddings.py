@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.embedding import Vector, embed_all, scale_vector
+from mlxr.server.embedding import embed_all
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.openai.completion_request import Prompts, split_prompts
@@ -20,6 +20,7 @@ from mlxr.server.openai.fields import Count
 from mlxr.server.openai.route import ERRORS
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.async_session import AsyncSession
+from mlxr.service.embedding import Vector, scale_vector
 from mlxr.service.prompt import Prompt
 
 router = Router()
