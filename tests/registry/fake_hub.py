@@ -125,7 +125,7 @@ class FakeHub:
         behaviour = repository.behaviour.get(name, Behaviour())
         if behaviour.refusals > 0:
             behaviour.refusals -= 1
-            _reply(handler, behaviour.status, b"", {})
+            _reply(handler, behaviour.status, b"", {"Location": handler.path} if behaviour.status == 302 else {})
             return
         whole = (repository.files[name] if behaviour.served is None else behaviour.served) + behaviour.extra
         asked = handler.headers.get("Range")

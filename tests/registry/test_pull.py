@@ -168,6 +168,7 @@ def test_a_clumsy_hub(registry: Registry, hub: FakeHub, behaviour: Behaviour) ->
         (Behaviour(listed_size=-5), "no size that could be"),
         (Behaviour(listed_sha256="../../evil"), "which is none"),
         (Behaviour(refusals=99, status=500), "stuck at 0 of .*answered 500"),
+        (Behaviour(refusals=999, status=302), "stuck at 0 .*redirect.* pull again"),
         (Behaviour(refusals=99, status=403), "answered 403"),
         (Behaviour(drop_after=1000, wrong_range=True), "stuck at 1000 .*(another|closed) range"),
     ],
@@ -210,8 +211,9 @@ def test_a_model_that_cannot_run_is_not_kept(registry: Registry, hub: FakeHub) -
 def test_missing_repositories_and_hubs(registry: Registry, hub: FakeHub) -> None:
     with pytest.raises(NotFound, match="no such model"):
         fetch(registry, hub)
-    with pytest.raises(HubError, match="cannot be asked"):
-        pull(registry, f"hf.co/{REPO}", endpoint="http://127.0.0.1:9")
+    for endpoint in ("http://127.0.0.1:9", "http://no-such-host.invalid", "nonsense", "http://["):
+        with pytest.raises(HubError, match=r"cannot be asked: .+; check the network .* hub_url"):
+            pull(registry, f"hf.co/{REPO}", endpoint=endpoint)
     hub.add(REPO, {"..\\x.gguf": MODEL})
     with pytest.raises(HubError, match="cannot be stored"):
         fetch(registry, hub)

@@ -260,6 +260,16 @@ def test_pulls_that_fail(api: ollama.Client, hub: FakeHub, repository: Repositor
     assert list(registry.blobs.digests()) == []
 
 
+def test_a_pull_without_a_network(make_server: MakeServer) -> None:
+    offline = make_server(hub_url="http://127.0.0.1:9")
+    with ollama.Client(offline.url) as api:
+        with pytest.raises(ollama.ResponseError, match=r"cannot be asked: .+; check the network") as caught:
+            api.pull(NAME)
+        assert caught.value.status_code == 502
+        with pytest.raises(ollama.ResponseError, match="check the network"):
+            list(api.pull(NAME, stream=True))
+
+
 def test_a_pull_ends_with_its_client_and_goes_on_later(
     here: RunningServer, api: ollama.Client, hub: FakeHub, repository: Repository, registry: Registry
 ) -> None:

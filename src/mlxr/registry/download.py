@@ -86,14 +86,17 @@ class Downloader:
             try:
                 self._ask(file, output, sums, report)
                 reason = "the connection ended early"
-            except (httpx.TransportError, httpx.DecodingError, _TryAgain) as error:
+            except (httpx.HTTPError, _TryAgain) as error:
                 reason = str(error) or type(error).__name__
             output.flush()
             if sums.size_bytes == file.size_bytes:
                 return
             fruitless = 0 if sums.size_bytes > before_bytes else fruitless + 1
             if fruitless >= MAX_FRUITLESS_TRIES:
-                raise HubError(f"{file.path}: stuck at {sums.size_bytes} of {file.size_bytes} bytes: {reason}")
+                raise HubError(
+                    f"{file.path}: stuck at {sums.size_bytes} of {file.size_bytes} bytes: {reason}; what has come is "
+                    "kept, pull again to go on from there"
+                )
             if self.stop.wait(min(self.retry_delay_s * 2**fruitless, MAX_DELAY_S)):
                 raise PullStopped
 

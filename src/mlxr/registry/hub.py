@@ -90,7 +90,6 @@ def parse_reference(text: str) -> Reference:
 
 def list_files(reference: Reference, endpoint: str) -> list[RemoteFile]:
     """All files of the repository's main branch, as of now. Raises NotFound or HubError."""
-    import httpx
     from huggingface_hub import HfApi, hf_hub_url
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
@@ -102,8 +101,13 @@ def list_files(reference: Reference, endpoint: str) -> list[RemoteFile]:
         ) from error
     except RepositoryNotFoundError as error:
         raise NotFound(f"{reference.repo_id}: {endpoint} has no such model, or it is private") from error
-    except (httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled, ValueError, KeyError, TypeError) as error:
-        raise HubError(f"{reference.repo_id}: {endpoint} cannot be asked: {_one_line(error)}") from error
+    except OfflineModeIsEnabled as error:
+        raise HubError(f"{reference.repo_id}: the variable HF_HUB_OFFLINE forbids it to ask {endpoint}") from error
+    except _with_bases(HfHubHTTPError, ValueError, KeyError, TypeError) as error:
+        raise HubError(
+            f"{reference.repo_id}: {endpoint} cannot be asked: {_one_line(error)}; check the network (the variable "
+            "HTTPS_PROXY names a proxy) and the setting hub_url"
+        ) from error
     siblings = info.siblings or []
     if not info.sha or len(siblings) > MAX_FILES:
         raise HubError(f"{reference.repo_id}: the hub's listing has {len(siblings)} files and revision {info.sha!r}")
@@ -175,6 +179,15 @@ def _check_parts(reference: Reference, files: Sequence[RemoteFile]) -> None:
     numbers = [int(split[2]) for split in splits if split is not None]
     if numbers != list(range(1, int(splits[0][3]) + 1)):
         raise HubError(f"{reference.repo_id}: of {int(splits[0][3])} parts the hub lists {numbers}")
+
+
+def _with_bases(error: type[Exception], *others: type[Exception]) -> tuple[type[Exception], ...]:
+    """`error` and its bases, without Exception itself, and `others`.
+
+    One base of the hub library's errors is the base of all errors of its HTTP client. That is `httpx` in version 1 of
+    the library and `httpx2` since version 2, so neither is named here.
+    """
+    return (*(base for base in error.__mro__ if issubclass(base, Exception) and base is not Exception), *others)
 
 
 def _one_line(error: Exception) -> str:
