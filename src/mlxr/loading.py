@@ -13,7 +13,8 @@ import importlib
 import importlib.util
 import pkgutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from typing import cast
 import numpy as np
 
 import mlxr.kernels
-from mlxr.core.errors import NotFound
+from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
 from mlxr.formats import (
     AffineTensor,
     GGUFFile,
@@ -129,7 +130,8 @@ def load(
     try:
         if needs_chat_template and parts.chat_template is None:
             raise refuse_chat(str(path_or_name))
-        model = Decoder(ctx, parts.config, parts.tensors, progress)
+        with _name_in_errors(path):
+            model = Decoder(ctx, parts.config, parts.tensors, progress)
         fingerprint = _fingerprint(ctx, parts)
     except BaseException:
         parts.file.close()
@@ -211,6 +213,11 @@ class SourceModel:
 def open_source(path_or_name: str | Path) -> SourceModel:
     """Open a model for conversion; nothing is decoded yet. Raises as `load` does."""
     path = find_model(path_or_name)
+    with _name_in_errors(path):
+        return _open_source(path)
+
+
+def _open_source(path: Path) -> SourceModel:
     if not path.is_dir():
         file = open_gguf(path)
         config = config_from_gguf(file.metadata, file.tensors.keys())
@@ -260,17 +267,24 @@ def name_quantization(model: SourceModel) -> str:
     return max(sizes, key=lambda name: sizes[name]).upper()
 
 
+@contextmanager
+def _name_in_errors(path: Path) -> Iterator[None]:
+    """Errors about what a model's files say begin with its path, unless they name it already."""
+    try:
+        yield
+    except (ModelError, TokenizerError, TemplateError) as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+
+
 def _open_gguf(path: Path) -> _Parts:
     file = open_gguf(path)
     try:
-        tokenizer = from_gguf(file.metadata)
-        return _Parts(
-            file,
-            file.tensors,
-            config_from_gguf(file.metadata, file.tensors.keys()),
-            tokenizer,
-            chat_template_from_gguf(file.metadata, tokenizer),
-        )
+        with _name_in_errors(path):
+            config = config_from_gguf(file.metadata, file.tensors.keys())
+            tokenizer = from_gguf(file.metadata)
+            return _Parts(file, file.tensors, config, tokenizer, chat_template_from_gguf(file.metadata, tokenizer))
     except BaseException:
         file.close()
         raise
@@ -279,10 +293,11 @@ def _open_gguf(path: Path) -> _Parts:
 def _open_folder(path: Path) -> _Parts:
     file = open_safetensors(path)
     try:
-        tokenizer = from_folder(path)
-        config = config_from_hf(file.config)
-        tensors = rename_hf_tensors(join_affine(file.tensors, file.config))
-        return _Parts(file, tensors, config, tokenizer, chat_template_from_folder(path, tokenizer))
+        with _name_in_errors(path):
+            config = config_from_hf(file.config)
+            tokenizer = from_folder(path)
+            tensors = rename_hf_tensors(join_affine(file.tensors, file.config))
+            return _Parts(file, tensors, config, tokenizer, chat_template_from_folder(path, tokenizer))
     except BaseException:
         file.close()
         raise

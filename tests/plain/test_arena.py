@@ -88,8 +88,13 @@ def test_refused_memory_names_the_setting() -> None:
 
 @pytest.mark.parametrize(("arena_bytes", "pages"), [(1000, 1), (1999, 1), (2000, 2), (10_500, 10)])
 def test_bytes_are_rounded_down_to_pages(arena_bytes: int, pages: int) -> None:
-    chosen = choose_pages(PAGE_BYTES, 32, arena_bytes=arena_bytes, wanted_pages=3, available_bytes=0)
+    chosen = choose_pages(PAGE_BYTES, 32, arena_bytes=arena_bytes, wanted_pages=3, available_bytes=10_500)
     assert chosen == pages
+
+
+def test_more_bytes_than_are_free_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"arena_bytes: 194560 MiB are more than the 23552 MiB .* lower arena_bytes"):
+        choose_pages(PAGE_BYTES, 32, arena_bytes=190 * 2**30, wanted_pages=3, available_bytes=23 * 2**30)
 
 
 def test_bytes_for_no_page_are_refused() -> None:

@@ -32,6 +32,17 @@ def test_caller_beats_environment_beats_file_beats_default(tmp_path: Path) -> No
     assert resolved["device"] == Explained("auto", "default")
 
 
+def test_variables_that_are_no_settings_are_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLXR_HOTS", "0.0.0.0")
+    monkeypatch.setenv("MLXR_THREADS", "1")
+    for _ in range(2):
+        assert resolve().threads == 1
+    (record,) = [record for record in caplog.records if "MLXR_" in record.getMessage()]
+    assert record.getMessage().endswith("MLXR_HOTS is no setting and has no effect; did you mean MLXR_HOST?")
+
+
 @pytest.mark.parametrize("variable", ["HOME", "XDG_CONFIG_HOME"])
 def test_the_settings_file_of_the_user_is_found(variable: str, tmp_path: Path) -> None:
     folder = tmp_path / (".config/mlxr" if variable == "HOME" else "mlxr")

@@ -61,9 +61,8 @@ def start_server(
 ) -> RunningServer:
     """A server with the demo model (or what `open_session` loads) whose registry is below `folder`."""
     settings = resolve({**SMALL, "models_folder": folder / "models", **overrides}, {})
-    registry = open_registry(settings)
-    pool = ModelPool(settings, ServedModels(registry, settings), open_session=open_session)
-    app = create_app(pool, registry, settings)
+    served = ServedModels(open_registry(settings), settings)
+    app = create_app(ModelPool(settings, served, open_session=open_session), served, settings)
     listener = open_socket(settings)
     server = Server(app, settings)
     thread = threading.Thread(target=server.run, args=([listener],), name="test-server", daemon=True)

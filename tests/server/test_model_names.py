@@ -13,7 +13,7 @@ from mlxr.core.errors import SettingError
 from mlxr.core.settings import resolve
 from mlxr.loading import ASSETS
 from mlxr.registry import Registry
-from mlxr.server.served import ServedModels, find_alias, find_stand_in, read_aliases
+from mlxr.server.served import ServedModels, find_alias, read_aliases
 from mlxr.service.catalogue import open_registry
 
 QUESTION = [{"role": "user", "content": "Hi"}]
@@ -26,7 +26,7 @@ def registry(tmp_path: Path) -> Registry:
 
 
 def stand_in(registry: Registry, **settings: object) -> str | None:
-    return find_stand_in(registry, resolve(settings, {}))
+    return ServedModels(registry, resolve(settings, {})).find_stand_in()
 
 
 def test_one_model_or_a_default_answers_for_any_name(registry: Registry) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cuts import fold_stream
 
-from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError, NotFound
+from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError, NotFound, SettingError
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.loading import ASSETS
@@ -268,6 +268,11 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
         assert sessions.stopped == []
 
     run(test, make_record("big", 400 * MIB), make_record("a"), make_record("b", 200 * MIB), pinned_models=("a:latest",))
+
+
+def test_a_cache_larger_than_all_models_may_be_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"arena_bytes: 194560 MiB are more than the 23552 MiB .*models_memory"):
+        ModelPool(Settings(arena_bytes=190 * 2**30, models_memory_bytes=23 * 2**30), Shelf())
 
 
 def test_models_go_when_their_time_is_over() -> None:

@@ -25,7 +25,8 @@ def choose_pages(
 
     `arena_bytes` is rounded down to whole pages; `pages` is taken as it is; only one of them may be given. Without
     either, `wanted_pages` (what full use needs) bounded by `available_percent` of `available_bytes`. Raises
-    SettingError where not even one page fits, or where slots would not fit in 32 bits.
+    SettingError where `arena_bytes` are more than are free, where not even one page fits, or where slots would not fit
+    in 32 bits.
     """
     if not 1 <= available_percent <= 100:
         raise SettingError(f"arena_percent: must be from 1 to 100, got {available_percent}")
@@ -34,6 +35,11 @@ def choose_pages(
     if pages is not None:
         return _check_pages(pages, page_size, "pages")
     if arena_bytes is not None:
+        if available_bytes is not None and arena_bytes > available_bytes:
+            raise SettingError(
+                f"arena_bytes: {arena_bytes >> 20} MiB are more than the {available_bytes >> 20} MiB of memory that "
+                "are free; lower arena_bytes, or leave it out to use the part of free memory that arena_percent says"
+            )
         return _check_pages(_fit_pages(arena_bytes, page_bytes, page_size), page_size, "arena_bytes")
     if available_bytes is None:
         raise SettingError("arena_bytes: this system does not tell its free memory; set arena_bytes, such as 1G")

@@ -32,7 +32,7 @@ def serve(settings: ServerSettings, model: Model = None) -> None:
     if settings.tracing:
         start_tracing()
     app = build_app(settings)
-    app.state.registry.find(settings.default_model)  # a wrong name shall end the command, not every request
+    app.state.served.find(settings.default_model)  # a wrong name shall end the command, not every request
     listener = open_socket(settings)
     print_note(describe(settings, name_address(listener)))
     serve_app(app, settings, [listener], lambda lifecycle: print_note(describe_ready(settings, lifecycle)))

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mlxr.core.environment import warn_unknown
 from mlxr.core.errors import SettingError
 from mlxr.core.setting import ENVIRONMENT_PREFIX, Scope, Setting, Value
 
@@ -179,6 +180,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tracing", "flag", False, "Send OpenTelemetry spans (needs the extra `tracing`).", scope="server"),
 )
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
+VARIABLES = frozenset({FILE_VARIABLE, *(setting.environment_variable for setting in SETTINGS)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +249,17 @@ def resolve(overrides: Mapping[str, object] | None = None, environment: Mapping[
 def explain(
     overrides: Mapping[str, object] | None = None, environment: Mapping[str, str] | None = None
 ) -> dict[str, Explained]:
-    """Every setting's value and where it came from. Raises SettingError for unknown names and unfit values."""
+    """Every setting's value and where it came from. Raises SettingError for unknown names and unfit values.
+
+    Variables of the process (`environment` None) that look like settings and are none are warned of, once each.
+    """
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     unknown = [name for name in given if name not in BY_NAME]
     if unknown:
         raise SettingError(f"{unknown[0]}: no such setting; there are {', '.join(BY_NAME)}")
-    environment = os.environ if environment is None else environment
+    if environment is None:
+        environment = os.environ
+        warn_unknown(environment, VARIABLES, ENVIRONMENT_PREFIX)
     path = find_settings_file(environment)
     in_file = {} if path is None else _read_file(path)
     resolved: dict[str, Explained] = {}

@@ -95,11 +95,13 @@ async def list_models(request: Request) -> Models:
 
 @router.delete("/models/{name:path}")
 async def unload_model(request: Request, name: str) -> Done:
-    """Let go of a loaded model once nobody uses it."""
+    """Let go of a loaded model once nobody uses it; its tag may be left out where it is `latest`."""
     pool: ModelPool = request.app.state.pool
-    if name not in {model.name for model in pool.running()}:
-        raise ServerError(404, "not_found", f"the model {name} is not loaded", "name")
-    await pool.unload(name)
+    names = {spelling.lower(): model.name for model in pool.running() for spelling in (model.name, model.short_name)}
+    if name.lower() not in names:
+        loaded = ", ".join(model.short_name for model in pool.running()) or "none is"
+        raise ServerError(404, "not_found", f"the model {name} is not loaded; loaded: {loaded}", "name")
+    await pool.unload(names[name.lower()])
     return Done()
 
 

@@ -1,7 +1,7 @@
 """The web application: all dialects around one pool of models.
 
 `create_app` puts the layers together; `serve` in `listen` runs the result. Handlers find `pool`, `registry`,
-`settings`, `metrics`, `activity` and `lifecycle` in `request.app.state`.
+`served`, `settings`, `metrics`, `activity` and `lifecycle` in `request.app.state`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from mlxr.server.routes import RouteRow, build_route
 from mlxr.server.security import Keys
 
 if TYPE_CHECKING:
-    from mlxr.registry import Registry
+    from mlxr.server.served import ServedModels
     from mlxr.service.model_pool import ModelPool
 
 DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT, ollama.DIALECT)
 
 
-def create_app(pool: ModelPool, registry: Registry, settings: Settings) -> Starlette:
+def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Starlette:
     """The application; raises SettingError for keys that cannot be read. Its end also ends `pool`."""
     metrics, activity = Metrics(), Activity()
-    lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models], registry.sweep)
+    lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models], served.registry.sweep)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -55,7 +55,7 @@ def create_app(pool: ModelPool, registry: Registry, settings: Settings) -> Starl
 
     rows = [row for dialect in DIALECTS for row in dialect.router.rows]
     app = Starlette(routes=[_document_route(rows), *map(build_route, rows)], lifespan=lifespan)
-    state = {"pool": pool, "registry": registry, "settings": settings}
+    state = {"pool": pool, "registry": served.registry, "served": served, "settings": settings}
     state |= {"metrics": metrics, "activity": activity, "lifecycle": lifecycle}
     for name, value in state.items():
         setattr(app.state, name, value)

@@ -22,7 +22,6 @@ from mlxr.server.activity import InFlight, in_flight
 from mlxr.server.ignored import note_ignored
 from mlxr.server.logs import log_prompt
 from mlxr.server.metrics import Metrics
-from mlxr.server.served import find_stand_in
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.tracing import Span, start_span
 from mlxr.service.requests import ChatRequest, TextRequest
@@ -37,9 +36,9 @@ async def borrow(
 ) -> ModelLease:
     """The model called `model` (None: the default one) until the request ends, loaded first if need be.
 
-    Unless `exact`, another model may answer for a name that no model has (see `served.find_stand_in`); the name is then
-    among what had no effect. Raises NotFound, DoesNotFit, or whatever loading raises; ClientGone when the client does
-    not wait that long.
+    Unless `exact`, another model may answer for a name that no model has (see `ServedModels.find_stand_in`); the name
+    is then among what had no effect. Raises NotFound, DoesNotFit, or whatever loading raises; ClientGone when the
+    client does not wait that long.
     """
     row = in_flight(request)
     lease = await until_disconnected(request, _acquire(request, model, keep_alive_s, exact))
@@ -55,7 +54,7 @@ async def _acquire(request: Request, model: str | None, keep_alive_s: float | No
     try:
         lease: ModelLease = await state.pool.acquire(model, keep_alive_s=keep_alive_s)
     except (NotFound, InvalidRequest):
-        other = None if exact else await asyncio.to_thread(find_stand_in, state.registry, state.settings)
+        other = None if exact else await asyncio.to_thread(state.served.find_stand_in)
         if other is None or model is None:
             raise
         lease = await state.pool.acquire(other, keep_alive_s=keep_alive_s)

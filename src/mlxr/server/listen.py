@@ -34,8 +34,8 @@ LAST_EVENTS_S = 5  # for what is left to be sent once the answers have been ende
 
 def build_app(settings: Settings) -> Starlette:
     """The application over the registry and the pool of the settings."""
-    registry = open_registry(settings)
-    return create_app(ModelPool(settings, ServedModels(registry, settings)), registry, settings)
+    served = ServedModels(open_registry(settings), settings)
+    return create_app(ModelPool(settings, served), served, settings)
 
 
 def open_socket(settings: Settings) -> socket.socket:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mlxr.core.errors import SettingError
 from mlxr.core.events import Finish
+from mlxr.core.extras import name_install
 from mlxr.server.activity import InFlight
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def start_span(name: str, headers: Mapping[str, str], *, wanted: bool) -> Iterat
 def start_tracing() -> None:
     """Send spans where the environment says; raises SettingError when the library is not installed."""
     if not find_spec("opentelemetry") or not find_spec("opentelemetry.sdk"):
-        raise SettingError("tracing: needs OpenTelemetry: pip install 'mlxr[tracing]'")
+        raise SettingError(f"tracing: needs OpenTelemetry: {name_install('tracing')}")
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource

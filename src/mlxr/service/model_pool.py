@@ -15,9 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Protocol
 
-from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError
+from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError, SettingError
 from mlxr.core.settings import Settings
 from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.registry.record import ModelRecord
@@ -66,6 +67,11 @@ class RunningModel:
     expires_at: datetime | None
     context_tokens: int
     session: AsyncSession
+
+    @property
+    def short_name(self) -> str:
+        """The name without the tag `latest`."""
+        return self.record.short_name
 
 
 @dataclass(eq=False, slots=True)
@@ -130,6 +136,12 @@ class ModelPool:
         free_bytes = read_room_bytes(settings.device)
         share_bytes = 2**62 if free_bytes is None else free_bytes * MEMORY_PERCENT // 100
         self.budget_bytes = settings.models_memory_bytes or share_bytes
+        if (settings.arena_bytes or 0) > self.budget_bytes:
+            raise SettingError(
+                f"arena_bytes: {(settings.arena_bytes or 0) >> 20} MiB are more than the {self.budget_bytes >> 20} MiB "
+                "that all models may take; lower arena_bytes or raise models_memory_bytes, which is "
+                f"{MEMORY_PERCENT} % of free memory where it is not set"
+            )
         self._entries: dict[str, _Entry] = {}
         self._found: dict[str, tuple[float, ModelRecord]] = {}
         self._room = asyncio.Lock()  # one load at a time, first come first served
@@ -324,8 +336,11 @@ class ModelPool:
         entry.gone.set()
 
     def _is_pinned(self, record: ModelRecord) -> bool:
-        names = {record.name, record.short_name, str(record.path)}
-        return any(pinned.removesuffix(":latest") in names for pinned in self._settings.pinned_models)
+        names = {record.name, record.short_name}
+        return any(
+            pinned.removesuffix(":latest") in names or Path(pinned).expanduser().absolute() == record.path
+            for pinned in self._settings.pinned_models
+        )
 
     def _tell_end(self, entry: _Entry) -> datetime | None:
         if entry.is_pinned or entry.keep_alive_s < 0:

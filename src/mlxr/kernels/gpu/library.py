@@ -6,13 +6,15 @@ import importlib
 from typing import Any
 
 from mlxr.core.errors import DeviceError
+from mlxr.core.extras import name_install
 
-_REMEDY = {
-    "metal": "pip install mlx (on a Mac with Apple silicon)",
-    "cuda": "pip install 'mlxr[cuda]' (needs an NVIDIA driver)",
-    "mlx-cpu": "pip install 'mlxr[mlx-cpu]'",
-    "emulated": "pip install 'mlxr[mlx-cpu]'",
-}
+
+def _remedy(device: str) -> str:
+    if device == "metal":
+        return "pip install mlx (on a Mac with Apple silicon)"
+    if device == "cuda":
+        return f"{name_install('cuda')} (needs an NVIDIA driver)"
+    return name_install("mlx-cpu")
 
 
 def load_mlx(device: str) -> Any:
@@ -20,9 +22,9 @@ def load_mlx(device: str) -> Any:
     try:
         mx = importlib.import_module("mlx.core")
     except ImportError as error:
-        raise DeviceError(f"device {device!r} needs mlx, which did not load ({error}); {_REMEDY[device]}") from error
+        raise DeviceError(f"device {device!r} needs mlx, which did not load ({error}); {_remedy(device)}") from error
     if device in ("metal", "cuda") and not getattr(mx, device).is_available():
-        raise DeviceError(f"device {device!r}: the mlx installed here finds no such device; {_REMEDY[device]}")
+        raise DeviceError(f"device {device!r}: the mlx installed here finds no such device; {_remedy(device)}")
     return mx
 
 

@@ -13,7 +13,7 @@ from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.registry.options import check_options
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
 from mlxr.server.ollama.options import Options
-from mlxr.server.ollama.route import ERRORS, NamedRequest, find_model, format_time, with_registry
+from mlxr.server.ollama.route import ERRORS, NamedRequest, find_model, format_time
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.catalogue import read_metadata
 from mlxr.service.model_pool import RunningModel
@@ -127,7 +127,7 @@ async def version(_: Request) -> Version:
 @router.get("/api/tags", response_model=Tags, responses=ERRORS)
 async def tags(request: Request) -> Response:
     """The models that are here and can be used."""
-    records = await with_registry(request, lambda registry: registry.list())
+    records = await asyncio.to_thread(request.app.state.served.list)
     return reply_json(Tags(models=[_describe_listed(record) for record in records if record.problem is None]))
 
 

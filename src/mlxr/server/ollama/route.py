@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import Request
 
@@ -15,6 +15,9 @@ from mlxr.server.errors import ServerError
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text
 from mlxr.server.routes import Responses
 from mlxr.server.streaming import ndjson
+
+if TYPE_CHECKING:
+    from mlxr.server.served import ServedModels
 
 T = TypeVar("T")
 
@@ -83,4 +86,5 @@ async def with_registry(request: Request, work: Callable[[Registry], T]) -> T:
 
 async def find_model(request: Request, name: str) -> ModelRecord:
     """The record of a model; raises NotFound."""
-    return await with_registry(request, lambda registry: registry.get(name))
+    served: ServedModels = request.app.state.served
+    return await asyncio.to_thread(served.find, name)

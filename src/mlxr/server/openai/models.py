@@ -15,13 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import MlxrError
-from mlxr.core.settings import Settings
-from mlxr.registry import Registry
 from mlxr.registry.record import ModelRecord
 from mlxr.server.json_models import ReplyModel
 from mlxr.server.openai.route import ERRORS
 from mlxr.server.routes import Router, reply_json
-from mlxr.server.served import ServedModels, read_aliases
+from mlxr.server.served import ServedModels
 
 router = Router()
 
@@ -51,7 +49,7 @@ class ModelList(ReplyModel):
 @router.get("/v1/models", response_model=ModelList, responses=ERRORS)
 async def list_models(request: Request) -> Response:
     """The models that requests can name, then their aliases."""
-    models = await asyncio.to_thread(_describe_all, request.app.state.registry, request.app.state.settings)
+    models = await asyncio.to_thread(_describe_all, request.app.state.served)
     ids = [model.id for model in models]
     return reply_json(ModelList(data=models, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None))
 
@@ -59,17 +57,15 @@ async def list_models(request: Request) -> Response:
 @router.get("/v1/models/{model:path}", response_model=ModelReply, responses=ERRORS)
 async def get_model(request: Request, model: str) -> Response:
     """One model by name or alias."""
-    state = request.app.state
-    record = await asyncio.to_thread(ServedModels(state.registry, state.settings).find, model)
-    return reply_json(describe_model(record, model))
+    return reply_json(describe_model(await asyncio.to_thread(request.app.state.served.find, model), model))
 
 
-def _describe_all(registry: Registry, settings: Settings) -> list[ModelReply]:
-    models = [describe_model(record) for record in registry.list() if record.problem is None]
-    for alias in read_aliases(settings):
+def _describe_all(served: ServedModels) -> list[ModelReply]:
+    models = [describe_model(record) for record in served.list() if record.problem is None]
+    for alias in served.aliases:
         with contextlib.suppress(MlxrError):  # its model is not there
             if "*" not in alias:
-                models.append(describe_model(ServedModels(registry, settings).find(alias), alias))
+                models.append(describe_model(served.find(alias), alias))
     return models
 
 
