@@ -6,8 +6,9 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import httpx
@@ -278,6 +279,59 @@ def test_large_bodies_are_refused_by_their_length_or_when_they_arrive(make_serve
             assert response.json()["error"]["code"] == "too_large"
             assert "2048" in response.text
         assert client.post("/tokenize", content=iter([body[:100], b'"}'])).status_code == 200
+
+
+HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (HEAD, b""),
+        (HEAD + b"Content-Length: 20\r\n\r\n{", b"408"),
+        (HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"con\r\n', b"408"),
+    ],
+    ids=["silent", "half a head", "half a body", "half a chunked body"],
+)
+def test_clients_that_stop_in_the_middle(make_server: MakeServer, sent: bytes, answer: bytes) -> None:
+    running = make_server(request_timeout_s=1)
+    host, port = running.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.settimeout(10)
+        if sent == HEAD:  # also after a request that was whole
+            connection.sendall(HEAD + b'Content-Length: 15\r\n\r\n{"content":"x"}')
+            assert b"200 OK" in connection.recv(65536)
+        start_s = time.monotonic()
+        connection.sendall(sent)
+        reply = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert 0.9 < time.monotonic() - start_s < 5
+    assert reply.split(b" ")[1:2] == ([answer] if answer else [])
+    if answer == b"408":
+        assert b"did not arrive within 1 s; see the setting request_timeout_s" in reply
+
+
+def test_drops_of_a_body_do_not_keep_a_request_open(make_server: MakeServer) -> None:
+    def drip() -> Iterator[bytes]:
+        while True:
+            yield b" "
+            time.sleep(0.05)
+
+    with make_server(request_timeout_s=1).client() as client:
+        start_s = time.monotonic()
+        with suppress(httpx.HTTPError):  # the answer may come while the client is still writing
+            assert client.post("/tokenize", content=drip()).status_code == 408
+        assert time.monotonic() - start_s < 5
+
+
+def test_a_long_answer_is_no_silence(make_server: MakeServer) -> None:
+    with make_server(request_timeout_s=1).client() as client:
+        body = {"prompt": "import os", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        start_s = time.monotonic()
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = list(response.iter_lines())
+        assert "data: [DONE]" in lines
+        assert time.monotonic() - start_s > 1, "the answer was too short to show anything"
 
 
 def test_requests_per_minute(make_server: MakeServer) -> None:

@@ -163,6 +163,14 @@ SETTINGS: tuple[Setting, ...] = (
         maximum=2**31,
         scope="server",
     ),
+    Setting(
+        "request_timeout_s",
+        "seconds",
+        60.0,
+        "How long a client may take to send a request; the pieces of a file may each take as long.",
+        minimum=1,
+        scope="server",
+    ),
     Setting("request_deadline_s", "seconds", None, "Longest time for one answer; default: no limit.", scope="server"),
     Setting("drain_s", "seconds", 30.0, "How long answers may go on when the server is told to end.", scope="server"),
     Setting(
@@ -219,6 +227,7 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 32 * 2**20
     requests_per_minute: int = 0
+    request_timeout_s: float = 60.0
     request_deadline_s: float | None = None
     drain_s: float = 30.0
     log_level: str = "info"

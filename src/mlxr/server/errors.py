@@ -38,7 +38,7 @@ class ServerError(Exception):
     """An answer with an error status. `code` is a word for programs, `field` names the part of the request at fault.
 
     Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, unauthorized,
-    forbidden, too_large, rate_limited, queue_full, stopping, unavailable, deadline, internal.
+    forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline, internal.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class ServerError(Exception):
     def headers(self) -> dict[str, str]:
         """What goes with the answer."""
         headers = {}
+        if self.status in (408, 413):  # the rest of the body is not read, so nothing can follow it
+            headers["Connection"] = "close"
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.allow is not None:

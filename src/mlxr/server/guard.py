@@ -25,7 +25,7 @@ from mlxr.server.errors import ClientGone, ServerError, to_error
 from mlxr.server.ignored import HEADER as IGNORED
 from mlxr.server.ignored import join_names
 from mlxr.server.lifecycle import Lifecycle
-from mlxr.server.limits import RateLimit, bound_body, check_length
+from mlxr.server.limits import RateLimit, bound_body, bound_silence, check_length
 from mlxr.server.logs import log_request
 from mlxr.server.metrics import Metrics
 from mlxr.server.origins import Hosts, Origins
@@ -88,7 +88,7 @@ class Guard:
         self._app, self._keys, self._dialects, self._lifecycle = app, keys, dialects, lifecycle
         self._rate = RateLimit(settings.requests_per_minute)
         self._hosts, self._origins = Hosts.read(settings), Origins.read(settings)
-        self._max_body_bytes = settings.max_body_bytes
+        self._max_body_bytes, self._request_timeout_s = settings.max_body_bytes, settings.request_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -128,9 +128,9 @@ class Guard:
             raise ServerError(503, "stopping", "the server is being stopped", retry_after_s=1.0)
         self._rate.take(row.key_id or row.client)
         if head.path.startswith(BLOBS):
-            return receive
+            return bound_silence(receive, self._request_timeout_s)
         check_length(head.headers.get("content-length"), self._max_body_bytes)
-        return bound_body(receive, self._max_body_bytes)
+        return bound_body(receive, self._max_body_bytes, self._request_timeout_s)
 
 
 def render_error(dialects: Sequence[Dialect], request: Request, failure: ServerError) -> Response:

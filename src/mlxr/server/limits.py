@@ -1,4 +1,4 @@
-"""How much may be asked: bytes of a body, requests per minute.
+"""How much may be asked: bytes of a body and the time that it takes to come, requests per minute.
 
 The queue has its own bound in the engine (`max_waiting`), and time has `request_deadline_s`. Knows no dialect; refusals
 are ServerErrors.
@@ -6,6 +6,7 @@ are ServerErrors.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
@@ -45,20 +46,45 @@ def check_length(content_length: str | None, limit_bytes: int) -> None:
         raise ServerError(413, "too_large", _explain(limit_bytes), "body")
 
 
-def bound_body(receive: Receive, limit_bytes: int) -> Receive:
-    """`receive`, until the body has more than `limit_bytes`."""
-    seen_bytes = 0
+def bound_body(receive: Receive, limit_bytes: int, timeout_s: float) -> Receive:
+    """`receive`, until the body has more than `limit_bytes` or takes longer than `timeout_s`."""
+    seen_bytes, end_s, is_whole = 0, monotonic() + timeout_s, False
 
     async def receive_bounded() -> Message:
-        nonlocal seen_bytes
-        message = await receive()
+        nonlocal seen_bytes, is_whole
+        if is_whole:  # what comes now is the end of the connection
+            return await receive()
+        message = await _receive_within(receive, end_s - monotonic(), timeout_s)
         if message["type"] == "http.request":
             seen_bytes += len(message.get("body", b""))
             if seen_bytes > limit_bytes:
                 raise ServerError(413, "too_large", _explain(limit_bytes), "body")
+            is_whole = not message.get("more_body", False)
         return message
 
     return receive_bounded
+
+
+def bound_silence(receive: Receive, timeout_s: float) -> Receive:
+    """`receive`, until nothing of the body has come for `timeout_s`. For bodies that are files, of any size."""
+    is_whole = False
+
+    async def receive_bounded() -> Message:
+        nonlocal is_whole
+        message = await (receive() if is_whole else _receive_within(receive, timeout_s, timeout_s))
+        is_whole = is_whole or not message.get("more_body", False)
+        return message
+
+    return receive_bounded
+
+
+async def _receive_within(receive: Receive, seconds: float, timeout_s: float) -> Message:
+    try:
+        async with asyncio.timeout(seconds):
+            return await receive()
+    except TimeoutError:
+        message = f"the request did not arrive within {timeout_s:g} s; see the setting request_timeout_s"
+        raise ServerError(408, "timeout", message) from None
 
 
 def _explain(limit_bytes: int) -> str:

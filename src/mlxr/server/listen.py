@@ -22,6 +22,7 @@ from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
 from mlxr.server.activity import Activity
 from mlxr.server.app import create_app
+from mlxr.server.connections import make_protocol
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.served import ServedModels
 from mlxr.service.catalogue import open_registry
@@ -101,6 +102,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 ws="none",
+                http=make_protocol(settings.request_timeout_s),
                 lifespan="on",
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(settings.drain_s) + LAST_EVENTS_S,
