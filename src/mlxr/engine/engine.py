@@ -122,6 +122,11 @@ class Engine:
         self._pace, self._work = Pace(), Work()
 
     @property
+    def room_tokens(self) -> int:
+        """Most tokens that one prompt and its answer can have together: those of the context, and of the arena."""
+        return min(self.context_tokens, self._limits.pages * self._limits.page_size)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self._scheduler.has_work

@@ -165,7 +165,7 @@ def _show(piece: bytes) -> str | list[int]:
 def render_own_error(error: ServerError, request_id: str) -> Mapping[str, object]:
     """The body of an error outside the dialects."""
     fields = {"code": error.code, "message": error.message, "field": error.field, "request_id": request_id}
-    return {"error": {name: value for name, value in fields.items() if value is not None}}
+    return {"error": {name: value for name, value in {**fields, **error.counts}.items() if value is not None}}
 
 
 router.include(admin.router)

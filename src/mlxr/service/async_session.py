@@ -41,7 +41,8 @@ class AsyncSession:
     Making one takes the arena's memory and starts the engine's thread; that may be done on any thread. All else
     belongs on an event loop. `template` replaces the model's own chat template; `system` is the system message of
     conversations that have none. `memory_bytes` is the most that the cache may take where the settings leave that
-    open; `size_bytes` is what weights and cache take.
+    open; `size_bytes` is what weights and cache take. `room_tokens` is the most that one prompt and its answer can
+    have together.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class AsyncSession:
     ) -> None:
         self._loaded = loaded
         engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
-        self.context_tokens = engine.context_tokens
+        self.context_tokens, self.room_tokens = engine.context_tokens, engine.room_tokens
         self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
         self._engine = AsyncEngine(engine)
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, "mlxr-prepare")
