@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
