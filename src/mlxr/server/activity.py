@@ -15,11 +15,14 @@ from time import monotonic
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from mlxr.server.errors import ServerError
+
 
 @dataclass(slots=True)
 class InFlight:
     """One request. Times are of the monotonic clock; `cancel` ends its answers at the next step. `ignored` names fields
-    of its body that have no effect, as `ignored.note_ignored` spells them.
+    of its body that have no effect, as `ignored.note_ignored` spells them. `failure` is why it was refused or failed,
+    None if it was not; `is_gone` says that the client closed the connection before it had its answer.
     """
 
     id: str
@@ -35,6 +38,8 @@ class InFlight:
     generated_tokens: int = 0
     first_token_s: float | None = None
     ignored: list[str] = field(default_factory=list)
+    failure: ServerError | None = None
+    is_gone: bool = False
     cancels: list[Callable[[], None]] = field(default_factory=list)
 
     def cancel(self) -> None:

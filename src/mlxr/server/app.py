@@ -42,7 +42,7 @@ DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT,
 
 def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Starlette:
     """The application; raises SettingError for keys that cannot be read. Its end also ends `pool`."""
-    metrics, activity = Metrics(), Activity()
+    metrics, activity = Metrics(settings.metric_names), Activity()
     lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models], served.registry.sweep)
 
     @asynccontextmanager

@@ -177,6 +177,11 @@ class AsyncStream:
         self._ticket: Ticket | None = None
         self._unwanted: list[int | None] = []  # what was to be cancelled before there was a ticket
 
+    @property
+    def growing(self) -> int:
+        """How many answers have an end that nobody has taken yet."""
+        return self._unfetched
+
     def attach(self, ticket: Ticket) -> None:
         """The engine has accepted the request; called once."""
         self._ticket = ticket
