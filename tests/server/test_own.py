@@ -1,11 +1,11 @@
-"""Our own routes: tokens, templates, health, admin, the OpenAPI document, errors outside the dialects."""
+"""Our own routes: health, admin, the OpenAPI document, errors outside the dialects."""
 
 from __future__ import annotations
 
 import httpx
-import pytest
 from running_server import MakeServer, RunningServer, wait_until
 
+<<<<<<< HEAD
 TEXT = "What does os.path.join do? <|im_end|> ünï"
 
 
@@ -94,6 +94,8 @@ def test_a_body_is_json_whatever_it_is_called(client: httpx.Client) -> None:
     headers = {"content-type": "application/x-www-form-urlencoded"}  # what `curl -d` says
     assert client.post("/tokenize", content=b'{"content": "hi"}', headers=headers).status_code == 200
 
+=======
+>>>>>>> ee19713 (Server: the routes of llama.cpp's server in a room of their own; infill with other files; OpenAI's routes without /v1)
 
 def test_unknown_paths_and_methods(client: httpx.Client) -> None:
     assert client.get("/nothing").json()["error"]["code"] == "not_found"

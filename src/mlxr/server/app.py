@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mlxr.core.settings import Settings
-from mlxr.server import anthropic, ollama, openai, own
+from mlxr.server import anthropic, llamacpp, ollama, openai, own
 from mlxr.server.activity import Activity
 from mlxr.server.dialect import Dialect
 from mlxr.server.errors import to_error
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mlxr.server.served import ServedModels
     from mlxr.service.model_pool import ModelPool
 
-DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT, ollama.DIALECT)
+DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT, ollama.DIALECT, llamacpp.DIALECT)
 
 
 def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Starlette:

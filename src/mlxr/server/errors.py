@@ -40,7 +40,8 @@ class ServerError(Exception):
     `counts` are numbers that go with the code, under llama.cpp's names for them.
 
     Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, unauthorized,
-    forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline, internal.
+    forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline,
+    not_supported, internal.
     """
 
     def __init__(

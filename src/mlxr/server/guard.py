@@ -116,7 +116,7 @@ class Guard:
             raise
         except Exception as error:
             failure = to_error(error)
-            if failure.status >= 500:
+            if failure.status >= 500 and failure.code != "not_supported":
                 logger.exception("request %s failed", row.id)
             if started:
                 raise

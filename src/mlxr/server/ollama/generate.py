@@ -17,7 +17,7 @@ from mlxr.server.ollama.options import make_params, make_window, read_grammar, r
 from mlxr.server.ollama.reply import GenerateReply, Part, Parts
 from mlxr.server.ollama.route import STREAMED
 from mlxr.server.routes import Router
-from mlxr.service.infill import encode_infill
+from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest, TextRequest
 
@@ -79,7 +79,7 @@ def make_request(
     """A turn of a conversation where the model has a chat template, otherwise a text to continue."""
     session, prompt = lease.session, body.prompt or ""
     if body.suffix:
-        return TextRequest(encode_infill(session.tokenizer, prompt, body.suffix), params)
+        return make_infill(session.tokenizer, TextRequest(prompt, params), body.suffix)
     if body.raw or not session.can_chat:
         check_think(lease, body.think)
         if body.context:
