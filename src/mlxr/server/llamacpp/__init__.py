@@ -7,20 +7,27 @@ from dataclasses import replace
 from mlxr.server import openai
 from mlxr.server.dialect import Dialect
 from mlxr.server.llamacpp import completion, embedding, infill, properties, refused, tokens
-from mlxr.server.llamacpp.errors import render_error
-from mlxr.server.routes import Router
+from mlxr.server.llamacpp.errors import ERRORS, render_error
+from mlxr.server.routes import Description, Router, RouteRow
 
 router = Router(tags=["llama.cpp"])
 for route in (completion, infill, tokens, embedding, properties, refused):
     router.include(route.router)
 _OWN = {row.path for row in router.rows}
 _PREFIX = "/v1"
-# OpenAI's routes without the prefix, where llama.cpp has no route of another shape under that path.
-_SHORT = [
-    replace(row, path=row.path.removeprefix(_PREFIX), tags=("llama.cpp",))
+
+
+def _shorten(row: RouteRow) -> RouteRow:
+    """The row of OpenAI's dialect without the prefix and with errors of this one."""
+    description: Description = {**row.description, "responses": {**row.description.get("responses", {}), **ERRORS}}
+    return replace(row, path=row.path.removeprefix(_PREFIX), description=description, tags=("llama.cpp",))
+
+
+# Where llama.cpp has no route of another shape under the short path.
+router.rows += [
+    _shorten(row)
     for row in openai.router.rows
     if row.path.startswith(_PREFIX + "/") and row.path.removeprefix(_PREFIX) not in _OWN
 ]
-router.rows += _SHORT
 
 DIALECT = Dialect("llamacpp", tuple(sorted({row.path.partition("{")[0] for row in router.rows})), router, render_error)
