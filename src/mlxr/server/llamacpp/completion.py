@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from pydantic import BaseModel
+from pydantic import RootModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.server.generation import borrow
+from mlxr.server.json_models import JsonObject
 from mlxr.server.llamacpp.answering import answer
 from mlxr.server.llamacpp.errors import STREAMED
 from mlxr.server.llamacpp.fields import CompletionFields
@@ -24,13 +25,8 @@ class CompletionBody(CompletionFields):
     prompt: Prompts
 
 
-class CompletionReply(BaseModel):
-    """The answer to one prompt, in the words of llama.cpp's server."""
-
-    index: int
-    content: str
-    tokens: list[int]
-    stop: bool
+class CompletionReply(RootModel[JsonObject | list[JsonObject]]):
+    """The answer to one prompt in the words of llama.cpp's server, or a list of them; fields may have been picked."""
 
 
 @router.post("/completion", response_model=CompletionReply, responses=STREAMED)

@@ -11,12 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.embedding import Vector, embed_all, scale_vector
+from mlxr.server.embedding import embed_all
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.llamacpp.errors import ERRORS
 from mlxr.server.llamacpp.prompts import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router
+from mlxr.service.embedding import Vector, scale_vector
 
 router = Router()
 

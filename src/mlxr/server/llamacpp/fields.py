@@ -30,7 +30,11 @@ DEFAULTS: Mapping[str, Any] = {
     "n_predict": -1,
 }
 DRAWN_SEED = 0xFFFFFFFF  # what llama.cpp's server calls a seed that it draws
-_NARROWING = {"temperature", "top_k", "top_p", "min_p"}  # the rules whose outcome `probabilities` knows
+# What the engine's log-probabilities have in them already, what ends answers, and what `probabilities` works out.
+_KNOWN_SHARES = frozenset(
+    {"repetition_penalty", "presence_penalty", "frequency_penalty", "repeat_last_n", "seed", "max_tokens", "stop"}
+    | {"temperature", "top_k", "top_p", "min_p"}
+)
 Bias = list[list[int | float | str | bool]] | dict[str, float | bool]
 
 
@@ -87,8 +91,8 @@ class CompletionFields(LlamacppParameters):
     @property
     def _wanted_tokens(self) -> int | None:
         given = self.list_given()
-        wanted: Any = given.get("n_predict", given.get("max_tokens"))
-        return wanted  # type: ignore[no-any-return]
+        wanted = given.get("n_predict", given.get("max_tokens"))
+        return wanted if isinstance(wanted, int) else None
 
     def make_params(self, record: ModelRecord, session: AsyncSession) -> SamplingParams:
         """Parameters for the engine; raises InvalidRequest naming the field."""
@@ -112,10 +116,13 @@ class CompletionFields(LlamacppParameters):
             return None
         if not self.post_sampling_probs:
             return self.top_probs
+        for row in PARAMETERS:
+            if row.name not in _KNOWN_SHARES and fields.get(row.name, row.default) != row.default:
+                raise InvalidRequest("post_sampling_probs", f"cannot be told together with {row.name}")
         top_k = fields["top_k"]
         if not 0 < top_k <= MAX_TOP_LOGPROBS:
             raise InvalidRequest("post_sampling_probs", f"needs a top_k from 1 to {MAX_TOP_LOGPROBS}, got {top_k}")
-        return max(self.top_probs, top_k)
+        return max(self.top_probs, int(top_k))
 
 
 def describe_settings(params: SamplingParams, body: CompletionFields) -> JsonObject:
