@@ -66,7 +66,7 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
     row, settings = in_flight(request), request.app.state.settings
     if settings.log_prompts:
         log_prompt(row, wanted.prompt if isinstance(wanted, TextRequest) else wanted.messages)
-    stream = await lease.session.start(limit_deadline(wanted, settings))
+    stream = await lease.session.start(limit_deadline(wanted, settings), client=row.peer)
     await row.stack.enter_async_context(stream)
     row.cancels.append(stream.cancel)
     span = row.stack.enter_context(start_span("mlxr.generate", request.headers, wanted=settings.tracing))

@@ -119,8 +119,10 @@ class AsyncSession:
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    async def start(self, request: TextRequest | ChatRequest) -> AsyncStream:
+    async def start(self, request: TextRequest | ChatRequest, *, client: str | None = None) -> AsyncStream:
         """Start the answers to a request. It is refused here and now, or its events follow.
+
+        Clients share the engine evenly, however many requests each of them sends.
 
         Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
         """
@@ -134,6 +136,7 @@ class AsyncSession:
             prepared.params,
             _forward_to(stream),
             priority=prepared.priority,
+            client=client,
             deadline_s=prepared.deadline_s,
             uses_cache=prepared.uses_cache,
             constraint=prepared.constraint,
@@ -142,11 +145,14 @@ class AsyncSession:
         return stream
 
     async def embed(
-        self, prompt: Prompt, pooling: Pooling, *, priority: int = 0, deadline_s: float | None = None
+        self, prompt: Prompt, pooling: Pooling, *, client: str | None = None, deadline_s: float | None = None
     ) -> Floats:
-        """The embedding of a text, (hidden size,) and not normalised: the mean over its tokens, or the last one's."""
+        """Return the embedding of a text, (hidden size,), not normalised: the mean over its tokens, or the last one's.
+
+        Raises as `start` does, and RequestFailed when the text was accepted and could not be computed.
+        """
         token_ids = self._preparation.encode_prompt(prompt)
-        return await self._engine.embed(token_ids, pooling, priority=priority, deadline_s=deadline_s)
+        return await self._engine.embed(token_ids, pooling, client=client, deadline_s=deadline_s)
 
     async def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed."""
