@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from service_models import open_demo
 
 from mlxr.core.errors import InvalidRequest, TemplateError
-from mlxr.core.types import Grammar, SamplingParams
+from mlxr.core.types import SamplingParams
 from mlxr.service.chat import Chat
 from mlxr.service.requests import ChatRequest, NamedTool, Tool
 from mlxr.tokenizers import ChatTemplate, Tokenizer, from_folder, from_gguf, to_gguf_metadata
@@ -206,7 +206,6 @@ def test_where_the_prompt_ends() -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"tools": [TOOL], "grammar": Grammar("json_object")}, "grammar"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tools": [Tool("a b")]}, "tools[0].name"),
         ({"tools": [Tool("a", "", "schema")]}, "tools[0].parameters"),

@@ -6,9 +6,10 @@ variables it reads. Token ids come out; the engine is not known here.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mlxr.core.errors import InvalidRequest, TemplateError
@@ -18,6 +19,8 @@ from mlxr.service.messages import check_messages
 from mlxr.service.output import OutputParser
 from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, find_tags
 from mlxr.service.requests import ChatRequest, NamedTool, Tool
+from mlxr.service.schema import Enforceable
+from mlxr.service.schema_document import SchemaError
 from mlxr.service.special_guard import SpecialGuard, refuse_unprotected
 from mlxr.service.tools import ToolFormat, find_format
 from mlxr.service.tools.format import describe_tool
@@ -33,12 +36,15 @@ class Rules:
     """What an answer must look like.
 
     `field` names the part of the request that asks for it. With `is_optional` the answer is read as well as can be
-    where the grammar cannot be enforced.
+    where the grammar cannot be enforced. `answer` is what `@answer` in the grammar stands for. `relaxed` are keywords
+    of the tools' schemas that no grammar can hold.
     """
 
     grammar: Grammar | str
     field: str
     is_optional: bool = False
+    answer: Grammar | None = None
+    relaxed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,36 +93,42 @@ class Chat:
     def write_rules(self, request: ChatRequest) -> Rules | None:
         """The grammar that the answer must follow, after any reasoning."""
         tools = list_tools(request)
-        if request.grammar is not None:
-            if tools:
-                raise InvalidRequest("grammar", "cannot hold together with tools; set tool_choice to none")
-            return Rules(request.grammar, "grammar")
         if not tools:
-            return None
-        chosen = tools
-        if isinstance(request.tool_choice, NamedTool):
-            chosen = [tool for tool in tools if tool.name == request.tool_choice.name]
+            return None if request.grammar is None else Rules(request.grammar, "grammar")
+        is_free = request.tool_choice == "auto"
+        answer = request.grammar if is_free else None
+        chosen, relaxed = [], dict[str, None]()
+        for index, tool in enumerate(tools):
+            if not isinstance(request.tool_choice, NamedTool) or tool.name == request.tool_choice.name:
+                enforceable = _enforce(tool, f"tools[{index}].parameters", must_hold=not is_free)
+                chosen.append(replace(tool, parameters=enforceable.schema))
+                relaxed |= dict.fromkeys(enforceable.relaxed)
         special_ids = {marker: self._find_special(marker) for marker in self._format.markers}
         lark = self._format.write_grammar(
             chosen,
-            must_call=request.tool_choice != "auto",
+            must_call=not is_free,
             is_parallel=request.parallel_tool_calls and not isinstance(request.tool_choice, NamedTool),
             specials={marker: f"<[{index}]>" for marker, index in special_ids.items() if index is not None},
+            answer=None if answer is None else "@answer",
         )
-        return None if lark is None else Rules(lark, "tools", is_optional=request.tool_choice == "auto")
+        if lark is None:
+            return None
+        return Rules(lark, "tools", is_free and answer is None, answer, tuple(relaxed))
 
     def make_format(self, request: ChatRequest, turn: Turn, *, is_enforced: bool) -> AnswerFormat:
         """How the answers are read; `is_enforced` says that the rules hold."""
         tools, tags, tool_format = list_tools(request), self.tags, self._format
         if not tools and tags is None:
             return AnswerFormat()
+        # Where a call begins like an answer in JSON, it is one only when it is whole.
+        is_sure = is_enforced and (request.grammar is None or request.tool_choice != "auto" or tool_format.marks_calls)
         once = not request.parallel_tool_calls or isinstance(request.tool_choice, NamedTool)
 
         def open_parser() -> OutputParser:
             reasoning = None
             if tags is not None and not turn.has_thought:
                 reasoning = ReasoningSplitter(tags, is_open=turn.is_thinking)
-            calls = tool_format.open_parser(tools, is_enforced=is_enforced) if tools else None
+            calls = tool_format.open_parser(tools, is_enforced=is_sure) if tools else None
             if calls is not None and once:
                 calls.max_calls = 1
             return OutputParser(reasoning, calls)
@@ -241,6 +253,18 @@ def list_tools(request: ChatRequest) -> Sequence[Tool]:
     elif choice == "required" and not seen:
         raise InvalidRequest("tool_choice", "is required, but there are no tools")
     return () if choice == "none" else request.tools
+
+
+def _enforce(tool: Tool, field: str, *, must_hold: bool) -> Enforceable:
+    """What a grammar can hold of a tool's schema. Broken ones are refused where the model must call a tool."""
+    from mlxr.service.schema_check import enforce  # the library takes a while to import
+
+    try:
+        return enforce(json.dumps({"type": "object", **tool.parameters}))
+    except SchemaError as error:
+        if must_hold:
+            raise InvalidRequest(field, str(error)) from None
+        return Enforceable({"type": "object"}, ("parameters",))
 
 
 def _merge_systems(messages: list[dict[str, object]]) -> list[dict[str, object]]:

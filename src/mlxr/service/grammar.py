@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from llguidance import LLMatcher
 
@@ -18,17 +18,19 @@ from mlxr.core.types import Grammar
 from mlxr.engine.constraint import Mask
 from mlxr.service.grammar_library import Library, Matcher, NativeHost, open_library
 from mlxr.service.grammar_vocabulary import GrammarVocabulary
+from mlxr.service.schema_check import enforce, summarize
+from mlxr.service.schema_document import SchemaError
+from mlxr.service.tools.format import JSON_STYLE
 from mlxr.tokenizers import Tokenizer
 
 MAX_COMPILED = 64
-MAX_REASON_CHARACTERS = 300
 # A lexer gains states with every new text and keeps them. States take 1 to 2 kB.
 MAX_LEXER_STATES = 50_000
 MAX_SHARED_TOKENS = 4096  # accepted by all that share a lexer; then the next answer starts with a lexer of its own
 
 # JSON as models write it: compact, with single spaces, or over several lines. More white space than that has no
 # meaning, and a model that has lost its thread goes on with it for ever.
-_JSON_OPTIONS = {"x-guidance": {"whitespace_pattern": r" |\n[ \t]{0,40}", "lenient": False}}
+_JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,40}", "coerce_one_of": True}
 
 
 class GrammarError(Exception):
@@ -38,8 +40,8 @@ class GrammarError(Exception):
 class _Compiled:
     """A grammar that is ready, in its first state, and how much its copies have seen together if they share a lexer."""
 
-    def __init__(self, library: Library, source: str) -> None:
-        self._library, self._source = library, source
+    def __init__(self, library: Library, source: str, relaxed: tuple[str, ...]) -> None:
+        self._library, self._source, self.relaxed = library, source, relaxed
         self.first = self.open_matcher()
         self.shared_tokens = 0
 
@@ -70,13 +72,18 @@ class GrammarConstraint:
         self._matcher = self._compiled.open_matcher()
         self._matcher.replay(self._accepted)
         if not self._matcher.write_mask(mask):
-            raise GrammarError(_summarize(self._matcher.read_error()))
+            raise GrammarError(summarize(self._matcher.read_error()))
 
     def accept(self, token_id: int) -> None:
         """The token that was chosen; the next mask gets ready from now on."""
         self._matcher.accept(token_id)
         self._accepted.append(token_id)
         self._compiled.shared_tokens += 1
+
+    @property
+    def relaxed(self) -> tuple[str, ...]:
+        """Keywords of the schema that no mask holds."""
+        return self._compiled.relaxed
 
     def fork(self) -> GrammarConstraint:
         """One more of the same state."""
@@ -97,26 +104,30 @@ class GrammarCompiler:
         self._host = host
         self._lock = threading.Lock()
         self._library: Library | None = None
-        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Grammar, Grammar | None], _Compiled] = OrderedDict()
 
-    def compile(self, grammar: Grammar | str, *, field: str = "grammar") -> GrammarConstraint:
+    def compile(
+        self, grammar: Grammar | str, answer: Grammar | None = None, *, field: str = "grammar"
+    ) -> GrammarConstraint:
         """The constraint of an answer that must follow `grammar`, in its first state.
 
         A plain string is Lark, as is the text of a `lark` grammar; both may name special tokens as `<|name|>` and any
-        token by its id, `<[123]>`. Raises InvalidRequest, which names `field` and what is wrong, for grammars that are
-        broken, too large or use what the library cannot enforce, and for models without an end token.
+        token by its id, `<[123]>`. In Lark `@answer` stands for the grammar `answer`. Raises InvalidRequest, which
+        names `field` and what is wrong, for grammars that are broken, too large or use what the library cannot enforce,
+        and for models without an end token.
         """
-        source = _write_source(grammar, field)
+        if isinstance(grammar, str):
+            grammar = Grammar("lark", grammar)
         with self._lock:
             library = self._open_library(field)
-            compiled = self._compiled.get(source)
+            compiled = self._compiled.get((grammar, answer))
         if compiled is None or compiled.is_used_up:
-            compiled = _Compiled(library, source)
+            compiled = _Compiled(library, *_write_source(grammar, answer, field))
             if reason := compiled.first.read_error():
-                raise InvalidRequest(field, _summarize(reason))
+                raise InvalidRequest(field, summarize(reason))
         with self._lock:
-            self._compiled[source] = compiled
-            self._compiled.move_to_end(source)
+            self._compiled[grammar, answer] = compiled
+            self._compiled.move_to_end((grammar, answer))
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return GrammarConstraint(compiled, compiled.first.fork(), [])
@@ -144,37 +155,30 @@ def group_tokens(longest_bytes: int) -> list[str]:
     return [pattern for shorter, pattern in groups.items() if longest_bytes > shorter]
 
 
-def _write_source(grammar: Grammar | str, field: str) -> str:
-    """The grammar as the library reads it."""
-    if isinstance(grammar, str):
-        grammar = Grammar("lark", grammar)
-    part: dict[str, object]
+def _write_source(grammar: Grammar, answer: Grammar | None, field: str) -> tuple[str, tuple[str, ...]]:
+    """The grammars as the library reads them, and what they leave out of a schema; see `Enforceable`."""
+    part, relaxed = _write_part(grammar, _JSON_OPTIONS, field)
+    parts = [part]
+    if answer is not None:
+        part, relaxed = _write_part(answer, JSON_STYLE, field)
+        parts.append({**part, "name": "answer"})
+    return json.dumps({"grammars": parts}), relaxed
+
+
+def _write_part(
+    grammar: Grammar, options: Mapping[str, object], field: str
+) -> tuple[dict[str, object], tuple[str, ...]]:
     match grammar.kind:
         case "json_object":
-            part = {"json_schema": {"type": "object", **_JSON_OPTIONS}}
+            return {"json_schema": {"type": "object", "x-guidance": options}}, ()
         case "json_schema":
-            part = {"json_schema": _read_schema(grammar.text, field) | _JSON_OPTIONS}
+            try:
+                enforceable = enforce(grammar.text)
+            except SchemaError as error:
+                raise InvalidRequest(field, str(error)) from None
+            return {"json_schema": {**enforceable.schema, "x-guidance": options}}, enforceable.relaxed
         case "regex":
-            return LLMatcher.grammar_from_regex(grammar.text)
+            source: dict[str, object] = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"][0]
+            return source, ()
         case "lark":
-            part = {"lark_grammar": grammar.text}
-    return json.dumps({"grammars": [part]})
-
-
-def _read_schema(text: str, field: str) -> dict[str, object]:
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(field, f"the schema is not JSON: {error}") from None
-    if schema is True:
-        return {}
-    if not isinstance(schema, dict):
-        raise InvalidRequest(field, f"the schema must be an object, got {text[:40]}")
-    return schema
-
-
-def _summarize(text: str) -> str:
-    """What the library says, without the lines that show the grammar."""
-    lines = text.splitlines() or ["the grammar failed"]
-    reasons = [line for line in lines[1:] if line.startswith("error: ")]
-    return " ".join([lines[0], *reasons])[:MAX_REASON_CHARACTERS]
+            return {"lark_grammar": grammar.text}, ()

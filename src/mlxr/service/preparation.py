@@ -21,17 +21,19 @@ from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt
 from mlxr.service.reasoning_gate import GateTokens, ReasoningGate, collect_gate_tokens
 from mlxr.service.requests import ChatRequest, TextRequest
-from mlxr.service.window import fit_window
 from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer, refuse_chat
 
 if TYPE_CHECKING:
-    from mlxr.service.grammar import GrammarCompiler
+    from mlxr.service.grammar import GrammarCompiler, GrammarConstraint
     from mlxr.service.grammar_library import NativeHost
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One request, ready for the engine; `answers` are fed with the engine's events, each by its index."""
+    """One request, ready for the engine; `answers` are fed with the engine's events, each by its index.
+
+    `relaxed` are keywords of schemas in it that are not held while the answers grow.
+    """
 
     token_ids: list[int]
     params: SamplingParams
@@ -40,6 +42,7 @@ class Prepared:
     deadline_s: float | None = None
     uses_cache: bool = True
     constraint: TokenConstraint | None = None
+    relaxed: tuple[str, ...] = ()
 
 
 class Preparation:
@@ -111,9 +114,10 @@ class Preparation:
         if isinstance(request, ChatRequest):
             prepared = self._prepare_chat(request)
         else:
-            prepared = self.prepare_tokens(*_fit(self.encode_prompt(request.prompt), request))
+            prepared = self.prepare_tokens(self.encode_prompt(request.prompt), request.params)
             if request.grammar is not None:
-                prepared = replace(prepared, constraint=self._compile(Rules(request.grammar, "grammar")))
+                constraint = self._compile(Rules(request.grammar, "grammar"))
+                prepared = replace(prepared, constraint=constraint, relaxed=constraint.relaxed)
         return replace(
             prepared,
             priority=request.priority,
@@ -142,33 +146,39 @@ class Preparation:
         chat = self._require_chat(request)
         rules = chat.write_rules(request)
         turn = chat.encode(request)
-        constraint = None if rules is None else self._constrain(rules, request, turn)
+        inner = None if rules is None else self._compile_if(rules, request)
+        constraint = None if inner is None else self._gate(inner, request, turn)
         answer_format = chat.make_format(request, turn, is_enforced=constraint is not None)
-        return replace(self.prepare_tokens(*_fit(turn.token_ids, request), answer_format), constraint=constraint)
+        prepared = self.prepare_tokens(turn.token_ids, request.params, answer_format)
+        relaxed = () if rules is None or inner is None else (*inner.relaxed, *rules.relaxed)
+        return replace(prepared, constraint=constraint, relaxed=relaxed)
 
-    def _constrain(self, rules: Rules, request: ChatRequest, turn: Turn) -> TokenConstraint | None:
-        """The compiled rules, to hold after any reasoning; None where they are optional and cannot be enforced."""
+    def _compile_if(self, rules: Rules, request: ChatRequest) -> GrammarConstraint | None:
+        """The compiled rules; None where they are optional and cannot be enforced."""
         if rules.is_optional and request.params.ignore_eos:
             return None
         try:
-            constraint: TokenConstraint = self._compile(rules)
+            return self._compile(rules)
         except InvalidRequest:
             if rules.is_optional:
                 return None
             raise
+
+    def _gate(self, inner: GrammarConstraint, request: ChatRequest, turn: Turn) -> TokenConstraint:
+        """The rules, to hold after any reasoning."""
         gate = self._gate_tokens
         if gate is None or turn.has_thought or request.think is False:
-            return constraint
-        return ReasoningGate(gate, constraint, is_thinking=turn.is_thinking)
+            return inner
+        return ReasoningGate(gate, inner, is_thinking=turn.is_thinking)
 
-    def _compile(self, rules: Rules) -> TokenConstraint:
+    def _compile(self, rules: Rules) -> GrammarConstraint:
         with self._lock:
             if self._compiler is None:
                 from mlxr.service.grammar import GrammarCompiler  # the library takes a while to import
 
                 eos_ids = self.tokenizer.eos_ids
                 self._compiler = GrammarCompiler(self.tokenizer, eos_ids, self._vocab_size, self._host)
-        return self._compiler.compile(rules.grammar, field=rules.field)
+        return self._compiler.compile(rules.grammar, rules.answer, field=rules.field)
 
     @cached_property
     def _gate_tokens(self) -> GateTokens | None:
@@ -189,9 +199,3 @@ class Preparation:
             if token_id is not None and self.tokenizer.is_special(token_id):
                 found[token_id] = stop
         return found
-
-
-def _fit(token_ids: list[int], request: TextRequest | ChatRequest) -> tuple[Sequence[int], SamplingParams]:
-    return (
-        (token_ids, request.params) if request.window is None else fit_window(token_ids, request.params, request.window)
-    )

@@ -13,7 +13,6 @@ from typing import Literal
 
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.service.prompt import Message, Prompt
-from mlxr.service.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Continue `prompt`. With `cache_prompt` off nothing that is cached is used for it. `window` bounds its part of the
-    context; None is all of it.
+    """Continue `prompt`. With `cache_prompt` off nothing that is cached is used for it.
 
     A higher `priority` (-100 to 100) is served first; after `deadline_s` seconds the answers end with DEADLINE.
     """
@@ -49,7 +47,6 @@ class TextRequest:
     cache_prompt: bool = True
     priority: int = 0
     deadline_s: float | None = None
-    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,8 @@ class ChatRequest:
 
     `think` switches reasoning on or off, or sets its effort, where the model's template knows such a switch; None
     leaves it to the template. `template_values` are further variables of the template. The other fields are those of
-    `TextRequest`; a `grammar` holds for the answer's text, after any reasoning, and excludes tools other than "none".
+    `TextRequest`; a `grammar` holds for the answer's text, after any reasoning. With tools to choose from, an answer is
+    calls of them or that text.
     """
 
     messages: Sequence[Message]
@@ -72,4 +70,3 @@ class ChatRequest:
     cache_prompt: bool = True
     priority: int = 0
     deadline_s: float | None = None
-    window: Window | None = None

@@ -16,7 +16,12 @@ from typing import Protocol
 from mlxr.service.requests import Tool
 
 # Arguments as models have seen them in training: on one line, spaced as Python writes JSON.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_STYLE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +82,13 @@ class ToolFormat(Protocol):
     """One way of calling tools.
 
     `markers` are spellings that are to reach the parser even where they are control tokens. With `shows_tools` the
-    chat template describes the tools itself.
+    chat template describes the tools itself; with `marks_calls` every call begins with a marker, so that it cannot be
+    taken for text.
     """
 
     markers: Sequence[str]
     shows_tools: bool
+    marks_calls: bool
 
     def make_id(self) -> str:
         """An id for a call, as the format's templates want it."""
@@ -96,11 +103,18 @@ class ToolFormat(Protocol):
         ...
 
     def write_grammar(
-        self, tools: Sequence[Tool], *, must_call: bool, is_parallel: bool, specials: Mapping[str, str]
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
     ) -> str | None:
         """The Lark grammar of the answers that may be given, None where nothing can be enforced.
 
-        `specials` says how Lark names those of the markers that are control tokens of the vocabulary.
+        `specials` says how Lark names those of the markers that are control tokens of the vocabulary. With `answer`, a
+        part of a Lark rule, an answer without calls is that and nothing else, unless there must be a call.
         """
         ...
 
@@ -132,9 +146,21 @@ def write_rule(name: str, alternatives: Sequence[str]) -> str:
 
 
 def write_call_rules(tools: Sequence[Tool], key: str) -> str:
-    """The rule `call`: one JSON object with the name of a tool and arguments that fit its schema."""
-    bodies = [f'{quote_lark(_call_start(tool.name, key))} args_{index} "}}"' for index, tool in enumerate(tools)]
-    return write_rule("call", bodies) + write_argument_rules(tools)
+    """The rules `call`, one JSON object with the name of a tool and arguments that fit its schema, and `call_0` ..."""
+    names = [f"call_{index}" for index in range(len(tools))]
+    return write_rule("call", names) + "".join(map(_write_call_rule, names, tools, [key] * len(tools)))
+
+
+def write_bare_grammar(
+    tools: Sequence[Tool], key: str, separator: str, *, must_call: bool, is_parallel: bool, answer: str | None
+) -> str | None:
+    """The grammar for formats whose calls have no marker; see `ToolFormat.write_grammar`."""
+    if not must_call and answer is None:
+        return None
+    calls = f"call ({quote_lark(separator)} call)*" if is_parallel else "call"
+    return write_rule("start", [calls] if must_call or answer is None else [calls, answer]) + write_call_rules(
+        tools, key
+    )
 
 
 def write_argument_rules(tools: Sequence[Tool]) -> str:
@@ -144,8 +170,19 @@ def write_argument_rules(tools: Sequence[Tool]) -> str:
 
 def close_schema(tool: Tool) -> Mapping[str, object]:
     """The schema of the arguments, which are an object even where it does not say so."""
-    return {"type": "object", **tool.parameters, "x-guidance": _JSON_STYLE}
+    return {"type": "object", **tool.parameters, "x-guidance": JSON_STYLE}
 
 
-def _call_start(name: str, key: str) -> str:
-    return f'{{"name": {write_json(name)}, "{key}": '
+def _write_call_rule(rule: str, tool: Tool, key: str) -> str:
+    """One rule for the calls of one tool. It is JSON throughout, so that it may stand beside an answer in JSON."""
+    arguments = {"type": "object", **tool.parameters}
+    definitions = arguments.pop("$defs", {})  # references start at the whole
+    call = {
+        "$defs": definitions,
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, key: arguments},
+        "required": ["name", key],
+        "additionalProperties": False,
+        "x-guidance": JSON_STYLE,
+    }
+    return f"{rule}: %json {json.dumps(call)}\n"

@@ -10,7 +10,7 @@ from typing import cast
 
 from mlxr.service.requests import Tool
 from mlxr.service.tools.bare_json import BareJsonParser
-from mlxr.service.tools.format import CallParser, describe_tool, make_call_id, write_call_rules, write_json
+from mlxr.service.tools.format import CallParser, describe_tool, make_call_id, write_bare_grammar, write_json
 
 _INTRODUCTION = (
     "You can call these functions:\n{tools}\n"
@@ -25,6 +25,7 @@ class GenericFormat:
 
     markers: Sequence[str] = ()
     shows_tools = False
+    marks_calls = False
 
     def make_id(self) -> str:
         """As OpenAI spells them."""
@@ -55,14 +56,17 @@ class GenericFormat:
         return BareJsonParser(names, keys, leads=leads, separators=",;`", is_enforced=is_enforced)
 
     def write_grammar(
-        self, tools: Sequence[Tool], *, must_call: bool, is_parallel: bool, specials: Mapping[str, str]
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
     ) -> str | None:
         """Calls where there must be one; otherwise an answer in JSON may be just that."""
         del specials
-        if not must_call:
-            return None
-        start = 'start: call ("\\n" call)*\n' if is_parallel else "start: call\n"
-        return start + write_call_rules(tools, "arguments")
+        return write_bare_grammar(tools, "arguments", "\n", must_call=must_call, is_parallel=is_parallel, answer=answer)
 
 
 def _introduce(messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
-from mlxr.service.tools.format import CallParser, make_call_id, quote_lark, write_call_rules
+from mlxr.service.tools.format import CallParser, make_call_id, quote_lark, write_call_rules, write_rule
 from mlxr.service.tools.json_call import CallReader
 
 START, END = "<tool_call>", "</tool_call>"
@@ -21,6 +21,7 @@ class HermesFormat:
 
     markers: Sequence[str] = (START, END)
     shows_tools = True
+    marks_calls = True
 
     def make_id(self) -> str:
         """As OpenAI spells them."""
@@ -36,15 +37,22 @@ class HermesFormat:
         return HermesParser(frozenset(tool.name for tool in tools), is_enforced=is_enforced)
 
     def write_grammar(
-        self, tools: Sequence[Tool], *, must_call: bool, is_parallel: bool, specials: Mapping[str, str]
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
     ) -> str | None:
         """Calls, and text before and between them unless there must be a call."""
         end = specials.get(END, quote_lark(END))
         body = f'"\\n" call "\\n" {end}'
-        if must_call:
+        if must_call or answer is not None:
             start = specials.get(START, quote_lark(START))
-            block = f"{start} {body}"
-            rules = f'start: block ("\\n" block)*\nblock: {block}\n' if is_parallel else f"start: {block}\n"
+            blocks = 'block ("\\n" block)*' if is_parallel else "block"
+            rules = write_rule("start", [blocks] if must_call or answer is None else [blocks, answer])
+            rules += f"block: {start} {body}\n"
         elif START in specials:
             rules = f"start: TEXT? ({specials[START]} {body} TEXT?)*\nTEXT: /(?s:.+)/\n"
         else:

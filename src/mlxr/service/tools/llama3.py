@@ -11,7 +11,7 @@ from typing import cast
 
 from mlxr.service.requests import Tool
 from mlxr.service.tools.bare_json import BareJsonParser
-from mlxr.service.tools.format import CallParser, make_call_id, write_call_rules
+from mlxr.service.tools.format import CallParser, make_call_id, write_bare_grammar
 
 PYTHON_TAG = "<|python_tag|>"
 
@@ -21,6 +21,7 @@ class Llama3Format:
 
     markers: Sequence[str] = (PYTHON_TAG,)
     shows_tools = True
+    marks_calls = False
 
     def make_id(self) -> str:
         """As OpenAI spells them."""
@@ -48,11 +49,16 @@ class Llama3Format:
         return BareJsonParser(names, keys, leads=(PYTHON_TAG,), separators=";,", is_enforced=is_enforced)
 
     def write_grammar(
-        self, tools: Sequence[Tool], *, must_call: bool, is_parallel: bool, specials: Mapping[str, str]
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
     ) -> str | None:
         """Calls where there must be one; otherwise an answer in JSON may be just that."""
         del specials
-        if not must_call:
-            return None
-        start = 'start: call ("; " call)*\n' if is_parallel else "start: call\n"
-        return start + write_call_rules(tools, "parameters")
+        return write_bare_grammar(
+            tools, "parameters", "; ", must_call=must_call, is_parallel=is_parallel, answer=answer
+        )

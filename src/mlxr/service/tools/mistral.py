@@ -34,6 +34,7 @@ class MistralFormat:
 
     markers: Sequence[str] = (CALLS, ARGS, CALL_ID)
     shows_tools = True
+    marks_calls = True
 
     def __init__(self, *, has_args_marker: bool) -> None:
         self._has_args_marker = has_args_marker
@@ -60,13 +61,21 @@ class MistralFormat:
         return MistralParser(frozenset(tool.name for tool in tools), is_enforced=is_enforced)
 
     def write_grammar(
-        self, tools: Sequence[Tool], *, must_call: bool, is_parallel: bool, specials: Mapping[str, str]
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
     ) -> str | None:
         """Calls, and text before them unless there must be a call."""
         marker = specials.get(CALLS, quote_lark(CALLS))
         rules = self._write_calls(tools, is_parallel, marker, specials)
         if must_call:
             return f"start: {marker} calls\n{rules}"
+        if answer is not None:
+            return write_rule("start", [f"{marker} calls", answer]) + rules
         if CALLS in specials:
             return f"start: TEXT? ({marker} calls)?\nTEXT: /(?s:.+)/\n{rules}"
         pattern = re.escape(CALLS)

@@ -1,0 +1,57 @@
+"""Which schema the grammar library takes for the one that a client sent. Imports the library, which takes a while."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+
+from llguidance import LLMatcher, LLParserLimits
+
+from mlxr.service.schema import Enforceable, make_enforceable
+from mlxr.service.schema_document import Schema, SchemaError
+from mlxr.service.schema_size import measure
+
+MAX_KEPT = 64
+MAX_REASON_CHARACTERS = 300
+_LIMITS = LLParserLimits(verbose_errors=False)
+
+
+@functools.lru_cache(MAX_KEPT)
+def enforce(text: str) -> Enforceable:
+    """The schema to hold an answer to, for the JSON text of the one that was asked for.
+
+    Raises SchemaError for text that is no schema, and for a schema that no value fits or that is too large.
+    """
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SchemaError(f"the schema is not JSON: {error}") from None
+    try:
+        closed = make_enforceable(schema, find_fault)
+        reason = find_fault(closed.schema, coerces=True)
+        if not reason and math.isinf(measure(closed.schema).whole):
+            raise SchemaError("no value fits the schema, as it asks for itself without end")
+        if not reason:
+            return closed
+        # Where objects are joined by going round in circles, they cannot be closed.
+        open_one = make_enforceable(schema, find_fault, closes=False)
+        if find_fault(open_one.schema, coerces=True):
+            raise SchemaError(reason)
+        return Enforceable(open_one.schema, (*open_one.relaxed, "additionalProperties"))
+    except RecursionError:
+        raise SchemaError("the schema is nested too deeply") from None
+
+
+def find_fault(schema: Schema, *, coerces: bool = False) -> str:
+    """Why the library refuses a schema, in one line; empty if it takes it. With `coerces` oneOf counts as anyOf."""
+    options = {"x-guidance": {"coerce_one_of": True}} if coerces else {}
+    grammar = json.dumps({"grammars": [{"json_schema": {**schema, **options}}]})
+    return summarize(LLMatcher.validate_grammar(grammar, None, limits=_LIMITS))
+
+
+def summarize(text: str) -> str:
+    """What the library says, without the lines that show the grammar."""
+    lines = text.splitlines() or [""]
+    reasons = [line for line in lines[1:] if line.startswith("error: ")]
+    return " ".join([lines[0], *reasons])[:MAX_REASON_CHARACTERS]

@@ -1,0 +1,58 @@
+"""Formats for answers in all dialects: schemas with rules that no mask holds, tools beside a format."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+
+ASK = [{"role": "user", "content": "Name a color."}]
+COLORS = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 1, "maxItems": 2, "uniqueItems": True}
+SCHEMA = {"type": "object", "properties": {"colors": COLORS}, "required": ["colors"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "colors", "schema": SCHEMA}}
+TOOL = {"type": "function", "function": {"name": "pick", "parameters": {"type": "object", "properties": {}}}}
+
+
+def post(client: httpx.Client, path: str, **body: object) -> httpx.Response:
+    response = client.post(path, json={"model": "demo", "messages": ASK, "stream": False, **body})
+    assert response.status_code == 200, response.text
+    return response
+
+
+def is_of_schema(text: str) -> bool:
+    value = json.loads(text)
+    return list(value) == ["colors"] and 1 <= len(value["colors"]) <= 2 and set(value["colors"]) <= {"red", "blue"}
+
+
+def test_rules_that_are_not_held_are_named_in_a_header(client: httpx.Client) -> None:
+    for stream in (False, True):
+        response = post(client, "/v1/chat/completions", response_format=FORMAT, stream=stream)
+        assert response.headers["x-mlxr-ignored"] == "schema.uniqueItems"
+    for path, more in (
+        ("/api/chat", {"format": SCHEMA}),
+        (
+            "/v1/responses",
+            {"input": "Name a color.", "text": {"format": {"type": "json_schema", **FORMAT["json_schema"]}}},
+        ),
+        ("/v1/messages", {"max_tokens": 60, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+    ):
+        body = {"model": "demo", "stream": False, **({} if "input" in more else {"messages": ASK}), **more}
+        response = client.post(path, json=body)
+        assert response.headers["x-mlxr-ignored"] == "schema.uniqueItems", response.text
+
+
+def test_tools_and_a_format_go_together(client: httpx.Client) -> None:
+    for stream in (False, True):
+        body = {"response_format": FORMAT, "tools": [TOOL], "max_tokens": 100, "stream": stream}
+        response = post(client, "/v1/chat/completions", **body)
+        chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]] if stream else response.json()["choices"]
+        parts = [choice.get("delta") or choice.get("message") or {} for choice in choices]
+        text = "".join(part.get("content") or "" for part in parts)
+        called = any(part.get("tool_calls") for part in parts)
+        assert called != bool(text)
+        assert called or is_of_schema(text)
+    called_only = post(client, "/v1/chat/completions", response_format=FORMAT, tools=[TOOL], tool_choice="required")
+    assert called_only.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "pick"
+    message = post(client, "/api/chat", format=SCHEMA, tools=[TOOL]).json()["message"]
+    assert message.get("tool_calls") or is_of_schema(message["content"])
