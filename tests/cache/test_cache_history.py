@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mlxr.cache.page_table import PageTable
+from mlxr.cache.stats import StoreDrop
 from mlxr.core.errors import OutOfPages
 
 PICK = st.integers(0, 999)  # of what there is, if anything: nothing drawn may depend on how fast the disk is
@@ -124,7 +125,12 @@ class CacheHistory(RuleBasedStateMachine):
 
     @rule()
     def wait_for_disk(self) -> None:
+        """Then every full page is stored, also of sequences that still grow, unless there was no room for it."""
         self.now.flush()
+        store, dropped = self.now.store, self.now.cache.stats().store
+        if store is not None and dropped is not None and not dropped.drops[StoreDrop.ROOM] and dropped.writable:
+            for table, _ in self.alive:
+                assert all(map(store.contains, table.chain[1:])), "a full page is not stored"
 
     @rule(waits=st.booleans())
     def restart(self, waits: bool) -> None:

@@ -274,6 +274,28 @@ def test_leaves_leave_the_disk_before_roots(tmp_path: Path) -> None:
     assert again.store_stats.entries == again.cache.lookup(PROMPT, 10**6) // PAGE_SIZE + 1
 
 
+def test_leaves_leave_before_roots_while_a_sequence_grows(tmp_path: Path) -> None:
+    """Its pages are written one after the other, the first of them by a sequence that ended long before."""
+    max_bytes = 10 * (World().arena.page_bytes + HEADER_BYTES)
+    world = World(pages=32, folder=tmp_path, max_bytes=max_bytes)
+    world.serve(PROMPT[: 3 * PAGE_SIZE])
+    world.flush()
+    table = world.open(PROMPT)
+    while table.length_tokens < 9 * PAGE_SIZE:
+        world.write(table, PROMPT, PAGE_SIZE)
+        world.flush()
+    for token in (7, 8):
+        other = world.open([token] * PAGE_SIZE)
+        world.write(other, [token] * PAGE_SIZE)
+        world.cache.release(other)
+        world.flush()
+    again = World(pages=32, folder=tmp_path, max_bytes=max_bytes)
+    assert 7 * PAGE_SIZE <= again.cache.lookup(PROMPT, 10**6) < 9 * PAGE_SIZE
+    assert again.store_stats.entries == again.cache.lookup(PROMPT, 10**6) // PAGE_SIZE + 2
+    world.cache.release(table)
+    world.cache.close()
+
+
 def test_two_processes_share_a_folder(tmp_path: Path) -> None:
     """Neither sees what the other writes meanwhile, both stay right, and later ones see both."""
     first, second = World(pages=32, folder=tmp_path), World(pages=32, folder=tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from threading import Event, current_thread
 
@@ -51,10 +52,11 @@ def limit_writer(world: World, **limits: int) -> StoreWriter:
 
 
 def hold_up(world: World, monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
-    """A disk that is busy with one page, of a prompt of its own."""
+    """A disk that is busy with one page, of nobody."""
     assert world.store is not None
+    assert world.cache._writer is not None
     disk = SlowDisk(world.store, monkeypatch)
-    world.serve([77] * PAGE_SIZE)
+    world.cache._writer.offer([(bytes(32), 0, 0)], 0, released=True)
     assert disk.is_reached.wait(FLUSH_S)
     return disk
 
@@ -66,7 +68,7 @@ def test_pages_evicted_before_their_turn_are_written_nonetheless(
     world.serve(PROMPT[: 6 * PAGE_SIZE])
     world.serve([9] * (8 * PAGE_SIZE))  # overwrites the whole arena
     assert world.cache.stats().cached_pages == 8
-    assert world.store_stats.queued_pages == 1 + 6 + 8 + 1  # the one being written left the arena as well
+    assert world.store_stats.queued_pages == 1 + 6 + 8
     disk.open()
     world.flush()
     assert world.store_stats.written_pages == 1 + 6 + 8
@@ -74,15 +76,46 @@ def test_pages_evicted_before_their_turn_are_written_nonetheless(
     assert World(folder=tmp_path).serve([*PROMPT[: 6 * PAGE_SIZE], 1]) == 6 * PAGE_SIZE
 
 
+def test_pages_are_written_as_they_fill(world: World, tmp_path: Path) -> None:
+    table = world.open(PROMPT)
+    for count in (PAGE_SIZE - 1, 1, 2 * PAGE_SIZE, 1, PAGE_SIZE):
+        world.write(table, PROMPT, count)
+        world.flush()
+        assert len(page_files(tmp_path)) == table.length_tokens // PAGE_SIZE
+    assert World(folder=tmp_path).serve(PROMPT) == 4 * PAGE_SIZE
+    world.cache.release(table)
+    world.flush()
+    assert world.store_stats.written_pages == 4, "each once"
+
+
+def test_a_page_that_found_no_room_when_it_filled_is_offered_again(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_writer(world, max_queued_pages=3)
+    disk = hold_up(world, monkeypatch)
+    first, second = PROMPT[: 3 * PAGE_SIZE], [9] * (2 * PAGE_SIZE)
+    tables = [world.open(first), world.open(second)]
+    for table, tokens in zip(tables, (first, second), strict=True):
+        world.write(table, tokens)
+    assert world.store_stats.queued_pages == 1 + 3
+    assert world.store_stats.drops[StoreDrop.QUEUE_FULL] == 0, "those without room have another chance"
+    disk.open()
+    world.flush()
+    assert len(page_files(tmp_path)) == 1 + 3
+    world.cache.release(tables[1])
+    world.flush()
+    assert len(page_files(tmp_path)) == 1 + 3 + 2
+
+
 def test_copies_aside_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     limit_writer(world, max_aside_bytes=2 * world.arena.page_bytes + 1)
     disk = hold_up(world, monkeypatch)
     world.serve(PROMPT[: 6 * PAGE_SIZE])
     world.serve([9] * (8 * PAGE_SIZE))
-    assert world.store_stats.drops[StoreDrop.EVICTED] == 7 - 2
+    assert world.store_stats.drops[StoreDrop.EVICTED] == 6 - 2
     disk.open()
     world.flush()
-    assert world.store_stats.written_pages == 1 + 8 + (2 if world.cache.lookup(PROMPT, 99) else 1)
+    assert world.store_stats.written_pages == 1 + 2 + 8
 
 
 def test_queue_is_bounded_and_a_last_chance_is_given_when_a_page_leaves(
@@ -134,8 +167,9 @@ def test_the_thread_outlives_bugs(
         patch.setattr(world.store, "write", fail)
         world.serve(PROMPT[:PAGE_SIZE])
         world.flush()
-    assert world.store_stats.drops[StoreDrop.UNWRITABLE] == 1
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    attempts = world.store_stats.drops[StoreDrop.UNWRITABLE]
+    assert attempts in (1, 2), "when the page was full, and once more when it was let go if that had failed by then"
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * attempts
     world.serve([9] * PAGE_SIZE)
     world.flush()
     assert len(page_files(tmp_path)) == 1
@@ -150,6 +184,34 @@ def test_check_notices_a_page_that_changed_while_it_waited(world: World, monkeyp
     with pytest.raises(AssertionError, match="holds something else now"):
         writer.check({})
     disk.open()
+
+
+def test_pages_of_a_device_take_little_of_the_engines_time_while_it_works(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copying one takes a second here: the next is copied when twenty more have passed, or when the sequence ends."""
+    now_s = 0.0
+    copied: list[float] = []
+
+    def copy(*_: object) -> None:
+        nonlocal now_s
+        now_s += 1
+        copied.append(now_s)
+
+    monkeypatch.setattr(type(world.arena), "is_on_host", False)
+    monkeypatch.setattr(world.arena, "export_page", copy)
+    table = world.open(PROMPT)
+    with monkeypatch.context() as patch:
+        patch.setattr("mlxr.cache.store_writer.time.monotonic", lambda: now_s)
+        for _ in range(6 * PAGE_SIZE):
+            now_s += 2
+            world.write(table, PROMPT, 1)
+        assert len(copied) == 3
+        assert all(later - earlier >= 20 for earlier, later in pairwise(copied))
+        world.cache.release(table)
+    assert len(copied) == 6
+    world.flush()
+    assert len(page_files(tmp_path)) == 6
 
 
 def test_pages_of_a_device_are_copied_by_the_engine(

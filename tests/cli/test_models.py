@@ -85,11 +85,21 @@ def test_create(mlxr: Run, own_file: Path, tmp_path: Path) -> None:
         assert llm.detokenize(ids).endswith("system: Talk.\nuser: Hi\n")
 
 
+def test_create_from_a_go_template(mlxr: Run, own_file: Path, tmp_path: Path) -> None:
+    modelfile = tmp_path / "Modelfile"
+    template = "{{ if .System }}<|system|>{{ .System }}{{ end }}<|user|>{{ .Prompt }}<|assistant|>{{ .Response }}"
+    modelfile.write_text(f'FROM ./{own_file.name}\nTEMPLATE """{template}"""\nSYSTEM Talk.\n')
+    mlxr("create", "mine", "-f", modelfile)
+    with LLM("mine") as llm:
+        ids = llm._session.encode_chat([{"role": "user", "content": "Hi"}])
+        assert llm.detokenize(ids).endswith("<|system|>Talk.<|user|>Hi<|assistant|>")
+
+
 def test_what_is_refused(refused: Run, mlxr: Run, tmp_path: Path, own_file: Path) -> None:
     modelfile = tmp_path / "Modelfile"
     for text, message in (
         ("FROM demo\nADAPTER x", "ADAPTER: is not supported"),
-        ("FROM demo\nTEMPLATE {{ .Prompt }}", "is a Go template"),
+        ("FROM demo\nTEMPLATE {{ .Nonsense }}", "line 1 of the Go template: .Nonsense is not supported"),
         ("FROM demo\nTEMPLATE {% if %}", "template: "),
         ("FROM nothing", "nothing"),
     ):

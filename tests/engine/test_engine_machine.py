@@ -107,6 +107,7 @@ class EngineMachine(RuleBasedStateMachine):
         deadline_s=st.sampled_from([None, None, 30.0]),
         divisor=st.sampled_from([None, None, 2, 7]),
         uses_cache=st.sampled_from([True, True, False]),
+        client=st.sampled_from([None, "a", "a", "b"]),
     )
     def submit(
         self,
@@ -118,6 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
         deadline_s: float | None,
         divisor: int | None,
         uses_cache: bool,
+        client: str | None,
     ) -> None:
         params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=len(prompt), n=n, logprobs=0)
         if self.engine.stats().waiting_sequences >= MAX_WAITING:
@@ -130,6 +132,7 @@ class EngineMachine(RuleBasedStateMachine):
             priority=priority,
             deadline_s=deadline_s,
             uses_cache=uses_cache,
+            client=client,
             constraint=None if divisor is None else FakeConstraint(divisor),
         )
         self.requests[request_id] = prompt, params, divisor
@@ -137,10 +140,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.given[request_id, index] = []
             self.growing.add((request_id, index))
 
-    @rule(text=PROMPTS, pooling=st.sampled_from(["mean", "last"]))
-    def embed(self, text: tuple[int, ...], pooling: Pooling) -> None:
+    @rule(text=PROMPTS, pooling=st.sampled_from(["mean", "last"]), client=st.sampled_from([None, "a", "b"]))
+    def embed(self, text: tuple[int, ...], pooling: Pooling, client: str | None) -> None:
         if self.engine.stats().waiting_sequences < MAX_WAITING:
-            request_id = self.engine.submit_embedding(text, pooling)
+            request_id = self.engine.submit_embedding(text, pooling, client=client)
             self.texts[request_id] = text, pooling
             self.given[request_id, 0] = []
             self.growing.add((request_id, 0))

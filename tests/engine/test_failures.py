@@ -20,7 +20,7 @@ from fake_model import (
 )
 
 from mlxr.cache.arena import Arena
-from mlxr.core.errors import InvalidRequest, OutOfPages, SettingError
+from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, SettingError
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.kernels.context import Context
@@ -37,8 +37,11 @@ def fail_on_poison(batch: RaggedBatch) -> None:
 def test_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
     engine = make_engine(context_tokens=20)
     for length in (20, 45):
-        with pytest.raises(InvalidRequest, match=f"prompt: has {length} tokens; the context of 20 tokens"):
+        with pytest.raises(
+            ContextFull, match=f"maximum context length is 20 tokens.* prompt of {length} tok"
+        ) as caught:
             engine.submit(range(length), SamplingParams())
+        assert (caught.value.field, caught.value.prompt_tokens, caught.value.context_tokens) == ("prompt", length, 20)
     assert generate(range(19), SamplingParams(), engine) == expect_greedy(range(19), 1)
 
 

@@ -8,7 +8,7 @@ import pytest
 from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
 
 from mlxr.core.errors import SettingError
-from mlxr.core.types import SamplingParams
+from mlxr.core.types import FinishReason, SamplingParams
 
 STEM = [index * 7 % 50 for index in range(30)]
 THREE = SamplingParams(max_tokens=3)
@@ -97,6 +97,29 @@ def test_after_a_restart_pages_come_from_disk(tmp_path: Path) -> None:
     assert events[0].usage.cached_tokens == 28
     assert engine.stats().cache.disk_hit_tokens == 28
     assert computed_tokens(model) == 31 - 28 + 2
+
+
+@pytest.mark.parametrize("end", ["cancelled", "late", "killed"])
+def test_pages_of_a_prompt_that_was_given_up_halfway_stay(end: str, tmp_path: Path) -> None:
+    """In memory, and on disk for a process that comes later; also when nothing had a chance to end in order."""
+    now = 0.0
+    engine = make_engine(store_folder=tmp_path, prefill_chunk_tokens=10, clock=lambda: now)
+    request_id = engine.submit([*STEM, 1], THREE, deadline_s=5)
+    for _ in range(2):
+        assert engine.step() == []
+    if end == "cancelled":
+        engine.cancel(request_id)
+    elif end == "late":
+        now = 6.0
+        assert engine.step()[-1].finish_reason is FinishReason.DEADLINE
+    engine.check()
+    assert engine._cache.flush()
+    after = make_engine(store_folder=tmp_path)
+    for found_by in (engine, after) if end != "killed" else (after,):
+        found_by.submit([*STEM, 1], THREE)
+        assert run_all(found_by)[0].usage.cached_tokens == 20
+    engine.close()
+    after.close()
 
 
 @pytest.mark.parametrize("settings", [{"prefix_sharing": False}, {"kv_cache": "simple"}])

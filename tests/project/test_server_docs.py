@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import plistlib
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from mlxr.cli.commands import COMMANDS
 from mlxr.core.settings import BY_NAME, FILE_VARIABLE, SETTINGS, Settings
 from mlxr.server.app import DIALECTS
 from mlxr.server.listen import LAST_EVENTS_S
+from mlxr.server.metric_names import NAMES
 from mlxr.server.metrics import Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -41,6 +43,24 @@ def test_every_metric_is_named() -> None:
     assert len(names) > 20
     assert names <= NAMED
     assert {name for name in NAMED if name.startswith("mlxr_")} <= names
+    others = {row.name for rows in NAMES.values() for row in rows}
+    assert {name for name in NAMED if name.startswith(("vllm:", "llamacpp:", "gen_ai_server"))} <= others
+
+
+def test_the_grafana_dashboard_asks_for_what_there_is() -> None:
+    families = {family.name: family for family in Metrics().collect([])}
+    board = json.loads((DOCS / "grafana" / "mlxr.json").read_text())
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries += [row["definition"] for row in board["templating"]["list"] if row["type"] == "query"]
+    asked = {name for query in queries for name in re.findall(r"mlxr_\w+", query)}
+    assert len(asked) > 20
+    for name in asked:
+        family = re.sub("_(total|bucket|sum|count)$", "", name)
+        assert family in families, name
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+        assert name.removeprefix(family) in suffixes[families[family].type], name
 
 
 def test_the_settings_file_in_the_text_is_one() -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import httpx
@@ -75,6 +81,23 @@ def start_server(
 
 
 MakeServer = Callable[..., RunningServer]
+
+
+@contextmanager
+def spawn_server(**settings: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process `mlxr serve` with `settings` once it can be asked, and its address; it is killed at the end."""
+    given = {"arena_bytes": "64M", "threads": 1, **settings}
+    own = {f"MLXR_{name.upper()}": str(value) for name, value in given.items()}
+    command = [sys.executable, "-m", "mlxr", "serve", "--port", "0", "--log-level", "warning"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **own}) as process:
+        assert process.stderr is not None
+        started = list(takewhile(lambda line: not line.startswith("ready"), process.stderr))
+        address = re.search(r"http://127\.0\.0\.1:\d+", "".join(started))
+        try:
+            assert address is not None, f"the server does not start: {started}"
+            yield process, address[0]
+        finally:
+            process.kill()
 
 
 def wait_until(happened: Callable[[], bool]) -> None:

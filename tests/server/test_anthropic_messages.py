@@ -237,7 +237,11 @@ def test_models_are_listed(ai: anthropic.Anthropic) -> None:
         ({"temperature": 2}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 100_000}}, "thinking.budget_tokens"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
+            "messages[0].content[0].source.type",
+        ),
+        ({"extra_body": {"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}}, "mcp_servers"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
@@ -268,3 +272,95 @@ def test_an_unknown_model_is_not_found(ai: anthropic.Anthropic) -> None:
         body = refused.value.body
         assert isinstance(body, dict)
         assert body["error"]["type"] == "not_found_error"
+
+
+def ask_as_claude_code(server: str, nonce: str) -> httpx.Response:
+    """What Claude Code sends, all of it in one request."""
+    hint = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Rome"}}
+    found = [{"type": "tool_reference", "tool_name": "get_time"}, {"type": "text", "text": "sunny", **hint}]
+    body = {
+        "model": "demo",
+        "max_tokens": 8,
+        "stream": False,
+        "temperature": 1,
+        "system": [
+            {
+                "type": "text",
+                "text": f"x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch={nonce};",
+            },
+            {"type": "text", "text": "You help with code. " * 12, **hint},
+        ],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Weather?", **hint}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Rome.", "signature": "c2ln"},
+                    {"type": "redacted_thinking", "data": "eA=="},
+                    {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}},
+                    {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
+                    {**call, "caller": {"type": "direct"}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": found, **hint}]},
+            {"role": "system", "content": [{"type": "text", "text": "The date is today."}]},
+            {"role": "user", "content": QUESTION[0]["content"]},
+        ],
+        "tools": [
+            {
+                **TOOL,
+                "eager_input_streaming": True,
+                "strict": False,
+                "defer_loading": True,
+                "input_examples": [],
+                **hint,
+            },
+            {"type": "web_search_20260209", "name": "web_search", "max_uses": 8},
+        ],
+        "tool_choice": {"type": "auto"},
+        "metadata": {"user_id": "{}"},
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium", "task_budget": {"type": "tokens", "total": 9}},
+        "speed": "fast",
+        "service_tier": "auto",
+    }
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,context-management-2025-06-27",
+    }
+    count = {name: value for name, value in body.items() if name not in ("max_tokens", "stream", "temperature")}
+    counted = httpx.post(f"{server}/v1/messages/count_tokens?beta=true", json=count, headers=headers, timeout=60)
+    assert counted.status_code == 200, counted.text
+    reply = httpx.post(f"{server}/v1/messages?beta=true", json=body, headers=headers, timeout=60)
+    assert reply.status_code == 200, reply.text
+    usage = reply.json()["usage"]
+    assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    return reply
+
+
+def test_all_that_claude_code_sends_is_taken(server: str) -> None:
+    named = set(ask_as_claude_code(server, "aaaaa").headers["x-mlxr-ignored"].split(", "))
+    assert {"system[].x-anthropic-billing-header", "tools[].web_search_20260209", "metadata"} <= named
+    usage = ask_as_claude_code(server, "bbbbb").json()["usage"]
+    assert usage["cache_read_input_tokens"] > 96  # the header that changes has left the prefix alone
+
+
+def test_documents_and_search_results_are_read(ai: anthropic.Anthropic) -> None:
+    blocks = [
+        {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}},
+        {"type": "search_result", "title": "S", "source": "http://s", "content": [{"type": "text", "text": "R"}]},
+    ]
+    plain = [{"role": "user", "content": "T\nD\nS\nhttp://s\nR"}]
+    counts = [
+        ai.messages.count_tokens(model="demo", messages=messages).input_tokens  # type: ignore[arg-type]
+        for messages in ([{"role": "user", "content": blocks}], plain)
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_the_older_place_of_a_format(ai: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
+    reply = ask(ai, extra_body={"output_format": {"type": "json_schema", "schema": schema}})
+    assert json.loads(reply.content[0].text) == {"a": 7}  # type: ignore[union-attr]

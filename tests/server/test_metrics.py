@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from running_server import MakeServer
+from running_server import MakeServer, post_and_leave
 
-from mlxr.server.metrics import read_resident_bytes
+from mlxr.core.errors import SettingError
+from mlxr.core.settings import BY_NAME, resolve
+from mlxr.server.engine_metrics import read_resident_bytes
+from mlxr.server.metric_names import NAMES
+from mlxr.server.metrics import Metrics
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 BODY = {"model": "demo", "prompt": "import os\n" * 40, "max_tokens": 5, "ignore_eos": True, "temperature": 0}
@@ -54,11 +59,83 @@ def test_requests_tokens_and_times(make_server: MakeServer) -> None:
     assert value(samples, "prompt_tokens_total", model=MODEL) == 4 * prompt_tokens
     assert value(samples, "generated_tokens_total", model=MODEL) == 20
     assert value(samples, "answers_total", model=MODEL, reason="length") == 4
-    for name in ("first_token_seconds", "token_seconds", "queue_seconds"):
-        assert value(samples, f"{name}_count", model=MODEL) == 4, name
-    assert 0 < value(samples, "first_token_seconds_sum", model=MODEL) < 60
+    text = {"model": MODEL, "operation": "text_completion"}
+    for name in ("time_to_first_token_seconds", "time_per_output_token_seconds", "e2e_request_latency_seconds"):
+        assert value(samples, f"{name}_count", **text) == 4, name
+        assert 0 < value(samples, f"{name}_sum", **text) < 60
+    for name in ("queue_time_seconds", "prefill_time_seconds", "decode_time_seconds"):
+        assert value(samples, f"request_{name}_count", model=MODEL) == 4, name
+    assert value(samples, "request_prompt_tokens_sum", model=MODEL) == 4 * prompt_tokens
+    assert value(samples, "request_generation_tokens_bucket", model=MODEL, le="5.0") == 4
+    assert value(samples, "request_generation_tokens_bucket", model=MODEL, le="2.0") == 0
+    assert value(samples, "longest_request_tokens", model=MODEL) == prompt_tokens + 5
     assert value(samples, "request_seconds_count", route="/v1/completions") == 5
     assert value(samples, "requests_in_flight") == 1  # the one that asks
+
+
+def test_answers_whose_client_left_are_counted(make_server: MakeServer) -> None:
+    running = make_server()
+    with running.client() as client:
+        for stream in (True, False):
+            body = {**BODY, "max_tokens": 1000, "n": 2, "stream": stream}
+            post_and_leave(running, "/v1/completions", body, lambda row: row.generated_tokens > 2)
+        chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "n": 3}
+        assert client.post("/v1/chat/completions", json=chat).status_code == 200
+        samples = read(client)
+    assert value(samples, "answers_total", model=MODEL, reason="client_gone") == 4
+    assert value(samples, "e2e_request_latency_seconds_count", model=MODEL, operation="chat") == 3
+    assert value(samples, "time_to_first_token_seconds_count", model=MODEL, operation="chat") == 1
+    assert value(samples, "request_prompt_tokens_count", model=MODEL) == 3
+
+
+def test_the_names_of_other_servers(make_server: MakeServer) -> None:
+    with make_server(metric_names="vllm,llamacpp,otel", page_size=16).client() as client:
+        first = client.post("/v1/completions", json=BODY).json()
+        client.post("/v1/completions", json=BODY)
+        samples = read(client)
+        text = client.get("/metrics").text
+    declared = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert len(declared) == len(set(declared))
+    assert {row.name for rows in NAMES.values() for row in rows} <= set(declared)
+    assert set(re.findall("^([a-z_]+):", text, re.MULTILINE)) == {"vllm", "llamacpp"}
+    prompt_tokens = first["usage"]["prompt_tokens"]
+
+    def other(name: str, **labels: str) -> float:
+        return samples[name, tuple(sorted(labels.items()))]
+
+    vllm = {"model_name": MODEL, "engine": "0"}
+    assert other("vllm:prompt_tokens_total", **vllm) == 2 * prompt_tokens
+    assert other("vllm:generation_tokens_total", **vllm) == 10
+    assert other("vllm:request_success_total", **vllm, finished_reason="length") == 2
+    assert other("vllm:num_requests_running", **vllm) == 0
+    assert 0 == other("vllm:kv_cache_usage_perc", **vllm) < 1
+    hits = other("vllm:prefix_cache_hits_total", **vllm)
+    assert 0 < hits < other("vllm:prefix_cache_queries_total", **vllm) <= 2 * prompt_tokens
+    kind = {"operation": "text_completion"}
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
+        ours = value(samples, f"{name}_sum", model=MODEL, **kind)
+        assert other(f"vllm:{name}_sum", **vllm, **kind) == ours > 0
+        assert other(f"vllm:{name}_bucket", **vllm, **kind, le="+Inf") == 2
+    otel = {
+        "gen_ai_request_model": MODEL,
+        "gen_ai_operation_name": "text_completion",
+        "gen_ai_provider_name": "mlxr",
+    }
+    assert other("gen_ai_server_request_duration_seconds_count", **otel) == 2
+    assert other("gen_ai_server_time_per_output_token_seconds_bucket", **otel, le="2.5") == 2
+    assert other("llamacpp:prompt_tokens_total") == 2 * prompt_tokens - hits
+    assert other("llamacpp:prompt_tokens_cached_total") == hits
+    assert other("llamacpp:tokens_predicted_total") == 10
+    assert f"\nllamacpp:n_tokens_max {prompt_tokens + 5}.0\n" in text
+    assert other("llamacpp:predicted_tokens_seconds") > 0
+    assert other("llamacpp:n_busy_slots_per_decode") > 0
+
+
+def test_only_known_names_are_taken() -> None:
+    with pytest.raises(SettingError, match="metric_names: may name vllm, llamacpp, otel"):
+        resolve({"metric_names": "vllm,tgi"}, {})
+    assert BY_NAME["metric_names"].choices == tuple(NAMES)
+    assert "vllm:" not in Metrics().render(0, 0, []).decode()
 
 
 def test_embeddings_are_counted(make_server: MakeServer) -> None:

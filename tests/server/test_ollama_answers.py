@@ -232,9 +232,39 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_messages(api: ollama.C
     body = {"model": "demo", "messages": [*long, *MESSAGES], "options": options, "stream": False, "truncate": False}
     refused = client.post("/api/chat", json=body)
     assert (refused.status_code, list(refused.json())) == (400, ["error"])
-    hopeless = [{"role": "user", "content": "words " * 4000}]
-    with pytest.raises(ollama.ResponseError, match="context"):
-        api.chat("demo", hopeless, options=options)
+    assert "maximum context length is 2048 tokens" in refused.json()["error"]
+    assert "input length exceeds the context length" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_one_text_that_is_too_long_is_cut_in_the_middle(client: httpx.Client, path: str) -> None:
+    text = "first " + "words " * 4000 + "last"
+    asked = {"messages": [{"role": "user", "content": text}]} if path == "/api/chat" else {"prompt": text}
+
+    def ask(**options: object) -> dict[str, Any]:
+        body = {"model": "demo", **asked, "stream": False, "options": {**GREEDY, "num_predict": 4, **options}}
+        reply = client.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        found: dict[str, Any] = reply.json()
+        return found
+
+    assert ask()["prompt_eval_count"] == 2048 - 4
+    assert ask(num_ctx=100_000)["prompt_eval_count"] == 2048 - 4  # as far as the model goes
+    cut = ask(num_ctx=64, num_keep=8)
+    assert (cut["prompt_eval_count"], cut["eval_count"]) == (60, 4)
+    assert ask(num_ctx=64, num_predict=-1)["prompt_eval_count"] == 32  # half of it is for the answer
+    assert ask(num_ctx=64, num_keep=-1)["prompt_eval_count"] == 60
+    asked["truncate"] = False  # type: ignore[assignment]
+    refused = client.post(path, json={"model": "demo", **asked, "options": {"num_ctx": 64}})
+    assert refused.status_code == 400
+    assert "maximum context length is 64 tokens" in refused.json()["error"]
+
+
+def test_the_answer_ends_where_num_ctx_does(api: ollama.Client) -> None:
+    for options in ({"num_ctx": 40}, {"num_ctx": 40, "num_predict": 30}):
+        reply = api.generate("demo", "def f(a, b, c):\n" * 2, raw=True, options={**GREEDY, **options})
+        assert (reply.prompt_eval_count or 0) + (reply.eval_count or 0) == 40
+        assert reply.done_reason == "length"
 
 
 def test_embed(api: ollama.Client) -> None:
@@ -251,7 +281,7 @@ def test_embed(api: ollama.Client) -> None:
     assert api.embed("demo", []).embeddings == []
     long = "word " * 5000
     assert api.embed("demo", long).prompt_eval_count == 2048
-    with pytest.raises(ollama.ResponseError, match=r"input\[0\]: has"):
+    with pytest.raises(ollama.ResponseError, match=r"input\[0\]: has.* input length exceeds"):
         api.embed("demo", long, truncate=False)
 
 

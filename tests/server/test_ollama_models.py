@@ -147,6 +147,17 @@ def test_create_from_a_model(api: ollama.Client) -> None:
     assert names(api)[0] == "mine:v1"
 
 
+def test_create_with_a_go_template(api: ollama.Client) -> None:
+    jinja = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+    api.create("jinja", from_="demo", template=jinja)
+    api.create("go", from_="demo", template="{{ range .Messages }}<|{{ .Role }}|>{{ .Content }}{{ end }}<|assistant|>")
+    options = {"num_predict": 8, "temperature": 0}
+    assert api.chat("go", HELLO, options=options).message == api.chat("jinja", HELLO, options=options).message
+    assert "{% for" in api.show("go").template.replace("{%+", "{%")
+    with pytest.raises(ollama.ResponseError, match="the function printf is not supported"):
+        api.create("go", from_="demo", template='{{ printf "%s" .Prompt }}')
+
+
 def test_create_streams_its_status(api: ollama.Client) -> None:
     statuses = [line.status for line in api.create("mine", from_="demo", system="x", stream=True)]
     assert statuses[0] == "parsing model"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -222,7 +223,14 @@ def test_a_prompt_beyond_the_context(client: httpx.Client, path: str) -> None:
     body = json.dumps(GOOD[path]).replace("Hi", "word " * 20_000).encode()
     reply = client.post(path, content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 400, reply.text
-    assert "context" in message_of(path, reply)
+    error = reply.json()["error"]
+    if path == MESSAGE:
+        assert re.fullmatch(r"messages: prompt is too long: \d{5} tokens > 2048 maximum", error["message"])
+        return
+    assert "this model's maximum context length is 2048 tokens" in error["message"]
+    assert (error["type"], error["code"]) == ("exceed_context_size_error", "context_length_exceeded")
+    assert (error["n_prompt_tokens"] > 20_000, error["n_ctx"]) == (True, 2048)
+    assert error["param"] in GOOD[path]
 
 
 @pytest.mark.parametrize("path", GOOD)

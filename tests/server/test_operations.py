@@ -216,7 +216,7 @@ def test_a_draining_server_takes_nothing_new(make_server: MakeServer) -> None:
         running.app.state.lifecycle.begin_drain()
         response = client.post("/tokenize", json={"content": "x"})
         assert response.status_code == 503
-        assert response.json()["error"]["code"] == "stopping"
+        assert "being stopped" in response.json()["error"]["message"]
         assert client.get("/health/ready").status_code == 503
         assert client.get("/health/live").status_code == 200
 
@@ -233,6 +233,45 @@ def test_a_request_is_logged_without_what_it_asks(client: httpx.Client, caplog: 
     assert fields["tokens"] == 2
     assert fields["first_token_ms"] <= fields["ms"]
     assert "secret" not in caplog.text + str([record.__dict__ for record in caplog.records])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "error", "reason"),
+    [
+        ("GET", "/", {"headers": {"host": "a.example"}}, "forbidden", "the host name 'a.example' is not allowed"),
+        ("GET", "/", {"headers": {"origin": "http://b"}}, "forbidden", "the origin 'http://b' is not allowed"),
+        (
+            "OPTIONS",
+            "/v1/models",
+            {"headers": {"origin": "http://b", "access-control-request-method": "GET"}},
+            "forbidden",
+            "add it to the setting cors_origins",
+        ),
+        ("GET", "/nowhere", {}, "not_found", "Not Found"),
+        ("POST", "/v1/completions", {"json": {"prompt": 3}}, "invalid_request", "prompt: "),
+        ("POST", "/api/chat", {"json": {"model": "none", "messages": []}}, "not_found", "'none'"),
+    ],
+)
+def test_a_refused_request_is_logged_with_its_reason(
+    method: str,
+    path: str,
+    options: dict[str, object],
+    error: str,
+    reason: str,
+    client: httpx.Client,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "mlxr")
+    tag = client.request(method, path, **options).headers["x-request-id"]  # type: ignore[arg-type]
+
+    def find_line() -> list[dict[str, str]]:
+        lines = [getattr(record, "fields", {}) for record in caplog.records]
+        return [line for line in lines if line.get("request_id") == tag]
+
+    wait_until(lambda: bool(find_line()))
+    (line,) = find_line()
+    assert line["error"] == error
+    assert reason in line["reason"]
 
 
 def test_who_only_watches_is_not_logged(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import pytest
 from demo_texts import ANSWER, QUESTION, WEATHER
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network for a price list
+TOO_LONG = [{"role": "user", "content": "word " * 4000}]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # both libraries warn about each other and about pydantic
 
@@ -71,6 +72,10 @@ def test_litellm_knows_our_errors(litellm, server: str) -> None:  # type: ignore
         litellm.completion(model="openai/no-such-model", **common)
     with pytest.raises(litellm.exceptions.BadRequestError, match="temperature"):
         litellm.completion(model="openai/demo", temperature=-1, **common)
+    for model, base in (("openai/demo", f"{server}/v1"), ("anthropic/demo", server)):
+        asked = {**common, "messages": TOO_LONG, "api_base": base, "max_tokens": 8}
+        with pytest.raises(litellm.exceptions.ContextWindowExceededError):
+            litellm.completion(model=model, **asked)
 
 
 def test_langchain_talks(server: str) -> None:
@@ -84,6 +89,22 @@ def test_langchain_talks(server: str) -> None:
     assert reply.usage_metadata["output_tokens"] > 5
     assert "".join(str(chunk.content) for chunk in chat.stream("What does os.path.join do?")) == ANSWER
     assert [one.content for one in chat.batch(["What does os.path.join do?"] * 3)] == [ANSWER] * 3
+
+
+def test_langchain_knows_a_full_context(server: str) -> None:
+    from langchain_core.exceptions import ContextOverflowError
+    from langchain_openai import ChatOpenAI
+
+    for is_response in (False, True):
+        chat = ChatOpenAI(
+            model="demo",
+            base_url=f"{server}/v1",
+            api_key="none",  # type: ignore[arg-type]
+            max_retries=0,
+            use_responses_api=is_response,
+        )
+        with pytest.raises(ContextOverflowError):
+            chat.invoke(TOO_LONG)
 
 
 def test_langchain_calls_tools_and_structures(server: str) -> None:

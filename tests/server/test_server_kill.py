@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import re
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import ollama
+from running_server import spawn_server
 
 from mlxr.core.settings import resolve
 from mlxr.loading import ASSETS
@@ -27,21 +24,6 @@ DRAFT = ASSETS / "demo-draft.gguf"
 KILLS = 4
 MOST_KILLS = 20  # until one of them hit something half done
 REPOSITORIES = 3
-
-
-def start(folder: Path, hub_url: str) -> tuple[subprocess.Popen[str], str]:
-    """A server that can be asked, and its address."""
-    own = {"MLXR_MODELS_FOLDER": str(folder), "MLXR_ARENA_BYTES": "64M", "MLXR_THREADS": "1", "MLXR_HUB_URL": hub_url}
-    command = [sys.executable, "-m", "mlxr", "serve", "--port", "0", "--log-level", "warning"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **own})
-    assert process.stderr is not None
-    address = ""
-    for line in process.stderr:
-        found = re.search(r"http://127\.0\.0\.1:\d+", line)
-        address = found[0] if found else address
-        if line.startswith("ready"):
-            return process, address
-    raise AssertionError("the server does not start")
 
 
 def work(url: str, seed: int) -> None:
@@ -75,13 +57,12 @@ def test_kills(tmp_path: Path) -> None:
         for kill in range(MOST_KILLS):
             if kill >= KILLS and listed and unfinished:
                 break
-            process, url = start(folder, hub.url)
-            workers = [threading.Thread(target=work, args=(url, 10 * kill + number)) for number in range(3)]
-            for worker in workers:
-                worker.start()
-            time.sleep(0.3 + rng.random())
-            os.kill(process.pid, signal.SIGKILL)
-            process.communicate()
+            with spawn_server(models_folder=folder, hub_url=hub.url) as (process, url):
+                workers = [threading.Thread(target=work, args=(url, 10 * kill + number)) for number in range(3)]
+                for worker in workers:
+                    worker.start()
+                time.sleep(0.3 + rng.random())
+                process.kill()
             for worker in workers:
                 worker.join()
             for record in registry.list():

@@ -89,6 +89,9 @@ class KVCache:
         except BaseException:
             self.release(table)
             raise
+        if self._writer is not None:
+            table.opened_ns = time.time_ns()
+            self._writer.offer(self._describe(table), table.opened_ns)
         memory_tokens = len(found) * self._pager.page_size
         self._memory_hit_tokens += memory_tokens
         self._disk_hit_tokens += table.length_tokens - memory_tokens
@@ -130,37 +133,40 @@ class KVCache:
         return copies
 
     def commit(self, table: PageTable, token_ids: Sequence[int], tokens: int) -> None:
-        """Count `tokens` more positions of `table` as written, and index the pages that became full.
+        """Count `tokens` more positions of `table` as written; index and store the pages that became full.
 
         `token_ids` are all tokens of the sequence from its start, at least as many as are written now. Where another
-        page with the same contents is indexed already, the table changes over to it and its own page returns.
+        page with the same contents is indexed already, the table changes over to it and its own page returns. Pages go
+        to the store in the background.
         """
         if len(token_ids) < table.length_tokens + tokens:
             raise ValueError(f"{table.length_tokens + tokens} tokens are written, {len(token_ids)} are given")
         table.commit(tokens)
+        if table.chain:
+            first = len(table.chain) - 1
+            extend_chain(table.chain, token_ids, table.page_size, table.length_tokens // table.page_size)
+            for place in range(first, len(table.chain) - 1):
+                self._index_page(table, place)
+            if self._writer is not None and len(table.chain) - 1 > first:
+                self._writer.offer(self._describe(table, first), table.opened_ns)
         if self._writer is not None:
             self._writer.advance()
-        if not table.chain:
-            return
-        first = len(table.chain) - 1
-        extend_chain(table.chain, token_ids, table.page_size, table.length_tokens // table.page_size)
-        for place in range(first, len(table.chain) - 1):
-            self._index_page(table, place)
 
     def fork(self, table: PageTable) -> PageTable:
         """A second table with the same written positions, on the same pages."""
         return table.fork()
 
     def release(self, table: PageTable) -> None:
-        """Give all pages of `table` back: full ones stay cached, and go to the store in the background."""
+        """Give all pages of `table` back: full ones stay cached, and count as used now in the store, too."""
         entries = [entry for page in table.pages if (entry := self._index.at(page)) is not None]
+        stored = self._describe(table)
         table.release()
         self._index.let_go(entries)
         for entry in entries:
             if self._may_go(entry):
                 self._queue.push(entry)
         if self._writer is not None:
-            self._writer.offer([(entry.key, entry.page, entry.depth) for entry in entries], time.time_ns())
+            self._writer.offer(stored, time.time_ns(), released=True)
 
     def stats(self) -> CacheStats:
         """Return the cache's numbers at this moment."""
@@ -179,7 +185,7 @@ class KVCache:
         )
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Wait until the pages of released tables are on disk; False when that took longer than `timeout_s`."""
+        """Wait until all full pages are on disk; False when that took longer than `timeout_s`."""
         return self._writer is None or self._writer.flush(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
@@ -264,6 +270,11 @@ class KVCache:
             self._index.reuse([entry])
             table.pages[place] = entry.page
             self._pager.release([page])
+
+    @staticmethod
+    def _describe(table: PageTable, first: int = 0) -> list[tuple[bytes, int, int]]:
+        """Key, page and depth of the full pages of `table` from number `first` on, as the writer wants them."""
+        return [(key, table.pages[depth], depth) for depth, key in enumerate(table.chain[first + 1 :], first)]
 
     def _evict(self, wanted_pages: int, cause: EvictionCause) -> None:
         """Give up cached pages until `wanted_pages` are free; there must be enough."""

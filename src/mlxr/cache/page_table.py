@@ -3,7 +3,8 @@
 Integers only. A table is filled in two moves: `prepare` makes room for the next positions, `commit` counts them once
 their keys and values are really written, so that a step that failed halfway can be repeated or dropped. `fork` shares
 the pages; a page that is shared, or whose contents are kept, is copied when one of its holders is about to write into
-it, and `prepare` tells which. `chain` belongs to the prefix index, which keeps there how it names the full pages.
+it, and `prepare` tells which. `chain` belongs to the prefix index, which keeps there how it names the full pages, and
+`opened_ns` to the store, for which all pages of a table count as used at that time while it grows.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ class PageCopy:
 class PageTable:
     """Page ids of one sequence; `length_tokens` positions of them are written."""
 
-    __slots__ = ("_pager", "chain", "length_tokens", "pages")
+    __slots__ = ("_pager", "chain", "length_tokens", "opened_ns", "pages")
 
     def __init__(self, pager: Pager) -> None:
         self._pager = pager
         self.pages: list[int] = []
         self.length_tokens = 0
+        self.opened_ns = 0
         self.chain: list[bytes] = []  # key before the first page, then one key per full page; empty without an index
 
     @property
@@ -84,7 +86,7 @@ class PageTable:
         """A table with the same written positions, on the same pages."""
         twin = PageTable(self._pager)
         twin.pages = self.pages[: self._pager.pages_for(self.length_tokens)]
-        twin.length_tokens = self.length_tokens
+        twin.length_tokens, twin.opened_ns = self.length_tokens, self.opened_ns
         twin.chain = list(self.chain)
         self._pager.retain(twin.pages)
         return twin

@@ -1,10 +1,11 @@
 """Takes pages from the arena to the store in the background, so that no step waits for a disk.
 
-Pages are offered when a sequence lets go of them and copied only when their turn comes; an indexed page never changes,
-so all that must be prevented is that it is given up at that very moment. A page that must leave the arena before its
-turn is copied aside, as long as there is room for that. What finds no room is dropped and counted: a slow disk costs
-cached pages, never time and never memory. Pages of a device are read by the engine's thread alone, so all of them are
-copied aside, a bounded number at a time.
+Pages are offered when they become full, and again when a sequence lets go of them. They are copied only when their turn
+comes; an indexed page never changes, so all that must be prevented is that it is given up at that very moment. A page
+that must leave the arena before its turn is copied aside, as long as there is room for that. What finds no room is
+dropped and counted: a slow disk costs cached pages, never time and never memory. Pages of a device are read by the
+engine's thread alone, so all of them are copied aside, a bounded number at a time; while sequences run, that thread
+spends a small share of its time on it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED_PAGES = 16384
 MAX_ASIDE_BYTES = 64 * 2**20
 DEPTH_NS = 1000  # a deeper page counts as used this much earlier
+COPY_SHARE = 1 / 20  # of the engine's time goes into copying pages of a device while sequences run
 
 
 @dataclass(slots=True)
@@ -58,28 +60,40 @@ class StoreWriter:
             self._max_aside_pages = max(1, self._max_aside_pages)  # there is no other way for them
         self._waiting: dict[bytes, _Waiting] = {}  # in order of offer
         self._aside_pages = 0
-        self._is_busy = self._is_closing = False
+        self._rest_end_s = 0.0  # until then the engine's thread copies nothing beside its work
+        self._writing: bytes | None = None  # the page that the thread has taken, if any
+        self._is_closing = False
         self._changed = Condition()
         self._thread: Thread | None = None
 
-    def offer(self, pages: Iterable[tuple[bytes, int, int]], now_ns: int) -> None:
-        """Ask for pages, given as (key, page, depth), to be written, or stamped as used where they are stored."""
+    def offer(self, pages: Iterable[tuple[bytes, int, int]], now_ns: int, *, released: bool = False) -> None:
+        """Ask for pages, given as (key, page, depth), to be written, or stamped as used where they are stored.
+
+        A page is offered as soon as it is full and once more when it is `released`: if there is no room for it then
+        either, it counts as dropped.
+        """
         if not self._store.writable:
             return
         with self._changed:
             for key, page, depth in pages:
-                self._add(key, page, now_ns - depth * DEPTH_NS)
-            self._copy_aside()
+                self._add(key, page, now_ns - depth * DEPTH_NS, counts_drop=released)
+            if released:
+                self._copy_aside()
             self._start()
             self._changed.notify_all()
 
     def advance(self) -> None:
-        """Copy aside what waits on a device, as far as there is room; nothing to do for an arena on the host."""
+        """Copy aside a page that waits on a device, if it is time; nothing to do for an arena on the host."""
         if self._arena.is_on_host or not self._waiting:
             return
+        start_s = time.monotonic()
+        if start_s < self._rest_end_s:
+            return
         with self._changed:
-            self._copy_aside()
+            self._copy_aside(max_pages=1)
             self._changed.notify_all()
+        end_s = time.monotonic()
+        self._rest_end_s = end_s + (end_s - start_s) / COPY_SHARE
 
     def evict(self, key: bytes, page: int, depth: int) -> None:
         """`page` is about to be given up: returns when nobody reads it any more. Its contents may be copied aside."""
@@ -87,7 +101,7 @@ class StoreWriter:
             waiting = self._waiting.pop(key, None)
             if waiting is None:  # stored already as a rule; if not, the queue was full when the page was let go
                 waiting = _Waiting(page, time.time_ns() - depth * DEPTH_NS)
-            if self._store.contains(key) or self._is_closing or not self._store.writable:
+            if self._is_saved(key) or self._is_closing or not self._store.writable:
                 self._aside_pages -= waiting.payload is not None
                 return
             if waiting.payload is None:
@@ -105,11 +119,11 @@ class StoreWriter:
         """Wait until nothing waits any more; False if that takes longer than `timeout_s`."""
         end_s = time.monotonic() + timeout_s
         with self._changed:
-            while self._waiting or self._is_busy:
+            while self._waiting or self._writing is not None:
                 self._copy_aside()
                 self._changed.notify_all()
                 if not self._changed.wait(max(0.0, end_s - time.monotonic())):
-                    return not self._waiting and not self._is_busy
+                    return not self._waiting and self._writing is None
             return True
 
     def close(self, timeout_s: float) -> None:
@@ -129,7 +143,7 @@ class StoreWriter:
     def stats(self) -> StoreStats:
         """The store's numbers, with those that wait for it."""
         with self._changed:
-            return self._store.stats(len(self._waiting) + self._is_busy)
+            return self._store.stats(len(self._waiting) + (self._writing is not None))
 
     def check(self, indexed: Mapping[bytes, int]) -> None:
         """Prove that pages waiting in the arena are `indexed` there (key to page), and the bounds; AssertionError."""
@@ -143,29 +157,32 @@ class StoreWriter:
                 raise AssertionError(f"{aside_pages} pages are copied aside, the books say {self._aside_pages}")
             if len(self._waiting) > self._max_queued_pages:
                 raise AssertionError(f"{len(self._waiting)} pages wait, {self._max_queued_pages} may")
-            if not self._is_busy:
+            if self._writing is None:
                 self._store.check()
 
-    def _add(self, key: bytes, page: int, stamp_ns: int) -> _Waiting | None:
-        """Queue a page, or renew its stamp; None if there is no room."""
+    def _add(self, key: bytes, page: int, stamp_ns: int, *, counts_drop: bool) -> None:
+        """Queue a page if there is room, or renew its stamp."""
         waiting = self._waiting.get(key)
         if waiting is not None:
             waiting.stamp_ns = stamp_ns
-            return waiting
-        if self._is_closing or len(self._waiting) >= self._max_queued_pages:
+        elif not self._is_closing and len(self._waiting) < self._max_queued_pages:
+            self._waiting[key] = _Waiting(page, stamp_ns)
+        elif counts_drop:
             self._store.count_drop(StoreDrop.CLOSED if self._is_closing else StoreDrop.QUEUE_FULL)
-            return None
-        waiting = self._waiting[key] = _Waiting(page, stamp_ns)
-        return waiting
 
-    def _copy_aside(self) -> None:
-        """The bytes of pages on a device, in order, until there is no more room."""
+    def _is_saved(self, key: bytes) -> bool:
+        """Whether a page is in the store, or its bytes are on their way there."""
+        return key == self._writing or self._store.contains(key)
+
+    def _copy_aside(self, max_pages: int | None = None) -> None:
+        """The bytes of pages on a device, in order, until there is no more room, or `max_pages` are copied."""
         if self._arena.is_on_host:
             return
+        last_pages = self._max_aside_pages if max_pages is None else self._aside_pages + max_pages
         for key, waiting in self._waiting.items():
-            if self._aside_pages >= self._max_aside_pages:
+            if self._aside_pages >= min(self._max_aside_pages, last_pages):
                 break
-            if waiting.payload is None and not self._store.contains(key):
+            if waiting.payload is None and not self._is_saved(key):
                 waiting.payload = allocate_payload(self._arena.page_bytes)
                 self._arena.export_page(waiting.page, waiting.payload)
                 self._aside_pages += 1
@@ -198,14 +215,14 @@ class StoreWriter:
     def _next(self, buffer: ByteArray) -> tuple[bytes, ByteArray | None, int] | None:
         """The page whose turn it is, its bytes (None if it is stored already) and its stamp; None at the end."""
         with self._changed:
-            self._is_busy = False
+            self._writing = None
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._find_ready() is not None or (self._is_closing and not self._waiting))
             key = self._find_ready()
             if key is None:
                 return None
             waiting = self._waiting.pop(key)
-            self._is_busy = True
+            self._writing = key
             self._aside_pages -= waiting.payload is not None
             if self._store.contains(key):
                 return key, None, waiting.stamp_ns

@@ -18,7 +18,7 @@ from mlxr.service.creation import create_model
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What to call the new model.")]
 File = Annotated[
     Path,
-    typer.Option("--file", "-f", metavar="FILE", help="The Modelfile: FROM, PARAMETER, TEMPLATE (Jinja), SYSTEM ..."),
+    typer.Option("--file", "-f", metavar="FILE", help="The Modelfile: FROM, PARAMETER, TEMPLATE, SYSTEM, ..."),
 ]
 
 

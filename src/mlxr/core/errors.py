@@ -104,9 +104,32 @@ class InvalidRequest(MlxrError):
         self.field, self.reason = field, reason
         super().__init__(f"{field}: {reason}")
 
+    def rename(self, field: str) -> InvalidRequest:
+        """The same error about `field`."""
+        return type(self)(field, self.reason)
+
 
 class ContextFull(InvalidRequest):
-    """The prompt is so long that the context has no room for an answer."""
+    """The prompt is so long that the context has no room for an answer; counts are None where they are not known."""
+
+    def __init__(
+        self, field: str, reason: str, prompt_tokens: int | None = None, context_tokens: int | None = None
+    ) -> None:
+        self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
+        super().__init__(field, reason)
+
+    @classmethod
+    def of(cls, field: str, prompt_tokens: int, context_tokens: int) -> ContextFull:
+        """In words that clients look for."""
+        reason = (
+            f"this model's maximum context length is {context_tokens} tokens, which must hold the prompt of "
+            f"{prompt_tokens} tokens and at least one token of the answer"
+        )
+        return cls(field, reason, prompt_tokens, context_tokens)
+
+    def rename(self, field: str) -> ContextFull:
+        """The same error about `field`."""
+        return ContextFull(field, self.reason, self.prompt_tokens, self.context_tokens)
 
 
 class OutOfPages(InvalidRequest):

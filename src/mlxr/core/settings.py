@@ -184,6 +184,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "log_format", "choice", "text", "Lines for people or for programs.", choices=("text", "json"), scope="server"
     ),
+    Setting(
+        "metric_names",
+        "list",
+        (),
+        "Servers under whose names /metrics tells its numbers, too.",
+        choices=("vllm", "llamacpp", "otel"),
+        scope="server",
+    ),
     Setting("log_prompts", "flag", False, "Log what is asked, in full.", scope="server"),
     Setting("tracing", "flag", False, "Send OpenTelemetry spans (needs the extra `tracing`).", scope="server"),
 )
@@ -232,6 +240,7 @@ class Settings:
     drain_s: float = 30.0
     log_level: str = "info"
     log_format: str = "text"
+    metric_names: tuple[str, ...] = ()
     log_prompts: bool = False
     tracing: bool = False
 

@@ -44,6 +44,7 @@ class AsyncEngine:
         params: SamplingParams,
         *,
         priority: int = 0,
+        client: str | None = None,
         deadline_s: float | None = None,
         uses_cache: bool = True,
         constraint: TokenConstraint | None = None,
@@ -53,11 +54,17 @@ class AsyncEngine:
         Arguments and refusals are those of `Engine.submit`. After `stop`, EngineStopped is raised.
         """
         prompt = list(token_ids)
-        submit = _submitter(prompt, params, priority, deadline_s, uses_cache, constraint)
+        submit = _submitter(prompt, params, priority, client, deadline_s, uses_cache, constraint)
         return TokenStream(self._worker, submit, prompt_tokens=len(prompt), answers=params.n)
 
     async def embed(
-        self, token_ids: Sequence[int], pooling: Pooling, *, priority: int = 0, deadline_s: float | None = None
+        self,
+        token_ids: Sequence[int],
+        pooling: Pooling,
+        *,
+        priority: int = 0,
+        client: str | None = None,
+        deadline_s: float | None = None,
     ) -> Floats:
         """The embedding of a text, (hidden size,) and not normalised; see `Engine.submit_embedding`.
 
@@ -67,7 +74,7 @@ class AsyncEngine:
         text = list(token_ids)
 
         def submit(engine: Engine) -> int:
-            return engine.submit_embedding(text, pooling, priority=priority, deadline_s=deadline_s)
+            return engine.submit_embedding(text, pooling, priority=priority, client=client, deadline_s=deadline_s)
 
         async with TokenStream(self._worker, submit, prompt_tokens=len(text), answers=1) as events:
             last = await anext(events)
@@ -82,6 +89,7 @@ class AsyncEngine:
         receiver: Receiver,
         *,
         priority: int = 0,
+        client: str | None = None,
         deadline_s: float | None = None,
         uses_cache: bool = True,
         constraint: TokenConstraint | None = None,
@@ -91,7 +99,7 @@ class AsyncEngine:
         Arguments and refusals are those of `Engine.submit`, raised here. After `stop`, EngineStopped is raised.
         """
         job = Job(
-            _submitter(token_ids, params, priority, deadline_s, uses_cache, constraint),
+            _submitter(token_ids, params, priority, client, deadline_s, uses_cache, constraint),
             prompt_tokens=len(token_ids),
             answers=params.n,
             loop=asyncio.get_running_loop(),
@@ -215,11 +223,18 @@ def _submitter(
     token_ids: Sequence[int],
     params: SamplingParams,
     priority: int,
+    client: str | None,
     deadline_s: float | None,
     uses_cache: bool,
     constraint: TokenConstraint | None,
 ) -> Callable[[Engine], int]:
     """What gives a request to the engine."""
     return lambda engine: engine.submit(
-        token_ids, params, priority=priority, deadline_s=deadline_s, uses_cache=uses_cache, constraint=constraint
+        token_ids,
+        params,
+        priority=priority,
+        client=client,
+        deadline_s=deadline_s,
+        uses_cache=uses_cache,
+        constraint=constraint,
     )

@@ -28,6 +28,7 @@ from mlxr.engine.runner import Model, Runner
 from mlxr.engine.scheduler import Chunk, Scheduler, compute_arrival
 from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import Sequence, TokenEvent
+from mlxr.engine.shares import Shares
 from mlxr.engine.stats import EngineStats, Work
 from mlxr.kernels.context import Context
 from mlxr.kernels.rows import repeat_rows
@@ -105,9 +106,11 @@ class Engine:
             sharing=self.plan.shares_prefixes,
         )
         self._runner = Runner(model, self._arena, self._cache)
+        self._shares = Shares()
         self._scheduler = Scheduler(
             self._cache,
             self._runner.reserve,
+            shares=self._shares,
             page_size=self.plan.page_size,
             max_batch_tokens=max_batch_tokens,
             max_sequences=max_sequences,
@@ -122,6 +125,11 @@ class Engine:
         self._pace, self._work = Pace(), Work()
 
     @property
+    def room_tokens(self) -> int:
+        """Most tokens that one prompt and its answer can have together: those of the context, and of the arena."""
+        return min(self.context_tokens, self._limits.pages * self._limits.page_size)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return self._scheduler.has_work
@@ -132,13 +140,15 @@ class Engine:
         params: SamplingParams,
         *,
         priority: int = 0,
+        client: str | None = None,
         deadline_s: float | None = None,
         uses_cache: bool = True,
         constraint: TokenConstraint | None = None,
     ) -> int:
         """Queue a request; returns its id, which all its events carry.
 
-        A higher `priority` (-100 to 100) is served first, see `Scheduler`. After `deadline_s` seconds from now the
+        A higher `priority` (-100 to 100) is served first, see `Scheduler`; a `client` that sends many requests shares
+        the engine evenly with the others, see `Shares`. After `deadline_s` seconds from now the
         answers that still grow end with DEADLINE. With `uses_cache` off the prompt is computed without what is cached,
         and leaves nothing in the cache. Each answer follows a fork of the `constraint`; when that fails, or leaves no
         token possible, the answer ends with ERROR.
@@ -155,6 +165,7 @@ class Engine:
         end_tokens = self._limits.choose_end(len(token_ids), params.max_tokens)
         self._check_queue()
         now, request_id = self._clock(), next(self._ids)
+        arrival = self._shares.enter(client, priority, now, len(token_ids), params.streams)
         sequences = [
             Sequence(
                 request_id,
@@ -165,7 +176,8 @@ class Engine:
                 end_tokens=end_tokens,
                 index=index,
                 priority=priority,
-                arrival=compute_arrival(now, priority),
+                client=client,
+                arrival=compute_arrival(arrival, priority),
                 asked_s=now,
                 uses_cache=uses_cache,
                 masks=None if constraint is None else MaskSource(constraint.fork(), self._config.vocab_size),
@@ -176,7 +188,13 @@ class Engine:
         return request_id
 
     def submit_embedding(
-        self, token_ids: Collection[int], pooling: Pooling, *, priority: int = 0, deadline_s: float | None = None
+        self,
+        token_ids: Collection[int],
+        pooling: Pooling,
+        *,
+        priority: int = 0,
+        client: str | None = None,
+        deadline_s: float | None = None,
     ) -> int:
         """Queue a text to embed; returns its id. Its one event has the embedding, or an error as that of an answer.
 
@@ -197,7 +215,8 @@ class Engine:
             stop_ids=(),
             end_tokens=len(token_ids) + 1,  # all of them are written
             priority=priority,
-            arrival=compute_arrival(now, priority),
+            client=client,
+            arrival=compute_arrival(self._shares.enter(client, priority, now, len(token_ids), 0), priority),
             asked_s=now,
             uses_cache=False,
             pool=Pool(pooling),
@@ -222,7 +241,9 @@ class Engine:
             logger.exception("a step with %d requests failed", len(chunks))
             return events + self._fail(chunks, error)
         events += self._update(chunks, results, outputs.hidden, start)
-        self._pace.count_step(self._clock() - start)
+        seconds = self._clock() - start
+        self._pace.count_step(seconds)
+        self._shares.count_step(seconds, sum(chunk.tokens for chunk in chunks))
         return events
 
     def cancel(self, request_id: int, index: int | None = None) -> list[TokenEvent]:
@@ -388,6 +409,7 @@ class Engine:
         events = request.deliver(sequence, event)
         if not request.growing:
             del self._requests[sequence.id]
+            self._shares.leave(request.client, request.priority)
             self._pace.count_end(self._clock(), is_idle=not self._requests)
         return events
 

@@ -53,11 +53,7 @@ class Limits:
         Without `max_tokens` the arena is a bound too; with it, OutOfPages says what the request would need.
         """
         if prompt_tokens >= self.context_tokens:
-            raise ContextFull(
-                "prompt",
-                f"has {prompt_tokens} tokens; the context of {self.context_tokens} tokens must hold it and at least "
-                "one token of the answer",
-            )
+            raise ContextFull.of("prompt", prompt_tokens, self.context_tokens)
         arena_tokens = self.pages * self.page_size + 1  # the last token of an answer is never written
         asked_tokens = max(arena_tokens - prompt_tokens, 1) if max_tokens is None else max_tokens
         end_tokens = min(prompt_tokens + asked_tokens, self.context_tokens)
@@ -68,7 +64,8 @@ class Limits:
     def check_embed(self, tokens: int) -> None:
         """The empty arena can hold a text of `tokens` tokens, and so can the context."""
         if tokens > self.context_tokens:
-            raise InvalidRequest("input", f"has {tokens} tokens, the context {self.context_tokens}")
+            reason = f"this model's maximum context length is {self.context_tokens} tokens, the input has {tokens}"
+            raise ContextFull("input", reason, tokens, self.context_tokens)
         if self._pages_for(tokens) > self.pages:
             raise InvalidRequest(
                 "input",

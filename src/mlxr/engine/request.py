@@ -19,12 +19,13 @@ class Request:
     The request came at `arrival` and may take `deadline_s` seconds, or as long as it needs.
     """
 
-    __slots__ = ("_arrival", "_held", "_means", "_n", "_withholds", "deadline_s", "growing")
+    __slots__ = ("_arrival", "_held", "_means", "_n", "_withholds", "client", "deadline_s", "growing", "priority")
 
     def __init__(
         self, params: SamplingParams, sequences: Listed[Sequence], arrival: float, deadline_s: float | None
     ) -> None:
         self._arrival, self.deadline_s = arrival, deadline_s
+        self.client, self.priority = sequences[0].client, sequences[0].priority
         self.growing = {sequence.index: sequence for sequence in sequences}
         self._n = params.n
         self._withholds = params.streams > params.n

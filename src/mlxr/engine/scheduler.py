@@ -1,29 +1,36 @@
 """Who computes what in the next step, and who holds pages. Integers and queues only; knows no model and no sampling.
 
 Requests stand in one order, their rank: first come, first served, where every point of priority counts as if the
-request had come AGING_S seconds earlier. So a high priority overtakes, and nobody is overtaken for ever. In the order
+request had come AGING_S seconds earlier. So a high priority overtakes, and nobody is overtaken for ever. When a client
+has several requests, the later ones count as having come later (`Shares`), so that others come in between. In the order
 of their ranks waiting sequences are admitted when there is room for their tokens, decoding sequences get one token
 each, and prompts share what is left of the step's tokens, in chunks.
 
 Room is promised for what is known, not for the worst case. When a sequence then lacks a page, the one that ranks last
 gives its pages back and waits again; its tokens stay, and what the cache no longer has of them is computed again. A
-waiting sequence of a higher priority takes the place of running ones in the same way.
+waiting sequence of a higher priority takes the place of running ones in the same way, and so does one whose client has
+fewer answers running than another.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import PageTable
 from mlxr.core.errors import OutOfPages
 from mlxr.engine.batch import BatchPart
-from mlxr.engine.sequence import Sequence
+from mlxr.engine.sequence import Rank, Sequence
+from mlxr.engine.shares import Shares
 
 AGING_S = 10.0  # seconds of waiting that make up for one point of priority
+MAX_OVERTAKING_S = 30.0  # how much later a request may come and still be admitted before one that does not fit yet
+MAX_HELD_CLIENTS = 8  # clients whose first request does not fit, before a step looks no further
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 _BY_RANK = attrgetter("rank")
 
@@ -74,6 +81,7 @@ class Scheduler:
         cache: KVCache,
         reserve: Callable[[PageTable, int], None],
         *,
+        shares: Shares,
         page_size: int,
         max_batch_tokens: int,
         max_sequences: int,
@@ -82,6 +90,7 @@ class Scheduler:
     ) -> None:
         self._cache = cache
         self._reserve = reserve
+        self._shares = shares
         self._page_size = page_size
         self._max_batch_tokens = max_batch_tokens
         self.max_running = min(max_sequences, max_batch_tokens)
@@ -130,7 +139,7 @@ class Scheduler:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
         for sequence in decoding:
             self._take(sequence, 1, chunks)
-        for sequence in prefilling:
+        for sequence in sorted(prefilling, key=self._find_turn):
             budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
             if budget_tokens and sequence in self.running and not self._waits_for_prefix(sequence, chunks):
                 self._look_again(sequence)
@@ -161,18 +170,60 @@ class Scheduler:
                 raise AssertionError(f"answer {sequence.index} to request {sequence.id} waits and holds pages")
 
     def _admit(self) -> None:
-        """Move sequences from waiting to running in their order; the first that does not fit holds back the others."""
-        while self.waiting and self._make_place(self.waiting[0]):
-            self.join(self.waiting.pop(0))
+        """Move sequences from waiting to running in their order.
+
+        One that does not fit holds back the later ones of its client. It holds back all others, too, once they come
+        MAX_OVERTAKING_S after it, unless its client has answers that run: then it is not overlooked, it has its share.
+        """
+        held: set[str | None] = set()
+        end = math.inf
+        for candidate in list(self.waiting):
+            if candidate.rank[0] > end or len(held) == MAX_HELD_CLIENTS:
+                break
+            if candidate.client in held:
+                continue
+            if self._make_place(candidate):
+                self.waiting.remove(candidate)
+                self.join(candidate)
+            else:
+                held.add(candidate.client)
+                if not self._count_running(candidate.client):
+                    end = min(end, candidate.rank[0] + MAX_OVERTAKING_S)
 
     def _make_place(self, candidate: Sequence) -> bool:
-        """Whether `candidate` can run now, if need be in the place of running sequences of a lower priority."""
+        """Whether `candidate` can run now, if need be in the place of others; see `_find_victim`."""
         while not self._open_if_fits(candidate):
-            last = self.running[-1] if self.running else None
-            if last is None or last.priority >= candidate.priority or last.rank < candidate.rank:
+            victim = self._find_victim(candidate)
+            if victim is None:
                 return False
-            self.preempt(last)
+            self.preempt(victim)
         return True
+
+    def _find_victim(self, candidate: Sequence) -> Sequence | None:
+        """Who must make place: the last in rank if its priority is lower, or the last of the client with most answers.
+
+        The latter only if that client has no fewer answers afterwards than the candidate's.
+        """
+        last = self.running[-1] if self.running else None
+        if last is not None and last.priority < candidate.priority and last.rank > candidate.rank:
+            return last
+        answers = Counter[str | None]()
+        for sequence in self.running:
+            answers[sequence.client] += sequence.width
+        own = answers.pop(candidate.client, 0) + candidate.width
+        client, most = max(answers.items(), key=itemgetter(1), default=(None, 0))
+        for sequence in reversed(self.running):
+            if sequence.client == client and sequence.priority <= candidate.priority and most - sequence.width >= own:
+                return sequence
+        return None
+
+    def _count_running(self, client: str | None) -> int:
+        return sum(sequence.client == client for sequence in self.running)
+
+    def _find_turn(self, sequence: Sequence) -> tuple[float, Rank]:
+        """When a prompt's next chunk is due: the more of it is computed, the later, so that long ones let others by."""
+        spent_s = 0.0 if sequence.client is None else sequence.table.length_tokens * self._shares.token_s
+        return sequence.rank[0] + spent_s, sequence.rank
 
     def _open_if_fits(self, candidate: Sequence) -> bool:
         """Give `candidate` what the cache has of its tokens, if there is room for the rest of them as well."""

@@ -59,6 +59,7 @@ class Sequence:
     __slots__ = (
         "_stop_ids",
         "cached_tokens",
+        "client",
         "computed_tokens",
         "end_tokens",
         "followers",
@@ -87,6 +88,7 @@ class Sequence:
         end_tokens: int,
         index: int = 0,
         priority: int = 0,
+        client: str | None = None,
         arrival: float = 0.0,
         asked_s: float = 0.0,
         uses_cache: bool = True,
@@ -100,6 +102,7 @@ class Sequence:
         self.end_tokens = end_tokens
         self.table = table
         self.priority = priority
+        self.client = client
         self.rank: Rank = (arrival, sequence_id, index)
         self.sampler = Sampler(params, self.tokens, index, masks)
         self.watch = Stopwatch(asked_s)

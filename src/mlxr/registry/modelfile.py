@@ -2,7 +2,7 @@
 
 FROM, PARAMETER, TEMPLATE, SYSTEM, MESSAGE and LICENSE are understood; ADAPTER and everything else is refused by name.
 Values run to the end of the line, stand in quotes, or between lines of three quotes. A TEMPLATE is Jinja, as model
-files carry it; Go templates are refused where the model is made, as they do not compile.
+files carry it, or a Go template, which is translated where the model is made.
 Format: https://github.com/ollama/ollama/blob/main/docs/modelfile.md
 """
 

@@ -38,8 +38,10 @@ KINDS: Mapping[ParameterKind, Kind] = {"int": "int", "float": "float", "seed": "
 OPTIONS: tuple[Option, ...] = (
     *(Option(name, KINDS[row.kind]) for row in PARAMETERS for name in reversed(row.list_names("ollama"))),
     Option("typical_p", "float", only=1.0),
-    *(Option(name, "int", has_effect=False, least=1) for name in ("num_ctx", "num_batch")),
-    *(Option(name, "int", has_effect=False, least=-1) for name in ("num_keep", "num_gpu", "draft_num_predict")),
+    Option("num_ctx", "int", least=1),
+    Option("num_keep", "int", least=-1),
+    Option("num_batch", "int", has_effect=False, least=1),
+    *(Option(name, "int", has_effect=False, least=-1) for name in ("num_gpu", "draft_num_predict")),
     *(Option(name, "int", has_effect=False, least=0) for name in ("main_gpu", "num_thread", "mirostat")),
     *(Option(name, "float", has_effect=False) for name in ("mirostat_tau", "mirostat_eta", "tfs_z")),
     *(Option(name, "bool", has_effect=False) for name in ("use_mmap", "use_mlock", "low_vram", "f16_kv", "numa")),

@@ -10,16 +10,22 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from time import monotonic
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from mlxr.server.errors import ServerError
+
 
 @dataclass(slots=True)
 class InFlight:
-    """One request. Times are of the monotonic clock; `cancel` ends its answers at the next step. `ignored` names fields
-    of its body that have no effect, as `ignored.note_ignored` spells them.
+    """One request. `client` is an address; `peer` is what shares of the engine are counted by, see `_name_peer`.
+
+    Times are of the monotonic clock; `cancel` ends its answers at the next step. `ignored` names fields of its body
+    that have no effect, as `ignored.note_ignored` spells them. `failure` is why it was refused or failed, None if it
+    was not; `is_gone` says that the client closed the connection before it had its answer.
     """
 
     id: str
@@ -29,12 +35,15 @@ class InFlight:
     stack: AsyncExitStack
     arrived_s: float = field(default_factory=monotonic)
     route: str = "unknown"
+    peer: str = ""
     key_id: str | None = None
     model: str | None = None
     prompt_tokens: int = 0
     generated_tokens: int = 0
     first_token_s: float | None = None
     ignored: list[str] = field(default_factory=list)
+    failure: ServerError | None = None
+    is_gone: bool = False
     cancels: list[Callable[[], None]] = field(default_factory=list)
 
     def cancel(self) -> None:
@@ -60,6 +69,7 @@ class Activity:
         request_id = wanted_id if wanted_id and self._is_usable(wanted_id) else f"{random.getrandbits(64):016x}"
         client = scope.get("client")
         row = InFlight(request_id, scope["method"], scope["path"], client[0] if client else "local", stack)
+        row.peer = _name_peer(client, request_id)
         self._rows[request_id] = row
         scope.setdefault("state", {})["in_flight"] = row
         return row
@@ -87,3 +97,15 @@ def in_flight(connection: HTTPConnection) -> InFlight:
     row = connection.scope["state"]["in_flight"]
     assert isinstance(row, InFlight)
     return row
+
+
+def _name_peer(client: tuple[str, int] | None, request_id: str) -> str:
+    """Who asks, as far as that can be told: an address; on this machine, where all share one, a connection."""
+    if client is None:
+        return request_id  # a Unix socket, whose connections have no names
+    address, port = client
+    try:
+        is_shared = ip_address(address).is_loopback
+    except ValueError:
+        is_shared = True
+    return f"{address}:{port}" if is_shared else address

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from mlxr.core.settings import Settings
-from mlxr.server import anthropic, ollama, openai, own
+from mlxr.server import anthropic, llamacpp, ollama, openai, own
 from mlxr.server.activity import Activity
 from mlxr.server.dialect import Dialect
 from mlxr.server.errors import to_error
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from mlxr.server.served import ServedModels
     from mlxr.service.model_pool import ModelPool
 
-DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT, ollama.DIALECT)
+DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT, ollama.DIALECT, llamacpp.DIALECT)
 
 
 def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Starlette:
     """The application; raises SettingError for keys that cannot be read. Its end also ends `pool`."""
-    metrics, activity = Metrics(), Activity()
+    metrics, activity = Metrics(settings.metric_names), Activity()
     lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models], served.registry.sweep)
 
     @asynccontextmanager

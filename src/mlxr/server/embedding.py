@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Literal
 
 from starlette.requests import Request
 
+from mlxr.server.activity import in_flight
 from mlxr.server.generation import note_prompts
 from mlxr.server.streaming import until_disconnected
-from mlxr.service.async_session import AsyncSession
 from mlxr.service.embedding import Vector
 from mlxr.service.model_pool import ModelLease
 
@@ -26,19 +27,20 @@ async def embed_all(
     """
     note_prompts(request, lease, prompts)
     deadline_s: float | None = request.app.state.settings.request_deadline_s
-    return await until_disconnected(request, _gather(lease.session, prompts, pooling, deadline_s))
+    embed = partial(lease.session.embed, pooling=pooling, client=in_flight(request).peer, deadline_s=deadline_s)
+    return await until_disconnected(request, _gather(embed, prompts))
 
 
 async def _gather(
-    session: AsyncSession, prompts: Sequence[Sequence[int]], pooling: Literal["mean", "last"], deadline_s: float | None
+    embed: Callable[[Sequence[int]], Awaitable[Vector]], prompts: Sequence[Sequence[int]]
 ) -> list[Vector]:
     room = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def embed(prompt: Sequence[int]) -> Vector:
+    async def embed_in_turn(prompt: Sequence[int]) -> Vector:
         async with room:
-            return await session.embed(prompt, pooling, deadline_s=deadline_s)
+            return await embed(prompt)
 
-    tasks = [asyncio.ensure_future(embed(prompt)) for prompt in prompts]
+    tasks = [asyncio.ensure_future(embed_in_turn(prompt)) for prompt in prompts]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from json import JSONDecodeError
+from types import MappingProxyType
 
 from starlette.exceptions import HTTPException
 
@@ -35,10 +36,12 @@ MAX_SHOWN_CHARACTERS = 1000
 
 
 class ServerError(Exception):
-    """An answer with an error status. `code` is a word for programs, `field` names the part of the request at fault.
+    """An answer with an error status. `code` is a word for programs, `field` names the part of the request at fault,
+    `counts` are numbers that go with the code, under llama.cpp's names for them.
 
     Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, unauthorized,
-    forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline, internal.
+    forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline,
+    not_supported, internal.
     """
 
     def __init__(
@@ -49,10 +52,11 @@ class ServerError(Exception):
         field: str | None = None,
         retry_after_s: float | None = None,
         allow: str | None = None,
+        counts: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.field = status, code, message, field
-        self.retry_after_s, self.allow = retry_after_s, allow
+        self.retry_after_s, self.allow, self.counts = retry_after_s, allow, counts
 
     @property
     def headers(self) -> dict[str, str]:
@@ -101,9 +105,12 @@ def to_error(error: BaseException) -> ServerError:
             _shorten(str(error.detail)),
             allow=(error.headers or {}).get("Allow"),
         )
+    if isinstance(error, ContextFull):
+        counts = {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context_tokens}
+        known = {name: count for name, count in counts.items() if count is not None}
+        return ServerError(400, "context_length_exceeded", _shorten(str(error)), error.field, counts=known)
     if isinstance(error, InvalidRequest) and not isinstance(error, OutOfPages | QueueFull):
-        code = "context_length_exceeded" if isinstance(error, ContextFull) else "invalid_request"
-        return ServerError(400, code, _shorten(str(error)), error.field)
+        return ServerError(400, "invalid_request", _shorten(str(error)), error.field)
     for kind, status, code, field in _OWN_ERRORS:
         if isinstance(error, kind):
             retry_after_s = 1.0 if status == 503 else getattr(error, "retry_after_s", None)

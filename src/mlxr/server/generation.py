@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -21,7 +20,7 @@ from mlxr.core.settings import Settings
 from mlxr.server.activity import InFlight, in_flight
 from mlxr.server.ignored import note_ignored
 from mlxr.server.logs import log_prompt
-from mlxr.server.metrics import Metrics
+from mlxr.server.metrics import RequestMetrics
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.tracing import Span, start_span
 from mlxr.service.requests import ChatRequest, TextRequest
@@ -67,12 +66,15 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
     row, settings = in_flight(request), request.app.state.settings
     if settings.log_prompts:
         log_prompt(row, wanted.prompt if isinstance(wanted, TextRequest) else wanted.messages)
-    stream = await lease.session.start(limit_deadline(wanted, settings))
+    stream = await lease.session.start(limit_deadline(wanted, settings), client=row.peer)
     note_ignored(request, (f"schema.{keyword}" for keyword in stream.relaxed))
     await row.stack.enter_async_context(stream)
     row.cancels.append(stream.cancel)
     span = row.stack.enter_context(start_span("mlxr.generate", request.headers, wanted=settings.tracing))
-    return Generation(stream, lease, row, request.app.state.metrics, span)
+    operation = "chat" if isinstance(wanted, ChatRequest) else "text_completion"
+    counts = RequestMetrics(request.app.state.metrics, row, lease.name, operation, len(stream.prompt_ids))
+    row.stack.callback(lambda: counts.count_left(stream.growing))  # before the stream is closed
+    return Generation(stream, lease, row, counts, span)
 
 
 def note_prompts(request: Request, lease: ModelLease, prompts: Sequence[Sequence[int]]) -> None:
@@ -96,18 +98,22 @@ def limit_deadline(wanted: TextRequest | ChatRequest, settings: Settings) -> Tex
 class Generation:
     """Events of all answers to one request, counted as they pass."""
 
-    def __init__(self, stream: AsyncStream, lease: ModelLease, row: InFlight, metrics: Metrics, span: Span) -> None:
-        self._stream, self._row, self._metrics, self._span = stream, row, metrics, span
+    def __init__(
+        self, stream: AsyncStream, lease: ModelLease, row: InFlight, counts: RequestMetrics, span: Span
+    ) -> None:
+        self._stream, self._row, self._counts, self._span = stream, row, counts, span
         self.name, self.load_s = lease.name, lease.load_s
         self.prompt_ids: list[int] = stream.prompt_ids
-        row.prompt_tokens += len(self.prompt_ids)
-        metrics.count_prompt(self.name, len(self.prompt_ids))
 
     async def take(self) -> list[Event]:
         """All events that are there, at least one; none when all answers have ended."""
         events = await self._stream.take()
         for event in events:
-            self._count(event)
+            if isinstance(event, Finish):
+                self._counts.count_end(event)
+                self._span.note(self._row, event)
+            elif event.token_ids:
+                self._counts.count_tokens(len(event.token_ids))
         return events
 
     async def read_all(self) -> list[Event]:
@@ -116,28 +122,3 @@ class Generation:
         while more := await self.take():
             events += more
         return events
-
-    def _count(self, event: Event) -> None:
-        if isinstance(event, Finish):
-            self._count_finish(event)
-        elif event.token_ids:
-            self._count_tokens(len(event.token_ids))
-
-    def _count_tokens(self, tokens: int) -> None:
-        row = self._row
-        if row.first_token_s is None:
-            row.first_token_s = monotonic()
-            self._metrics.count_first_token(self.name, row.first_token_s - row.arrived_s)
-        row.generated_tokens += tokens
-        self._metrics.count_tokens(self.name, tokens)
-
-    def _count_finish(self, event: Finish) -> None:
-        timings = event.timings
-        self._metrics.count_answer(
-            self.name,
-            event.reason,
-            event.usage,
-            None if timings is None else timings.queue_s,
-            None if timings is None else timings.generate_s,
-        )
-        self._span.note(self._row, event)

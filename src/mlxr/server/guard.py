@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from http import HTTPStatus
 from time import monotonic
 
 from starlette.requests import Request
@@ -35,6 +36,9 @@ from mlxr.server.streaming import dump_json
 logger = logging.getLogger(__name__)
 BLOBS = "/api/blobs/"  # bodies here are files, of any size
 GONE_STATUS = 499  # what the log says where nobody was left to be answered
+PREFLIGHT_REFUSED = ServerError(
+    400, "forbidden", "a browser asked for a page of an origin that is not allowed; add it to the setting cors_origins"
+)
 
 
 class RequestScope:
@@ -54,6 +58,8 @@ class RequestScope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if status == HTTPStatus.BAD_REQUEST and row.failure is None and scope["method"] == "OPTIONS":
+                    row.failure = PREFLIGHT_REFUSED
                 tag = row.id.encode()
                 message["headers"] = [*message["headers"], (b"x-request-id", tag), (b"request-id", tag)]
                 if row.ignored:
@@ -66,7 +72,7 @@ class RequestScope:
             try:
                 await self._app(scope, receive, send_with_id)
             except (ClientGone, asyncio.CancelledError):  # the latter: the server ends and waits no longer
-                status = GONE_STATUS
+                status, row.is_gone = GONE_STATUS, True
             finally:
                 row.route = _route_of(scope)
                 seconds = monotonic() - row.arrived_s
@@ -110,7 +116,7 @@ class Guard:
             raise
         except Exception as error:
             failure = to_error(error)
-            if failure.status >= 500:
+            if failure.status >= 500 and failure.code != "not_supported":
                 logger.exception("request %s failed", row.id)
             if started:
                 raise
@@ -137,6 +143,7 @@ def render_error(dialects: Sequence[Dialect], request: Request, failure: ServerE
     """The answer of the dialect that the request's path belongs to."""
     dialect = find_dialect(dialects, request.url.path)
     row: InFlight = request.scope["state"]["in_flight"]
+    row.failure = failure
     body = dump_json(dialect.render_error(failure, row.id))
     return Response(body, failure.status, failure.headers, "application/json")
 

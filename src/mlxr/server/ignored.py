@@ -20,7 +20,7 @@ from mlxr.server.json_models import RequestModel
 from mlxr.server.logs import log_ignored
 
 HEADER = "x-mlxr-ignored"
-MAX_NAMES = 16
+MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 MAX_LOOKS = 20_000  # parts of a body that are looked at
 

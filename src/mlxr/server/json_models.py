@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
@@ -43,6 +44,10 @@ class RequestModel(BaseModel):
         if isinstance(value, dict) and None in value.values():
             return {key: part for key, part in value.items() if part is not None}
         return value
+
+    def list_left_out(self) -> Iterable[str]:
+        """What has no effect although it is declared, such as one kind of tool; named with the undeclared fields."""
+        return ()
 
 
 class ReplyModel(BaseModel):

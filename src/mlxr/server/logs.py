@@ -19,6 +19,7 @@ access = logging.getLogger("mlxr.access")
 prompts = logging.getLogger("mlxr.prompts")
 bodies = logging.getLogger("mlxr.bodies")
 _FIELDS = "fields"
+MAX_REASON_CHARACTERS = 300
 WATCHING = OPEN_PATHS | {"/metrics"}
 
 
@@ -67,7 +68,10 @@ def start_logging(settings: Settings, stream: TextIO | None = None) -> logging.H
 
 
 def log_request(row: InFlight, status: int, seconds: float) -> None:
-    """One line for a request that has ended; what only watches the server is told on the level debug."""
+    """One line for a request that has ended, with the reason if it was refused or failed.
+
+    What only watches the server is told on the level debug.
+    """
     level = logging.DEBUG if row.path in WATCHING else logging.INFO
     if not access.isEnabledFor(level):
         return
@@ -85,6 +89,8 @@ def log_request(row: InFlight, status: int, seconds: float) -> None:
         fields |= {"model": row.model, "prompt_tokens": row.prompt_tokens, "tokens": row.generated_tokens}
     if row.first_token_s is not None:
         fields["first_token_ms"] = round(1000 * (row.first_token_s - row.arrived_s), 1)
+    if row.failure is not None:
+        fields |= {"error": row.failure.code, "reason": row.failure.message[:MAX_REASON_CHARACTERS]}
     access.log(level, "request", extra={_FIELDS: fields})
 
 

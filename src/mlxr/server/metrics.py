@@ -1,45 +1,74 @@
-"""What the server has done, for Prometheus: requests, tokens, times, and the state of every loaded model.
+"""What the server has done, for Prometheus: requests, answers, tokens and times.
 
-Counters of this process live in a registry of their own, one for each application. What engines count themselves
-(pages, cache, dispatches) is read when somebody asks, never on the way of a token. Names begin with `mlxr_`; seconds
-and bytes are base units.
+Counters of this process live in a registry of their own, one for each application. What engines count themselves is
+read when somebody asks (`engine_metrics`). Names begin with `mlxr_`; seconds and bytes are base units. The same numbers
+under the names of other servers are made of these (`metric_names`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from mlxr.core.types import FinishReason, Usage
+from mlxr.core.events import Finish
 from mlxr.server.activity import InFlight
+from mlxr.server.engine_metrics import Moment
+from mlxr.server.metric_names import render_names
 
 if TYPE_CHECKING:
     from mlxr.service.stats import SessionStats
 
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+# Boundaries of the histograms: those of vLLM and of OpenTelemetry's conventions, and finer ones for small models.
+SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.32, 0.5, 0.64, 0.8, 1.0, 1.28, 1.5, 2.0, 2.5, 2.56, 5.0, 5.12),
+    *(10.0, 10.24, 15.0, 20.0, 20.48, 30.0, 40.0, 40.96, 50.0, 60.0, 81.92, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+FIRST_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+TOKEN_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+CLIENT_GONE = "client_gone"  # why an answer ended whose client closed the connection
 
 
 class Metrics:
-    """The counters of one application."""
+    """The counters of one application. `names` are other servers whose names are told too, of `metric_names.NAMES`."""
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._registry, self._names = CollectorRegistry(auto_describe=False), tuple(names)
         self._requests = self._counter("requests", "HTTP requests that have ended", "method", "route", "status")
         self._seconds = self._histogram("request_seconds", "From arrival to the last byte", SECONDS, "route")
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts", "model")
-        self._cached_tokens = self._counter("cached_prompt_tokens", "Tokens of prompts from the cache", "model")
-        self._generated_tokens = self._counter("generated_tokens", "Tokens of answers", "model")
-        self._answers = self._counter("answers", "Answers that have ended", "model", "reason")
-        self._first = self._histogram("first_token_seconds", "From arrival to the first token", SECONDS, "model")
-        self._each = self._histogram("token_seconds", "Mean time per later token of an answer", TOKEN_SECONDS, "model")
-        self._queue = self._histogram("queue_seconds", "Answers waiting for their turn", SECONDS, "model")
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts", "model")
+        self.cached_tokens = self._counter("cached_prompt_tokens", "Tokens of prompts from the cache", "model")
+        self.generated_tokens = self._counter("generated_tokens", "Tokens of answers", "model")
+        self.answers = self._counter("answers", "Answers that have ended", "model", "reason")
+        kind = ("model", "operation")
+        self.first = self._histogram("time_to_first_token_seconds", "Arrival to first token", FIRST_SECONDS, *kind)
+        self.each = self._histogram(
+            "time_per_output_token_seconds", "Mean time per later token of an answer", TOKEN_SECONDS, *kind
+        )
+        self.whole = self._histogram("e2e_request_latency_seconds", "Arrival to the end of an answer", SECONDS, *kind)
+        self.queue = self._histogram("request_queue_time_seconds", "Answers waiting for their turn", SECONDS, "model")
+        self.prefill = self._histogram("request_prefill_time_seconds", "Turn to first token", SECONDS, "model")
+        self.decode = self._histogram("request_decode_time_seconds", "First token to last", SECONDS, "model")
+        self.prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of one prompt", TOKENS, "model")
+        self.answer_sizes = self._histogram("request_generation_tokens", "Tokens of one answer", TOKENS, "model")
+        self._longest = Gauge(
+            "mlxr_longest_request_tokens",
+            "Most tokens of one prompt with its answer",
+            ["model"],
+            registry=self._registry,
+        )
+        self._longest_tokens: dict[str, int] = {}
         self._load = self._histogram("model_load_seconds", "Loading a model", SECONDS, "model")
         self.loop_lag = Histogram(
             "mlxr_event_loop_lag_seconds",
@@ -65,28 +94,16 @@ class Metrics:
         """A model was loaded for a request."""
         self._load.labels(model).observe(seconds)
 
-    def count_first_token(self, model: str, seconds: float) -> None:
-        """The first token of an answer is there, `seconds` after the request arrived."""
-        self._first.labels(model).observe(seconds)
-
     def count_prompt(self, model: str, prompt_tokens: int) -> None:
-        """A request was accepted."""
-        self._prompt_tokens.labels(model).inc(prompt_tokens)
+        """A prompt was accepted."""
+        self.prompt_tokens.labels(model).inc(prompt_tokens)
+        self.prompt_sizes.labels(model).observe(prompt_tokens)
 
-    def count_tokens(self, model: str, tokens: int) -> None:
-        """Tokens of an answer were handed out."""
-        self._generated_tokens.labels(model).inc(tokens)
-
-    def count_answer(
-        self, model: str, reason: FinishReason, usage: Usage, queue_s: float | None, generate_s: float | None
-    ) -> None:
-        """An answer has ended; `queue_s` and `generate_s` are of its timings, if it has any."""
-        self._answers.labels(model, reason.value).inc()
-        self._cached_tokens.labels(model).inc(usage.cached_tokens)
-        if queue_s is not None:
-            self._queue.labels(model).observe(queue_s)
-        if generate_s is not None and usage.completion_tokens > 1:
-            self._each.labels(model).observe(generate_s / (usage.completion_tokens - 1))
+    def note_length(self, model: str, tokens: int) -> None:
+        """A prompt and its answer had `tokens` tokens together."""
+        if tokens > self._longest_tokens.get(model, 0):
+            self._longest_tokens[model] = tokens
+            self._longest.labels(model).set(tokens)
 
     def render(self, in_flight: int, stored_bytes: int, models: Iterable[tuple[str, SessionStats]]) -> bytes:
         """The text that Prometheus reads: with the requests in flight, the bytes of all models that are stored, and
@@ -94,123 +111,69 @@ class Metrics:
         """
         self._in_flight.set(in_flight)
         self._stored.set(stored_bytes)
-        now = CollectorRegistry(auto_describe=False)
-        now.register(_Moment(list(models)))
-        return generate_latest(self._registry) + generate_latest(now)
+        families = self.collect(models)
+        text = generate_latest(_Collected(families))
+        return text + render_names(self._names, families).encode() if self._names else text
+
+    def collect(self, models: Iterable[tuple[str, SessionStats]]) -> list[Metric]:
+        """All metrics as they are now, with the state of `models` (name, stats)."""
+        return [*self._registry.collect(), *Moment(list(models)).collect()]
 
 
-Read = Callable[["SessionStats"], Iterator[tuple[str, float]]]
+class _Collected(CollectorRegistry):
+    """Metrics that have been read already."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        super().__init__(auto_describe=False)
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
-class _Moment:
-    """What the engines and the system tell now, in the form of a collector."""
+class RequestMetrics:
+    """Counts the answers to one request as they grow. `operation` is "chat" or "text_completion".
 
-    def __init__(self, models: list[tuple[str, SessionStats]]) -> None:
-        self._models = models
+    Its series are looked up once, so that a token costs one addition.
+    """
 
-    def collect(self) -> Iterator[Metric]:
-        yield from _process_metrics()
-        yield self._gauge("pages", "Pages of the KV cache", "state", _pages)
-        yield self._gauge("cache_bytes", "Bytes of weights, arena and store", "kind", _bytes)
-        yield self._gauge("sequences", "Answers that grow or wait", "state", _sequences)
-        yield self._counter("engine", "What the engine has done", "what", _work)
-        yield self._counter("prefix_tokens", "Tokens of prompts that were looked for in the cache", "where", _prefix)
-        yield self._counter("evictions", "Cached pages that were given up", "cause", _evictions)
-        yield self._counter("store_pages", "Pages written to the store and read back", "what", _store_pages)
-        yield self._counter("store_drops", "Pages that did not get, or stay, in the store", "cause", _store_drops)
-        dispatches = CounterMetricFamily(
-            "mlxr_dispatches", "Operator calls", labels=["model", "operator", "implementation", "variant"]
-        )
-        copied = CounterMetricFamily("mlxr_copied_bytes", "Bytes the cache path copied", labels=["model"])
-        for model, stats in self._models:
-            copied.add_metric([model], stats.copied_bytes)
-            for row in stats.dispatches:
-                dispatches.add_metric([model, row.operator, row.implementation, row.variant], row.count)
-        yield dispatches
-        yield copied
+    def __init__(self, metrics: Metrics, row: InFlight, model: str, operation: str, prompt_tokens: int) -> None:
+        self._metrics, self._row, self._model, self._operation = metrics, row, model, operation
+        self._tokens = metrics.generated_tokens.labels(model)
+        self._has_ended = False
+        row.prompt_tokens += prompt_tokens
+        metrics.count_prompt(model, prompt_tokens)
 
-    def _gauge(self, name: str, text: str, label: str, read: Read) -> Metric:
-        return self._fill(GaugeMetricFamily(f"mlxr_{name}", text, labels=["model", label]), read)
+    def count_tokens(self, tokens: int) -> None:
+        """Tokens of an answer were handed out."""
+        row = self._row
+        if row.first_token_s is None:
+            row.first_token_s = monotonic()
+            first_s = row.first_token_s - row.arrived_s
+            self._metrics.first.labels(self._model, self._operation).observe(first_s)
+        row.generated_tokens += tokens
+        self._tokens.inc(tokens)
 
-    def _counter(self, name: str, text: str, label: str, read: Read) -> Metric:
-        return self._fill(CounterMetricFamily(f"mlxr_{name}", text, labels=["model", label]), read)
+    def count_end(self, finish: Finish) -> None:
+        """An answer has ended."""
+        metrics, model, usage, timings = self._metrics, self._model, finish.usage, finish.timings
+        metrics.answers.labels(model, finish.reason.value).inc()
+        metrics.answer_sizes.labels(model).observe(usage.completion_tokens)
+        metrics.whole.labels(model, self._operation).observe(monotonic() - self._row.arrived_s)
+        if not self._has_ended:  # all answers share one prompt
+            self._has_ended = True
+            metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
+        metrics.note_length(model, usage.prompt_tokens + usage.completion_tokens)
+        if timings is None:
+            return
+        metrics.queue.labels(model).observe(timings.queue_s)
+        metrics.prefill.labels(model).observe(timings.prompt_s)
+        metrics.decode.labels(model).observe(timings.generate_s)
+        if usage.completion_tokens > 1:
+            metrics.each.labels(model, self._operation).observe(timings.generate_s / (usage.completion_tokens - 1))
 
-    def _fill(self, family: GaugeMetricFamily | CounterMetricFamily, read: Read) -> Metric:
-        for model, stats in self._models:
-            for kind, value in read(stats):
-                family.add_metric([model, kind], value)
-        return family
-
-
-def _pages(stats: SessionStats) -> Iterator[tuple[str, float]]:
-    engine = stats.engine
-    yield "used", engine.used_pages
-    yield "shared", engine.shared_pages
-    yield "cached", engine.cached_pages
-    yield "free", engine.free_pages
-    yield "peak", engine.peak_pages
-
-
-def _bytes(stats: SessionStats) -> Iterator[tuple[str, float]]:
-    memory = stats.memory
-    yield "weights", memory.weight_bytes
-    yield "arena", memory.arena_bytes
-    yield "used", memory.used_bytes
-    yield "cached", memory.cached_bytes
-    yield "store", memory.disk_bytes
-
-
-def _sequences(stats: SessionStats) -> Iterator[tuple[str, float]]:
-    yield "waiting", stats.engine.waiting_sequences
-    yield "running", stats.engine.running_sequences
-
-
-def _work(stats: SessionStats) -> Iterator[tuple[str, float]]:
-    engine = stats.engine
-    yield "steps", engine.steps
-    yield "prefill_tokens", engine.prefill_tokens
-    yield "decode_tokens", engine.decode_tokens
-    yield "recomputed_tokens", engine.recomputed_tokens
-    yield "preemptions", engine.preemptions
-    yield "failed_steps", engine.failed_steps
-    yield "late_answers", engine.late_answers
-    yield "refused_requests", engine.refused_requests
-
-
-def _prefix(stats: SessionStats) -> Iterator[tuple[str, float]]:
-    cache = stats.engine.cache
-    yield "memory", cache.memory_hit_tokens
-    yield "disk", cache.disk_hit_tokens
-    yield "missed", cache.missed_tokens
-
-
-def _evictions(stats: SessionStats) -> Iterator[tuple[str, float]]:
-    yield from ((cause.value, count) for cause, count in stats.engine.cache.evictions.items())
-
-
-def _store_pages(stats: SessionStats) -> Iterator[tuple[str, float]]:
-    store = stats.engine.cache.store
-    if store is not None:
-        yield "written", store.written_pages
-        yield "read", store.read_pages
-
-
-def _store_drops(stats: SessionStats) -> Iterator[tuple[str, float]]:
-    store = stats.engine.cache.store
-    if store is not None:
-        yield from ((cause.value, count) for cause, count in store.drops.items())
-
-
-def _process_metrics() -> Iterator[Metric]:
-    resident_bytes = read_resident_bytes()
-    if resident_bytes is not None:
-        yield GaugeMetricFamily("mlxr_process_resident_bytes", "Memory of this process", resident_bytes)
-
-
-def read_resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
-    """Resident memory of this process, None where the system does not tell it in /proc."""
-    try:
-        lines = status.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")), None)
+    def count_left(self, answers: int) -> None:
+        """The request has ended with `answers` answers that were still growing."""
+        if answers:
+            reason = CLIENT_GONE if self._row.is_gone else "error"
+            self._metrics.answers.labels(self._model, reason).inc(answers)

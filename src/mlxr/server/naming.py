@@ -18,4 +18,4 @@ def spell_fields(names: Mapping[str, str]) -> Iterator[None]:
         field = error.field if error.field in names else re.split(r"[.\[]", error.field, maxsplit=1)[0]
         if type(error) not in (InvalidRequest, ContextFull) or field not in names:
             raise
-        raise type(error)(names[field], error.reason) from None
+        raise error.rename(names[field]) from None

@@ -57,7 +57,11 @@ if TYPE_CHECKING:
 
     class AnthropicParameters(ParameterFields):
         """Anthropic's names."""
+
+    class LlamacppParameters(ParameterFields):
+        """The names of llama.cpp's own routes."""
 else:
     OpenAIParameters = make_fields("OpenAIParameters", "llamacpp", "openai")
     ResponsesParameters = make_fields("ResponsesParameters", "responses")
     AnthropicParameters = make_fields("AnthropicParameters", "anthropic")
+    LlamacppParameters = make_fields("LlamacppParameters", "llamacpp")

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from mlxr.server.errors import ClientGone, ServerError, explain_body, explain_parsing
 from mlxr.server.ignored import find_ignored, note_ignored
+from mlxr.server.json_models import RequestModel
 
 Handler = Callable[..., Awaitable[Response | BaseModel]]
 H = TypeVar("H", bound=Handler)
@@ -122,7 +123,8 @@ def _parse_body(request: Request, data: bytes, model: type[BaseModel]) -> BaseMo
         body = model.model_validate(value, from_attributes=True)
     except ValidationError as error:
         raise explain_body(error.errors(include_url=False), value) from error
-    note_ignored(request, find_ignored(value, body))
+    left_out = body.list_left_out() if isinstance(body, RequestModel) else ()
+    note_ignored(request, [*left_out, *find_ignored(value, body)])
     return body
 
 

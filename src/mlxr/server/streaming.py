@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from mlxr.server.activity import in_flight
 from mlxr.server.errors import ClientGone, ServerError, to_error
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class EventStream(Response):
         except ClientGone:
             raise
         except Exception as error:
-            failure = to_error(error)
+            failure = in_flight(self._request).failure = to_error(error)
             if failure.status == 500:
                 logger.exception("a stream failed: %s", failure)
             await self._send_body(send, self._on_error(failure))

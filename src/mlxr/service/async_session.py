@@ -41,7 +41,8 @@ class AsyncSession:
     Making one takes the arena's memory and starts the engine's thread; that may be done on any thread. All else
     belongs on an event loop. `template` replaces the model's own chat template; `system` is the system message of
     conversations that have none. `memory_bytes` is the most that the cache may take where the settings leave that
-    open; `size_bytes` is what weights and cache take.
+    open; `size_bytes` is what weights and cache take. `room_tokens` is the most that one prompt and its answer can
+    have together.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class AsyncSession:
     ) -> None:
         self._loaded = loaded
         engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
-        self.context_tokens = engine.context_tokens
+        self.context_tokens, self.room_tokens = engine.context_tokens, engine.room_tokens
         self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
         self._engine = AsyncEngine(engine)
         self._threads = ThreadPoolExecutor(PREPARING_THREADS, "mlxr-prepare")
@@ -118,8 +119,10 @@ class AsyncSession:
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
-    async def start(self, request: TextRequest | ChatRequest) -> AsyncStream:
+    async def start(self, request: TextRequest | ChatRequest, *, client: str | None = None) -> AsyncStream:
         """Start the answers to a request. It is refused here and now, or its events follow.
+
+        Clients share the engine evenly, however many requests each of them sends.
 
         Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
         """
@@ -133,6 +136,7 @@ class AsyncSession:
             prepared.params,
             _forward_to(stream),
             priority=prepared.priority,
+            client=client,
             deadline_s=prepared.deadline_s,
             uses_cache=prepared.uses_cache,
             constraint=prepared.constraint,
@@ -141,11 +145,14 @@ class AsyncSession:
         return stream
 
     async def embed(
-        self, prompt: Prompt, pooling: Pooling, *, priority: int = 0, deadline_s: float | None = None
+        self, prompt: Prompt, pooling: Pooling, *, client: str | None = None, deadline_s: float | None = None
     ) -> Floats:
-        """The embedding of a text, (hidden size,) and not normalised: the mean over its tokens, or the last one's."""
+        """Return the embedding of a text, (hidden size,), not normalised: the mean over its tokens, or the last one's.
+
+        Raises as `start` does, and RequestFailed when the text was accepted and could not be computed.
+        """
         token_ids = self._preparation.encode_prompt(prompt)
-        return await self._engine.embed(token_ids, pooling, priority=priority, deadline_s=deadline_s)
+        return await self._engine.embed(token_ids, pooling, client=client, deadline_s=deadline_s)
 
     async def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed."""
@@ -176,6 +183,11 @@ class AsyncStream:
         self._waiter: asyncio.Future[None] | None = None
         self._ticket: Ticket | None = None
         self._unwanted: list[int | None] = []  # what was to be cancelled before there was a ticket
+
+    @property
+    def growing(self) -> int:
+        """How many answers have an end that nobody has taken yet."""
+        return self._unfetched
 
     def attach(self, ticket: Ticket) -> None:
         """The engine has accepted the request; called once."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.registry import Changes, ModelRecord, Registry
 from mlxr.service.capabilities import find_capabilities
+from mlxr.templates.go_translation import looks_like_go, translate
 from mlxr.tokenizers import ChatTemplate
 
 
@@ -19,18 +20,28 @@ def create_model(
     Raises InvalidRequest, NotFound, and what the loader says of files that it cannot run.
     """
     if changes.template is not None:
-        check_template(changes.template)
-        changes = replace(changes, capabilities=find_capabilities(changes.template))
+        template = read_template(changes.template)
+        changes = replace(changes, template=template, capabilities=find_capabilities(template))
     if isinstance(source, ModelRecord):
         return registry.derive(name, source, changes)
     return registry.add(name, source, changes)
 
 
-def check_template(source: str) -> None:
-    """Raise InvalidRequest for a template that does not compile. What it makes of conversations is its own business."""
+def read_template(source: str) -> str:
+    """The Jinja template of a Jinja or a Go template; raises InvalidRequest for what is neither, or cannot be one."""
     try:
-        ChatTemplate(source, bos_token="", eos_token="", name="in TEMPLATE").check()
+        _check(source)
     except TemplateError as error:
-        if "{{ ." in source or "{{." in source or "{{- ." in source:
-            raise InvalidRequest("template", f"is a Go template; give a Jinja template ({error})") from error
-        raise InvalidRequest("template", str(error)) from error
+        if not looks_like_go(source):
+            raise InvalidRequest("template", str(error)) from error
+        translated = translate(source)
+        try:
+            _check(translated)
+        except TemplateError as reason:  # a bound on what a template may be
+            raise InvalidRequest("template", f"cannot be translated from Go: {reason}") from reason
+        return translated
+    return source
+
+
+def _check(source: str) -> None:
+    ChatTemplate(source, bos_token="", eos_token="", name="in TEMPLATE").check()

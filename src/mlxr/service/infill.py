@@ -1,43 +1,145 @@
 """Filling in the middle: a prompt of what comes before and after, for vocabularies that have tokens for it.
 
-Each row of INFILL_TOKENS is one family's spelling (prefix, suffix, middle) from its published vocabulary; the order is
-that of the models' training data, prefix first.
+Each row of FAMILIES is one family's spelling from its published vocabulary; the order is that of the models' training
+data, prefix first. Other files come before the gap, each behind the family's separator and its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.service.requests import TextRequest
 from mlxr.tokenizers import Tokenizer
 
-INFILL_TOKENS: tuple[tuple[str, str, str], ...] = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen 2.5 and 3, CodeGemma
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SmolLM
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+PROJECT = "project\n"  # what the repository is called, where the vocabulary has a token for its name
+PREFIX_SHARE = 3 / 4  # of the room, where the texts around the gap do not fit as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How a family writes a gap; `others` are further tokens of the same kind, which end an answer as `file` does."""
+
+    prefix: str
+    suffix: str
+    middle: str
+    file: str | None = None
+    project: str | None = None
+    others: tuple[str, ...] = ()
+
+
+FAMILIES: tuple[Spelling, ...] = (
+    # Qwen 2.5 and 3
+    Spelling("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<|repo_name|>", ("<|fim_pad|>",)),
+    Spelling("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_separator|>"),  # CodeGemma
+    Spelling("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>", "<repo_name>", ("<fim_pad>",)),  # StarCoder2
+    Spelling("<fim_prefix>", "<fim_suffix>", "<fim_middle>", others=("<fim_pad>",)),  # StarCoder, SmolLM
+    Spelling("<fim-prefix>", "<fim-suffix>", "<fim-middle>", others=("<fim-pad>",)),  # SantaCoder
+    Spelling("▁<PRE>", "▁<SUF>", "▁<MID>", others=("▁<EOT>",)),  # Code Llama
+    Spelling("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
 )
 
 
-def find_infill_tokens(tokenizer: Tokenizer) -> tuple[int, int, int] | None:
-    """Ids of the tokens that open prefix, suffix and middle; None for a vocabulary without them."""
-    for spellings in INFILL_TOKENS:
-        prefix, suffix, middle = (tokenizer.token_id(text) for text in spellings)
-        if prefix is not None and suffix is not None and middle is not None:
-            return prefix, suffix, middle
-    return None
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """A file, or a part of one, that may help to fill the gap."""
+
+    text: str
+    filename: str
 
 
-def encode_infill(tokenizer: Tokenizer, prompt: str | Sequence[int], suffix: str) -> list[int]:
-    """Token ids of a prompt whose continuation leads from `prompt` to `suffix`; control tokens in it are plain text.
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """Ids of the tokens that open prefix, suffix, middle, another file and the project; `ends` end an answer."""
 
-    Raises InvalidRequest naming `suffix` where the vocabulary has no infill tokens.
-    """
+    prefix: int
+    suffix: int
+    middle: int
+    file: int | None
+    project: int | None
+    ends: frozenset[int]
+
+
+def find_infill_tokens(tokenizer: Tokenizer) -> InfillTokens | None:
+    """The tokens of the first family that the vocabulary has all of, or else the three around the gap; None without."""
+    found = [tokens for tokens in (_find_family(tokenizer, family) for family in FAMILIES) if tokens is not None]
+    return max(found, key=lambda tokens: tokens.file is not None, default=None)
+
+
+def require_infill_tokens(tokenizer: Tokenizer) -> InfillTokens:
+    """As `find_infill_tokens`; raises InvalidRequest naming `suffix` where the vocabulary has none."""
     tokens = find_infill_tokens(tokenizer)
     if tokens is None:
         raise InvalidRequest("suffix", "is not supported by this model: its vocabulary has no infill tokens")
+    return tokens
+
+
+def encode_infill(
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[int],
+    suffix: str,
+    extra: Sequence[Snippet] = (),
+    *,
+    max_tokens: int | None = None,
+) -> list[int]:
+    """Token ids of a prompt whose continuation leads from `prompt` to `suffix`; control tokens in it are plain text.
+
+    Where that is more than `max_tokens`, the prompt loses its beginning and the suffix its end, and of `extra` those
+    go first that come first. Raises InvalidRequest naming `suffix` where the vocabulary has no infill tokens.
+    """
+    tokens = require_infill_tokens(tokenizer)
     before = tokenizer.encode(prompt, add_special=False) if isinstance(prompt, str) else list(prompt)
     after = tokenizer.encode(suffix, add_special=False)
     start = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-    return [*start, tokens[0], *before, tokens[1], *after, tokens[2]]
+    room = None if max_tokens is None else max(max_tokens - len(start) - 3, 2)
+    if room is not None:
+        before, after = _cut(before, after, room)
+        room -= len(before) + len(after)
+    context = _encode_files(tokenizer, tokens, extra, room) if extra else []
+    return [*start, *context, tokens.prefix, *before, tokens.suffix, *after, tokens.middle]
+
+
+def make_infill(tokenizer: Tokenizer, request: TextRequest, suffix: str) -> TextRequest:
+    """The request with the gap between its prompt and `suffix` as its prompt; raises as `encode_infill` does."""
+    ends = require_infill_tokens(tokenizer).ends
+    params = replace(request.params, stop_token_ids=request.params.stop_token_ids | ends)
+    return replace(request, prompt=encode_infill(tokenizer, request.prompt, suffix), params=params)
+
+
+def _find_family(tokenizer: Tokenizer, family: Spelling) -> InfillTokens | None:
+    prefix, suffix, middle = map(tokenizer.token_id, (family.prefix, family.suffix, family.middle))
+    if prefix is None or suffix is None or middle is None:
+        return None
+    file = None if family.file is None else tokenizer.token_id(family.file)
+    project = None if family.project is None else tokenizer.token_id(family.project)
+    others = (*map(tokenizer.token_id, family.others), file, project, prefix, suffix, middle)
+    return InfillTokens(prefix, suffix, middle, file, project, frozenset(one for one in others if one is not None))
+
+
+def _cut(before: list[int], after: list[int], room: int) -> tuple[list[int], list[int]]:
+    """The end of what comes before and the start of what comes after, together at most `room` tokens."""
+    most_after = max(room - len(before), room - int(room * PREFIX_SHARE))
+    after = after[:most_after]
+    return before[max(len(before) - (room - len(after)), 0) :], after
+
+
+def _encode_files(tokenizer: Tokenizer, tokens: InfillTokens, extra: Sequence[Snippet], room: int | None) -> list[int]:
+    """The last of the files that fit into `room` tokens, and the opening of the file with the gap."""
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False)
+
+    start = [] if tokens.project is None else [tokens.project, *encode(PROJECT)]
+    end = [] if tokens.file is None else [tokens.file, *encode("file\n")]
+    left = None if room is None else room - len(start) - len(end)
+    kept: list[list[int]] = []
+    for snippet in reversed(extra):
+        head = encode("\n\n") if tokens.file is None else [tokens.file, *encode(f"{snippet.filename}\n")]
+        file = [*head, *encode(snippet.text)]
+        if left is not None:
+            if len(file) > left:
+                break
+            left -= len(file)
+        kept.append(file)
+    return [*start, *(token for file in reversed(kept) for token in file), *end] if kept else []

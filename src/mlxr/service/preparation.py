@@ -21,6 +21,7 @@ from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt
 from mlxr.service.reasoning_gate import GateTokens, ReasoningGate, collect_gate_tokens
 from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.window import fit_window
 from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer, refuse_chat
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Preparation:
         if isinstance(request, ChatRequest):
             prepared = self._prepare_chat(request)
         else:
-            prepared = self.prepare_tokens(self.encode_prompt(request.prompt), request.params)
+            prepared = self.prepare_tokens(*_fit(self.encode_prompt(request.prompt), request))
             if request.grammar is not None:
                 constraint = self._compile(Rules(request.grammar, "grammar"))
                 prepared = replace(prepared, constraint=constraint, relaxed=constraint.relaxed)
@@ -149,7 +150,7 @@ class Preparation:
         inner = None if rules is None else self._compile_if(rules, request)
         constraint = None if inner is None else self._gate(inner, request, turn)
         answer_format = chat.make_format(request, turn, is_enforced=constraint is not None)
-        prepared = self.prepare_tokens(turn.token_ids, request.params, answer_format)
+        prepared = self.prepare_tokens(*_fit(turn.token_ids, request), answer_format)
         relaxed = () if rules is None or inner is None else (*inner.relaxed, *rules.relaxed)
         return replace(prepared, constraint=constraint, relaxed=relaxed)
 
@@ -199,3 +200,9 @@ class Preparation:
             if token_id is not None and self.tokenizer.is_special(token_id):
                 found[token_id] = stop
         return found
+
+
+def _fit(token_ids: list[int], request: TextRequest | ChatRequest) -> tuple[Sequence[int], SamplingParams]:
+    return (
+        (token_ids, request.params) if request.window is None else fit_window(token_ids, request.params, request.window)
+    )

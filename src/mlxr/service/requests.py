@@ -13,6 +13,7 @@ from typing import Literal
 
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.service.prompt import Message, Prompt
+from mlxr.service.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Continue `prompt`. With `cache_prompt` off nothing that is cached is used for it.
+    """Continue `prompt`. With `cache_prompt` off nothing that is cached is used for it. `window` bounds its part of the
+    context; None is all of it.
 
     A higher `priority` (-100 to 100) is served first; after `deadline_s` seconds the answers end with DEADLINE.
     """
@@ -47,6 +49,7 @@ class TextRequest:
     cache_prompt: bool = True
     priority: int = 0
     deadline_s: float | None = None
+    window: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +73,4 @@ class ChatRequest:
     cache_prompt: bool = True
     priority: int = 0
     deadline_s: float | None = None
+    window: Window | None = None

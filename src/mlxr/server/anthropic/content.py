@@ -14,12 +14,79 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call, dump_json
 from mlxr.service.prompt import Message
 
+# A system block of Claude Code's. It is another one in every request, so no prefix would be found in the cache.
+BILLING = "x-anthropic-billing-header:"
+# Blocks of earlier answers that tell of what only the service itself can do or read.
+FOREIGN_BLOCKS = (
+    "redacted_thinking",
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "container_upload",
+)
+
 
 class TextBlock(RequestModel):
-    """A text; images, documents and search results are not supported."""
+    """A text."""
 
     type: Literal["text"]
     text: str
+
+    @property
+    def plain(self) -> str:
+        """As the model reads it."""
+        return self.text
+
+
+class TextSource(RequestModel):
+    """The text of a document; PDF files and addresses are not supported."""
+
+    type: Literal["text"]
+    data: str
+
+
+class DocumentBlock(RequestModel):
+    """A document that is text; images and other documents are not supported."""
+
+    type: Literal["document"]
+    source: TextSource
+    title: str | None = None
+    context: str | None = None
+
+    @property
+    def plain(self) -> str:
+        """As the model reads it."""
+        return "\n".join(part for part in (self.title, self.context, self.source.data) if part)
+
+
+class SearchResultBlock(RequestModel):
+    """Something that was found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: list[TextBlock]
+
+    @property
+    def plain(self) -> str:
+        """As the model reads it."""
+        return "\n".join([self.title, self.source, *(block.text for block in self.content)])
+
+
+class ToolReferenceBlock(RequestModel):
+    """A tool that was found; all tools are offered anyway."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+    @property
+    def plain(self) -> str:
+        """As the model reads it."""
+        return self.tool_name
 
 
 class ThinkingBlock(RequestModel):
@@ -38,16 +105,28 @@ class ToolUseBlock(RequestModel):
     input: JsonObject
 
 
+ResultBlock = Annotated[TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")]
+
+
 class ToolResultBlock(RequestModel):
     """What a call gave."""
 
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: str | list[TextBlock] | None = None
+    content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+class ForeignBlock(RequestModel):
+    """A block without meaning here."""
+
+    type: Literal[FOREIGN_BLOCKS]  # type: ignore[valid-type]
+
+
+PlainBlock = TextBlock | DocumentBlock | SearchResultBlock
+Block = Annotated[
+    PlainBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ForeignBlock, Field(discriminator="type")
+]
 
 
 def _is_text(value: object) -> str:
@@ -67,11 +146,21 @@ class MessageInput(RequestModel):
 System = str | list[TextBlock]
 
 
+def list_blocks(system: System | None) -> list[TextBlock]:
+    """A system text as blocks."""
+    return [TextBlock(type="text", text=system)] if isinstance(system, str) else list(system or ())
+
+
+def is_billing(block: TextBlock) -> bool:
+    """Whether a block of the system text is for the service's books alone."""
+    return block.text.startswith(BILLING) and "\n" not in block.text.strip()
+
+
 def read_messages(system: System | None, messages: Sequence[MessageInput]) -> list[Message]:
     """Messages for the service; raises InvalidRequest naming the block that does not belong where it is."""
     read: list[Message] = []
-    if system:
-        read.append({"role": "system", "content": _join(system)})
+    if system and (text := _join([block for block in list_blocks(system) if not is_billing(block)])):
+        read.append({"role": "system", "content": text})
     tool_names: dict[str, str] = {}
     for index, message in enumerate(messages):
         field = f"messages[{index}].content"
@@ -90,8 +179,10 @@ def _read_assistant(blocks: Sequence[Block], field: str, tool_names: dict[str, s
     calls: list[dict[str, object]] = []
     for index, block in enumerate(blocks):
         match block:
-            case TextBlock():
-                texts.append(block.text)
+            case TextBlock() | DocumentBlock() | SearchResultBlock():
+                texts.append(block.plain)
+            case ForeignBlock():
+                pass
             case ThinkingBlock():
                 thoughts.append(block.thinking)
             case ToolUseBlock():
@@ -112,8 +203,10 @@ def _read_user(role: str, blocks: Sequence[Block], field: str, tool_names: dict[
     results: list[Message] = []
     texts: list[str] = []
     for index, block in enumerate(blocks):
-        if isinstance(block, TextBlock):
-            texts.append(block.text)
+        if isinstance(block, PlainBlock):
+            texts.append(block.plain)
+        elif isinstance(block, ForeignBlock):
+            continue
         elif isinstance(block, ToolResultBlock) and role == "user":
             results.append(_read_result(block, tool_names))
         else:
@@ -133,5 +226,5 @@ def _read_result(block: ToolResultBlock, tool_names: dict[str, str]) -> Message:
     return message
 
 
-def _join(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _join(content: str | Sequence[TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.plain for block in content)

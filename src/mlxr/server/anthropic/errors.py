@@ -47,6 +47,11 @@ class ErrorReply(ReplyModel):
 def render_error(error: ServerError, request_id: str) -> JsonObject:
     """The body of an error."""
     message = error.message
+    if {
+        "n_prompt_tokens",
+        "n_ctx",
+    } <= error.counts.keys():  # Anthropic's clients shorten the conversation at these words
+        message = f"prompt is too long: {error.counts['n_prompt_tokens']} tokens > {error.counts['n_ctx']} maximum"
     if error.field is not None and not message.startswith(error.field):
         message = f"{error.field}: {message}"
     detail = ErrorDetail(type=name_type(error.status), message=message)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_INT, Grammar, SamplingParams
-from mlxr.server.anthropic.content import MessageInput, System, read_messages
+from mlxr.server.anthropic.content import (
+    BILLING,
+    ForeignBlock,
+    MessageInput,
+    System,
+    is_billing,
+    list_blocks,
+    read_messages,
+)
 from mlxr.server.json_models import JsonObject, RequestModel, Text, Unsupported, dump_json
 from mlxr.server.parameter_fields import AnthropicParameters
 from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
@@ -25,6 +33,23 @@ class CustomTool(RequestModel):
     name: ToolName
     description: str | None = None
     input_schema: JsonObject
+
+
+class ServiceTool(RequestModel):
+    """A tool that only the service itself has, such as a search of the web: left out among others, refused alone."""
+
+    type: Text
+    name: str | None = None
+
+
+def _name_tool(tool: object) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "custom" if kind in (None, "custom") else "service"
+
+
+AnyTool = Annotated[
+    Annotated[CustomTool, Tag("custom")] | Annotated[ServiceTool, Tag("service")], Discriminator(_name_tool)
+]
 
 
 class AnyChoice(RequestModel):
@@ -50,11 +75,10 @@ class NoChoice(RequestModel):
 
 class ThinkingOn(RequestModel):
     """Think before answering, if the model is one that does. Thoughts count towards `max_tokens`, the only bound that
-    holds for them: `budget_tokens` is checked against it.
+    holds for them: `budget_tokens` has no effect.
     """
 
     type: Literal["enabled"]
-    budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -91,17 +115,18 @@ class ConversationFields(RequestModel):
     model: Text
     messages: Annotated[list[MessageInput], Field(min_length=1)]
     system: System | None = None
-    tools: list[CustomTool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: Annotated[AnyChoice | OneChoice | NoChoice, Field(discriminator="type")] | None = None
     thinking: Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, Field(discriminator="type")] | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = Field(None, description="The older place of output_config.format.")
     mcp_servers: Unsupported = None
 
     def make_request(self, params: SamplingParams) -> ChatRequest:
         """What the service is asked; raises InvalidRequest naming the field."""
-        tools = [Tool(tool.name, tool.description or "", tool.input_schema) for tool in self.tools or ()]
+        tools = self._read_tools()
         choice = self._read_choice(tools)
-        wanted = self.output_config.format if self.output_config else None
+        wanted = (self.output_config.format if self.output_config else None) or self.output_format
         grammar = (
             None if wanted is None else Grammar("json_schema", dump_json(wanted.json_schema, "output_config.format"))
         )
@@ -114,6 +139,29 @@ class ConversationFields(RequestModel):
             grammar=grammar,
             think=self._read_thinking(),
         )
+
+    def list_left_out(self) -> Iterable[str]:
+        """Tools of the service, blocks that are of no use here, and what is for the service's books."""
+        for tool in self.tools or ():
+            if isinstance(tool, ServiceTool):
+                yield f"tools[].{tool.type}"
+        if any(map(is_billing, list_blocks(self.system))):
+            yield f"system[].{BILLING.rstrip(':')}"
+        for message in self.messages:
+            for block in message.content if not isinstance(message.content, str) else ():
+                if isinstance(block, ForeignBlock):
+                    yield f"messages[].content[].{block.type}"
+
+    def _read_tools(self) -> list[Tool]:
+        given = self.tools or []
+        tools = [
+            Tool(tool.name, tool.description or "", tool.input_schema) for tool in given if isinstance(tool, CustomTool)
+        ]
+        if given and not tools:
+            raise InvalidRequest(
+                "tools[0].type", f"{given[0].type!r} is a tool of the service itself, not of this server"
+            )
+        return tools
 
     def _read_choice(self, tools: Sequence[Tool]) -> ToolChoice:
         names = [tool.name for tool in tools]
@@ -128,9 +176,11 @@ class ConversationFields(RequestModel):
                     raise InvalidRequest("tool_choice.name", f"there is no tool called {self.tool_choice.name!r}")
                 return NamedTool(self.tool_choice.name)
             case _:
+                if self.tool_choice.type == "auto":
+                    return "auto"
                 if not names:
-                    raise InvalidRequest("tool_choice", "may only be given with tools")
-                return "required" if self.tool_choice.type == "any" else "auto"
+                    raise InvalidRequest("tool_choice", "asks for a call, but there are no tools")
+                return "required"
 
     def _read_thinking(self) -> bool | str | None:
         effort = self.output_config.effort if self.output_config else None
@@ -165,6 +215,4 @@ class MessageRequest(AnthropicParameters, ConversationFields):
 
     def to_request(self) -> ChatRequest:
         """What the service is asked; raises InvalidRequest naming the field."""
-        if isinstance(self.thinking, ThinkingOn) and self.thinking.budget_tokens >= self.max_tokens:
-            raise InvalidRequest("thinking.budget_tokens", f"must be less than max_tokens, which is {self.max_tokens}")
         return self.make_request(SamplingParams(**read_params({"temperature": 1.0}, self.list_given())))

@@ -14,7 +14,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import JsonObject, RequestModel, Text
 from mlxr.server.ollama.answering import AnswerRequest, answer, check_think, load_only
-from mlxr.server.ollama.options import make_params, read_grammar, read_keep_alive
+from mlxr.server.ollama.options import make_params, make_window, read_grammar, read_keep_alive
 from mlxr.server.ollama.reply import ChatReply, Part, Parts
 from mlxr.server.ollama.route import STREAMED
 from mlxr.server.routes import Router
@@ -87,6 +87,7 @@ async def chat(request: Request, body: ChatBody) -> Response:
         tools=[_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])],
         grammar=grammar,
         think=check_think(lease, body.think),
+        window=make_window(lease.record, body.options, body.truncate, lease.session.room_tokens),
     )
     if body.truncate is not False:
         wanted = await asyncio.to_thread(drop_oldest, lease.session, wanted)
@@ -123,15 +124,13 @@ def list_messages(messages: Sequence[ChatMessage]) -> list[JsonObject]:
 def drop_oldest(session: AsyncSession, wanted: ChatRequest) -> ChatRequest:
     """The conversation without its oldest messages, if it is too long; system messages and the last one stay.
 
-    Nothing is dropped where that does not help; the request is refused later then.
+    Where those alone are too long, their prompt is cut later, or refused.
     """
     if _fits(session, wanted):
         return wanted
     kept = [message.get("role") == "system" for message in wanted.messages]
     droppable = [index for index, stays in enumerate(kept[:-1]) if not stays]
     low, high = 1, len(droppable)
-    if not droppable or not _fits(session, _without(wanted, droppable)):
-        return wanted
     while low < high:  # the fewest that must go
         middle = (low + high) // 2
         if _fits(session, _without(wanted, droppable[:middle])):
@@ -142,7 +141,8 @@ def drop_oldest(session: AsyncSession, wanted: ChatRequest) -> ChatRequest:
 
 
 def _fits(session: AsyncSession, wanted: ChatRequest) -> bool:
-    return len(session.encode_chat(wanted)) < session.context_tokens
+    tokens = session.context_tokens if wanted.window is None else wanted.window.tokens
+    return len(session.encode_chat(wanted)) < tokens
 
 
 def _without(wanted: ChatRequest, dropped: Sequence[int]) -> ChatRequest:

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxr.core.errors import InvalidRequest
+from mlxr.core.errors import ContextFull, InvalidRequest
 from mlxr.registry.options import check_options
 from mlxr.server.activity import in_flight
 from mlxr.server.embedding import embed_all
@@ -103,5 +103,5 @@ def _encode(lease: ModelLease, text: str, field: str, truncate: bool | None) -> 
         raise InvalidRequest(field, error.reason) from error
     limit = lease.session.context_tokens
     if len(ids) > limit and truncate is False:
-        raise InvalidRequest(field, f"has {len(ids)} tokens, more than the context of {limit}")
+        raise ContextFull(field, f"has {len(ids)} tokens, more than the context of {limit}", len(ids), limit)
     return ids[:limit]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,11 +13,11 @@ from mlxr.server.generation import borrow
 from mlxr.server.json_models import JsonObject
 from mlxr.server.naming import spell_fields
 from mlxr.server.ollama.answering import AnswerRequest, answer, check_think, load_only
-from mlxr.server.ollama.options import make_params, read_grammar, read_keep_alive
+from mlxr.server.ollama.options import make_params, make_window, read_grammar, read_keep_alive
 from mlxr.server.ollama.reply import GenerateReply, Part, Parts
 from mlxr.server.ollama.route import STREAMED
 from mlxr.server.routes import Router
-from mlxr.service.infill import encode_infill
+from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest, TextRequest
 
@@ -56,7 +58,8 @@ async def generate(request: Request, body: GenerateBody) -> Response:
     grammar = read_grammar(body.format)
     lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
     params = make_params(lease.record, body.options, logprobs=body.logprobs, top_logprobs=body.top_logprobs)
-    wanted = make_request(body, lease, params, grammar)
+    window = make_window(lease.record, body.options, body.truncate, lease.session.room_tokens)
+    wanted = replace(make_request(body, lease, params, grammar), window=window)
 
     def render(part: Part, parts: Parts) -> JsonObject:
         piece: JsonObject = {"response": part.text}
@@ -76,7 +79,7 @@ def make_request(
     """A turn of a conversation where the model has a chat template, otherwise a text to continue."""
     session, prompt = lease.session, body.prompt or ""
     if body.suffix:
-        return TextRequest(encode_infill(session.tokenizer, prompt, body.suffix), params)
+        return make_infill(session.tokenizer, TextRequest(prompt, params), body.suffix)
     if body.raw or not session.can_chat:
         check_think(lease, body.think)
         if body.context:

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from mlxr.core.types import Grammar, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.registry.options import BY_NAME, check_options
 from mlxr.server.json_models import JsonObject, dump_json
+from mlxr.service.window import Window
 
 logger = logging.getLogger(__name__)
 KeepAlive = Annotated[
@@ -27,6 +28,7 @@ KeepAlive = Annotated[
 Format = Annotated[str | JsonObject | None, Field(description='"json" or a JSON schema.')]
 Options = Annotated[dict[str, object] | None, Field(description=f"Of {', '.join(BY_NAME)}.")]
 MAX_TOP_LOGPROBS = 20
+NUM_KEEP = 4  # Ollama's default
 _DEFAULTS: Mapping[str, object] = {
     "temperature": 0.8,
     "top_k": 40,
@@ -51,6 +53,20 @@ def make_params(
         logger.debug("options without effect: %s", ", ".join(without_effect))
     fields = read_params(_DEFAULTS, record.parameters, given, prefix="options.")
     return SamplingParams(**fields, logprobs=_count_logprobs(logprobs, top_logprobs))
+
+
+def make_window(
+    record: ModelRecord, options: Mapping[str, object] | None, truncate: bool | None, room_tokens: int
+) -> Window:
+    """The part of the context that a request takes: `num_ctx` as far as the model and its cache allow.
+
+    Unless `truncate` is false, a prompt that is too long for it is cut behind its first `num_keep` tokens; -1 keeps as
+    much of the beginning as there is room for.
+    """
+    chosen: dict[str, Any] = {"num_ctx": room_tokens, "num_keep": NUM_KEEP, **record.parameters}
+    chosen |= check_options(options or {})
+    kept_tokens = room_tokens if chosen["num_keep"] < 0 else chosen["num_keep"]
+    return Window(min(chosen["num_ctx"], room_tokens), None if truncate is False else kept_tokens)
 
 
 def read_grammar(wanted: str | JsonObject | None) -> Grammar | None:

@@ -61,6 +61,8 @@ class NamedRequest(RequestModel):
 
 def render_error(error: ServerError, _request_id: str = "") -> JsonObject:
     """The body of an error."""
+    if error.code == "context_length_exceeded":  # clients look for these words
+        return {"error": f"{error.message}: the input length exceeds the context length"}
     return {"error": error.message}
 
 

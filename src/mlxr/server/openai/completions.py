@@ -17,7 +17,7 @@ from mlxr.server.openai.route import STREAMED, Head, error_frame, token_bytes_if
 from mlxr.server.openai.several import merge, read_in_turn, start_all
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnected
-from mlxr.service.infill import encode_infill
+from mlxr.service.infill import make_infill
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.prompt import Prompt
 
@@ -32,9 +32,7 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     wanted = [body.to_request(prompt) for prompt in body.prompts]
     lease = await borrow(request, body.model)
     if body.suffix:
-        wanted = [
-            body.to_request(encode_infill(lease.session.tokenizer, prompt, body.suffix)) for prompt in body.prompts
-        ]
+        wanted = [make_infill(lease.session.tokenizer, one, body.suffix) for one in wanted]
     head = Head.make("cmpl-", lease, body.model)
     token_bytes = token_bytes_if(body.logprobs is not None, lease)
     with spell_fields(FIELDS):

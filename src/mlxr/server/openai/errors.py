@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from mlxr.server.errors import ServerError
-from mlxr.server.json_models import JsonObject, ReplyModel
+from mlxr.server.json_models import JsonObject, ReplyModel, optional
 
-ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+ErrorType = Literal[
+    "invalid_request_error", "authentication_error", "rate_limit_error", "server_error", "exceed_context_size_error"
+]
 _CODES = {
     "unauthorized": "invalid_api_key",
     "rate_limited": "rate_limit_exceeded",
@@ -17,12 +19,16 @@ _CODES = {
 
 
 class ErrorDetail(ReplyModel):
-    """What went wrong; `param` names the field at fault."""
+    """What went wrong; `param` names the field at fault. Of a prompt that is too long llama.cpp's clients read `type`,
+    `n_prompt_tokens` and `n_ctx`.
+    """
 
     message: str
     type: ErrorType
     param: str | None
     code: str | None
+    n_prompt_tokens: int | None = optional()
+    n_ctx: int | None = optional()
 
 
 class ErrorReply(ReplyModel):
@@ -36,20 +42,23 @@ def render_error(error: ServerError, _request_id: str = "") -> JsonObject:
     return {
         "error": {
             "message": error.message,
-            "type": name_type(error.status),
+            "type": name_type(error),
             "param": error.field,
             "code": name_code(error),
+            **error.counts,
         }
     }
 
 
-def name_type(status: int) -> ErrorType:
-    """OpenAI's word for a kind of error."""
-    if status == 401:
+def name_type(error: ServerError) -> ErrorType:
+    """OpenAI's word for a kind of error, and llama.cpp's for the one that its clients look for."""
+    if error.code == "context_length_exceeded":
+        return "exceed_context_size_error"
+    if error.status == 401:
         return "authentication_error"
-    if status == 429:
+    if error.status == 429:
         return "rate_limit_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
+    return "server_error" if error.status >= 500 else "invalid_request_error"
 
 
 def name_code(error: ServerError) -> str:

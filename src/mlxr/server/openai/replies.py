@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mlxr.core.events import Event, Finish, ReasoningDelta, TokenInfo
-from mlxr.core.types import TokenLogprob
+from mlxr.core.types import Timings, TokenLogprob
 from mlxr.server.json_models import ReplyModel
 
 TokenBytes = Callable[[int], bytes]
@@ -41,9 +41,11 @@ class TimingsReply(ReplyModel):
     cache_n: int
     prompt_n: int
     prompt_ms: float
+    prompt_per_token_ms: float | None
     prompt_per_second: float | None
     predicted_n: int
     predicted_ms: float
+    predicted_per_token_ms: float | None
     predicted_per_second: float | None
     queue_ms: float
 
@@ -117,19 +119,29 @@ class Tally:
         measured = [finish.timings for finish in self.finishes if finish.timings is not None]
         if not measured:
             return None
-        prompt_s = max(timings.prompt_s for timings in measured)
-        generate_s = max(timings.generate_s for timings in measured)
-        prompt_n = self.prompt_tokens - self.cached_tokens
-        return TimingsReply(
-            cache_n=self.cached_tokens,
-            prompt_n=prompt_n,
-            prompt_ms=prompt_s * 1000,
-            prompt_per_second=prompt_n / prompt_s if prompt_s else None,
-            predicted_n=self.completion_tokens,
-            predicted_ms=generate_s * 1000,
-            predicted_per_second=self.completion_tokens / generate_s if generate_s else None,
-            queue_ms=max(timings.queue_s for timings in measured) * 1000,
+        slowest = Timings(
+            queue_s=max(timings.queue_s for timings in measured),
+            prompt_s=max(timings.prompt_s for timings in measured),
+            generate_s=max(timings.generate_s for timings in measured),
         )
+        cached = self.cached_tokens
+        return describe_timings(slowest, cached, self.prompt_tokens - cached, self.completion_tokens)
+
+
+def describe_timings(timings: Timings, cache_n: int, prompt_n: int, predicted_n: int) -> TimingsReply:
+    """Durations with what they were spent on: `prompt_n` computed tokens of the prompt, `predicted_n` of the answer."""
+    return TimingsReply(
+        cache_n=cache_n,
+        prompt_n=prompt_n,
+        prompt_ms=timings.prompt_s * 1000,
+        prompt_per_token_ms=timings.prompt_s * 1000 / prompt_n if prompt_n else None,
+        prompt_per_second=prompt_n / timings.prompt_s if timings.prompt_s else None,
+        predicted_n=predicted_n,
+        predicted_ms=timings.generate_s * 1000,
+        predicted_per_token_ms=timings.generate_s * 1000 / predicted_n if predicted_n else None,
+        predicted_per_second=predicted_n / timings.generate_s if timings.generate_s else None,
+        queue_ms=timings.queue_s * 1000,
+    )
 
 
 def describe_tokens(tokens: Sequence[TokenInfo], token_bytes: TokenBytes) -> list[TokenLogprobReply]:

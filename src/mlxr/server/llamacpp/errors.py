@@ -1,0 +1,72 @@
+"""Errors as llama.cpp's server writes them: OpenAI's frame with the HTTP status as `code` and words of its own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlxr.server.errors import ServerError
+from mlxr.server.json_models import JsonObject, ReplyModel
+from mlxr.server.routes import Responses
+from mlxr.server.streaming import sse
+
+ErrorType = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "not_supported_error",
+    "unavailable_error",
+    "server_error",
+]
+_TYPES: dict[int, ErrorType] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
+
+class ErrorDetail(ReplyModel):
+    """What went wrong. `field` and `request_id` are additions: the part at fault, and the id that the log has."""
+
+    code: int
+    message: str
+    type: ErrorType
+    field: str | None = None
+    request_id: str | None = None
+
+
+class ErrorReply(ReplyModel):
+    """An error."""
+
+    error: ErrorDetail
+
+
+ERRORS: Responses = {
+    "4XX": {"model": ErrorReply, "description": "The request cannot be served; `field` names the part at fault."},
+    "5XX": {"model": ErrorReply, "description": "The server failed."},
+}
+STREAMED: Responses = {
+    200: {
+        "description": "The whole answer, or, with `stream`, server-sent events that it is the sum of.",
+        "content": {"text/event-stream": {}},
+    },
+    **ERRORS,
+}
+
+
+def render_error(error: ServerError, request_id: str = "") -> JsonObject:
+    """The body of an error."""
+    fallback: ErrorType = "server_error" if error.status >= 500 else "invalid_request_error"
+    detail: JsonObject = {"code": error.status, "message": error.message, "type": _TYPES.get(error.status, fallback)}
+    if error.field is not None:
+        detail["field"] = error.field
+    if request_id:
+        detail["request_id"] = request_id
+    return {"error": detail}
+
+
+def error_frame(error: ServerError) -> bytes:
+    """The last event of a stream that fails."""
+    return sse(render_error(error))

@@ -1,0 +1,174 @@
+"""The fields that `/completion` and `/infill` share, and the parameters that they are to the service.
+
+A value is the request's, else the model's own, else the default that llama.cpp's server documents:
+https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.core.sampling import read_params
+from mlxr.core.types import MAX_TOP_LOGPROBS, PARAMETERS, SamplingParams
+from mlxr.registry import ModelRecord
+from mlxr.server.json_models import JsonObject, RequestModel
+from mlxr.server.openai.fields import Answers
+from mlxr.server.parameter_fields import LlamacppParameters
+from mlxr.service.async_session import AsyncSession
+
+DEFAULTS: Mapping[str, Any] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repeat_last_n": 64,
+    "n_predict": -1,
+}
+DRAWN_SEED = 0xFFFFFFFF  # what llama.cpp's server calls a seed that it draws
+# What the engine's log-probabilities have in them already, what ends answers, and what `probabilities` works out.
+_KNOWN_SHARES = frozenset(
+    {"repetition_penalty", "presence_penalty", "frequency_penalty", "repeat_last_n", "seed", "max_tokens", "stop"}
+    | {"temperature", "top_k", "top_p", "min_p"}
+)
+Bias = list[list[int | float | str | bool]] | dict[str, float | bool]
+
+
+class Adapter(RequestModel):
+    """A LoRA adapter and how strongly it counts; there are none, so only 0 can be asked for."""
+
+    id: int
+    scale: float
+
+
+class CompletionFields(LlamacppParameters):
+    """How tokens are chosen and what the reply holds. `n_predict` 0 only reads the prompt into the cache."""
+
+    model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
+    stream: bool | None = None
+    n_cmpl: Answers | None = Field(None, description="Answers to each prompt.")
+    n: Answers | None = Field(None, description="The same as n_cmpl.")
+    ignore_eos: bool | None = None
+    logit_bias: Bias | None = Field(
+        None, description="Pairs of a token id or a text and what is added to its logits; false: never."
+    )
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(None, description="The same as n_probs.")
+    post_sampling_probs: bool | None = Field(None, description="Probabilities as they were drawn from.")
+    return_tokens: bool | None = None
+    cache_prompt: bool | None = None
+    timings_per_token: bool | None = None
+    response_fields: Annotated[list[str], Field(max_length=256)] | None = None
+    id_slot: int | None = Field(None, description="A hint; answers are placed where there is room.")
+    lora: list[Adapter] | None = None
+
+    def check(self) -> None:
+        """Raise InvalidRequest for what is not supported and would change the answer."""
+        for index, adapter in enumerate(self.lora or ()):
+            if adapter.scale:
+                raise InvalidRequest(f"lora[{index}]", "is not supported: no adapters are loaded")
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether no token is wanted."""
+        return self._wanted_tokens == 0
+
+    @property
+    def top_probs(self) -> int:
+        """How many tokens are to be told with their probabilities in each place; 0: none."""
+        return self.n_probs or self.logprobs or 0
+
+    @property
+    def most_tokens(self) -> float:
+        """How many tokens the answer may have."""
+        wanted = self._wanted_tokens
+        return math.inf if wanted is None or wanted < 0 else wanted
+
+    @property
+    def _wanted_tokens(self) -> int | None:
+        given = self.list_given()
+        wanted = given.get("n_predict", given.get("max_tokens"))
+        return wanted if isinstance(wanted, int) else None
+
+    def make_params(self, record: ModelRecord, session: AsyncSession) -> SamplingParams:
+        """Parameters for the engine; raises InvalidRequest naming the field."""
+        given = self.list_given()
+        if self.only_reads:
+            given |= {"n_predict": 1, "max_tokens": 1}
+        if given.get("seed") == DRAWN_SEED:
+            given["seed"] = -1
+        fields = read_params(DEFAULTS, record.parameters, given)
+        return SamplingParams(
+            **fields,
+            ignore_eos=bool(self.ignore_eos),
+            logit_bias=_read_bias(self.logit_bias, session),
+            logprobs=self._count_logprobs(fields),
+            n=self.n_cmpl or self.n or 1,
+        )
+
+    def _count_logprobs(self, fields: Mapping[str, Any]) -> int | None:
+        """How many tokens the engine is to report; all that can be drawn where their final shares are wanted."""
+        if not self.top_probs:
+            return None
+        if not self.post_sampling_probs:
+            return self.top_probs
+        for row in PARAMETERS:
+            if row.name not in _KNOWN_SHARES and fields.get(row.name, row.default) != row.default:
+                raise InvalidRequest("post_sampling_probs", f"cannot be told together with {row.name}")
+        top_k = fields["top_k"]
+        if not 0 < top_k <= MAX_TOP_LOGPROBS:
+            raise InvalidRequest("post_sampling_probs", f"needs a top_k from 1 to {MAX_TOP_LOGPROBS}, got {top_k}")
+        return max(self.top_probs, int(top_k))
+
+
+def describe_settings(params: SamplingParams, body: CompletionFields) -> JsonObject:
+    """The parameters that an answer was made with, under llama.cpp's names; what does not exist here is off."""
+    named = {name: getattr(params, row.name) for row in PARAMETERS for name in row.list_names("llamacpp")}
+    most_tokens = 0 if body.only_reads else -1 if params.max_tokens is None else params.max_tokens
+    biases = params.logit_bias.items()
+    return {
+        **named,
+        "seed": DRAWN_SEED if params.seed is None else params.seed,
+        "stop": list(params.stop),
+        "n_predict": most_tokens,
+        "max_tokens": most_tokens,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.0,
+        "n_keep": 0,
+        "n_discard": 0,
+        "ignore_eos": params.ignore_eos,
+        "logit_bias": [{"token": token, "bias": bias if math.isfinite(bias) else None} for token, bias in biases],
+        "stream": bool(body.stream),
+        "n_probs": body.top_probs,
+        "post_sampling_probs": bool(body.post_sampling_probs),
+        "timings_per_token": bool(body.timings_per_token),
+        "lora": [],
+    }
+
+
+def _read_bias(given: Bias | None, session: AsyncSession) -> dict[int, float]:
+    """Token id to what is added to its logit: a text counts for each of its tokens, several entries add up."""
+    pairs = list(given.items()) if isinstance(given, dict) else given or []
+    biases: dict[int, float] = {}
+    for place, pair in enumerate(pairs):
+        if len(pair) != 2 or isinstance(pair[1], str):
+            raise InvalidRequest(f"logit_bias[{place}]", "must be a token id or a text, and a number or false")
+        key, value = pair
+        bias = -math.inf if value is False else float(value)
+        for token_id in _find_tokens(key, session, f"logit_bias[{place}]"):
+            biases[token_id] = biases.get(token_id, 0.0) + bias
+    return biases
+
+
+def _find_tokens(key: object, session: AsyncSession, field: str) -> list[int]:
+    if isinstance(key, str):
+        if not (key.isascii() and key.isdecimal() and len(key) <= 9):
+            return session.tokenizer.encode(key, add_special=False)
+        key = int(key)
+    if not isinstance(key, int) or isinstance(key, bool) or not 0 <= key < session.config.vocab_size:
+        raise InvalidRequest(field, f"must name one of the {session.config.vocab_size} tokens, or a text")
+    return [key]

@@ -1,0 +1,104 @@
+"""GET /props, /slots and /models: what the server is, what it does now, what it has.
+
+A slot is one of the `max_sequences` answers that can grow at the same time. Slots exist only in these replies: all
+requests share one cache, and an answer takes whatever room there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import mlxr
+from mlxr.server.activity import InFlight
+from mlxr.server.errors import ServerError
+from mlxr.server.generation import borrow
+from mlxr.server.json_models import JsonObject
+from mlxr.server.llamacpp.errors import ERRORS
+from mlxr.server.llamacpp.fields import CompletionFields, describe_settings
+from mlxr.server.openai.models import describe_model
+from mlxr.server.routes import Router
+from mlxr.service.model_pool import ModelLease
+
+router = Router()
+
+
+@router.get("/props", responses=ERRORS)
+async def show_properties(request: Request) -> Response:
+    """What holds for all requests, and the parameters of those that say nothing, for the model `?model=`."""
+    lease = await borrow(request, request.query_params.get("model"))
+    record = lease.record
+    return JSONResponse(
+        {
+            "default_generation_settings": {"params": _default_params(lease), **_describe_slot(lease, 0, None)},
+            "total_slots": request.app.state.settings.max_sequences,
+            "model_alias": record.short_name,
+            "model_path": str(record.path),
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": record.own_template if record.template is None else record.template,
+            "bos_token": _spell(lease, lease.session.tokenizer.bos_id),
+            "eos_token": _spell(lease, min(lease.session.tokenizer.eos_ids, default=None)),
+            "build_info": f"mlxr-{mlxr.__version__}",
+            "is_sleeping": False,
+        }
+    )
+
+
+@router.get("/slots", responses=ERRORS)
+async def list_slots(request: Request) -> Response:
+    """Every slot and the request that is in it; with `?fail_on_no_slot=1` an error where none is free."""
+    lease = await borrow(request, request.query_params.get("model"))
+    state = request.app.state
+    busy = [row for row in state.activity if row.cancels and row.model == lease.name]
+    slots = state.settings.max_sequences
+    if request.query_params.get("fail_on_no_slot") and len(busy) >= slots:
+        raise ServerError(503, "unavailable", "no slot is free", retry_after_s=1.0)
+    listed = [_describe_slot(lease, index, busy[index] if index < len(busy) else None) for index in range(slots)]
+    return JSONResponse(listed)
+
+
+@router.get("/models", responses=ERRORS)
+async def list_models(request: Request) -> Response:
+    """The models that requests can name: OpenAI's list with llama.cpp's facts about each."""
+    records = await asyncio.to_thread(request.app.state.registry.list)
+    loaded = {model.name for model in request.app.state.pool.running()}
+    data = [
+        {
+            **describe_model(record).model_dump(),
+            "aliases": [],
+            "tags": [],
+            "status": {"value": "loaded" if record.name in loaded else "unloaded"},
+            "meta": {
+                "n_ctx_train": record.context_tokens,
+                "n_embd": record.embedding_length,
+                "n_params": record.parameters_count,
+                "size": record.size_bytes,
+            },
+        }
+        for record in records
+        if record.problem is None
+    ]
+    return JSONResponse({"object": "list", "data": data})
+
+
+def _default_params(lease: ModelLease) -> JsonObject:
+    body = CompletionFields.model_validate({})
+    return describe_settings(body.make_params(lease.record, lease.session), body)
+
+
+def _describe_slot(lease: ModelLease, index: int, row: InFlight | None) -> JsonObject:
+    slot: JsonObject = {
+        "id": index,
+        "n_ctx": lease.session.context_tokens,
+        "speculative": False,
+        "is_processing": row is not None,
+    }
+    if row is not None:
+        slot |= {"id_task": row.id, "n_prompt_tokens": row.prompt_tokens, "n_decoded": row.generated_tokens}
+    return slot
+
+
+def _spell(lease: ModelLease, token_id: int | None) -> str:
+    return "" if token_id is None else lease.session.tokenizer.token_text(token_id)

@@ -1,0 +1,113 @@
+"""Tokens of a text and the prompt of a conversation: `/tokenize`, `/detokenize`, `/apply-template`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sized
+from functools import partial
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+from starlette.requests import Request
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.server.generation import borrow
+from mlxr.server.json_models import ReplyModel, RequestModel
+from mlxr.server.llamacpp.errors import ERRORS
+from mlxr.server.naming import spell_fields
+from mlxr.server.openai.chat_request import ChatCompletionRequest
+from mlxr.server.openai.route import fit_effort
+from mlxr.server.routes import Router
+
+router = Router()
+INLINE_LENGTH = 4096  # characters or tokens
+S = TypeVar("S", bound=Sized)
+T = TypeVar("T")
+
+
+class TokenizeBody(RequestModel):
+    """A text. `parse_special` lets spellings of special tokens in it count as such."""
+
+    content: str
+    model: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class Piece(ReplyModel):
+    """A token and its bytes: text, or a list of numbers where they are no text by themselves."""
+
+    id: int
+    piece: str | list[int]
+
+
+class Tokens(ReplyModel):
+    """The tokens of a text."""
+
+    tokens: list[int] | list[Piece]
+
+
+class DetokenizeBody(RequestModel):
+    """Tokens."""
+
+    tokens: list[Annotated[int, Field(ge=0)]]
+    model: str | None = None
+
+
+class Content(ReplyModel):
+    """A text."""
+
+    content: str
+
+
+class Rendered(ReplyModel):
+    """The text that the model would read."""
+
+    prompt: str
+
+
+@router.post("/tokenize", responses=ERRORS)
+async def tokenize(request: Request, body: TokenizeBody) -> Tokens:
+    """The token ids of a text."""
+    lease = await borrow(request, body.model)
+    session = lease.session
+    encode = partial(
+        session.encode_prompt, add_special=bool(body.add_special), parse_special=body.parse_special is not False
+    )
+    with spell_fields({"prompt": "content"}):
+        ids = await beside_the_loop(encode, body.content)
+    if not body.with_pieces:
+        return Tokens(tokens=ids)
+    return Tokens(tokens=[Piece(id=token, piece=_show(session.tokenizer.token_bytes(token))) for token in ids])
+
+
+@router.post("/detokenize", responses=ERRORS)
+async def detokenize(request: Request, body: DetokenizeBody) -> Content:
+    """The text of token ids."""
+    lease = await borrow(request, body.model)
+    size = lease.session.config.vocab_size
+    if any(token >= size for token in body.tokens):
+        raise InvalidRequest("tokens", f"the vocabulary has {size} tokens, got {max(body.tokens)}")
+    return Content(content=await beside_the_loop(lease.session.decode, body.tokens))
+
+
+@router.post("/apply-template", responses=ERRORS)
+async def apply_template(request: Request, body: ChatCompletionRequest) -> Rendered:
+    """The text that the chat template makes of a conversation, given as to `/v1/chat/completions`, tools included."""
+    lease = await borrow(request, body.model)
+    wanted = fit_effort(lease, body.to_request())
+    with spell_fields({"prompt": "messages", "think": "reasoning_effort"}):
+        return Rendered(prompt=await asyncio.to_thread(lease.session.render_chat, wanted))
+
+
+async def beside_the_loop(work: Callable[[S], T], given: S) -> T:
+    """`work(given)`, on another thread where there is so much that other requests would feel it."""
+    return work(given) if len(given) <= INLINE_LENGTH else await asyncio.to_thread(work, given)
+
+
+def _show(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,237 @@
+"""Reads templates in the syntax of Go's text/template, as Ollama's models bring them.
+
+Text comes in, a tree of nodes comes out. What the syntax has and no chat template needs (definitions, calls of other
+templates) is refused by name. Knows no fields and no functions. Syntax: https://pkg.go.dev/text/template
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+from mlxr.core.errors import InvalidRequest
+from mlxr.templates.go_nodes import Action, Block, Jump, Node, Path, Pipe, Term, Text, Value, Word
+
+MAX_DEPTH = 50  # of blocks and parentheses within one another
+MAX_ACTION_CHARACTERS = 1 << 14
+_STOP = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|\}\}")  # texts, in which braces do not count, and the end
+_TOKEN = re.compile(
+    r"(?P<text>\"(?:\\.|[^\"\\\n])*\"|`[^`]*`)|(?P<number>[-+]?[0-9]+(?![\w.]))|(?P<variable>\$\w*)"
+    r"|(?P<field>\.[A-Za-z_]\w*)|(?P<word>[A-Za-z_]\w*)|(?P<mark>:=|[=|(),.])|(?P<space>\s+)"
+)
+_REFUSED = ("define", "template", "block")
+
+
+def refuse(line: int, reason: str) -> NoReturn:
+    """Raise InvalidRequest about a line of the template."""
+    raise InvalidRequest("template", f"line {line} of the Go template: {reason}")
+
+
+def parse(source: str) -> tuple[Node, ...]:
+    """The nodes of a template; raises InvalidRequest naming the line and the construct."""
+    pieces = list(_split(source))
+    reader = _Blocks(pieces)
+    nodes, ending, line = reader.read(0)
+    if ending:
+        refuse(line, f"{{{{ {ending} }}}} without a beginning")
+    return nodes
+
+
+def _split(source: str) -> Iterator[tuple[int, str, bool]]:
+    """Pieces as (line, text, whether it is an action), with the space cut that `{{-` and `-}}` cut."""
+    at, line, cuts_left = 0, 1, False
+    while True:
+        begin = source.find("{{", at)
+        text = source[at:] if begin < 0 else source[at:begin]
+        begin_line = line + text.count("\n")
+        action = "" if begin < 0 else _cut_action(source, begin, begin_line)
+        cuts_before = action.startswith("{{-") and action[3].isspace()
+        text = text.lstrip() if cuts_left else text
+        text = text.rstrip() if cuts_before else text
+        if text:
+            yield line, text, False
+        if begin < 0:
+            return
+        cuts_left = action.endswith("-}}") and action[-4].isspace()
+        inner = action[3 if cuts_before else 2 : -3 if cuts_left else -2].strip()
+        if not inner.startswith("/*"):
+            yield begin_line, inner, True
+        at, line = begin + len(action), begin_line + action.count("\n")
+
+
+def _cut_action(source: str, begin: int, line: int) -> str:
+    """The action that begins at `begin`, with its braces."""
+    window = source[begin : begin + MAX_ACTION_CHARACTERS]
+    head = window[2:].removeprefix("-").lstrip()
+    end = window.find("*/") + 2 if head.startswith("/*") else 2
+    while (match := _STOP.search(window, end)) is not None:
+        if match[0] == "}}":
+            return window[: match.end()]
+        end = match.end()
+    refuse(line, "{{ is not closed")
+
+
+@dataclass(slots=True)
+class _Blocks:
+    """Puts pieces together to blocks."""
+
+    pieces: list[tuple[int, str, bool]]
+    at: int = 0
+
+    def read(self, depth: int) -> tuple[tuple[Node, ...], str, int]:
+        """Nodes up to an `else` or `end`, which is returned with its line; "" at the end of the template."""
+        nodes: list[Node] = []
+        while self.at < len(self.pieces):
+            line, text, is_action = self.pieces[self.at]
+            self.at += 1
+            if not is_action:
+                nodes.append(Text(text))
+                continue
+            word = text.split(None, 1)[0] if text else ""
+            if word in ("else", "end"):
+                return tuple(nodes), text, line
+            nodes.append(self._read_action(word, text, line, depth))
+        return tuple(nodes), "", 0
+
+    def _read_action(self, word: str, text: str, line: int, depth: int) -> Node:
+        if word in _REFUSED:
+            refuse(line, f"{{{{ {word} }}}} is not supported")
+        if word == "break" or word == "continue":
+            return Jump("break" if word == "break" else "continue")
+        if word == "if" or word == "with" or word == "range":
+            kind: Literal["if", "with", "range"] = "if" if word == "if" else "with" if word == "with" else "range"
+            return self._read_block(kind, text.removeprefix(word), line, depth + 1)
+        return Action(parse_pipe(text, line), line)
+
+    def _read_block(self, kind: Literal["if", "with", "range"], head: str, line: int, depth: int) -> Block:
+        if depth > MAX_DEPTH:
+            refuse(line, f"blocks are nested more than {MAX_DEPTH} deep")
+        pipe = parse_pipe(head, line)
+        body, ending, ending_line = self.read(depth)
+        otherwise: tuple[Node, ...] = ()
+        if ending.startswith("else"):
+            rest = ending.removeprefix("else").strip()
+            if rest:  # else if, else with
+                word = rest.split(None, 1)[0]
+                if word not in ("if", "with"):
+                    refuse(ending_line, f"{{{{ {ending[:40]} }}}} is not supported")
+                nested = self._read_block(
+                    "if" if word == "if" else "with", rest.removeprefix(word), ending_line, depth + 1
+                )
+                return Block(kind, pipe, body, (nested,), line)
+            otherwise, ending, ending_line = self.read(depth)
+        if ending != "end":
+            refuse(line, f"{{{{ {kind} }}}} without {{{{ end }}}}")
+        return Block(kind, pipe, body, otherwise, line)
+
+
+def parse_pipe(text: str, line: int) -> Pipe:
+    """Read what stands in an action."""
+    tokens = _Tokens(list(_read_tokens(text, line)), line)
+    pipe = tokens.read_pipe(0)
+    if tokens.at < len(tokens.tokens):
+        refuse(line, f"{tokens.tokens[tokens.at][1][:40]!r} was not expected")
+    return pipe
+
+
+def _read_tokens(text: str, line: int) -> Iterator[tuple[str, str, bool]]:
+    """Tokens as (kind, text, whether it follows the one before without a space)."""
+    at, is_near = 0, False
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            refuse(line, f"{text[at : at + 40]!r} is not supported")
+        kind, at = str(match.lastgroup), match.end()
+        if kind != "space":
+            yield kind, match[0], is_near
+        is_near = kind != "space"
+
+
+@dataclass(slots=True)
+class _Tokens:
+    tokens: list[tuple[str, str, bool]]
+    line: int
+    at: int = field(default=0)
+
+    def read_pipe(self, depth: int) -> Pipe:
+        if depth > MAX_DEPTH:
+            refuse(self.line, f"parentheses are nested more than {MAX_DEPTH} deep")
+        variables, assigns = self._read_declaration()
+        commands: list[tuple[Term, ...]] = []
+        while True:
+            terms: list[Term] = []
+            while (term := self._read_term(depth)) is not None:
+                terms.append(term)
+            if not terms:
+                refuse(self.line, "a value is missing")
+            commands.append(tuple(terms))
+            if not self._take("|"):
+                return Pipe(tuple(commands), variables, assigns)
+
+    def _read_declaration(self) -> tuple[tuple[str, ...], bool]:
+        names: list[str] = []
+        begin = self.at
+        while self.at < len(self.tokens) and self.tokens[self.at][0] == "variable":
+            names.append(self.tokens[self.at][1])
+            self.at += 1
+            if self._take(":="):
+                return tuple(names), False
+            if self._take("="):
+                return tuple(names), True
+            if not self._take(","):
+                break
+        self.at = begin
+        return (), False
+
+    def _read_term(self, depth: int) -> Term | None:
+        if self.at >= len(self.tokens):
+            return None
+        kind, text, _ = self.tokens[self.at]
+        if kind == "mark" and text not in ("(", "."):
+            return None
+        self.at += 1
+        if kind == "text":
+            return Value(_unquote(text, self.line))
+        if kind == "number":
+            return Value(int(text))
+        if kind == "word":
+            constants: dict[str, bool | None] = {"true": True, "false": False, "nil": None}
+            return Value(constants[text]) if text in constants else Word(text)
+        if kind == "field":
+            return Path(".", (text[1:], *self._read_fields()))
+        if kind == "variable":
+            return Path(text, self._read_fields())
+        if text == ".":
+            return Path(".")
+        inner = self.read_pipe(depth + 1)
+        if not self._take(")"):
+            refuse(self.line, "( is not closed")
+        return Path(inner, self._read_fields())
+
+    def _read_fields(self) -> tuple[str, ...]:
+        """The fields that follow at once, as in `$x.Function.Name`."""
+        names: list[str] = []
+        while self.at < len(self.tokens) and self.tokens[self.at][0] == "field" and self.tokens[self.at][2]:
+            names.append(self.tokens[self.at][1][1:])
+            self.at += 1
+        return tuple(names)
+
+    def _take(self, mark: str) -> bool:
+        found = self.at < len(self.tokens) and self.tokens[self.at][:2] == ("mark", mark)
+        self.at += found
+        return found
+
+
+def _unquote(text: str, line: int) -> str:
+    if text[0] == "`":
+        return text[1:-1]
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        value = None
+    if not isinstance(value, str):
+        refuse(line, f"{text[:40]} is no text")
+    return value
