@@ -54,6 +54,11 @@ def test_the_make_targets_named_exist() -> None:
     assert {"run", "test"} <= named <= targets
 
 
+def test_nothing_is_to_be_installed_from_an_index_that_does_not_have_it() -> None:
+    places = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    assert not [path for path in places if re.search(r"pip install '?mlxr\b", path.read_text())]
+
+
 def test_the_links_lead_somewhere() -> None:
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):

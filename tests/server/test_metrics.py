@@ -85,7 +85,9 @@ def test_answers_whose_client_left_are_counted(make_server: MakeServer) -> None:
     assert value(samples, "answers_total", model=MODEL, reason="client_gone") == 4
     assert value(samples, "e2e_request_latency_seconds_count", model=MODEL, operation="chat") == 3
     assert value(samples, "time_to_first_token_seconds_count", model=MODEL, operation="chat") == 1
-    assert value(samples, "request_prompt_tokens_count", model=MODEL) == 3
+    assert value(samples, "request_prompt_tokens_count", model=MODEL) == 1
+    assert value(samples, "request_prefill_time_seconds_count", model=MODEL) == 1
+    assert value(samples, "request_decode_time_seconds_count", model=MODEL) == 7
 
 
 def test_the_names_of_other_servers(make_server: MakeServer) -> None:

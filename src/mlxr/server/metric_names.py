@@ -136,7 +136,7 @@ def _llamacpp(name: str, kind: str, text: str, value: Number) -> Row:
 
 
 def _read_computed(families: Families) -> float:
-    return max(0.0, _total("prompt_tokens", "_total")(families) - _CACHED(families))
+    return _total("request_prompt_tokens", "_sum")(families) - _CACHED(families)
 
 
 def _read_longest(families: Families) -> float:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 
 from mlxr.core.events import Finish
+from mlxr.core.types import Timings, Usage
 from mlxr.server.activity import InFlight
 from mlxr.server.engine_metrics import Moment
 from mlxr.server.metric_names import render_names
@@ -97,7 +98,6 @@ class Metrics:
     def count_prompt(self, model: str, prompt_tokens: int) -> None:
         """A prompt was accepted."""
         self.prompt_tokens.labels(model).inc(prompt_tokens)
-        self.prompt_sizes.labels(model).observe(prompt_tokens)
 
     def note_length(self, model: str, tokens: int) -> None:
         """A prompt and its answer had `tokens` tokens together."""
@@ -160,20 +160,30 @@ class RequestMetrics:
         metrics.answers.labels(model, finish.reason.value).inc()
         metrics.answer_sizes.labels(model).observe(usage.completion_tokens)
         metrics.whole.labels(model, self._operation).observe(monotonic() - self._row.arrived_s)
-        if not self._has_ended:  # all answers share one prompt
-            self._has_ended = True
-            metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
         metrics.note_length(model, usage.prompt_tokens + usage.completion_tokens)
+        if not self._has_ended:
+            self._has_ended = True
+            self._count_prompt(usage, timings)
         if timings is None:
             return
-        metrics.queue.labels(model).observe(timings.queue_s)
-        metrics.prefill.labels(model).observe(timings.prompt_s)
         metrics.decode.labels(model).observe(timings.generate_s)
         if usage.completion_tokens > 1:
             metrics.each.labels(model, self._operation).observe(timings.generate_s / (usage.completion_tokens - 1))
 
     def count_left(self, answers: int) -> None:
         """The request has ended with `answers` answers that were still growing."""
-        if answers:
-            reason = CLIENT_GONE if self._row.is_gone else "error"
-            self._metrics.answers.labels(self._model, reason).inc(answers)
+        if not answers:
+            return
+        row, metrics = self._row, self._metrics
+        metrics.answers.labels(self._model, CLIENT_GONE if row.is_gone else "error").inc(answers)
+        for _ in range(answers if row.first_token_s is not None else 0):  # their tokens were counted
+            metrics.decode.labels(self._model).observe(monotonic() - (row.first_token_s or 0.0))
+
+    def _count_prompt(self, usage: Usage, timings: Timings | None) -> None:
+        """The first of the answers has ended; all of them share one prompt."""
+        metrics, model = self._metrics, self._model
+        metrics.prompt_sizes.labels(model).observe(usage.prompt_tokens)
+        metrics.cached_tokens.labels(model).inc(usage.cached_tokens)
+        if timings is not None:
+            metrics.queue.labels(model).observe(timings.queue_s)
+            metrics.prefill.labels(model).observe(timings.prompt_s)
