@@ -16,7 +16,8 @@ SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 
 def test_arguments_are_the_settings() -> None:
     parameters = list(inspect.signature(LLM).parameters)
-    assert parameters == ["model", *(row.name for row in SETTINGS if row.scope == "model"), "progress"]
+    settings = [row.name for row in SETTINGS if row.scope == "model"]
+    assert parameters == ["model", *settings, "needs_chat_template", "progress"]
 
 
 def test_prompts_of_every_kind(gguf: Path) -> None:

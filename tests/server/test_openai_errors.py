@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import httpx
@@ -231,6 +232,26 @@ def test_a_prompt_beyond_the_context(client: httpx.Client, path: str) -> None:
     assert (error["type"], error["code"]) == ("exceed_context_size_error", "context_length_exceeded")
     assert (error["n_prompt_tokens"] > 20_000, error["n_ctx"]) == (True, 2048)
     assert error["param"] in GOOD[path]
+
+
+@pytest.mark.parametrize("path", [COMPLETION, CHAT, MESSAGE])
+def test_what_cannot_fit_is_refused_before_it_is_read(client: httpx.Client, path: str) -> None:
+    text = " " * 8_000_000
+    asked = {"prompt": text} if path == COMPLETION else {"messages": [{"role": "user", "content": text}]}
+    start_s = time.monotonic()
+    reply = client.post(path, json=GOOD[path] | asked)
+    assert reply.status_code == 400
+    expected = "tokens > 2048 maximum" if path == MESSAGE else "maximum context length is 2048 tokens"
+    assert expected in reply.json()["error"]["message"]
+    assert time.monotonic() - start_s < 2.0, "8,000,000 spaces take longer to tokenise"
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSE, MESSAGE])
+def test_conversations_of_very_many_messages_are_refused(client: httpx.Client, path: str) -> None:
+    field = "input" if path == RESPONSE else "messages"
+    reply = client.post(path, json=GOOD[path] | {field: [{"role": "user", "content": "Hi"}] * 100_000})
+    assert reply.status_code == 400
+    assert "has 100000 entries, at most 16384 are read" in message_of(path, reply)
 
 
 @pytest.mark.parametrize("path", GOOD)

@@ -93,7 +93,7 @@ class FakeEngine:
         self.submitted: list[tuple[list[int], SamplingParams]] = []
         self.steps = 0
         self.closed = False
-        self.max_running = 1000
+        self.max_running, self.context_tokens = 1000, 4096
 
     @property
     def has_work(self) -> bool:

@@ -7,6 +7,7 @@ FastAPI describe them once somebody asks for the document; a server that starts 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from mlxr.server.json_models import RequestModel
 Handler = Callable[..., Awaitable[Response | BaseModel]]
 H = TypeVar("H", bound=Handler)
 Responses = dict[int | str, dict[str, Any]]
+INLINE_BYTES = 1 << 16
+MAX_MESSAGES = 1 << 14  # of one conversation
 
 
 class Description(TypedDict, total=False):
@@ -94,7 +97,12 @@ def build_route(row: RouteRow) -> Route:
         values: dict[str, object] = {**request.path_params}
         model = find_model()
         if model is not None:
-            values["body"] = _parse_body(request, await _read_body(request), model)
+            data = await _read_body(request)
+            # A long body is parsed on a thread, so that meanwhile the event loop serves others.
+            is_long = len(data) > INLINE_BYTES
+            body, ignored = await asyncio.to_thread(_parse_body, data, model) if is_long else _parse_body(data, model)
+            note_ignored(request, ignored)
+            values["body"] = body
         reply = await row.handler(request, **values)
         return reply if isinstance(reply, Response) else reply_json(reply)
 
@@ -108,10 +116,10 @@ async def _read_body(request: Request) -> bytes:
         raise ClientGone from error
 
 
-def _parse_body(request: Request, data: bytes, model: type[BaseModel]) -> BaseModel:
-    """The body, JSON whatever its content type (`curl -d` calls it a form); raises ServerError naming what is wrong.
+def _parse_body(data: bytes, model: type[BaseModel]) -> tuple[BaseModel, list[str]]:
+    """The body, JSON whatever its content type (`curl -d` calls it a form), and the names of what has no effect.
 
-    What the model does not declare has no effect; the response will name it.
+    Raises ServerError naming what is wrong.
     """
     try:
         value = json.loads(data) if data else None
@@ -119,13 +127,22 @@ def _parse_body(request: Request, data: bytes, model: type[BaseModel]) -> BaseMo
         raise explain_parsing(error) from error
     if value is None:
         raise ServerError(400, "invalid_request", "body: Field required", "body")
+    _check_messages(value)
     try:
         body = model.model_validate(value, from_attributes=True)
     except ValidationError as error:
         raise explain_body(error.errors(include_url=False), value) from error
     left_out = body.list_left_out() if isinstance(body, RequestModel) else ()
-    note_ignored(request, [*left_out, *find_ignored(value, body)])
-    return body
+    return body, [*left_out, *find_ignored(value, body)]
+
+
+def _check_messages(value: object) -> None:
+    """Refuse conversations of very many messages before each of them is looked at."""
+    for field in ("messages", "input"):
+        messages = value.get(field) if isinstance(value, dict) else None
+        if isinstance(messages, list) and len(messages) > MAX_MESSAGES and isinstance(messages[0], dict):
+            text = f"{field}: has {len(messages)} entries, at most {MAX_MESSAGES} are read"
+            raise ServerError(400, "invalid_request", text, field)
 
 
 def reply_json(reply: BaseModel, status: int = 200) -> Response:

@@ -64,6 +64,7 @@ class AsyncSession:
             loaded.tokenizer,
             template or loaded.chat_template,
             vocab_size=loaded.config.vocab_size,
+            context_tokens=engine.context_tokens,
             model_name=loaded.name,
             system=system,
             host=loaded.ctx,

@@ -21,6 +21,7 @@ from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt
 from mlxr.service.reasoning_gate import GateTokens, ReasoningGate, collect_gate_tokens
 from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.size_bound import SizeBound
 from mlxr.service.window import fit_window
 from mlxr.tokenizers import ChatTemplate, Detokenizer, Tokenizer, refuse_chat
 
@@ -49,7 +50,8 @@ class Prepared:
 class Preparation:
     """How requests to one model are prepared. Safe to use from several threads.
 
-    `system` is the system message of conversations that have none; `host` the context of the model, see
+    A prompt that cannot fit in `context_tokens` is refused before it is tokenised. `system` is the system message of
+    conversations that have none; `host` the context of the model, see
     `GrammarCompiler`.
     """
 
@@ -59,11 +61,13 @@ class Preparation:
         template: ChatTemplate | None,
         *,
         vocab_size: int,
+        context_tokens: int,
         model_name: str,
         system: str | None = None,
         host: NativeHost | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._size_bound = SizeBound(tokenizer, context_tokens)
         self._vocab_size = vocab_size
         self._model_name = model_name
         self._chat = None if template is None else Chat(tokenizer, template, system=system)
@@ -112,6 +116,11 @@ class Preparation:
 
     def prepare(self, request: TextRequest | ChatRequest) -> Prepared:
         """Everything about a request but the engine's own refusals."""
+        if request.window is None:  # with one, what is too long is cut
+            if isinstance(request, ChatRequest):
+                self._size_bound.check("messages", request.messages)
+            else:
+                self._size_bound.check("prompt", request.prompt)
         if isinstance(request, ChatRequest):
             prepared = self._prepare_chat(request)
         else:

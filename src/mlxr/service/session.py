@@ -71,7 +71,13 @@ class Session:
     ) -> None:
         self._engine = engine
         self._preparation = Preparation(
-            tokenizer, template, vocab_size=vocab_size, model_name=model_name, system=system, host=host
+            tokenizer,
+            template,
+            vocab_size=vocab_size,
+            context_tokens=engine.context_tokens,
+            model_name=model_name,
+            system=system,
+            host=host,
         )
         self._open: dict[int, _Open] = {}
         self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them

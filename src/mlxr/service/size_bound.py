@@ -1,0 +1,56 @@
+"""How much text can fit in a context at most, which is known without reading it as tokens.
+
+A token spells at most as many characters as the longest one of the vocabulary. So a text that is much longer than the
+context times that length need not be tokenised to be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from mlxr.core.errors import ContextFull
+from mlxr.tokenizers import Tokenizer
+
+SLACK = 4  # for vocabularies that shorten a text before they cut it, as NFKC or runs of spaces
+
+
+class SizeBound:
+    """The bound of one model. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, context_tokens: int) -> None:
+        self._tokenizer, self._context_tokens = tokenizer, context_tokens
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, map(self._tokenizer.token_text, range(self._tokenizer.vocab_size))))
+
+    @property
+    def characters(self) -> int:
+        """Texts with more characters are refused."""
+        return SLACK * self._context_tokens * self._longest
+
+    def check(self, field: str, value: object) -> None:
+        """Raise ContextFull about `field` when the strings in a JSON-like value cannot fit in the context."""
+        characters = count_characters(value, self.characters)
+        if characters > self.characters:
+            reason = (
+                f"this model's maximum context length is {self._context_tokens} tokens, which cannot hold a prompt of "
+                f"{characters if isinstance(value, str) else f'more than {self.characters}'} characters"
+            )
+            raise ContextFull(field, reason, characters // self._longest, self._context_tokens)
+
+
+def count_characters(value: object, enough: int) -> int:
+    """Return how many characters the strings in a JSON-like value have; not all of them once there are `enough`."""
+    found, waiting = 0, [value]
+    while waiting and found <= enough:
+        part = waiting.pop()
+        if isinstance(part, str):
+            found += len(part)
+        elif isinstance(part, Mapping):
+            waiting.extend(part.values())
+        elif isinstance(part, list | tuple):
+            waiting.extend(part)
+    return found
