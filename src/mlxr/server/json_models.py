@@ -56,9 +56,9 @@ class ReplyModel(BaseModel):
     model_config = ConfigDict(defer_build=True, extra="forbid", frozen=True)
 
 
-def optional() -> Any:
-    """A field of a reply that is left out where there is nothing to say."""
-    return Field(default=None, exclude_if=lambda value: value is None)
+def optional(name: str | None = None) -> Any:
+    """A field of a reply that is left out where there is nothing to say; `name` is what JSON calls it."""
+    return Field(default=None, serialization_alias=name, exclude_if=lambda value: value is None)
 
 
 def dump_json(value: object, field: str) -> str:

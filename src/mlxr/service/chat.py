@@ -15,10 +15,11 @@ from functools import cached_property
 from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.core.types import Grammar
 from mlxr.service.answer import AnswerFormat
+from mlxr.service.continuation import continues_reasoning, cut_at_mark, mark_end
 from mlxr.service.messages import check_messages
 from mlxr.service.output import OutputParser
 from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, find_tags
-from mlxr.service.requests import ChatRequest, NamedTool, Tool
+from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool
 from mlxr.service.schema import Enforceable
 from mlxr.service.schema_document import SchemaError
 from mlxr.service.special_guard import SpecialGuard, refuse_unprotected
@@ -71,7 +72,7 @@ class Chat:
 
     def render(self, request: ChatRequest) -> str:
         """The text of the prompt, special tokens spelt out; see `encode`."""
-        return self._write(*self._collect(request))
+        return self._write(request.ending, *self._collect(request))
 
     def encode(self, request: ChatRequest) -> Turn:
         """The prompt; raises TemplateError, or InvalidRequest for what cannot be a conversation with this model."""
@@ -79,19 +80,28 @@ class Chat:
         try:
             marks = self._guard.choose_marks(*parts)
             for mark in marks:
-                text = self._write(*(self._guard.put_marks(part, mark) for part in parts))
+                text = self._write(request.ending, *(self._guard.put_marks(part, mark) for part in parts))
                 token_ids = self._guard.take_marks(self._tokenize(text), mark, text.count(mark))
                 if token_ids is not None:
-                    return self._make_turn(text, token_ids)
+                    return self._make_turn(request, text, token_ids)
         except RecursionError:
             raise InvalidRequest("messages", "or the tools are nested too deeply") from None
         if marks:
             raise refuse_unprotected()
-        text = self._write(*parts)
-        return self._make_turn(text, self._tokenize(text))
+        text = self._write(request.ending, *parts)
+        return self._make_turn(request, text, self._tokenize(text))
 
     def write_rules(self, request: ChatRequest) -> Rules | None:
-        """The grammar that the answer must follow, after any reasoning."""
+        """The grammar that the answer must follow, after any reasoning.
+
+        Raises InvalidRequest where the last message has begun the answer without it.
+        """
+        rules = self._make_rules(request)
+        if rules is None or rules.is_optional or request.ending != "continued" or continues_reasoning(request.messages):
+            return rules
+        raise InvalidRequest(rules.field, "cannot hold for an answer that the last message has begun")
+
+    def _make_rules(self, request: ChatRequest) -> Rules | None:
         tools = list_tools(request)
         if not tools:
             return None if request.grammar is None else Rules(request.grammar, "grammar")
@@ -175,7 +185,8 @@ class Chat:
     def _collect(self, request: ChatRequest) -> tuple[object, object, object]:
         """Messages, tools and further variables as the template gets them."""
         tools = list_tools(request)
-        messages = self._arrange(check_messages(request.messages), tools)
+        checked = check_messages(request.messages)
+        messages = self._arrange(mark_end(checked) if request.ending == "continued" else checked, tools)
         shown = [describe_tool(tool) for tool in tools] if self._format.shows_tools and tools else None
         return messages, shown, {**request.template_values, **self._switch(request.think)}
 
@@ -210,8 +221,10 @@ class Chat:
             raise InvalidRequest("think", "cannot be false: this model's chat template cannot switch reasoning off")
         return dict.fromkeys(switches, think)
 
-    def _write(self, messages: object, tools: object, extra: object) -> str:
-        return self._template.render(messages, tools=tools, extra=extra)  # type: ignore[arg-type]
+    def _write(self, ending: Ending, messages: object, tools: object, extra: object) -> str:
+        opens_turn = ending == "new turn"
+        text = self._template.render(messages, add_generation_prompt=opens_turn, tools=tools, extra=extra)  # type: ignore[arg-type]
+        return cut_at_mark(text) if ending == "continued" else text
 
     def _tokenize(self, text: str) -> list[int]:
         """BOS is added where the vocabulary wants it and the template did not write it."""
@@ -222,10 +235,14 @@ class Chat:
             raise InvalidRequest("messages", "the chat template made an empty prompt of them")
         return token_ids
 
-    def _make_turn(self, text: str, token_ids: list[int]) -> Turn:
+    def _make_turn(self, request: ChatRequest, text: str, token_ids: list[int]) -> Turn:
+        if self.tags is None:
+            return Turn(token_ids, is_thinking=False, has_thought=False)
+        if request.ending == "continued":
+            is_thinking = continues_reasoning(request.messages)
+            return Turn(token_ids, is_thinking, not is_thinking)
         text = text.rstrip()
-        is_thinking = self.tags is not None and text.endswith(self.tags.open)
-        return Turn(token_ids, is_thinking, self.tags is not None and text.endswith(self.tags.close))
+        return Turn(token_ids, text.endswith(self.tags.open), text.endswith(self.tags.close))
 
     def _find_special(self, spelling: str) -> int | None:
         """The control token of this spelling, if it is one."""

@@ -33,6 +33,7 @@ class NamedTool:
 
 
 ToolChoice = Literal["auto", "none", "required"] | NamedTool
+Ending = Literal["new turn", "continued", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,10 @@ class ChatRequest:
     """Answer a conversation.
 
     `think` switches reasoning on or off, or sets its effort, where the model's template knows such a switch; None
-    leaves it to the template. `template_values` are further variables of the template. The other fields are those of
-    `TextRequest`; a `grammar` holds for the answer's text, after any reasoning. With tools to choose from, an answer is
-    calls of them or that text.
+    leaves it to the template. The prompt ends where the assistant's turn begins (`ending` "new turn"), inside the last
+    message, which is the assistant's ("continued"), or behind the last message ("closed"). `template_values` are
+    further variables of the template. The other fields are those of `TextRequest`; a `grammar` holds for the answer's
+    text, after any reasoning. With tools to choose from, an answer is calls of them or that text.
     """
 
     messages: Sequence[Message]
@@ -69,6 +71,7 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     grammar: Grammar | None = None
     think: bool | str | None = None
+    ending: Ending = "new turn"
     template_values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     cache_prompt: bool = True
     priority: int = 0

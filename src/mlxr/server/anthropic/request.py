@@ -21,6 +21,7 @@ from mlxr.server.anthropic.content import (
 )
 from mlxr.server.json_models import JsonObject, RequestModel, Text, Unsupported, dump_json
 from mlxr.server.parameter_fields import AnthropicParameters
+from mlxr.service.continuation import is_unfinished
 from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
 
 ToolName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -130,8 +131,10 @@ class ConversationFields(RequestModel):
         grammar = (
             None if wanted is None else Grammar("json_schema", dump_json(wanted.json_schema, "output_config.format"))
         )
+        messages = read_messages(self.system, self.messages)
         return ChatRequest(
-            messages=read_messages(self.system, self.messages),
+            messages=messages,
+            ending="continued" if is_unfinished(messages) else "new turn",
             params=params,
             tools=tools,
             tool_choice=choice,

@@ -11,6 +11,7 @@ from mlxr.server.streaming import sse
 
 ErrorType = Literal[
     "invalid_request_error",
+    "exceed_context_size_error",
     "authentication_error",
     "permission_error",
     "not_found_error",
@@ -33,6 +34,8 @@ class ErrorDetail(ReplyModel):
     code: int
     message: str
     type: ErrorType
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
     field: str | None = None
     request_id: str | None = None
 
@@ -60,6 +63,10 @@ def render_error(error: ServerError, request_id: str = "") -> JsonObject:
     """The body of an error."""
     fallback: ErrorType = "server_error" if error.status >= 500 else "invalid_request_error"
     detail: JsonObject = {"code": error.status, "message": error.message, "type": _TYPES.get(error.status, fallback)}
+    if error.code == "context_length_exceeded":
+        detail["type"] = "exceed_context_size_error"
+        detail["message"] = f"the request exceeds the available context size: {error.message}"
+        detail |= error.counts
     if error.field is not None:
         detail["field"] = error.field
     if request_id:

@@ -19,6 +19,7 @@ from mlxr.server.ollama.reply import ChatReply, Part, Parts
 from mlxr.server.ollama.route import STREAMED
 from mlxr.server.routes import Router
 from mlxr.service.async_session import AsyncSession
+from mlxr.service.continuation import is_unfinished
 from mlxr.service.requests import ChatRequest, Tool
 
 router = Router()
@@ -87,6 +88,7 @@ async def chat(request: Request, body: ChatBody) -> Response:
         tools=[_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])],
         grammar=grammar,
         think=check_think(lease, body.think),
+        ending="continued" if is_unfinished(messages) else "new turn",
         window=make_window(lease.record, body.options, body.truncate, lease.session.room_tokens),
     )
     if body.truncate is not False:

@@ -11,7 +11,7 @@ from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
-from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold
+from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold, VerboseReply
 from mlxr.server.openai.chat_request import ChatCompletionRequest
 from mlxr.server.openai.chat_stream import ChatChunks
 from mlxr.server.openai.route import STREAMED, Head, error_frame, fit_effort, token_bytes_if
@@ -48,7 +48,11 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
     fold = ChatFold(prompt_tokens, answers, token_bytes)
     for event in check_events(await until_disconnected(request, generation.read_all())):
         fold.add(event)
-    return reply_json(fold.to_reply(head.id, head.created, head.model, head.fingerprint))
+    reply = fold.to_reply(head.id, head.created, head.model, head.fingerprint)
+    if body.verbose:
+        prompt = lease.session.tokenizer.decode(generation.prompt_ids, skip_special=False)
+        reply = reply.model_copy(update={"verbose": VerboseReply(prompt=prompt)})
+    return reply_json(reply)
 
 
 async def _write_frames(generation: Generation, chunks: ChatChunks) -> AsyncGenerator[bytes, None]:

@@ -47,6 +47,12 @@ class ChatChoice(ReplyModel):
     finish_reason: ChatFinish
 
 
+class VerboseReply(ReplyModel):
+    """What the model read."""
+
+    prompt: str
+
+
 class ChatCompletion(ReplyModel):
     """All answers to a conversation."""
 
@@ -58,6 +64,7 @@ class ChatCompletion(ReplyModel):
     usage: UsageReply
     system_fingerprint: str | None
     timings: TimingsReply | None = optional()
+    verbose: VerboseReply | None = optional("__verbose")
 
 
 def name_finish(reason: FinishReason) -> ChatFinish:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -12,7 +13,9 @@ from mlxr.server.openai.chat_messages import ChatMessage, read_messages
 from mlxr.server.openai.fields import Effort, PenaltyFields
 from mlxr.server.openai.formats import ResponseFormat, make_grammar
 from mlxr.server.openai.tools import FunctionTool, Mode, ObjectChoice, read_offer
-from mlxr.service.requests import ChatRequest
+from mlxr.service.continuation import is_unfinished
+from mlxr.service.prompt import Message
+from mlxr.service.requests import ChatRequest, Ending
 
 
 class ReasoningOptions(RequestModel):
@@ -38,6 +41,13 @@ class ChatCompletionRequest(PenaltyFields):
     function_call: Unsupported = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
+    continue_final_message: bool | None = Field(
+        None, description="Go on with the assistant's last message, which happens unless this is false."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="True: the answer is a new message even behind one of the assistant; false: nothing is added."
+    )
+    verbose: bool | None = Field(None, description="Tell the prompt as the model read it, in `__verbose`.")
     chat_template_kwargs: JsonObject | None = Field(None, description="Further variables of the chat template.")
 
     @property
@@ -49,8 +59,10 @@ class ChatCompletionRequest(PenaltyFields):
         """What the service is asked; raises InvalidRequest naming the field."""
         offer = read_offer(self.tools, self.tool_choice)
         effort = self.reasoning_effort or (self.reasoning.effort if self.reasoning else None)
+        messages = read_messages(self.messages)
         return ChatRequest(
-            messages=read_messages(self.messages),
+            messages=messages,
+            ending=self._find_ending(messages),
             params=self.make_params(
                 logit_bias=self.logit_bias,
                 logprobs=self._count_logprobs(),
@@ -66,6 +78,17 @@ class ChatCompletionRequest(PenaltyFields):
             priority=self.priority or 0,
             deadline_s=self.deadline_s,
         )
+
+    def _find_ending(self, messages: Sequence[Message]) -> Ending:
+        """Where the prompt ends: by default inside a last message of the assistant, as llama.cpp has it."""
+        adds, continues = self.add_generation_prompt, self.continue_final_message
+        if adds and continues:
+            raise InvalidRequest("continue_final_message", "and add_generation_prompt cannot both be true")
+        if continues or (is_unfinished(messages) and continues is None and adds is None):
+            if is_unfinished(messages[:-1]):
+                raise InvalidRequest("messages", "end with two messages of the assistant; one can be continued")
+            return "continued"
+        return "closed" if adds is False else "new turn"
 
     def _count_logprobs(self) -> int | None:
         if self.top_logprobs is not None and not self.logprobs:
