@@ -16,7 +16,7 @@ from gated_model import Gate
 from running_server import MakeServer, RunningServer, post_and_leave, used_pages, wait_until
 
 from mlxr.core.settings import Settings, resolve
-from mlxr.registry import ModelRecord
+from mlxr.registry import Changes, ModelRecord
 from mlxr.server.logs import start_logging
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.model_pool import open_session
@@ -232,6 +232,22 @@ def test_a_request_is_logged_without_what_it_asks(client: httpx.Client, caplog: 
     assert fields["model"] == "demo:latest"
     assert fields["tokens"] == 2
     assert fields["first_token_ms"] <= fields["ms"]
+    assert "secret" not in caplog.text + str([record.__dict__ for record in caplog.records])
+
+
+def test_reasons_quote_no_conversation(make_server: MakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mlxr")
+    running = make_server()
+    registry = running.app.state.registry
+    changes = Changes(template="{{ raise_exception('no ' + messages[0].content) }}")
+    registry.derive("strict", registry.get("demo"), changes)
+    with running.client() as client:
+        chat = {"model": "strict", "messages": [{"role": "user", "content": "a secret thing"}]}
+        refused = client.post("/v1/chat/completions", json=chat)
+        assert (refused.status_code, "no a secret thing" in refused.text) == (400, True)
+        refused = client.post("/v1/completions", json={"model": "demo", "prompt": [1, "a secret thing"]})
+        assert refused.status_code == 400
+        wait_until(lambda: len([record for record in caplog.records if record.name == "mlxr.access"]) == 2)
     assert "secret" not in caplog.text + str([record.__dict__ for record in caplog.records])
 
 

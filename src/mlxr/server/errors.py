@@ -37,7 +37,8 @@ MAX_SHOWN_CHARACTERS = 1000
 
 class ServerError(Exception):
     """An answer with an error status. `code` is a word for programs, `field` names the part of the request at fault,
-    `counts` are numbers that go with the code, under llama.cpp's names for them.
+    `counts` are numbers that go with the code, under llama.cpp's names for them. `reason` is what may be logged of the
+    message.
 
     Codes: invalid_request, context_length_exceeded, model_unusable, not_found, method_not_allowed, unauthorized,
     forbidden, timeout, too_large, rate_limited, queue_full, stopping, unavailable, deadline,
@@ -57,6 +58,7 @@ class ServerError(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.field = status, code, message, field
         self.retry_after_s, self.allow, self.counts = retry_after_s, allow, counts
+        self.reason = message
 
     @property
     def headers(self) -> dict[str, str]:
@@ -114,7 +116,10 @@ def to_error(error: BaseException) -> ServerError:
     for kind, status, code, field in _OWN_ERRORS:
         if isinstance(error, kind):
             retry_after_s = 1.0 if status == 503 else getattr(error, "retry_after_s", None)
-            return ServerError(status, code, _shorten(str(error)), field, retry_after_s)
+            failure = ServerError(status, code, _shorten(str(error)), field, retry_after_s)
+            if kind is TemplateError:  # a template's own words may quote the conversation
+                failure.reason = "the chat template refused the conversation; the client was told why"
+            return failure
     if isinstance(error, RequestFailed) and error.reason == FinishReason.DEADLINE:
         return ServerError(504, "deadline", _shorten(str(error)))
     if isinstance(error, MlxrError):

@@ -90,7 +90,7 @@ def log_request(row: InFlight, status: int, seconds: float) -> None:
     if row.first_token_s is not None:
         fields["first_token_ms"] = round(1000 * (row.first_token_s - row.arrived_s), 1)
     if row.failure is not None:
-        fields |= {"error": row.failure.code, "reason": row.failure.message[:MAX_REASON_CHARACTERS]}
+        fields |= {"error": row.failure.code, "reason": row.failure.reason[:MAX_REASON_CHARACTERS]}
     access.log(level, "request", extra={_FIELDS: fields})
 
 

@@ -31,7 +31,7 @@ def encode_prompt(
 
 def _check_token_id(value: object, vocab_size: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise InvalidRequest("prompt", f"must be text or token ids, got {value!r} among the ids")
+        raise InvalidRequest("prompt", f"must be text or token ids, got a {type(value).__name__} among the ids")
     token_id = int(value.__index__())
     if not 0 <= token_id < vocab_size:
         raise InvalidRequest("prompt", f"token id {token_id} is outside the vocabulary of {vocab_size}")
