@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -363,6 +364,20 @@ def test_writing_stops_with_one_warning_when_the_system_refuses(
     assert "answers are not affected" in warning
     assert len(page_files(tmp_path)) == 6
     assert list(tmp_path.rglob("*.part")) == []
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "store"
+    store = open_store(folder, 100)
+    for number in range(5):
+        assert store.write(key_of(number), payload_of(number), number)
+    shutil.rmtree(folder)
+    assert store.write(key_of(7), payload_of(7), 7)
+    assert [holds(store, number) for number in (0, 4, 7)] == [False, False, True]
+    stats = store.stats()
+    assert (stats.writable, stats.entries, stats.bytes) == (True, 1, HEADER_BYTES + PAYLOAD_BYTES)
+    assert warnings_of(caplog) == []
+    assert holds(open_store(folder, 100), 7)
 
 
 @pytest.fixture

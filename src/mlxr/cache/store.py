@@ -142,11 +142,12 @@ class PageStore:
             return False
         temporary = self._own / f"{os.getpid()}-{key.hex()}{TEMPORARY_SUFFIX}"
         try:
+            self._restore_folder()
             self._make_room()
             write_entry(temporary, self._path(key), self._model, key, payload, stamp_ns)
         except OSError as error:
             self.count_drop(StoreDrop.UNWRITABLE)
-            if not isinstance(error, FileNotFoundError) or not self._own.is_dir():  # else: another process tidied up
+            if not isinstance(error, FileNotFoundError):  # else: somebody tidied up meanwhile
                 self._stop_writing(error)
             return False
         with self._lock:
@@ -248,6 +249,14 @@ class PageStore:
         self._adopt([file for file in own if file.path.exists()])
         with self._lock:
             self._foreign_bytes = sum(file.size_bytes for file in others if file.path.exists())
+
+    def _restore_folder(self) -> None:
+        """Begin again where somebody has removed the folder; raises OSError when it cannot be made."""
+        if not self._own.is_dir():
+            self._own.mkdir(parents=True, exist_ok=True)
+            self._adopt([])
+            with self._lock:
+                self._foreign_bytes = 0
 
     def _drop(self, key: bytes, cause: StoreDrop) -> None:
         """Forget and remove a page that must not be served; the first of each cause is warned of."""
