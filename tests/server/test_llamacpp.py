@@ -143,7 +143,6 @@ def test_stops_and_biases(client: httpx.Client) -> None:
         ({"lora": [{"id": 0, "scale": 1.0}]}, "lora[0]"),
         ({"logit_bias": [[10**8, 1.0]]}, "logit_bias[0]"),
         ({"logit_bias": [["x"]]}, "logit_bias[0]"),
-        ({"prompt": "x " * 5000}, "prompt"),
     ],
 )
 def test_what_cannot_be_done_is_named(fields: dict, field: str, client: httpx.Client) -> None:
@@ -151,6 +150,13 @@ def test_what_cannot_be_done_is_named(fields: dict, field: str, client: httpx.Cl
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["code"], error["type"], error["field"]) == (400, "invalid_request_error", field)
+
+
+def test_a_prompt_that_is_too_long_is_counted(client: httpx.Client) -> None:
+    error = client.post("/completion", json={"prompt": "x " * 5000}).json()["error"]
+    assert (error["type"], error["n_ctx"], error["field"]) == ("exceed_context_size_error", 2048, "prompt")
+    assert error["n_prompt_tokens"] > 5000
+    assert "exceeds the available context size" in error["message"]
 
 
 def test_hints_do_not_change_the_answer(client: httpx.Client) -> None:
