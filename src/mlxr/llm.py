@@ -11,7 +11,7 @@ from types import TracebackType
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.settings import resolve
-from mlxr.core.types import SamplingParams
+from mlxr.core.types import Grammar, SamplingParams
 from mlxr.loading import LoadedModel, Progress
 from mlxr.service.completion import Completion, fold_events
 from mlxr.service.opening import build_engine, build_session, find_record, open_model, open_record
@@ -102,21 +102,36 @@ class LLM:
         own_params = _list_params(params, len(wanted))
         return self._session.generate([self._session.encode_prompt(prompt) for prompt in wanted], own_params)
 
-    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Completion:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        think: bool | str | None = None,
+        grammar: Grammar | None = None,
+    ) -> Completion:
         """The assistant's next message. `messages` are `{"role": ..., "content": ...}`, the oldest first.
 
-        Raises TemplateError when the model has no chat template.
+        `think` switches reasoning on or off, or names a level, where the model has that; `grammar` is what the answer
+        must look like. Raises TemplateError when the model has no chat template.
         """
-        with self.stream_chat(messages, params) as stream:
+        with self.stream_chat(messages, params, think=think, grammar=grammar) as stream:
             return fold_events(stream)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Continue one prompt; iterate over the result for TextDelta events and one Finish. Closing it cancels."""
         return self._session.stream(self._session.encode_prompt(prompt), params or SamplingParams())
 
-    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Stream:
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        think: bool | str | None = None,
+        grammar: Grammar | None = None,
+    ) -> Stream:
         """`chat` as a stream of events."""
-        return self._session.start(ChatRequest(messages, params or SamplingParams()))
+        return self._session.start(ChatRequest(messages, params or SamplingParams(), think=think, grammar=grammar))
 
     @property
     def can_chat(self) -> bool:

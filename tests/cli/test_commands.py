@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from mlxr.cli.chat import show_answer, stop_on_interrupt
+from mlxr.cli.chat_commands import complete
 from mlxr.cli.conversation import Conversation
 from mlxr.cli.main import main
 from mlxr.cli.run import names_model, split_words
@@ -134,8 +135,8 @@ def test_chat_through_a_pipe_keeps_the_conversation(
     assert main(["chat", str(folder), "--max-tokens", "6"]) == 0
     output = capsys.readouterr()
     assert output.out == "".join(f"{text}\n" for text in (*answers, fresh))
-    assert "/reset forgets" in output.err
-    assert "/what: no such command" in output.err
+    assert "Forget the conversation" in output.err
+    assert "/what: is no command" in output.err
     assert "starts anew" in output.err
 
 
@@ -178,14 +179,19 @@ def test_chat_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     os.write(terminal, b"fox " * 200 + b"\n")  # a line that long is scrolled, with marks that look like a prompt
     wait_for(b"mlxr: prompt")
     wait_for(b"\n> ")
+    os.write(terminal, b"/set parameter temp\t 0.5\n")  # Tab completes the name
+    wait_for(b"temperature is 0.5")
+    os.write(terminal, b'"""the fox\nand the dog"""\n')
+    wait_for(b"... ")
+    wait_for(b"\n> ")
     os.write(terminal, b"unfinished")
     wait_for(b"unfinished")
     # a Ctrl-C while readline works on a key is only seen at the next event
-    while b"/exit or Ctrl-D ends" not in shown[seen:]:
+    while b"/bye or Ctrl-D ends" not in shown[seen:]:
         os.write(terminal, b"\x03")
-        while select.select([terminal], [], [], 0.5)[0] and b"/exit or Ctrl-D ends" not in shown[seen:]:
+        while select.select([terminal], [], [], 0.5)[0] and b"/bye or Ctrl-D ends" not in shown[seen:]:
             shown += os.read(terminal, 4096)
-    wait_for(b"/exit or Ctrl-D ends")
+    wait_for(b"/bye or Ctrl-D ends")
     wait_for(b"\n> ")
     os.write(terminal, b"\x04")
     _, status = os.waitpid(pid, 0)
@@ -276,6 +282,79 @@ def test_chat_in_a_pipe_ends_at_an_error(
     output = capsys.readouterr()
     assert output.out.count("\n") >= 1
     assert output.err.startswith("mlxr: prompt")
+
+
+def test_what_is_set_in_a_chat_holds_and_is_saved(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mlxr: Run
+) -> None:
+    monkeypatch.setenv("MLXR_MODELS_FOLDER", str(tmp_path))
+    mlxr("import", folder, "mine")
+    first, second = {"role": "user", "content": "the fox"}, {"role": "user", "content": "the\n dog"}
+    with LLM(folder) as llm:
+        params = SamplingParams(max_tokens=5, top_k=3, temperature=0.5, seed=7, stop=("zz", "y y"))
+        system = {"role": "system", "content": "be\nbrief"}
+        answer = llm.chat([system, first], params)
+        reply = {"role": "assistant", "content": answer.text}
+        other = llm.chat([system, first, reply, second], params)
+        alone = llm.chat([system, second], params)
+    lines = [
+        *("/set parameter num_predict 5", "/set parameter top_k 3", "/set parameter temperature 0.5"),
+        *("/set parameter seed 7", '/set parameter stop zz "y y"', '/set system """be', 'brief"""', "/set verbose"),
+        *("the fox", "/save new", '"""the', ' dog"""', "/set nohistory", '"""the\n dog"""', "/load new"),
+        *('"""the\n dog"""', "/show parameters", "/show system", "/show", "/bye", "never read"),
+    ]
+    feed(monkeypatch, "\n".join(lines).encode())
+    assert main(["chat", "mine"]) == 0
+    out, err = capsys.readouterr()
+    texts = [answer.text, other.text, alone.text, other.text]
+    assert out.startswith("".join(f"{text}\n" for text in texts))
+    shown = out.removeprefix("".join(f"{text}\n" for text in texts))
+    assert all(
+        row in shown for row in ("num_predict        5", "top_k              3", "'zz' 'y y'", "be\nbrief", "llama")
+    )
+    assert "tokens/s; ended by" in err
+    assert "mlxr:" not in err
+    saved = json.loads(mlxr("show", "new", "--json"))["record"]
+    assert saved["messages"] == [first, reply]
+    assert (saved["system"], saved["options"]["num_predict"]) == ("be\nbrief", 5)
+    feed(monkeypatch, b"the\n dog\n")
+    assert mlxr("run", "new", "the\n dog") == f"{other.text}\n"
+    assert mlxr("run", "new", "the\n dog", "--max-tokens", 1) != f"{other.text}\n"
+
+
+def test_what_a_chat_cannot_do_is_said_and_it_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {
+        "/set parameter top_k": "takes a name and a value",
+        "/set parameter nothing 1": "names are max_tokens",
+        "/set parameter top_k many": "top_k: must be a number",
+        "/set parameter top_p 2": "top_p: must be at least 0",
+        "/set everything": "/set: sets parameter",
+        "/set format xml": "knows json alone",
+        "/set system": "needs the text",
+        "/show nothing": "/show: shows info",
+        "/load": "needs the name",
+        "/load nothing-here": "nothing-here",
+        "/save ../x": "is not the name of a model",
+        "/set think": "the model thinks",
+        "/set nothink": "without thinking",
+        "/set format json": "JSON objects",
+        "/? set": "/set parameter NAME VALUE",
+        "/? shortcuts": "Ctrl-D",
+        '"""never': "has no end",
+    }
+    assert set(complete("/s")) == {"/set", "/show"}
+    assert complete("/set parameter temp") == ["/set parameter temperature"]
+    assert complete("/show te") == ["/show template"]
+    assert "/load demo" in complete("/load d")
+    assert complete("text") == complete("/nothing x") == []
+    feed(monkeypatch, "\n".join(wrong).encode())
+    assert main(["chat", str(folder), "--max-tokens", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    for line, text in wrong.items():
+        assert text in err, line
 
 
 def test_a_line_that_is_not_utf8_is_left_out(

@@ -15,7 +15,7 @@ import pytest
 
 import mlxr as package
 from mlxr.cli.commands import COMMANDS
-from mlxr.cli.flags import expand_flags
+from mlxr.cli.flags import Sampling, expand_flags, make_sampling
 from mlxr.cli.main import main
 from mlxr.core.settings import SETTINGS, Settings
 from mlxr.core.types import PARAMETERS, SamplingParams
@@ -132,7 +132,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 def test_flags_become_settings_and_sampling() -> None:
     seen: list[object] = []
 
-    def command(name: str, settings: Settings, sampling: SamplingParams) -> None:
+    def command(name: str, settings: Settings, sampling: Sampling) -> None:
         seen.extend([name, settings, sampling])
 
     values = dict.fromkeys([setting.name for setting in SETTINGS if setting.scope == "model"]) | {
@@ -142,7 +142,8 @@ def test_flags_become_settings_and_sampling() -> None:
     name, settings, sampling = seen
     assert name == "x"
     assert settings == Settings(threads=2, arena_bytes=1 << 20)
-    assert sampling == SamplingParams(max_tokens=None, seed=5, stop=("a", "b"))
+    assert sampling == {"seed": 5, "stop": ["a", "b"]}
+    assert make_sampling({"top_k": 3}, sampling) == SamplingParams(max_tokens=None, top_k=3, seed=5, stop=("a", "b"))
 
 
 @pytest.mark.parametrize(

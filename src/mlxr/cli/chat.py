@@ -5,23 +5,27 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Annotated
 
 import typer
 
+from mlxr.cli.chat_commands import complete, run_command
 from mlxr.cli.chat_input import read_lines
+from mlxr.cli.chat_model import ChatModel
 from mlxr.cli.completion import complete_models
 from mlxr.cli.conversation import Conversation
-from mlxr.cli.flags import System
-from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, Url, open_model
+from mlxr.cli.flags import Sampling, System, make_sampling
+from mlxr.cli.remote import AnswerStream, Url
 from mlxr.cli.terminal import print_note, write_piece, write_thought
 from mlxr.core.errors import MlxrError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
-from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.core.types import FinishReason
 
 Model = Annotated[
     str | None,
@@ -31,57 +35,77 @@ Model = Annotated[
         autocompletion=complete_models,
     ),
 ]
-HELP = "/exit ends, /reset forgets the conversation, /help shows this; Ctrl-C stops an answer"
+HELP = "/? lists the commands, /bye ends; Ctrl-C stops an answer"
 
 
 def chat(
     settings: Settings,
-    sampling: SamplingParams,
+    sampling: Sampling,
     model: Model = None,
     system: System = None,
     url: Url = None,
 ) -> None:
-    """Talk with a model. Lines come from the terminal or a pipe; /help lists the commands."""
-    with open_model(model, settings, url, needs_chat_template=True) as answerer:
+    """Talk with a model. Lines come from the terminal or a pipe; /? lists the commands."""
+    with ChatModel(model, settings, url) as opened:
         is_interactive = sys.stdin.isatty()
         if is_interactive:
-            print_note(f"{model or url or DEFAULT_MODEL}: {HELP}")
-        Chat(answerer, sampling, system, is_interactive=is_interactive).run()
+            print_note(f"{opened.title}: {HELP}")
+        Chat(opened, sampling, system, is_interactive=is_interactive).run()
 
 
 class Chat:
-    """Lines in, answers out, until the end of the input or /exit."""
+    """Lines in, answers out, until the end of the input or /bye."""
 
     def __init__(
-        self, answerer: Answerer, sampling: SamplingParams, system: str | None, *, is_interactive: bool
+        self, model: ChatModel, given: Mapping[str, object], system: str | None, *, is_interactive: bool
     ) -> None:
+        self.model = model
+        self.given = dict(given)
+        self.is_verbose = self.is_over = False
         self._is_interactive = is_interactive
-        self._conversation = Conversation(answerer, sampling, system)
+        self.conversation = self._make_conversation(system)
+
+    def begin(self) -> None:
+        """Start the conversation anew with the model and the parameters as they are now."""
+        self.conversation = self._make_conversation(None)
+
+    def apply_parameters(self) -> None:
+        """Let the parameters as they are now hold for the next answers; raises InvalidRequest for wrong ones."""
+        self.conversation.sampling = make_sampling(self.model.parameters, self.given)
 
     def run(self) -> None:
-        """Read lines until the end of the input or /exit."""
-        for line in read_lines(is_interactive=self._is_interactive):
-            text = line.strip()
-            if text == "/exit":
+        """Read lines until the end of the input or /bye."""
+        for line in read_lines(is_interactive=self._is_interactive, complete=complete):
+            if line.startswith("/"):
+                self._guard(partial(run_command, self, line.strip()), ends_pipe=False)
+            elif line.strip():
+                self._guard(partial(self._answer, line.strip()), ends_pipe=True)
+            if self.is_over:
                 return
-            if text == "/reset":
-                self._conversation.reset()
-                print_note("the conversation starts anew")
-            elif text == "/help":
-                print_note(HELP)
-            elif text.startswith("/") and " " not in text:
-                print_note(f"{text}: no such command; {HELP}")
-            elif text:
-                self._answer(text)
 
-    def _answer(self, text: str) -> None:
-        """One turn. What cannot be answered is said and forgotten on a terminal, and ends the command in a pipe."""
+    def _guard(self, work: Callable[[], None], *, ends_pipe: bool) -> None:
+        """Do something. What fails is said and forgotten; in a pipe, a question that fails ends the command."""
         try:
-            self._conversation.ask(text, show_answer)
+            work()
         except MlxrError as error:
-            if not self._is_interactive:
+            if ends_pipe and not self._is_interactive:
                 raise
             print_note(f"mlxr: {error}")
+
+    def _answer(self, question: str) -> None:
+        start_s = time.perf_counter()
+        finish = self.conversation.ask(question, show_answer)
+        if self.is_verbose:
+            seconds = time.perf_counter() - start_s
+            tokens = finish.usage.completion_tokens
+            print_note(
+                f"{finish.usage.prompt_tokens} prompt tokens ({finish.usage.cached_tokens} of them cached), {tokens} "
+                f"tokens in {seconds:.2f} s, {tokens / seconds:.1f} tokens/s; ended by {finish.reason.value}"
+            )
+
+    def _make_conversation(self, system: str | None) -> Conversation:
+        sampling = make_sampling(self.model.parameters, self.given)
+        return Conversation(self.model.answerer, sampling, system, self.model.messages)
 
 
 def show_answer(stream: AnswerStream) -> tuple[str, Finish]:

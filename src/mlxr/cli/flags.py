@@ -2,8 +2,8 @@
 
 A command function asks for them by type: a parameter annotated `Settings` becomes one flag per row of the settings
 table that concerns a model (`RegistrySettings`, `PullSettings` and `ServerSettings`: those that such a command heeds),
-one annotated `SamplingParams` becomes the sampling flags. `expand_flags` turns such a function into one that typer
-understands.
+one annotated `Sampling` becomes the sampling flags and gets those that were given. `expand_flags` turns such a function
+into one that typer understands.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ METAVARS: Mapping[Kind | ParameterKind, str] = {
     "list": "NAMES",
 }
 
+Sampling = Annotated[Mapping[str, object], "sampling"]
 RegistrySettings = Annotated[Settings, "registry"]
 PullSettings = Annotated[Settings, "pull"]
 ServerSettings = Annotated[Settings, "server"]
@@ -78,7 +79,7 @@ FLAG_TYPES: Mapping[ParameterKind, Any] = {"int": int, "float": float, "seed": i
 
 
 def expand_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """`function` with its Settings and SamplingParams parameters replaced by their flags."""
+    """`function` with its Settings and Sampling parameters replaced by their flags."""
     own = inspect.signature(function, eval_str=True).parameters
     flags: dict[str, Callable[[Mapping[str, object]], object]] = {}
     parameters: list[inspect.Parameter] = []
@@ -90,7 +91,7 @@ def expand_flags(function: Callable[..., None]) -> Callable[..., None]:
             ]
             flags[name] = partial(_read_settings, rows)
             parameters.extend(_setting_parameter(setting) for setting in rows)
-        elif parameter.annotation is SamplingParams:
+        elif parameter.annotation == Sampling:
             flags[name] = _read_sampling
             parameters.extend(_sampling_parameter(row) for row in PARAMETERS)
         else:
@@ -159,6 +160,15 @@ def _read_settings(rows: Sequence[Setting], values: Mapping[str, object]) -> Set
     return resolve({setting.name: values[setting.name] for setting in rows})
 
 
-def _read_sampling(values: Mapping[str, object]) -> SamplingParams:
+def _read_sampling(values: Mapping[str, object]) -> dict[str, object]:
     given = {row.name: values[row.name] for row in PARAMETERS if values[row.name] not in (None, [])}
-    return SamplingParams(**read_params({"max_tokens": ALL_TOKENS}, given))
+    make_sampling(given)  # so that what is wrong is told before a model is loaded
+    return given
+
+
+def make_sampling(*layers: Mapping[str, object]) -> SamplingParams:
+    """Parameters from values under the names of any dialect, the later layers first; an answer has no bound otherwise.
+
+    Raises InvalidRequest naming the value that is wrong.
+    """
+    return SamplingParams(**read_params({"max_tokens": ALL_TOKENS}, *layers))

@@ -20,7 +20,7 @@ from mlxr.cli.terminal import show_progress
 from mlxr.core.errors import ContextFull, InvalidRequest, MlxrError, SettingError
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings, resolve
-from mlxr.core.types import PARAMETERS, FinishReason, SamplingParams, Timings, Usage
+from mlxr.core.types import PARAMETERS, FinishReason, Grammar, SamplingParams, Timings, Usage
 
 if TYPE_CHECKING:
     import httpx
@@ -67,8 +67,16 @@ class Answerer(Protocol):
     def stream(self, prompt: str, params: SamplingParams, /) -> AnswerStream:
         """Continue a text."""
 
-    def stream_chat(self, messages: Sequence[Mapping[str, object]], params: SamplingParams, /) -> AnswerStream:
-        """Answer a conversation."""
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        params: SamplingParams,
+        /,
+        *,
+        think: bool | None = None,
+        grammar: Grammar | None = None,
+    ) -> AnswerStream:
+        """Answer a conversation; see `LLM.chat`."""
 
     def __enter__(self) -> Self: ...
 
@@ -155,9 +163,21 @@ class RemoteModel:
         """Continue a text."""
         return self._start("/v1/completions", {"prompt": prompt}, params)
 
-    def stream_chat(self, messages: Sequence[Mapping[str, object]], params: SamplingParams) -> RemoteStream:
-        """Answer a conversation."""
-        return self._start("/v1/chat/completions", {"messages": list(messages)}, params)
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        params: SamplingParams,
+        *,
+        think: bool | None = None,
+        grammar: Grammar | None = None,
+    ) -> RemoteStream:
+        """Answer a conversation. Of grammars only that of any JSON object is known here."""
+        question: dict[str, object] = {"messages": list(messages)}
+        if think is not None:
+            question["reasoning_effort"] = "medium" if think else "none"
+        if grammar is not None:
+            question["response_format"] = {"type": grammar.kind}
+        return self._start("/v1/chat/completions", question, params)
 
     def _start(self, path: str, question: dict[str, object], params: SamplingParams) -> RemoteStream:
         import httpx

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from mlxr.cli.chat import chat
-from mlxr.cli.flags import Json, System
+from mlxr.cli.flags import Json, Sampling, System, make_sampling
 from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, RemoteModel, Url, find_own_key, open_model
 from mlxr.cli.terminal import print_json, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
@@ -22,6 +22,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.registry.names import ModelName
 from mlxr.service.catalogue import open_registry
 from mlxr.service.completion import Completion, fold_events
+from mlxr.service.opening import find_record
 
 Words = Annotated[
     list[str],
@@ -34,7 +35,7 @@ ShowStats = Annotated[bool, typer.Option("--stats", help="Print timings on stder
 def run(
     words: Words,
     settings: Settings,
-    sampling: SamplingParams,
+    sampling: Sampling,
     raw: Raw = False,
     system: System = None,
     stats: ShowStats = False,
@@ -51,9 +52,12 @@ def run(
         chat(settings, sampling, model, system, url)
         return
     prompt = read_prompt(prompt, is_raw=raw)
+    record = find_record(model, settings) if url is None and model is not None else None
+    params = make_sampling({} if record is None else record.parameters, sampling)
+    opening = () if record is None else record.messages
     with (
         open_model(model, settings, url, needs_chat_template=system is not None and not raw) as answerer,
-        start_answer(answerer, prompt, sampling, raw=raw, system=system) as stream,
+        start_answer(answerer, prompt, params, raw=raw, system=system, opening=opening) as stream,
     ):
         completion, timing = follow(stream, quiet=json)
         if completion.finish_reason is FinishReason.ERROR:
@@ -138,16 +142,22 @@ def read_prompt(prompt: str | None, *, is_raw: bool) -> str:
 
 
 def start_answer(
-    llm: Answerer, prompt: str, sampling: SamplingParams, *, raw: bool, system: str | None
+    llm: Answerer,
+    prompt: str,
+    sampling: SamplingParams,
+    *,
+    raw: bool,
+    system: str | None,
+    opening: Sequence[Mapping[str, str]],
 ) -> AnswerStream:
-    """The stream of the answer, through the chat template where there is one."""
+    """The stream of the answer, through the chat template where there is one; `opening` are messages before it."""
     if raw or not llm.can_chat:
         if system is not None:
             reason = "--raw was given" if raw else "this model has no chat template"
             raise InvalidRequest("--system", f"needs a chat, and {reason}")
         return llm.stream(prompt, sampling)
     turns = [] if system is None else [{"role": "system", "content": system}]
-    return llm.stream_chat([*turns, {"role": "user", "content": prompt}], sampling)
+    return llm.stream_chat([*turns, *opening, {"role": "user", "content": prompt}], sampling)
 
 
 def follow(stream: AnswerStream, *, quiet: bool) -> tuple[Completion, dict[str, float]]:
