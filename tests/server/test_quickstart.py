@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from running_server import RunningServer, start_server
 from starlette.applications import Starlette
@@ -118,16 +119,23 @@ def run(
 
 
 def serve_once(
-    app: Starlette, settings: Settings, listeners: Sequence[object], on_ready: Callable[[Lifecycle], None]
+    app: Starlette, settings: Settings, listeners: Sequence[socket.socket], on_ready: Callable[[Lifecycle], None]
 ) -> None:
     """What `mlxr serve` does until its models are loaded and it has answered once."""
-    server = Server(app, settings, on_ready)
+    ready = threading.Event()
+
+    def note(lifecycle: Lifecycle) -> None:
+        on_ready(lifecycle)
+        ready.set()
+
+    server = Server(app, settings, note)
     thread = threading.Thread(target=server.run, args=(listeners,), daemon=True)
     thread.start()
-    host, port = listeners[0].getsockname()[:2]  # type: ignore[attr-defined]
-    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
-    while httpx.get(f"{url}/health", timeout=60).status_code != 200:
-        assert thread.is_alive()
+    assert ready.wait(60)
+    connection = http.client.HTTPConnection("127.0.0.1", listeners[0].getsockname()[1])
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+    connection.close()
     server.should_exit = True
     thread.join(60)
     assert not thread.is_alive()

@@ -58,6 +58,8 @@ def test_a_span_for_each_generation(make_server: MakeServer, spans: list[Recorde
         assert span.name == "mlxr.generate"
         assert span.attributes["gen_ai.usage.output_tokens"] == 3
         assert span.attributes["gen_ai.usage.input_tokens"] == reply["usage"]["prompt_tokens"]
+        assert span.attributes["gen_ai.operation.name"] == "text_completion"
+        assert span.attributes["gen_ai.provider.name"] == "mlxr"
         assert span.attributes["gen_ai.request.model"] == "demo:latest"
         assert span.attributes["gen_ai.response.finish_reasons"] == ["length"]
         wait_until(lambda: span.ended)  # the reply may be here a moment before the request is over

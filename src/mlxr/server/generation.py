@@ -111,7 +111,7 @@ class Generation:
         for event in events:
             if isinstance(event, Finish):
                 self._counts.count_end(event)
-                self._span.note(self._row, event)
+                self._span.note(self._row, self._counts.operation, event)
             elif event.token_ids:
                 self._counts.count_tokens(len(event.token_ids))
         return events

@@ -138,7 +138,7 @@ class RequestMetrics:
     """
 
     def __init__(self, metrics: Metrics, row: InFlight, model: str, operation: str, prompt_tokens: int) -> None:
-        self._metrics, self._row, self._model, self._operation = metrics, row, model, operation
+        self._metrics, self._row, self._model, self.operation = metrics, row, model, operation
         self._tokens = metrics.generated_tokens.labels(model)
         self._has_ended = False
         row.prompt_tokens += prompt_tokens
@@ -150,7 +150,7 @@ class RequestMetrics:
         if row.first_token_s is None:
             row.first_token_s = monotonic()
             first_s = row.first_token_s - row.arrived_s
-            self._metrics.first.labels(self._model, self._operation).observe(first_s)
+            self._metrics.first.labels(self._model, self.operation).observe(first_s)
         row.generated_tokens += tokens
         self._tokens.inc(tokens)
 
@@ -159,7 +159,7 @@ class RequestMetrics:
         metrics, model, usage, timings = self._metrics, self._model, finish.usage, finish.timings
         metrics.answers.labels(model, finish.reason.value).inc()
         metrics.answer_sizes.labels(model).observe(usage.completion_tokens)
-        metrics.whole.labels(model, self._operation).observe(monotonic() - self._row.arrived_s)
+        metrics.whole.labels(model, self.operation).observe(monotonic() - self._row.arrived_s)
         metrics.note_length(model, usage.prompt_tokens + usage.completion_tokens)
         if not self._has_ended:
             self._has_ended = True
@@ -168,7 +168,7 @@ class RequestMetrics:
             return
         metrics.decode.labels(model).observe(timings.generate_s)
         if usage.completion_tokens > 1:
-            metrics.each.labels(model, self._operation).observe(timings.generate_s / (usage.completion_tokens - 1))
+            metrics.each.labels(model, self.operation).observe(timings.generate_s / (usage.completion_tokens - 1))
 
     def count_left(self, answers: int) -> None:
         """The request has ended with `answers` answers that were still growing."""

@@ -26,12 +26,14 @@ class Span:
     def __init__(self, span: OtelSpan | None = None) -> None:
         self._span = span
 
-    def note(self, row: InFlight, finish: Finish) -> None:
+    def note(self, row: InFlight, operation: str, finish: Finish) -> None:
         """What is known when an answer has ended, under the names of the conventions for generative AI."""
         if self._span is None:
             return
         self._span.set_attributes(
             {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "mlxr",
                 "gen_ai.request.model": row.model or "",
                 "gen_ai.usage.input_tokens": finish.usage.prompt_tokens,
                 "gen_ai.usage.output_tokens": finish.usage.completion_tokens,
