@@ -67,6 +67,8 @@ class ChatModel:
         When the other cannot be opened, the one before comes back, and MlxrError says why.
         """
         before = self.name
+        if self._url is None:
+            self._find_record(name)  # a wrong name is told before anything is closed
         self._stack.close()
         self.name = name
         try:
@@ -119,7 +121,7 @@ class ChatModel:
         return ModelCard(info, (reply.get("parameters") or "").splitlines(), **texts)
 
     def _open(self) -> Answerer:
-        if self._url is None:  # a wrong name or a changed file is told before anything is loaded
+        if self._url is None:
             self._record = self._find_record(self.name or DEFAULT_MODEL)
         model = open_model(self.name, self._settings, self._url, needs_chat_template=True)
         return self._stack.enter_context(model)
