@@ -19,6 +19,23 @@ from mlxr.server.metrics import Metrics
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 BODY = {"model": "demo", "prompt": "import os\n" * 40, "max_tokens": 5, "ignore_eos": True, "temperature": 0}
 MODEL = "demo:latest"
+ASKED_BY_VLLMS_DASHBOARD = [
+    "e2e_request_latency_seconds",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "num_requests_running",
+    "num_requests_waiting",
+    "time_per_output_token_seconds",
+    "time_to_first_token_seconds",
+    "gpu_cache_usage_perc",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_success_total",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_max_num_generation_tokens",
+]
 
 
 def read(client: httpx.Client) -> Samples:
@@ -96,9 +113,12 @@ def test_the_names_of_other_servers(make_server: MakeServer) -> None:
         client.post("/v1/completions", json=BODY)
         samples = read(client)
         text = client.get("/metrics").text
+        client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3})
+        later = read(client)
     declared = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
     assert len(declared) == len(set(declared))
     assert {row.name for rows in NAMES.values() for row in rows} <= set(declared)
+    assert {f"vllm:{name}" for name in ASKED_BY_VLLMS_DASHBOARD} <= set(declared)
     assert set(re.findall("^([a-z_]+):", text, re.MULTILINE)) == {"vllm", "llamacpp"}
     prompt_tokens = first["usage"]["prompt_tokens"]
 
@@ -113,11 +133,13 @@ def test_the_names_of_other_servers(make_server: MakeServer) -> None:
     assert 0 == other("vllm:kv_cache_usage_perc", **vllm) < 1
     hits = other("vllm:prefix_cache_hits_total", **vllm)
     assert 0 < hits < other("vllm:prefix_cache_queries_total", **vllm) <= 2 * prompt_tokens
-    kind = {"operation": "text_completion"}
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
-        ours = value(samples, f"{name}_sum", model=MODEL, **kind)
-        assert other(f"vllm:{name}_sum", **vllm, **kind) == ours > 0
-        assert other(f"vllm:{name}_bucket", **vllm, **kind, le="+Inf") == 2
+        text_s, chat_s = (
+            value(later, f"{name}_sum", model=MODEL, operation=kind) for kind in ("text_completion", "chat")
+        )
+        assert later[f"vllm:{name}_sum", tuple(sorted(vllm.items()))] == pytest.approx(text_s + chat_s)
+        assert min(text_s, chat_s) > 0
+        assert other(f"vllm:{name}_bucket", **vllm, le="+Inf") == 2
     otel = {
         "gen_ai_request_model": MODEL,
         "gen_ai_operation_name": "text_completion",

@@ -149,6 +149,7 @@ def test_every_command(run: Callable[[str], str]) -> None:
     assert "coder" in outputs["mlxr list"]
     assert "helper" in outputs["mlxr rm helper"]
     assert all("ready: " in output for command, output in outputs.items() if command.startswith("mlxr serve"))
+    assert "ready: model\n" in outputs["mlxr serve model.gguf --port 8080"]
     assert outputs["mlxr run coder < question.txt"].strip()
 
 

@@ -16,6 +16,7 @@ from mlxr.server.listen import build_app, name_address, open_socket
 from mlxr.server.listen import serve as serve_app
 from mlxr.server.logs import start_logging
 from mlxr.server.origins import is_loopback
+from mlxr.server.served import ServedModels
 from mlxr.server.tracing import start_tracing
 
 Model = Annotated[
@@ -35,7 +36,8 @@ def serve(settings: ServerSettings, model: Model = None) -> None:
     app.state.served.find(settings.default_model)  # a wrong name shall end the command, not every request
     listener = open_socket(settings)
     print_note(describe(settings, name_address(listener)))
-    serve_app(app, settings, [listener], lambda lifecycle: print_note(describe_ready(settings, lifecycle)))
+    served = app.state.served
+    serve_app(app, settings, [listener], lambda lifecycle: print_note(describe_ready(settings, served, lifecycle)))
 
 
 def describe(settings: Settings, address: str) -> str:
@@ -47,9 +49,9 @@ def describe(settings: Settings, address: str) -> str:
     return f"{text}\nwarning: everybody who reaches this address may ask, as there are no api_keys"
 
 
-def describe_ready(settings: Settings, lifecycle: Lifecycle) -> str:
-    """The second line."""
+def describe_ready(settings: Settings, served: ServedModels, lifecycle: Lifecycle) -> str:
+    """The second line: the models that are loaded, by the names that requests use."""
     if lifecycle.problem is not None:
         return f"not ready: {lifecycle.problem}"
-    names = dict.fromkeys([settings.default_model, *settings.pinned_models])
+    names = dict.fromkeys(served.find(name).short_name for name in (settings.default_model, *settings.pinned_models))
     return f"ready: {', '.join(names)}"

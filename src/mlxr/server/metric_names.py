@@ -17,10 +17,10 @@ Families = Mapping[str, Metric]  # our metrics by name, without _total
 Read = Callable[[Families], Iterable[Sample]]
 Number = Callable[[Families], float]
 
-VLLM_LABELS = {"model": "model_name"}
+VLLM_LABELS = {"model": "model_name", "le": "le"}
 VLLM_ENGINE = {"engine": "0"}
 VLLM_REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length", "error": "error"}  # all others: abort
-OTEL_LABELS = {"model": "gen_ai_request_model", "operation": "gen_ai_operation_name"}
+OTEL_LABELS = {"model": "gen_ai_request_model", "operation": "gen_ai_operation_name", "le": "le"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,21 @@ def _escape(text: str) -> str:
 
 
 def _same(source: str, rename: Labels, extra: Labels, where: Labels) -> Read:
-    """Our metric `source` with its labels renamed; only samples that have the labels of `where`, which are left out."""
+    """Our metric `source` with its labels renamed, summed over those that `rename` does not name.
+
+    Only samples that have the labels of `where` count.
+    """
 
     def read(families: Families) -> Iterator[Sample]:
+        sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for sample in families[source].samples:
             suffix = sample.name.removeprefix(f"mlxr_{source}")
-            if suffix == "_created" or any(sample.labels[label] != text for label, text in where.items()):
-                continue
-            kept = {rename.get(label, label): text for label, text in sample.labels.items() if label not in where}
-            yield "" if suffix == "_total" else suffix, {**kept, **extra}, sample.value
+            if suffix != "_created" and where.items() <= sample.labels.items():
+                kept = [(rename[label], text) for label, text in sample.labels.items() if label in rename]
+                key = ("" if suffix == "_total" else suffix, (*kept, *extra.items()))
+                sums[key] = sums.get(key, 0.0) + sample.value
+        for (suffix, labels), value in sums.items():
+            yield suffix, dict(labels), value
 
     return read
 
@@ -160,6 +166,7 @@ VLLM = (
     _vllm("request_decode_time_seconds", "histogram", "First token to last", "request_decode_time_seconds"),
     _vllm("request_prompt_tokens", "histogram", "Tokens of one prompt", "request_prompt_tokens"),
     _vllm("request_generation_tokens", "histogram", "Tokens of one answer", "request_generation_tokens"),
+    _vllm("request_max_num_generation_tokens", "histogram", "Tokens of one answer", "request_generation_tokens"),
     _vllm("prompt_tokens_total", "counter", "Tokens of prompts", "prompt_tokens"),
     _vllm("generation_tokens_total", "counter", "Tokens of answers", "generated_tokens"),
     Row("vllm:request_success_total", "counter", "Answers by how they ended", _read_ends),
