@@ -19,6 +19,7 @@ from mlxr.server.openai.chat_stream import ChatChunks
 from mlxr.server.openai.completion_reply import CompletionChunks, CompletionFold
 from mlxr.server.openai.response_events import ResponseEvents
 from mlxr.server.openai.response_request import ResponseRequest
+from mlxr.server.openai.response_tools import read_tools
 from mlxr.server.openai.responses import begin_response
 from mlxr.server.openai.route import Head
 
@@ -75,7 +76,8 @@ def stream_chat(events: Sequence[Event], answers: int = 1, *, logprobs: bool = F
 
 def respond(events: Sequence[Event], **options: object) -> tuple[list[ResponseStreamEvent], Response]:
     body = ResponseRequest.model_validate({"input": "Hi", **options})
-    made = ResponseEvents(begin_response(body, HEAD), 10, token_bytes if body.wants_logprobs else None)
+    callees = read_tools(body.tools).callees
+    made = ResponseEvents(begin_response(body, HEAD), 10, token_bytes if body.wants_logprobs else None, callees)
     plain = [*made.start(), *(one for event in events for one in made.push(event))]
     adapter: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
     reply = Response.model_validate(json.loads(made.response.model_dump_json(by_alias=True)))
@@ -221,6 +223,40 @@ def test_the_events_of_a_response_open_and_close_each_item() -> None:
     assert kinds[-1] == "response.completed"
 
 
+def test_calls_of_codex_tools() -> None:
+    tools = [
+        {"type": "custom", "name": "patch"},
+        {"type": "local_shell"},
+        {"type": "namespace", "name": "docs", "tools": [{"type": "function", "name": "find"}]},
+    ]
+    called = [
+        ToolCallDelta(0, "", "call_a", "patch"),
+        ToolCallDelta(0, '{"input": "*** ', token_ids=(1,)),
+        ToolCallDelta(0, 'Begin\\n"}'),
+        ToolCallDelta(1, '{"command": ["ls"], "timeout_ms": 5}', "call_b", "local_shell"),
+        ToolCallDelta(2, "{}", "call_c", "docs__find"),
+        finish(FinishReason.TOOL_CALLS),
+    ]
+    events, reply = respond(called, tools=tools)
+    patch, shell, find = reply.output
+    assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "*** Begin\n")  # type: ignore[union-attr]
+    assert (shell.type, shell.call_id, shell.action.command) == ("local_shell_call", "call_b", ["ls"])  # type: ignore[union-attr]
+    assert (find.type, find.name, find.namespace) == ("function_call", "find", "docs")  # type: ignore[union-attr]
+    kinds = [event.type.removeprefix("response.") for event in events[2:-1]]
+    assert kinds == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+        "output_item.added",
+        "output_item.done",
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ]
+
+
 def test_a_response_that_says_nothing() -> None:
     events, reply = respond(EMPTY)
     assert reply.output_text == ""
@@ -230,7 +266,7 @@ def test_a_response_that_says_nothing() -> None:
 
 def test_a_response_that_fails_keeps_what_it_has() -> None:
     body = ResponseRequest.model_validate({"input": "Hi"})
-    made = ResponseEvents(begin_response(body, HEAD), 10, None)
+    made = ResponseEvents(begin_response(body, HEAD), 10, None, {})
     for event in THOUGHTFUL[:5]:
         list(made.push(event))
     failed = made.fail("server_error", "it broke")

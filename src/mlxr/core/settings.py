@@ -138,6 +138,13 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=-(2**62),
         scope="server",
     ),
+    Setting(
+        "responses_bytes",
+        "bytes",
+        32 * 2**20,
+        "Memory for answers of /v1/responses that later requests may go on from; 0: none are kept.",
+        scope="server",
+    ),
     Setting("api_keys", "list", (), "Keys of which each request must bring one.", scope="server", secret=True),
     Setting("api_keys_file", "path", None, "A file with one such key on each line.", scope="server"),
     Setting(
@@ -229,6 +236,7 @@ class Settings:
     pinned_models: tuple[str, ...] = ()
     models_memory_bytes: int | None = None
     keep_alive_s: float = 300.0
+    responses_bytes: int = 32 * 2**20
     api_keys: tuple[str, ...] = ()
     api_keys_file: str | None = None
     allowed_hosts: tuple[str, ...] = ()

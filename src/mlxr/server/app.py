@@ -28,6 +28,7 @@ from mlxr.server.guard import Guard, RequestScope, render_error
 from mlxr.server.ignored import HEADER as IGNORED
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.metrics import Metrics
+from mlxr.server.openai.response_store import ResponseStore
 from mlxr.server.openapi import describe_routes
 from mlxr.server.origins import Origins
 from mlxr.server.routes import RouteRow, build_route
@@ -56,6 +57,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
     rows = [row for dialect in DIALECTS for row in dialect.router.rows]
     app = Starlette(routes=[_document_route(rows), *map(build_route, rows)], lifespan=lifespan)
     state = {"pool": pool, "registry": served.registry, "served": served, "settings": settings}
+    state |= {"responses": ResponseStore(settings.responses_bytes)}
     state |= {"metrics": metrics, "activity": activity, "lifecycle": lifecycle}
     for name, value in state.items():
         setattr(app.state, name, value)

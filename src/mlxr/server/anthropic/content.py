@@ -14,7 +14,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call, dump_json
 from mlxr.service.prompt import Message
 
-# A system block of Claude Code's. It is another one in every request, so no prefix would be found in the cache.
+# A line of Claude Code's system text, another one in every request: behind it nothing would be found in the cache.
 BILLING = "x-anthropic-billing-header:"
 # Blocks of earlier answers that tell of what only the service itself can do or read.
 FOREIGN_BLOCKS = (
@@ -26,7 +26,12 @@ FOREIGN_BLOCKS = (
     "bash_code_execution_tool_result",
     "text_editor_code_execution_tool_result",
     "tool_search_tool_result",
+    "advisor_tool_result",
     "container_upload",
+    "fallback",
+    "mcp_tool_listing",
+    "tool_addition",
+    "tool_removal",
 )
 
 
@@ -77,6 +82,18 @@ class SearchResultBlock(RequestModel):
         return "\n".join([self.title, self.source, *(block.text for block in self.content)])
 
 
+class CompactionBlock(RequestModel):
+    """A summary that stands for what was said before."""
+
+    type: Literal["compaction"]
+    content: str = ""
+
+    @property
+    def plain(self) -> str:
+        """As the model reads it."""
+        return self.content
+
+
 class ToolReferenceBlock(RequestModel):
     """A tool that was found; all tools are offered anyway."""
 
@@ -123,7 +140,7 @@ class ForeignBlock(RequestModel):
     type: Literal[FOREIGN_BLOCKS]  # type: ignore[valid-type]
 
 
-PlainBlock = TextBlock | DocumentBlock | SearchResultBlock
+PlainBlock = TextBlock | DocumentBlock | SearchResultBlock | CompactionBlock
 Block = Annotated[
     PlainBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ForeignBlock, Field(discriminator="type")
 ]
@@ -152,15 +169,21 @@ def list_blocks(system: System | None) -> list[TextBlock]:
 
 
 def is_billing(block: TextBlock) -> bool:
-    """Whether a block of the system text is for the service's books alone."""
-    return block.text.startswith(BILLING) and "\n" not in block.text.strip()
+    """Whether the first line of a block is for the service's books alone."""
+    return block.text.startswith(BILLING)
+
+
+def _strip_billing(text: str) -> str | None:
+    """The text without that line; None where nothing is left."""
+    return (text.partition("\n")[2] or None) if text.startswith(BILLING) else text
 
 
 def read_messages(system: System | None, messages: Sequence[MessageInput]) -> list[Message]:
     """Messages for the service; raises InvalidRequest naming the block that does not belong where it is."""
     read: list[Message] = []
-    if system and (text := _join([block for block in list_blocks(system) if not is_billing(block)])):
-        read.append({"role": "system", "content": text})
+    if system:
+        texts = [_strip_billing(block.text) for block in list_blocks(system)]
+        read.append({"role": "system", "content": "\n".join(text for text in texts if text is not None)})
     tool_names: dict[str, str] = {}
     for index, message in enumerate(messages):
         field = f"messages[{index}].content"
@@ -179,7 +202,7 @@ def _read_assistant(blocks: Sequence[Block], field: str, tool_names: dict[str, s
     calls: list[dict[str, object]] = []
     for index, block in enumerate(blocks):
         match block:
-            case TextBlock() | DocumentBlock() | SearchResultBlock():
+            case TextBlock() | DocumentBlock() | SearchResultBlock() | CompactionBlock():
                 texts.append(block.plain)
             case ForeignBlock():
                 pass

@@ -80,14 +80,14 @@ class ThinkingOn(RequestModel):
     """
 
     type: Literal["enabled"]
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class ThinkingAdaptive(RequestModel):
     """Think where the model's template does so by itself."""
 
-    type: Literal["adaptive"]
-    display: Literal["summarized", "omitted"] | None = None
+    type: Literal["adaptive", "between_tools"]
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class ThinkingOff(RequestModel):

@@ -96,7 +96,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Content:
 async def apply_template(request: Request, body: ChatCompletionRequest) -> Rendered:
     """The text that the chat template makes of a conversation, given as to `/v1/chat/completions`, tools included."""
     lease = await borrow(request, body.model)
-    wanted = fit_effort(lease, body.to_request())
+    wanted = fit_effort(request, lease, body.to_request(), "reasoning_effort")
     with spell_fields({"prompt": "messages", "think": "reasoning_effort"}):
         return Rendered(prompt=await asyncio.to_thread(lease.session.render_chat, wanted))
 

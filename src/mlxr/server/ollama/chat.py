@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +17,7 @@ from mlxr.server.ollama.options import make_params, make_window, read_grammar, r
 from mlxr.server.ollama.reply import ChatReply, Part, Parts
 from mlxr.server.ollama.route import STREAMED
 from mlxr.server.routes import Router
-from mlxr.service.async_session import AsyncSession
+from mlxr.server.truncation import drop_oldest
 from mlxr.service.continuation import is_unfinished
 from mlxr.service.requests import ChatRequest, Tool
 
@@ -121,44 +120,6 @@ def list_messages(messages: Sequence[ChatMessage]) -> list[JsonObject]:
             plain |= _find_call(message, waiting)
         listed.append(plain)
     return listed
-
-
-def drop_oldest(session: AsyncSession, wanted: ChatRequest) -> ChatRequest:
-    """The conversation without its oldest messages, if it is too long; system messages and the last one stay.
-
-    Where those alone are too long, their prompt is cut later, or refused.
-    """
-    if _fits(session, wanted):
-        return wanted
-    kept = [message.get("role") == "system" for message in wanted.messages]
-    droppable = [index for index, stays in enumerate(kept[:-1]) if not stays]
-    low, high = 1, len(droppable)
-    while low < high:  # the fewest that must go
-        middle = (low + high) // 2
-        if _fits(session, _without(wanted, droppable[:middle])):
-            high = middle
-        else:
-            low = middle + 1
-    return _without(wanted, droppable[:high])
-
-
-def _fits(session: AsyncSession, wanted: ChatRequest) -> bool:
-    tokens = session.context_tokens if wanted.window is None else wanted.window.tokens
-    return len(session.encode_chat(wanted)) < tokens
-
-
-def _without(wanted: ChatRequest, dropped: Sequence[int]) -> ChatRequest:
-    gone = set(dropped)
-    messages = [message for index, message in enumerate(wanted.messages) if index not in gone]
-    while len(messages) > 1 and _is_result(messages):
-        del messages[next(index for index, message in enumerate(messages) if message.get("role") != "system")]
-    return replace(wanted, messages=messages)
-
-
-def _is_result(messages: Sequence[Mapping[str, object]]) -> bool:
-    """Whether the conversation begins with the result of a tool whose call was dropped."""
-    first = next((message for message in messages if message.get("role") != "system"), None)
-    return first is not None and first is not messages[-1] and first.get("role") == "tool"
 
 
 def _find_call(message: ChatMessage, waiting: deque[tuple[str, str]]) -> JsonObject:

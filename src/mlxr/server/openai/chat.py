@@ -33,8 +33,9 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
     lease = await borrow(request, body.model)
     head = Head.make("chatcmpl-", lease, body.model)
     token_bytes = token_bytes_if(bool(body.logprobs), lease)
+    wanted = fill_chat(fit_effort(request, lease, wanted, "reasoning_effort"), lease.record, body)
     with spell_fields(FIELDS):
-        generation = await start(request, lease, fill_chat(fit_effort(lease, wanted), lease.record, body))
+        generation = await start(request, lease, wanted)
     prompt_tokens, answers = len(generation.prompt_ids), wanted.params.n
     if body.stream:
         chunks = ChatChunks(

@@ -7,9 +7,9 @@ a thought, then text, then calls; each is opened, grows and is closed before the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.types import FinishReason
@@ -19,9 +19,11 @@ from mlxr.server.openai.response_reply import (
     IncompleteDetails,
     InputTokensDetails,
     OutputCall,
+    OutputCustomCall,
     OutputItem,
     OutputMessage,
     OutputReasoning,
+    OutputShellCall,
     OutputText,
     OutputThought,
     OutputTokensDetails,
@@ -30,14 +32,23 @@ from mlxr.server.openai.response_reply import (
     ResponseUsage,
     Status,
 )
+from mlxr.server.openai.response_tools import Callee, CallKind, read_command, read_text
 
-Kind = Literal["message", "reasoning", "function_call"]
-_ID_PREFIXES: dict[Kind, str] = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+Kind = Literal["message", "reasoning"] | CallKind
+_ID_PREFIXES: dict[Kind, str] = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "custom_tool_call": "ctc_",
+    "local_shell_call": "lsh_",
+}
 _TEXT_EVENTS: dict[Kind, str] = {
     "message": "response.output_text",
     "reasoning": "response.reasoning_text",
     "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
 }
+_WHOLE: tuple[Kind, ...] = ("custom_tool_call", "local_shell_call")  # what is in them is known when they are closed
 
 
 @dataclass(slots=True)
@@ -48,6 +59,7 @@ class _Growing:
     call: int | None
     call_id: str = ""
     name: str = ""
+    namespace: str | None = None
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobReply] = field(default_factory=list)
     id: str = ""
@@ -65,8 +77,14 @@ class _Growing:
         return OutputText(text=self.text, logprobs=list(self.logprobs) if has_logprobs else None)
 
     def make_item(self, status: Status, part: OutputText | OutputThought | None) -> OutputItem:
+        called: dict[str, Any] = {"id": self.id, "status": status, "call_id": self.call_id}
+        if self.kind == "local_shell_call":
+            return OutputShellCall(**called, action=read_command(self.text))
+        called |= {"name": self.name, "namespace": self.namespace}
+        if self.kind == "custom_tool_call":
+            return OutputCustomCall(**called, input=read_text(self.text))
         if self.kind == "function_call":
-            return OutputCall(id=self.id, status=status, call_id=self.call_id, name=self.name, arguments=self.text)
+            return OutputCall(**called, arguments=self.text)
         if self.kind == "reasoning":
             thoughts = [part] if isinstance(part, OutputThought) else []
             return OutputReasoning(id=self.id, status=status, content=thoughts)
@@ -76,9 +94,17 @@ class _Growing:
 class ResponseEvents:
     """Makes the events of one response; afterwards `response` is the whole of it."""
 
-    def __init__(self, response: ResponseReply, prompt_tokens: int, token_bytes: TokenBytes | None) -> None:
-        """`response` is the reply as it is before the answer; `token_bytes` is given where logprobs were asked for."""
-        self.response = response
+    def __init__(
+        self,
+        response: ResponseReply,
+        prompt_tokens: int,
+        token_bytes: TokenBytes | None,
+        callees: Mapping[str, Callee],
+    ) -> None:
+        """`response` is the reply as it is before the answer; `token_bytes` is given where logprobs were asked for;
+        `callees` says what calls of the model's functions are to the client.
+        """
+        self.response, self._callees = response, callees
         self._token_bytes = token_bytes
         self._tally = Tally(prompt_tokens)
         self._items: list[OutputItem] = []
@@ -101,7 +127,7 @@ class ResponseEvents:
                 yield from self._open("reasoning")
                 yield from self._grow(event.text)
             case ToolCallDelta():
-                yield from self._open("function_call", event)
+                yield from self._open(self._name_kind(event), event)
                 yield from self._grow(event.arguments)
             case Finish():
                 yield from self._finish(event)
@@ -122,7 +148,14 @@ class ResponseEvents:
 
     def _place(self, growing: _Growing) -> JsonObject:
         place: JsonObject = {"item_id": growing.id, "output_index": len(self._items)}
-        return place if growing.kind == "function_call" else {**place, "content_index": 0}
+        return {**place, "content_index": 0} if growing.kind in ("message", "reasoning") else place
+
+    def _name_kind(self, event: ToolCallDelta) -> Kind:
+        if event.name is None:
+            assert self._growing is not None
+            return self._growing.kind
+        called = self._callees.get(event.name)
+        return "function_call" if called is None else called.kind
 
     def _open(self, kind: Kind, event: ToolCallDelta | None = None) -> Iterator[JsonObject]:
         """Open an item of this kind, and close the one before, unless it is open already."""
@@ -133,10 +166,13 @@ class ResponseEvents:
         growing = _Growing(kind, call)
         if event is not None:
             growing.call_id, growing.name = event.id or "", event.name or ""
+            called = self._callees.get(growing.name)
+            if called is not None:
+                growing.name, growing.namespace = called.name, called.namespace
         self._growing = growing
         item = growing.make_item("in_progress", None).model_dump()
         yield self._make("response.output_item.added", output_index=len(self._items), item=item)
-        if kind != "function_call":
+        if kind in ("message", "reasoning"):
             part = growing.make_part(self._token_bytes is not None).model_dump()
             yield self._make("response.content_part.added", **self._place(growing), part=part)
 
@@ -149,7 +185,7 @@ class ResponseEvents:
             new = describe_tokens(event.tokens, self._token_bytes) if self._token_bytes is not None else []
             growing.logprobs.extend(new)
             values["logprobs"] = [token.model_dump() for token in new]
-        if text:
+        if text and growing.kind not in _WHOLE:
             yield self._make(f"{_TEXT_EVENTS[growing.kind]}.delta", **values)
 
     def _close(self, status: Status) -> Iterator[JsonObject]:
@@ -158,19 +194,28 @@ class ResponseEvents:
         if growing is None:
             return
         place = self._place(growing)
-        part = None if growing.kind == "function_call" else growing.make_part(self._token_bytes is not None)
-        if part is None:
-            done: JsonObject = {"arguments": growing.text, "name": growing.name}
-        else:
-            done = {"text": growing.text}
-        if growing.kind == "message":
-            done["logprobs"] = [token.model_dump() for token in growing.logprobs]
-        yield self._make(f"{_TEXT_EVENTS[growing.kind]}.done", **place, **done)
+        is_call = growing.kind not in ("message", "reasoning")
+        part = None if is_call else growing.make_part(self._token_bytes is not None)
+        if growing.kind in _TEXT_EVENTS:
+            yield from self._end_text(growing, place)
         if part is not None:
             yield self._make("response.content_part.done", **place, part=part.model_dump())
         item = growing.make_item(status, part)
         yield self._make("response.output_item.done", output_index=len(self._items), item=item.model_dump())
         self._items.append(item)
+
+    def _end_text(self, growing: _Growing, place: JsonObject) -> Iterator[JsonObject]:
+        """The whole text of an item, or the arguments or the input of a call."""
+        event = _TEXT_EVENTS[growing.kind]
+        done: JsonObject = {"text": growing.text}
+        if growing.kind == "message":
+            done["logprobs"] = [token.model_dump() for token in growing.logprobs]
+        elif growing.kind == "function_call":
+            done = {"arguments": growing.text, "name": growing.name}
+        elif growing.kind == "custom_tool_call":
+            done = {"input": read_text(growing.text)}
+            yield self._make(f"{event}.delta", **place, delta=done["input"])
+        yield self._make(f"{event}.done", **place, **done)
 
     def _finish(self, event: Finish) -> Iterator[JsonObject]:
         is_whole = event.reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)

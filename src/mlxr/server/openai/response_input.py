@@ -1,27 +1,42 @@
 """The `input` of Responses: items in, messages of the service out.
 
-What one turn of the assistant said, thought and called is several items here and one message there. Items that name
-something stored are refused, since nothing is stored.
+What one turn of the assistant said, thought and called is several items here and one message there. Calls of `custom`
+tools and of `local_shell` are calls of functions to the service, see `response_tools`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import AliasChoices, Discriminator, Field, Tag, TypeAdapter
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.server.json_models import RequestModel, Text, describe_call
+from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call, dump_json
+from mlxr.server.openai.response_tools import LOCAL_SHELL, qualify
 from mlxr.service.messages import parse_arguments
 from mlxr.service.prompt import Message
+
+# Items of earlier answers that tell of what only the service itself can do or read.
+FOREIGN_ITEMS = (
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "tool_search_call",
+    "tool_search_output",
+)
 
 
 class TextPart(RequestModel):
     """A piece of text, given by the user or written by the model; images, audio and files are not supported."""
 
-    type: Literal["input_text", "output_text", "text"]
-    text: str
+    type: Literal["input_text", "output_text", "text", "refusal"]
+    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
 class ReasoningText(RequestModel):
@@ -46,14 +61,69 @@ class FunctionCallItem(RequestModel):
     call_id: Text
     name: Text
     arguments: str
+    namespace: str | None = None
+
+    def to_call(self, field: str) -> JsonObject:
+        """The call for the service; raises InvalidRequest for arguments that are none."""
+        parse_arguments(self.arguments, f"{field}.arguments")  # here the item still has its number
+        return describe_call(self.call_id, qualify(self.namespace, self.name), self.arguments)
 
 
-class FunctionOutputItem(RequestModel):
+class CustomCallItem(RequestModel):
+    """A call with a text that the assistant made earlier."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Text
+    name: Text
+    input: str
+    namespace: str | None = None
+
+    def to_call(self, field: str) -> JsonObject:
+        """The call for the service."""
+        arguments = dump_json({"input": self.input}, f"{field}.input")
+        return describe_call(self.call_id, qualify(self.namespace, self.name), arguments)
+
+
+class ShellAction(RequestModel):
+    """A command."""
+
+    command: list[str]
+    working_directory: str | None = None
+    timeout_ms: int | None = None
+
+
+class ShellCallItem(RequestModel):
+    """A command that the assistant asked for earlier."""
+
+    type: Literal["local_shell_call"]
+    call_id: Text
+    action: ShellAction
+
+    def to_call(self, field: str) -> JsonObject:
+        """The call for the service."""
+        arguments = dump_json(self.action.model_dump(exclude_none=True), f"{field}.action")
+        return describe_call(self.call_id, LOCAL_SHELL, arguments)
+
+
+class OutputItem(RequestModel):
     """What a call gave."""
 
-    type: Literal["function_call_output"]
-    call_id: Text
+    type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
+    call_id: Text = Field(validation_alias=AliasChoices("call_id", "id"))
     output: str | list[TextPart]
+
+
+class ReferenceItem(RequestModel):
+    """An item of an earlier response, by its id."""
+
+    type: Literal["item_reference"]
+    id: Text
+
+
+class ForeignItem(RequestModel):
+    """An item without meaning here."""
+
+    type: str
 
 
 class ReasoningItem(RequestModel):
@@ -64,17 +134,26 @@ class ReasoningItem(RequestModel):
     content: list[ReasoningText] | None = None
 
 
+OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
+
+
 def _name_kind(item: object) -> str:
     """What kind of item a JSON value is; a message may leave its type out."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return str(kind or "message")
+    if kind in FOREIGN_ITEMS:
+        return "foreign"
+    return "output" if kind in OUTPUTS else str(kind or "message")
 
 
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[ShellCallItem, Tag("local_shell_call")]
+    | Annotated[OutputItem, Tag("output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ReferenceItem, Tag("item_reference")]
+    | Annotated[ForeignItem, Tag("foreign")],
     Discriminator(
         _name_kind,
         custom_error_type="unknown_item",
@@ -83,18 +162,38 @@ InputItem = Annotated[
 ]
 
 
-def read_input(instructions: str | None, items: str | Sequence[InputItem]) -> list[Message]:
-    """Messages for the service; raises InvalidRequest naming the item that does not fit."""
+CallItem = FunctionCallItem | CustomCallItem | ShellCallItem
+
+
+def list_items(given: str | Sequence[InputItem]) -> list[InputItem]:
+    """An input as items."""
+    return [MessageItem(role="user", content=given)] if isinstance(given, str) else list(given)
+
+
+@cache
+def _adapter() -> TypeAdapter[list[InputItem]]:
+    return TypeAdapter(list[InputItem])
+
+
+def read_items(items: Sequence[JsonObject]) -> list[InputItem]:
+    """The output of a response as a later request would send it back."""
+    return _adapter().validate_python(items)
+
+
+def read_input(instructions: str | None, items: Sequence[InputItem], first: int = 0) -> list[Message]:
+    """Messages for the service; raises InvalidRequest naming the item that does not fit. The input of the request
+    itself begins with number `first`.
+    """
     messages: list[dict[str, object]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
     turn: dict[str, object] | None = None  # the assistant's turn that is being put together
-    for index, item in enumerate(items):
-        if isinstance(item, FunctionCallItem):
-            parse_arguments(item.arguments, f"input[{index}].arguments")  # here the item still has its number
-        if isinstance(item, FunctionOutputItem):
+    for index, item in enumerate(items, -first):
+        if isinstance(item, ForeignItem):
+            continue
+        if isinstance(item, ReferenceItem):
+            raise InvalidRequest(f"input[{index}].id", f"there is no item {item.id[:80]!r}, or it is kept no longer")
+        if isinstance(item, OutputItem):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _join(item.output)})
             turn = None
         elif isinstance(item, MessageItem) and item.role != "assistant":
@@ -104,20 +203,20 @@ def read_input(instructions: str | None, items: str | Sequence[InputItem]) -> li
             if turn is None or _begins_turn(turn, item):
                 turn = {"role": "assistant", "content": ""}
                 messages.append(turn)
-            _add_to_turn(turn, item)
+            _add_to_turn(turn, item, f"input[{index}]")
     if not messages:
         raise InvalidRequest("input", "is empty")
     return list(messages)
 
 
-def _begins_turn(turn: dict[str, object], item: MessageItem | FunctionCallItem | ReasoningItem) -> bool:
+def _begins_turn(turn: dict[str, object], item: MessageItem | CallItem | ReasoningItem) -> bool:
     """Whether the turn so far is over: nobody thinks after calling, and a message has one text."""
     if isinstance(item, ReasoningItem):
         return bool(turn["content"]) or "tool_calls" in turn
     return isinstance(item, MessageItem) and (bool(turn["content"]) or "tool_calls" in turn)
 
 
-def _add_to_turn(turn: dict[str, object], item: MessageItem | FunctionCallItem | ReasoningItem) -> None:
+def _add_to_turn(turn: dict[str, object], item: MessageItem | CallItem | ReasoningItem, field: str) -> None:
     if isinstance(item, MessageItem):
         turn["content"] = _join(item.content)
     elif isinstance(item, ReasoningItem):
@@ -126,7 +225,7 @@ def _add_to_turn(turn: dict[str, object], item: MessageItem | FunctionCallItem |
     else:
         calls = turn.setdefault("tool_calls", [])
         assert isinstance(calls, list)
-        calls.append(describe_call(item.call_id, item.name, item.arguments))
+        calls.append(item.to_call(field))
 
 
 def _join(content: str | Sequence[TextPart]) -> str:

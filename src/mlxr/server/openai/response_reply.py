@@ -57,9 +57,32 @@ class OutputCall(ReplyModel):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = optional()
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
+class OutputCustomCall(ReplyModel):
+    """A call of a tool that takes a text."""
+
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = optional()
+
+
+class OutputShellCall(ReplyModel):
+    """A command for the client to run."""
+
+    type: Literal["local_shell_call"] = "local_shell_call"
+    id: str
+    status: Status
+    call_id: str
+    action: JsonObject
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputShellCall
 
 
 class InputTokensDetails(ReplyModel):
@@ -115,9 +138,9 @@ class ResponseReply(ReplyModel):
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None
     reasoning: JsonObject
-    store: Literal[False] = False
+    store: bool
     background: Literal[False] = False
     service_tier: Literal["default"] = "default"
     temperature: float
@@ -126,7 +149,7 @@ class ResponseReply(ReplyModel):
     tools: list[JsonObject]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None

@@ -1,25 +1,34 @@
-"""POST /v1/responses."""
+"""POST /v1/responses, what is kept of its answers, and how many tokens an input has."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
-from mlxr.server.json_models import JsonObject
+from mlxr.server.json_models import JsonObject, ReplyModel
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.errors import name_code
 from mlxr.server.openai.response_events import ResponseEvents
+from mlxr.server.openai.response_input import InputItem, ReferenceItem, list_items
 from mlxr.server.openai.response_reply import ResponseReply
 from mlxr.server.openai.response_request import ResponseRequest
-from mlxr.server.openai.route import STREAMED, Head, fit_effort, token_bytes_if
+from mlxr.server.openai.response_store import ResponseStore
+from mlxr.server.openai.response_tools import read_tools
+from mlxr.server.openai.route import ERRORS, STREAMED, Head, fit_effort, token_bytes_if
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
+from mlxr.server.truncation import drop_oldest
+from mlxr.service.model_pool import ModelLease
+from mlxr.service.requests import ChatRequest
 
 router = Router()
 FIELDS = {
@@ -31,29 +40,101 @@ FIELDS = {
 }  # the service's words for what may be wrong
 
 
+class Deleted(ReplyModel):
+    """A response that is kept no longer."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputTokens(ReplyModel):
+    """How many tokens an input has."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with what is kept for it: the items of its own, and all that the model is asked."""
+
+    store: ResponseStore
+    owner: str | None
+    items: list[InputItem]
+    wanted: ChatRequest
+
+    @classmethod
+    def read(cls, request: Request, body: ResponseRequest) -> Asked:
+        """Raises ServerError for an earlier response that is not there, InvalidRequest naming the field otherwise."""
+        store, owner = request.app.state.responses, in_flight(request).key_id
+        before = body.previous_response_id
+        history = [] if before is None else store.find_history(owner, before)
+        items = [
+            (store.find_item(owner, item.id) or item) if isinstance(item, ReferenceItem) else item
+            for item in list_items(body.input)
+        ]
+        return cls(store, owner, items, body.to_request(history, items))
+
+    async def fit(self, request: Request, lease: ModelLease, body: ResponseRequest) -> ChatRequest:
+        """What the model is asked, with what it brings along, and shorter where the request lets it be cut."""
+        wanted = fill_chat(fit_effort(request, lease, self.wanted, "reasoning.effort"), lease.record, body)
+        return await lease.session.run(drop_oldest, lease.session, wanted) if body.truncation == "auto" else wanted
+
+    def keep(self, response: ResponseReply) -> None:
+        """Keep a response that has ended, if that was asked for."""
+        if response.store:
+            self.store.keep(self.owner, response, self.items)
+
+
 @router.post("/v1/responses", response_model=ResponseReply, responses=STREAMED)
 async def create_response(request: Request, body: ResponseRequest) -> Response:
-    """Answer an input. Nothing is kept between two calls."""
-    wanted = body.to_request()
+    """Answer an input. Unless `store` is false, the response is kept in memory for a while."""
+    asked = Asked.read(request, body)
     lease = await borrow(request, body.model)
     head = Head.make("resp_", lease, body.model)
     token_bytes = token_bytes_if(body.wants_logprobs, lease)
     with spell_fields(FIELDS):
-        generation = await start(request, lease, fill_chat(fit_effort(lease, wanted), lease.record, body))
-    events = ResponseEvents(begin_response(body, head), len(generation.prompt_ids), token_bytes)
+        generation = await start(request, lease, await asked.fit(request, lease, body))
+    begun = begin_response(body, head, is_kept=asked.store.is_on and body.store is not False)
+    events = ResponseEvents(begun, len(generation.prompt_ids), token_bytes, read_tools(body.tools).callees)
     if body.stream:
 
         def fail(error: ServerError) -> bytes:
             return _frame(events.fail(name_code(error), error.message))
 
-        return EventStream(request, _write_frames(generation, events), media_type=SSE, on_error=fail)
+        return EventStream(request, _write_frames(generation, events, asked), media_type=SSE, on_error=fail)
     for event in check_events(await until_disconnected(request, generation.read_all())):
         for _ in events.push(event):
             pass
+    asked.keep(events.response)
     return reply_json(events.response)
 
 
-def begin_response(body: ResponseRequest, head: Head) -> ResponseReply:
+@router.post("/v1/responses/input_tokens", response_model=InputTokens, responses=ERRORS)
+async def count_input_tokens(request: Request, body: ResponseRequest) -> Response:
+    """How many tokens an input has, as `/v1/responses` would read it."""
+    asked = Asked.read(request, body)
+    lease = await borrow(request, body.model)
+    with spell_fields(FIELDS):
+        ids = await lease.session.run(lease.session.encode_chat, await asked.fit(request, lease, body))
+    return reply_json(InputTokens(input_tokens=len(ids)))
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseReply, responses=ERRORS)
+async def get_response(request: Request, response_id: str) -> Response:
+    """A response that is kept."""
+    return reply_json(request.app.state.responses.find(in_flight(request).key_id, response_id).response)
+
+
+@router.delete("/v1/responses/{response_id}", response_model=Deleted, responses=ERRORS)
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a response."""
+    request.app.state.responses.delete(in_flight(request).key_id, response_id)
+    return reply_json(Deleted(id=response_id))
+
+
+def begin_response(body: ResponseRequest, head: Head, *, is_kept: bool = False) -> ResponseReply:
     """The response before there is an answer: what was asked for, with defaults filled in."""
     text: JsonObject = {"format": {"type": "text"}, "verbosity": "medium"}
     if body.text is not None and body.text.format is not None:
@@ -67,6 +148,9 @@ def begin_response(body: ResponseRequest, head: Head) -> ResponseReply:
         model=head.model,
         output=[],
         instructions=body.instructions,
+        previous_response_id=body.previous_response_id,
+        store=is_kept,
+        truncation=body.truncation or "disabled",
         max_output_tokens=body.read("max_output_tokens", None),
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -83,9 +167,11 @@ def begin_response(body: ResponseRequest, head: Head) -> ResponseReply:
     )
 
 
-async def _write_frames(generation: Generation, events: ResponseEvents) -> AsyncGenerator[bytes, None]:
+async def _write_frames(generation: Generation, events: ResponseEvents, asked: Asked) -> AsyncGenerator[bytes, None]:
     yield b"".join(map(_frame, events.start()))
     async for frames in write_frames(take_batches(generation), lambda event: map(_frame, events.push(event))):
+        if events.response.status != "in_progress":  # the client may go on as soon as it has the last event
+            asked.keep(events.response)
         yield frames
 
 

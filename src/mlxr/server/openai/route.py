@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from starlette.requests import Request
+
 from mlxr.server.errors import ServerError
+from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject, make_id
 from mlxr.server.openai.errors import ErrorReply, render_error
 from mlxr.server.openai.replies import TokenBytes
@@ -59,9 +62,17 @@ def token_bytes_if(wanted: bool, lease: ModelLease) -> TokenBytes | None:
     return lease.session.tokenizer.token_bytes if wanted else None
 
 
-def fit_effort(lease: ModelLease, wanted: ChatRequest) -> ChatRequest:
-    """The request with an effort that the model knows: to one that has no levels, every level means to think."""
-    return replace(wanted, think=lease.session.fit_think(wanted.think)) if isinstance(wanted.think, str) else wanted
+def fit_effort(request: Request, lease: ModelLease, wanted: ChatRequest, field: str) -> ChatRequest:
+    """The request with an effort that the model knows: to one that has no levels, every level means to think.
+
+    A model that does not think answers without, and `field`, where the effort stands, has no effect.
+    """
+    if not isinstance(wanted.think, str):
+        return wanted
+    if "thinking" not in lease.session.capabilities:
+        note_ignored(request, [field])
+        return replace(wanted, think=None)
+    return replace(wanted, think=lease.session.fit_think(wanted.think))
 
 
 def error_frame(error: ServerError) -> bytes:

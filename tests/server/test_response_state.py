@@ -1,0 +1,197 @@
+"""Responses that go on from earlier ones, and what Codex sends, through the real `openai` client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from demo_texts import ANSWER
+from demo_texts import QUESTION as MESSAGES
+from openai.types.responses import Response
+from running_server import MakeServer
+
+from mlxr.server.errors import ServerError
+from mlxr.server.openai.response_input import list_items
+from mlxr.server.openai.response_reply import OutputMessage, OutputText
+from mlxr.server.openai.response_request import ResponseRequest
+from mlxr.server.openai.response_store import ResponseStore
+from mlxr.server.openai.responses import begin_response
+from mlxr.server.openai.route import Head
+
+QUESTION = MESSAGES[0]["content"]
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
+PLAN = {"type": "function", "name": "plan", "strict": False, "parameters": {"type": "object", "properties": {}}}
+DOCS = {"type": "namespace", "name": "mcp__docs", "description": "Docs.", "tools": [{**PLAN, "name": "search"}]}
+SHELL = {"type": "local_shell"}
+SEARCH = {"type": "web_search", "external_web_access": False}
+FIND = {"type": "tool_search", "execution": "client", "description": "", "parameters": {}}
+CODEX = {
+    "model": "gpt-5-codex",
+    "instructions": "You are a coding agent.",
+    "tools": [PLAN, PATCH, DOCS, SHELL, SEARCH, FIND],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199",
+    "client_metadata": {"x-codex-installation-id": "1"},
+    "text": {"verbosity": "low"},
+    "max_output_tokens": 8,
+}
+HISTORY: list[dict[str, Any]] = [
+    {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Edit it."}], "phase": None},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "eA=="},
+    {"type": "custom_tool_call", "status": "completed", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
+    {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done"},
+    {"type": "function_call", "call_id": "c2", "namespace": "mcp__docs", "name": "search", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "found"}]},
+    {
+        "type": "local_shell_call",
+        "call_id": "c3",
+        "status": "completed",
+        "action": {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": None},
+    },
+    {"type": "function_call_output", "call_id": "c3", "output": "a.py"},
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+    {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "id": "msg_1"},
+    {"type": "message", "role": "user", "content": QUESTION},
+]
+
+
+@pytest.fixture(scope="module")
+def ai(server: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(ai: openai.OpenAI, wanted: object, **options: object) -> Response:
+    return ai.responses.create(model="demo", input=wanted, temperature=0, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def count(ai: openai.OpenAI, wanted: object, **options: object) -> int:
+    return ai.responses.input_tokens.count(model="demo", input=wanted, **options).input_tokens  # type: ignore[arg-type]
+
+
+def test_a_response_goes_on_from_an_earlier_one(ai: openai.OpenAI) -> None:
+    first = ask(ai, QUESTION, instructions="Be kind.")
+    assert (first.store, first.output_text) == (True, ANSWER)  # type: ignore[attr-defined]
+    whole = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    second = ask(ai, "And then?", previous_response_id=first.id, max_output_tokens=4)
+    assert second.usage is not None
+    assert second.usage.input_tokens == count(ai, [*whole, {"role": "user", "content": "And then?"}])
+    assert second.previous_response_id == first.id
+    (*_, last) = ai.responses.create(
+        model="demo", input="Go on.", previous_response_id=second.id, stream=True, temperature=0, max_output_tokens=4
+    )
+    assert last.type == "response.incomplete"
+    turns = [{"role": "user", "content": "And then?"}, {"role": "assistant", "content": second.output_text}]
+    asked = count(ai, [*whole, *turns, {"role": "user", "content": "Go on."}])
+    assert last.response.usage is not None
+    assert last.response.usage.input_tokens == asked == count(ai, "Go on.", previous_response_id=second.id)
+    assert ai.responses.retrieve(last.response.id).output == last.response.output
+    referred = [whole[0], {"type": "item_reference", "id": first.output[0].id}]
+    assert count(ai, referred) == count(ai, whole)
+
+
+def test_what_is_not_kept_is_not_found(ai: openai.OpenAI) -> None:
+    kept, passing = ask(ai, "Hi", max_output_tokens=1), ask(ai, "Hi", max_output_tokens=1, store=False)
+    assert passing.store is False  # type: ignore[attr-defined]
+    ai.responses.delete(kept.id)
+    for response_id in (kept.id, passing.id, "resp_none"):
+        with pytest.raises(openai.NotFoundError):
+            ai.responses.retrieve(response_id)
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(ai, "Hi", previous_response_id=response_id)
+        assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_a_response_belongs_to_its_key(make_server: MakeServer) -> None:
+    server = make_server(api_keys="one,two")
+    with server.client("one") as one, server.client("two") as two:
+        made = one.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 1}).json()
+        path = f"/v1/responses/{made['id']}"
+        reference = {"input": [{"type": "item_reference", "id": made["output"][0]["id"]}]}
+        assert (one.get(path).json(), two.get(path).status_code) == (made, 404)
+        assert two.post("/v1/responses", json={"input": "Hi", "previous_response_id": made["id"]}).status_code == 400
+        assert two.post("/v1/responses/input_tokens", json=reference).status_code == 400
+        assert (two.delete(path).status_code, one.delete(path).status_code) == (404, 200)
+
+
+def test_nothing_is_kept_without_room(make_server: MakeServer) -> None:
+    with make_server(responses_bytes=0).client() as client:
+        made = client.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 1}).json()
+        assert made["store"] is False
+        assert client.get(f"/v1/responses/{made['id']}").status_code == 404
+
+
+def test_the_store_is_bounded() -> None:
+    store = ResponseStore(8000)
+    body = ResponseRequest.model_validate({"input": "x" * 500})
+    for number in range(40):
+        before = f"resp_{number - 1}" if number else None
+        output = [OutputMessage(id=f"msg_{number}", status="completed", content=[OutputText(text="y")])]
+        begun = begin_response(body, Head(f"resp_{number}", 1, "m", "fp"), is_kept=True)
+        update = {"status": "completed", "output": output, "previous_response_id": before}
+        store.keep(None, begun.model_copy(update=update), list_items(body.input))
+        if number < 3:
+            assert len(store.find_history(None, f"resp_{number}")) == 2 * (number + 1)
+    assert sum(kept.size_bytes for kept in store._kept.values()) == store._bytes <= 8000
+    assert 3 < len(store._kept) == len(store._items) < 12
+    assert store.find_item(None, "msg_39") is not None
+    assert store.find_item(None, "msg_0") is None
+    with pytest.raises(ServerError, match="previous_response_id"):
+        store.find_history(None, "resp_39")  # its beginning is gone
+
+
+def test_a_long_input_loses_its_oldest_items(ai: openai.OpenAI) -> None:
+    long = [{"role": "user", "content": f"{number} " + "words and more words " * 10} for number in range(90)]
+    asked = [{"role": "system", "content": "Be brief."}, *long, {"role": "user", "content": QUESTION}]
+    assert 1900 < count(ai, asked, truncation="auto") < 2048
+    reply = ask(ai, asked, truncation="auto", max_output_tokens=1)
+    assert reply.truncation == "auto"
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        ask(ai, asked, truncation="disabled")
+
+
+def test_all_that_codex_sends_is_taken(make_server: MakeServer) -> None:
+    with make_server().client() as client:
+        reply = client.post("/v1/responses", json={**CODEX, "input": HISTORY, "stream": True})
+        assert reply.status_code == 200, reply.text
+        assert "event: response.completed" in reply.text or "event: response.incomplete" in reply.text
+        named = reply.headers["x-mlxr-ignored"].split(", ")
+        assert {"model", "tools[].web_search", "tools[].tool_search", "input[].web_search_call"} <= set(named)
+        assert {"client_metadata", "text.verbosity", "reasoning.summary"} <= set(named)
+
+
+@pytest.mark.parametrize(
+    ("choice", "kind", "names"),
+    [
+        ({"type": "custom", "name": "apply_patch"}, "custom_tool_call", ("apply_patch", None)),
+        ({"type": "function", "name": "search", "namespace": "mcp__docs"}, "function_call", ("search", "mcp__docs")),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "plan"}, SEARCH]},
+         "function_call", ("plan", None)),
+    ],
+)  # fmt: skip
+def test_calls_come_back_in_their_kind(
+    client: httpx.Client, choice: object, kind: str, names: tuple[str, str | None]
+) -> None:
+    asked = {
+        **CODEX,
+        "model": "demo",
+        "input": QUESTION,
+        "tool_choice": choice,
+        "temperature": 0,
+        "max_output_tokens": 40,
+    }
+    (item,) = client.post("/v1/responses", json=asked).json()["output"]
+    assert (item["type"], item["name"], item.get("namespace")) == (kind, *names)
