@@ -62,11 +62,15 @@ def test_litellm_as_anthropic(litellm, server: str) -> None:  # type: ignore[no-
 def test_litellm_sends_its_own_messages_back(litellm, server: str) -> None:  # type: ignore[no-untyped-def]
     common = {"model": "openai/demo", "api_base": f"{server}/v1", "api_key": "none", "max_tokens": 60}
     asked = [{"role": "user", "content": "Rome?"}]
-    called = litellm.completion(messages=asked, tools=[WEATHER], tool_choice="required", **common).choices[0].message
-    called.reasoning_content = "Rome, then."
-    called.provider_specific_fields = {"refusal": None}
-    called.thinking_blocks = [{"type": "thinking", "thinking": "Rome, then.", "signature": "s"}]
-    result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "name": "get_weather", "content": "sunny"}
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    called = litellm.Message(
+        content=None,
+        tool_calls=[call],
+        reasoning_content="Rome, then.",
+        provider_specific_fields={"refusal": None},
+        thinking_blocks=[{"type": "thinking", "thinking": "Rome, then.", "signature": "s"}],
+    )
+    result = {"role": "tool", "tool_call_id": "c1", "name": "get_weather", "content": "sunny"}
     for message in (called, called.model_dump(), called.model_dump(exclude_none=True)):
         reply = litellm.completion(messages=[*asked, message, result], **common)
         assert reply.choices[0].message.content
