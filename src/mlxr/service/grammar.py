@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import Grammar
 from mlxr.engine.constraint import Mask
+from mlxr.service.gbnf import GbnfError, translate
 from mlxr.service.grammar_functions import Limits
 from mlxr.service.grammar_library import Library, Matcher, NativeHost, open_library
 from mlxr.service.grammar_vocabulary import GrammarVocabulary
@@ -186,7 +187,7 @@ def _write_source(grammar: Grammar, answer: Grammar | None, field: str) -> tuple
     part, relaxed = _write_part(grammar, _JSON_OPTIONS, field)
     parts = [part]
     if answer is not None:
-        part, relaxed = _write_part(answer, JSON_STYLE, field)
+        part, relaxed = _write_part(answer, JSON_STYLE, answer.field)
         parts.append({**part, "name": "answer"})
     return json.dumps({"grammars": parts}), relaxed
 
@@ -208,3 +209,10 @@ def _write_part(
             return source, ()
         case "lark":
             return {"lark_grammar": grammar.text}, ()
+        case "gbnf":
+            try:
+                return {"lark_grammar": translate(grammar.text)}, ()
+            except GbnfError as error:
+                raise InvalidRequest(field, str(error)) from None
+            except RecursionError:
+                raise InvalidRequest(field, "the grammar is nested too deeply") from None
