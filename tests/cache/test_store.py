@@ -357,7 +357,9 @@ def test_writing_stops_with_one_warning_when_the_system_refuses(
     assert world.serve([9] * (2 * PAGE_SIZE + 1)) == 2 * PAGE_SIZE  # reading goes on
     world.cache.close()
     stats = world.store_stats
-    assert (stats.writable, stats.written_pages, stats.drops[StoreDrop.UNWRITABLE]) == (False, 4, 16)
+    assert (stats.writable, stats.written_pages) == (False, 4)
+    # One more if the page that failed had been offered again, by its sequence that ended meanwhile.
+    assert stats.drops[StoreDrop.UNWRITABLE] in (16, 17)
     (warning,) = warnings_of(caplog)
     assert f"pages are no longer stored in {tmp_path}" in warning
     assert os.strerror(code) in warning

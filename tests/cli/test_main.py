@@ -159,7 +159,7 @@ def test_flags_become_settings_and_sampling() -> None:
         (["run", "--nonsense", "hi"], "No such option"),
         (["run", "--temperature", "-1", "hi"], "temperature: must be at least 0"),
         (["run", "--temperature", "hot", "hi"], "--temperature"),
-        (["run", "--max-tokens", "0", "hi"], "max_tokens: must be at least 1"),
+        (["run", "--max-tokens", "-3", "hi"], "max_tokens: must be at least 0"),
         (["run", "--device", "gpu", "hi"], "device: must be one of auto, cpu, metal, cuda, reference, mlx-cpu"),
         (["run", "--threads", "0", "hi"], "threads: must be from 1"),
         (["run", "--arena-bytes", "lots", "hi"], "arena_bytes: must be a size"),

@@ -7,7 +7,7 @@ import pytest
 from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, fake_logits, make_engine, run_all
 
 from mlxr.core.errors import InvalidRequest, OutOfPages
-from mlxr.core.types import SamplingParams
+from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.scoring import MAX_LOGITS_BYTES, choose_chunk_tokens
 from mlxr.kernels.ragged import RaggedBatch
 
@@ -85,3 +85,45 @@ def test_failure_is_raised_and_returns_the_pages() -> None:
         engine.score(TEXT)
     engine.check()
     assert engine.stats().used_pages == 0
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 16])
+@pytest.mark.parametrize("preempt_every", [0, 3])
+def test_a_prompt_is_scored_on_its_way_through_the_batches(chunk_tokens: int, preempt_every: int) -> None:
+    """Beside other requests, in chunks and after preemption, what its first event has is what `score` gives."""
+    engine = make_engine(prefill_chunk_tokens=chunk_tokens)
+    engine.submit(TEXT, SamplingParams(max_tokens=30))  # leaves pages of the same tokens
+    scored = engine.submit(TEXT, SamplingParams(max_tokens=4, logprobs=2, n=2), scores_prompt=True)
+    none = engine.submit(TEXT[:9], SamplingParams(max_tokens=0, logprobs=0), scores_prompt=True)
+    events = []
+    while engine.has_work:
+        events += engine.step()
+        engine.check()
+        running = engine._scheduler.running
+        if preempt_every and engine.stats().steps % preempt_every == 0 and running and engine.stats().steps < 90:
+            engine._scheduler.preempt(running[-1])
+    scores = make_engine().score(TEXT)
+    for index in (0, 1):
+        first, *others = [event for event in events if (event.sequence_id, event.index) == (scored, index)]
+        assert [token.chosen.token_id for token in first.prompt] == TEXT
+        assert np.isnan(first.prompt[0].chosen.logprob)
+        assert [token.chosen.logprob for token in first.prompt[1:]] == scores.tolist()
+        assert not any(event.prompt for event in others)
+    for place, token in enumerate(first.prompt[1:], 1):
+        logits = fake_logits(TEXT[:place])
+        assert [top.token_id for top in token.top] == np.argsort(-logits, kind="stable")[:2].tolist()
+    assert answer_of([event for event in events if event.index == 0], scored) == expect_greedy(TEXT, 4)
+    (end,) = [event for event in events if event.sequence_id == none]
+    assert (end.token_id, end.finish_reason, end.usage.completion_tokens) == (None, FinishReason.LENGTH, 0)
+    assert [token.chosen.logprob for token in end.prompt[1:]] == scores.tolist()[:8]
+
+
+def test_an_answer_of_no_tokens_leaves_its_prompt_in_the_cache() -> None:
+    engine = make_engine()
+    engine.submit(TEXT, SamplingParams(max_tokens=0, n=3))
+    events = run_all(engine)
+    assert [(event.index, event.token_id, event.finish_reason) for event in events] == [
+        (index, None, FinishReason.LENGTH) for index in range(3)
+    ]
+    engine.submit(TEXT, SamplingParams(max_tokens=1))
+    assert run_all(engine)[0].usage.cached_tokens == 56

@@ -229,7 +229,7 @@ def test_models_are_listed(ai: anthropic.Anthropic) -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -3}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),

@@ -16,7 +16,7 @@ from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
 from mlxr.server.anthropic.message_events import MessageEvents
 from mlxr.server.openai.chat_reply import ChatFold
 from mlxr.server.openai.chat_stream import ChatChunks
-from mlxr.server.openai.completion_reply import CompletionChunks, CompletionFold
+from mlxr.server.openai.completion_reply import CompletionFold
 from mlxr.server.openai.response_events import ResponseEvents
 from mlxr.server.openai.response_request import ResponseRequest
 from mlxr.server.openai.response_tools import read_tools
@@ -165,7 +165,7 @@ def test_logprobs_of_half_characters() -> None:
     streamed = stream_chat(events, logprobs=True)[1].choices[0].logprobs
     assert streamed is not None
     assert streamed.model_dump() == logprobs.model_dump()
-    fold = CompletionFold(10, 1, [""], token_bytes)
+    fold = CompletionFold(10, 1, 1, token_bytes)
     for event in events:
         fold.add(event)
     text = fold.to_reply("cmpl-1", 0, "m", None).choices[0].logprobs
@@ -174,27 +174,33 @@ def test_logprobs_of_half_characters() -> None:
     assert text.top_logprobs[0] == {"b": -1.5, "a": -0.5}
 
 
+def test_logprobs_of_an_echo() -> None:
+    """Nothing is before the first token of a prompt; of alternatives that read alike the likeliest counts."""
+    unknown = TokenInfo(TokenLogprob(97, float("nan")))
+    half = TokenInfo(TokenLogprob(301, -4.0), (TokenLogprob(300, -0.25),))
+    events: list[Event] = [
+        TextDelta("aé", (), (unknown, info(300), half)),
+        TextDelta("b", (98,), (info(98),)),
+        finish(FinishReason.STOP),
+    ]
+    fold = CompletionFold(3, 1, 1, token_bytes)
+    for event in events:
+        fold.add(event)
+    choice = fold.to_reply("cmpl-1", 0, "m", None).choices[0]
+    assert choice.text == "aéb"
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs == [None, -0.5, -4.0, -0.5]
+    assert choice.logprobs.top_logprobs[0] is None
+    assert choice.logprobs.top_logprobs[2] == {"�": -0.25}
+    assert choice.logprobs.text_offset == [0, 1, 1, 2]
+
+
 def test_tokens_that_a_grammar_rules_out_have_no_logprob() -> None:
     ruled_out = TokenInfo(TokenLogprob(97, -0.1), (TokenLogprob(97, -0.1), TokenLogprob(98, float("-inf"))))
     events: list[Event] = [TextDelta("a", (97,), (ruled_out,)), finish(FinishReason.STOP)]
     logprobs = fold_chat(events, logprobs=True).choices[0].logprobs
     assert logprobs is not None
     assert [top.token for top in (logprobs.content or [])[0].top_logprobs] == ["a"]
-
-
-def test_text_chunks_begin_with_the_echo() -> None:
-    chunks = CompletionChunks(
-        HEAD.to_chunk("text_completion"),
-        prompt_tokens=10,
-        answers=1,
-        echoes=["Hi", ""],
-        includes_usage=False,
-        token_bytes=None,
-    )
-    assert [chunk["choices"] for chunk in chunks.start()] == [
-        [{"index": 0, "text": "Hi", "logprobs": None, "finish_reason": None}]
-    ]
-    assert list(chunks.end()) == []
 
 
 def test_a_response_with_everything() -> None:

@@ -11,14 +11,14 @@ TEXT = "What does os.path.join do? <|im_end|> ünï"
 def test_tokens_and_back(client: httpx.Client) -> None:
     tokens = client.post("/tokenize", json={"content": TEXT, "parse_special": False}).json()["tokens"]
     assert len(tokens) > 5
-    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": TEXT}
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": TEXT, "prompt": TEXT}
 
 
 def test_long_texts_are_the_same(client: httpx.Client) -> None:
     text = TEXT * 200
     tokens = client.post("/tokenize", json={"content": text, "parse_special": False}).json()["tokens"]
     assert len(tokens) > 4096 // 2
-    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": text}
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": text, "prompt": text}
 
 
 def test_pieces_make_the_text(client: httpx.Client) -> None:

@@ -49,7 +49,7 @@ def message_of(path: str, reply: httpx.Response) -> str:
         *((path, "stream", "yes") for path in (CHAT, COMPLETION, RESPONSE, MESSAGE)),
         *((path, "temperature", value) for path in (CHAT, RESPONSE, MESSAGE) for value in (-1, "hot", HUGE, True)),
         *((path, "top_p", value) for path in (CHAT, COMPLETION, RESPONSE, MESSAGE) for value in (-0.1, 1.5, -HUGE)),
-        *((path, "max_tokens", value) for path in (CHAT, COMPLETION, MESSAGE) for value in (0, -3, 2.5, "9", HUGE)),
+        *((path, "max_tokens", value) for path in (CHAT, COMPLETION, MESSAGE) for value in (-3, 2.5, "9", HUGE)),
         *((path, "top_k", value) for path in (CHAT, MESSAGE) for value in (-2, HUGE, 0.5)),
         *((path, "seed", value) for path in (CHAT, COMPLETION) for value in (2**64, -HUGE, 1.5, "1")),
         *((path, "n", value) for path in (CHAT, COMPLETION) for value in (0, -1, 129, HUGE)),

@@ -108,6 +108,7 @@ class FakeEngine:
         deadline_s: float | None = None,
         uses_cache: bool = True,
         constraint: object = None,
+        scores_prompt: bool = False,
     ) -> int:
         if len(token_ids) > 1000:
             raise InvalidRequest("prompt", "is too long")

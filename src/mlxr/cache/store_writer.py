@@ -72,9 +72,9 @@ class StoreWriter:
         A page is offered as soon as it is full and once more when it is `released`: if there is no room for it then
         either, it counts as dropped.
         """
-        if not self._store.writable:
-            return
         with self._changed:
+            if not self._store.writable:
+                return
             for key, page, depth in pages:
                 self._add(key, page, now_ns - depth * DEPTH_NS, counts_drop=released)
             if released:

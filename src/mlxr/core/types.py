@@ -62,14 +62,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like. `text` is the JSON schema, the regular expression or the grammar in GBNF or Lark.
+    """What an answer must look like. `text` is the JSON schema, the regular expression or the Lark grammar.
 
-    For `json_object` (any JSON object) `text` is empty. `field` is what the caller calls it; errors name that.
+    For `json_object` (any JSON object) `text` is empty.
     """
 
-    kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
+    kind: Literal["json_object", "json_schema", "regex", "lark"]
     text: str = ""
-    field: str = field(default="grammar", compare=False)
 
 
 def _check_count(name: str, value: int, low: int, high: int) -> None:
@@ -94,9 +93,9 @@ class SamplingParams:
     max_tokens: int | None = parameter(
         "int",
         256,
-        1,
+        0,
         MAX_INT,
-        "Most tokens of an answer; -1: until the context is full.",
+        "Most tokens of an answer; -1: until the context is full; 0: only the prompt is computed.",
         stands_for={-1: None, -2: None},
         names={
             "openai": "max_completion_tokens",

@@ -93,13 +93,16 @@ class AsyncEngine:
         deadline_s: float | None = None,
         uses_cache: bool = True,
         constraint: TokenConstraint | None = None,
+        scores_prompt: bool = False,
     ) -> Ticket:
         """Start a request whose events go to `receiver`, called on the running loop, whoever reads them and when.
 
         Arguments and refusals are those of `Engine.submit`, raised here. After `stop`, EngineStopped is raised.
         """
         job = Job(
-            _submitter(token_ids, params, priority, client, deadline_s, uses_cache, constraint),
+            _submitter(
+                token_ids, params, priority, client, deadline_s, uses_cache, constraint, scores_prompt=scores_prompt
+            ),
             prompt_tokens=len(token_ids),
             answers=params.n,
             loop=asyncio.get_running_loop(),
@@ -227,6 +230,8 @@ def _submitter(
     deadline_s: float | None,
     uses_cache: bool,
     constraint: TokenConstraint | None,
+    *,
+    scores_prompt: bool = False,
 ) -> Callable[[Engine], int]:
     """What gives a request to the engine."""
     return lambda engine: engine.submit(
@@ -237,4 +242,5 @@ def _submitter(
         deadline_s=deadline_s,
         uses_cache=uses_cache,
         constraint=constraint,
+        scores_prompt=scores_prompt,
     )

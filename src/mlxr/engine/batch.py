@@ -23,23 +23,28 @@ FEW = 32  # sequences: for more, arrays as a whole are faster than row by row
 class BatchPart:
     """The next tokens of one sequence: they go right after what `table` holds.
 
-    The logits of the last `output_tokens` of them are wanted, or their hidden states where the part `embeds`. `table`
-    must have been prepared for all of them.
+    The logits of the last `output_tokens` of them are wanted, and the hidden states of the last `hidden_tokens`.
+    `table` must have been prepared for all of them.
     """
 
     table: PageTable
     token_ids: Sequence[int]
     output_tokens: int
-    embeds: bool = False
+    hidden_tokens: int = 0
+
+    @property
+    def wanted_tokens(self) -> int:
+        """How many tokens at the end must go through the whole model."""
+        return max(self.output_tokens, self.hidden_tokens)
 
 
 def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
-    """One batch of all `parts` in their order; the logits come out in the same order."""
-    if len(parts) <= FEW and all(len(part.token_ids) == part.output_tokens == 1 for part in parts):
+    """One batch of all `parts` in their order; the wanted rows come out in the same order."""
+    if len(parts) <= FEW and all(len(part.token_ids) == part.wanted_tokens == 1 for part in parts):
         return _build_decode(parts)
     counts = np.array([len(part.token_ids) for part in parts], dtype=np.int32)
     starts = np.array([part.table.length_tokens for part in parts], dtype=np.int32)
-    wanted = np.array([part.output_tokens for part in parts], dtype=np.int32)
+    wanted = np.array([part.wanted_tokens for part in parts], dtype=np.int32)
     page_table = _stack_tables([part.table.pages for part in parts])
     query_starts = np.zeros(len(parts) + 1, dtype=np.int32)
     np.cumsum(counts, out=query_starts[1:])

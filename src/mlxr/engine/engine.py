@@ -26,7 +26,7 @@ from mlxr.engine.pooling import Floats, Pool, Pooling
 from mlxr.engine.request import Request
 from mlxr.engine.runner import Model, Runner
 from mlxr.engine.scheduler import Chunk, Scheduler, compute_arrival
-from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
+from mlxr.engine.scoring import Doubles, PromptScores, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.shares import Shares
 from mlxr.engine.stats import EngineStats, Work
@@ -144,6 +144,7 @@ class Engine:
         deadline_s: float | None = None,
         uses_cache: bool = True,
         constraint: TokenConstraint | None = None,
+        scores_prompt: bool = False,
     ) -> int:
         """Queue a request; returns its id, which all its events carry.
 
@@ -151,7 +152,9 @@ class Engine:
         the engine evenly with the others, see `Shares`. After `deadline_s` seconds from now the
         answers that still grow end with DEADLINE. With `uses_cache` off the prompt is computed without what is cached,
         and leaves nothing in the cache. Each answer follows a fork of the `constraint`; when that fails, or leaves no
-        token possible, the answer ends with ERROR.
+        token possible, the answer ends with ERROR. With `scores_prompt` the first event of each answer has the prompt's
+        tokens with their log-probabilities and the `params.logprobs` best ones in their places; then all of the prompt
+        is computed, without the cache.
 
         Raises InvalidRequest for a prompt that is empty, foreign to the vocabulary or too long for the context, and for
         a constraint without end tokens, OutOfPages for a request that not even the empty arena could serve, and
@@ -166,6 +169,7 @@ class Engine:
         self._check_queue()
         now, request_id = self._clock(), next(self._ids)
         arrival = self._shares.enter(client, priority, now, len(token_ids), params.streams)
+        scores = self._open_scores(token_ids, params.logprobs or 0) if scores_prompt else None
         sequences = [
             Sequence(
                 request_id,
@@ -179,7 +183,8 @@ class Engine:
                 client=client,
                 arrival=compute_arrival(arrival, priority),
                 asked_s=now,
-                uses_cache=uses_cache,
+                uses_cache=uses_cache and not scores_prompt,
+                scores=scores,
                 masks=None if constraint is None else MaskSource(constraint.fork(), self._config.vocab_size),
             )
             for index in range(params.streams)
@@ -317,6 +322,10 @@ class Engine:
             growing = [sequence.end_tokens - len(sequence.tokens) for sequence in self._scheduler.running]
             raise QueueFull(waiting, self._max_waiting, self._pace.estimate_room_s(min(growing, default=1)))
 
+    def _open_scores(self, token_ids: Collection[int], top: int) -> PromptScores:
+        chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
+        return PromptScores(list(token_ids), top, self._runner.project, chunk_tokens)
+
     def _enqueue(self, request: Request, sequences: list[Sequence]) -> None:
         leader, *leader.followers = sequences
         self._requests[leader.id] = request
@@ -339,11 +348,13 @@ class Engine:
             sequence, completes = chunk.sequence, chunk.completes
             sequence.watch.start(start_s)
             self._work.count(chunk)
-            if sequence.pool is not None:
-                sequence.pool.add(next(remaining_hidden), is_first=not sequence.table.length_tokens)
+            reader = sequence.scores if sequence.pool is None else sequence.pool
+            if reader is not None and chunk.hidden_tokens:
+                reader.add(next(remaining_hidden), is_first=not sequence.table.length_tokens)
             self._cache.commit(sequence.table, sequence.tokens, chunk.tokens)
-            if completes and sequence.pool is not None:
-                events += self._end_all([sequence], FinishReason.STOP)
+            if completes and not sequence.draws:
+                reason = FinishReason.LENGTH if sequence.pool is None else FinishReason.STOP
+                events += self._end_all(self._part(sequence), reason)
             elif completes:
                 for answer in self._part(sequence):
                     events += self._accept(answer, next(remaining), now)

@@ -55,7 +55,7 @@ class Limits:
         if prompt_tokens >= self.context_tokens:
             raise ContextFull.of("prompt", prompt_tokens, self.context_tokens)
         arena_tokens = self.pages * self.page_size + 1  # the last token of an answer is never written
-        asked_tokens = max(arena_tokens - prompt_tokens, 1) if max_tokens is None else max_tokens
+        asked_tokens = max(arena_tokens - prompt_tokens, 1) if max_tokens is None else max(max_tokens, 1)
         end_tokens = min(prompt_tokens + asked_tokens, self.context_tokens)
         if end_tokens > arena_tokens:
             raise OutOfPages(self._pages_for(end_tokens - 1), self.pages, self.page_size)

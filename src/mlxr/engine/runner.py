@@ -69,7 +69,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a batch gives: logits (R, vocab_size) of its generating parts together, states of each embedding part."""
+    """What a batch gives: the wanted logits of all parts, (R, vocab_size), and states of each part that wants any."""
 
     logits: Floats
     hidden: list[Floats]
@@ -98,16 +98,24 @@ class Runner:
         """Compute one batch of all `parts`, whose pages are reserved; what is wanted of them, in their order."""
         batch = build_batch(parts)
         hidden: list[Floats] = []
-        wanted_rows = sum(part.output_tokens for part in parts if not part.embeds)
-        if any(part.embeds for part in parts):
-            embeds = np.repeat([part.embeds for part in parts], [part.output_tokens for part in parts])
-            states = self._model.forward_hidden(batch, self._arena)
-            logits = self._model.project(np.ascontiguousarray(states[~embeds]))
-            ends = np.cumsum([part.output_tokens for part in parts if part.embeds])[:-1]
-            hidden = np.split(states[embeds], ends)
+        wanted_rows = sum(part.output_tokens for part in parts)
+        if any(part.hidden_tokens for part in parts):
+            states = np.asarray(self._model.forward_hidden(batch, self._arena))
+            ends = np.cumsum([part.wanted_tokens for part in parts])
+            outputs = [states[end - part.output_tokens : end] for part, end in zip(parts, ends, strict=True)]
+            logits = self.project(np.concatenate(outputs))
+            hidden = [
+                states[end - part.hidden_tokens : end]
+                for part, end in zip(parts, ends, strict=True)
+                if part.hidden_tokens
+            ]
         else:
             logits = self._model.forward(batch, self._arena)
         wanted = (wanted_rows, self._model.config.vocab_size)
         if logits.shape != wanted:
             raise ValueError(f"the model gave logits of shape {logits.shape}, wanted {wanted}")
         return Outputs(logits, hidden)
+
+    def project(self, hidden: Floats) -> Floats:
+        """The logits of hidden states, (R, vocab_size)."""
+        return self._model.project(hidden)

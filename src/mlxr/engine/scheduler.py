@@ -55,16 +55,21 @@ class Chunk:
     @property
     def draws_token(self) -> bool:
         """Whether the next token can be drawn afterwards."""
-        return self.completes and self.sequence.pool is None
+        return self.completes and self.sequence.draws
+
+    @property
+    def hidden_tokens(self) -> int:
+        """How many hidden states at the end of the chunk are needed, for an embedding or for scores."""
+        pool, scores = self.sequence.pool, self.sequence.scores
+        if pool is not None:
+            return pool.count_wanted(self.tokens, completes=self.completes)
+        return self.tokens if scores is not None and scores.is_open else 0
 
     def to_part(self) -> BatchPart:
         """The chunk as the batch wants it."""
-        table, pool = self.sequence.table, self.sequence.pool
+        table = self.sequence.table
         token_ids = self.sequence.tokens[table.length_tokens : table.length_tokens + self.tokens]
-        if pool is None:
-            return BatchPart(table, token_ids, output_tokens=int(self.completes))
-        wanted_tokens = pool.count_wanted(self.tokens, completes=self.completes)
-        return BatchPart(table, token_ids, output_tokens=wanted_tokens, embeds=True)
+        return BatchPart(table, token_ids, int(self.draws_token), self.hidden_tokens)
 
 
 class Scheduler:

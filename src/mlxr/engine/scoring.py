@@ -1,17 +1,20 @@
 """How likely the model finds a given text: the log-probability of every token after the first.
 
-The tokens go through the same pages, batches and forward pass as a prompt, a chunk at a time, so that the logits of
-one chunk are all that is ever held.
+A text by itself (`score_tokens`) and the prompt of a request (`PromptScores`) go through the same pages, batches and
+forward pass as any prompt. Logits are made for some tokens at a time, so that MAX_LOGITS_BYTES are all that is held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.cache.page_table import PageTable
+from mlxr.core.events import TokenInfo
+from mlxr.core.types import TokenLogprob
 from mlxr.engine.batch import BatchPart
 from mlxr.engine.runner import Floats, Runner
 
@@ -41,10 +44,61 @@ def score_tokens(runner: Runner, table: PageTable, token_ids: Sequence[int], chu
     return scores
 
 
+class PromptScores:
+    """Takes down how likely each of `token_ids` is after those before it, and the `top` likeliest in its place.
+
+    `project` makes logits of hidden states, of at most `chunk_tokens` at a time.
+    """
+
+    def __init__(
+        self, token_ids: Sequence[int], top: int, project: Callable[[Floats], Floats], chunk_tokens: int
+    ) -> None:
+        self._token_ids, self._top, self._project, self._chunk_tokens = token_ids, top, project, chunk_tokens
+        self._scored: list[TokenInfo] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether states are needed: not all tokens are scored."""
+        return len(self._scored) < len(self._token_ids)
+
+    def add(self, hidden: Floats, *, is_first: bool) -> None:
+        """The states of the next tokens, (tokens, hidden size). The first come again after a preemption."""
+        if is_first:
+            self._scored = [TokenInfo(TokenLogprob(self._token_ids[0], math.nan))]  # nothing is before it
+        done = len(self._scored)
+        targets = self._token_ids[done : done + len(hidden)]
+        for first in range(0, len(targets), self._chunk_tokens):
+            chosen = targets[first : first + self._chunk_tokens]
+            logprobs = _normalise(self._project(hidden[first : first + len(chosen)]))
+            self._scored += [self._describe(row, token_id) for row, token_id in zip(logprobs, chosen, strict=True)]
+
+    def read(self) -> tuple[TokenInfo, ...]:
+        """All tokens; the log-probability of the first is not a number."""
+        return tuple(self._scored)
+
+    def _describe(self, row: Doubles, token_id: int) -> TokenInfo:
+        return TokenInfo(TokenLogprob(token_id, float(row[token_id])), _find_top(row, self._top))
+
+
+def _find_top(row: Doubles, count: int) -> tuple[TokenLogprob, ...]:
+    """The `count` likeliest tokens, the best first; of equally likely ones the lower number."""
+    if count == 0:
+        return ()
+    least = np.partition(row, -count)[-count:].min()
+    best = np.flatnonzero(row >= least)
+    order = best[np.argsort(-row[best], kind="stable")][:count]
+    return tuple(TokenLogprob(int(token_id), float(row[token_id])) for token_id in order)
+
+
 def _pick_logprobs(logits: Floats, token_ids: Sequence[int]) -> Doubles:
     """Row by row log softmax(logits)[token], in float64."""
+    chosen: Doubles = _normalise(logits)[np.arange(len(token_ids)), np.asarray(token_ids)]
+    return chosen
+
+
+def _normalise(logits: Floats) -> Doubles:
+    """Row by row log softmax(logits), in float64."""
     shifted = np.asarray(logits).astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
-    chosen: Doubles = shifted[np.arange(len(token_ids)), np.asarray(token_ids)]
-    total: Doubles = np.exp(shifted, out=shifted).sum(axis=1)
-    return chosen - np.log(total)
+    shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shifted

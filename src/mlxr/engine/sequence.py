@@ -14,10 +14,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from mlxr.cache.page_table import PageTable
+from mlxr.core.events import TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 from mlxr.engine.constraint import MaskSource
 from mlxr.engine.pooling import Floats, Pool
 from mlxr.engine.sampling import Sampler
+from mlxr.engine.scoring import PromptScores
 from mlxr.engine.stopwatch import Stopwatch
 from mlxr.kernels.sample import SampleResult
 
@@ -32,6 +34,7 @@ class TokenEvent:
     deadline, error). A token that ends the answer (an end token, the last one allowed) is reported with its
     `finish_reason`. `logprob` and `top` are there when the request asked for logprobs. `error` says what failed when
     the reason is ERROR or DEADLINE. The last event of an answer has its `timings`, that of an embedding the vector.
+    The first event of an answer has the `prompt` tokens with their log-probabilities, if the request asked for them.
     """
 
     sequence_id: int
@@ -44,6 +47,7 @@ class TokenEvent:
     index: int = 0
     timings: Timings | None = field(default=None, compare=False)
     embedding: Floats | None = field(default=None, compare=False)
+    prompt: tuple[TokenInfo, ...] = ()
 
 
 class Sequence:
@@ -53,7 +57,8 @@ class Sequence:
     give up their pages in the reverse order; see `Scheduler`. `cached_tokens` of the prompt came out of the cache and
     were not computed for this answer; the first `computed_tokens` of all tokens were in its pages at some time.
     With `uses_cache` off its pages are neither found in the cache nor left there for others. With a `pool` it is a text
-    to embed, which ends where an answer would begin.
+    to embed, which ends where an answer would begin, as does an answer of at most 0 tokens: neither `draws`. `scores`
+    takes down how likely the prompt's tokens are.
     """
 
     __slots__ = (
@@ -61,6 +66,7 @@ class Sequence:
         "cached_tokens",
         "client",
         "computed_tokens",
+        "draws",
         "end_tokens",
         "followers",
         "id",
@@ -71,6 +77,7 @@ class Sequence:
         "prompt_tokens",
         "rank",
         "sampler",
+        "scores",
         "table",
         "tokens",
         "uses_cache",
@@ -94,6 +101,7 @@ class Sequence:
         uses_cache: bool = True,
         masks: MaskSource | None = None,
         pool: Pool | None = None,
+        scores: PromptScores | None = None,
     ) -> None:
         self.id = sequence_id
         self.index = index
@@ -108,6 +116,8 @@ class Sequence:
         self.watch = Stopwatch(asked_s)
         self.uses_cache = uses_cache
         self.pool = pool
+        self.draws = pool is None and params.max_tokens != 0
+        self.scores = scores
         self.followers: list[Sequence] = []
         self.cached_tokens = 0
         self.computed_tokens = 0
@@ -185,6 +195,7 @@ class Sequence:
             finish_reason=reason,
             index=self.index,
             timings=None if reason is None else self.watch.read(now_s),
+            prompt=self._read_scores(first_of=1),
         )
 
     def report_end(self, reason: FinishReason, now_s: float, error: str | None = None) -> TokenEvent:
@@ -198,4 +209,10 @@ class Sequence:
             index=self.index,
             timings=self.watch.read(now_s),
             embedding=self.pool.read() if self.pool is not None and reason is FinishReason.STOP else None,
+            prompt=self._read_scores(first_of=0),
         )
+
+    def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:
+        """What the answer's first event has of the prompt; it is the first with `first_of` tokens generated."""
+        is_first = len(self.tokens) - self.prompt_tokens == first_of
+        return self.scores.read() if self.scores is not None and is_first else ()

@@ -39,7 +39,8 @@ PLAIN = AnswerFormat()
 class Answer:
     """State of one answer between two steps.
 
-    Stop strings are looked for in the text of the answer, not in its reasoning and calls.
+    Stop strings are looked for in the text of the answer, not in its reasoning and calls, nor in the `echo` of the
+    prompt that it begins with.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Answer:
         stop_tokens: Mapping[int, str],
         index: int = 0,
         format: AnswerFormat = PLAIN,  # noqa: A002 - the word for it
+        echo: str | None = None,
     ) -> None:
         self._index = index
+        self._echo = echo
         self._decoder = decoder
         self._parser = format.open_parser()
         self._shown_tokens, self._make_id = format.shown_tokens, format.make_id
@@ -77,7 +80,9 @@ class Answer:
 
         Once the answer `is_over` its request should be cancelled: the Finish comes with the engine's last event.
         """
-        events = [] if self.is_over else self._read(self._take_token(event))
+        events = self._begin(event)
+        if not self.is_over:
+            events += self._read(self._take_token(event))
         if event.finish_reason is None:
             return events
         if self.is_over:
@@ -86,6 +91,11 @@ class Answer:
         stop = self._name_stop_token(event) if self._stop is None else self._stop
         reason = event.finish_reason if self._stop is None else FinishReason.STOP
         return self._finish(events, reason, stop=stop, error=event.error, timings=event.timings)
+
+    def _begin(self, event: TokenEvent) -> list[Event]:
+        """The echo of the prompt, once."""
+        echo, self._echo = self._echo, None
+        return [] if echo is None else [TextDelta(echo, (), event.prompt, self._index)]
 
     @property
     def is_over(self) -> bool:

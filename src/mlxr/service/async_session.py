@@ -141,6 +141,7 @@ class AsyncSession:
             deadline_s=prepared.deadline_s,
             uses_cache=prepared.uses_cache,
             constraint=prepared.constraint,
+            scores_prompt=prepared.scores_prompt,
         )
         stream.attach(ticket)
         return stream

@@ -45,6 +45,7 @@ class Prepared:
     uses_cache: bool = True
     constraint: TokenConstraint | None = None
     relaxed: tuple[str, ...] = ()
+    scores_prompt: bool = False
 
 
 class Preparation:
@@ -124,15 +125,18 @@ class Preparation:
         if isinstance(request, ChatRequest):
             prepared = self._prepare_chat(request)
         else:
-            prepared = self.prepare_tokens(*_fit(self.encode_prompt(request.prompt), request))
+            prepared = self.prepare_tokens(*_fit(self.encode_prompt(request.prompt), request), echo=request.echo)
             if request.grammar is not None:
-                constraint = self._compile(Rules(request.grammar, request.grammar.field))
+                constraint = self._compile(Rules(request.grammar, "grammar"))
                 prepared = replace(prepared, constraint=constraint, relaxed=constraint.relaxed)
         return replace(
             prepared,
             priority=request.priority,
             deadline_s=request.deadline_s,
             uses_cache=request.cache_prompt,
+            scores_prompt=isinstance(request, TextRequest)
+            and request.echo is not None
+            and request.params.logprobs is not None,
         )
 
     def prepare_tokens(
@@ -140,12 +144,19 @@ class Preparation:
         token_ids: Sequence[int],
         params: SamplingParams,
         format: AnswerFormat = PLAIN,  # noqa: A002
+        echo: str | None = None,
     ) -> Prepared:
-        """A prompt that is token ids already."""
+        """A prompt that is token ids already; `echo` is what its answers begin with."""
         stop_tokens = self._find_stop_tokens(params)
         answers = [
             Answer(
-                Detokenizer(self.tokenizer, prompt_ids=token_ids), params, len(token_ids), stop_tokens, index, format
+                Detokenizer(self.tokenizer, prompt_ids=token_ids),
+                params,
+                len(token_ids),
+                stop_tokens,
+                index,
+                format,
+                echo=echo,
             )
             for index in range(params.n)
         ]

@@ -41,7 +41,8 @@ class TextRequest:
     """Continue `prompt`. With `cache_prompt` off nothing that is cached is used for it. `window` bounds its part of the
     context; None is all of it.
 
-    A higher `priority` (-100 to 100) is served first; after `deadline_s` seconds the answers end with DEADLINE.
+    A higher `priority` (-100 to 100) is served first; after `deadline_s` seconds the answers end with DEADLINE. Each
+    answer begins with the text `echo`, which comes with the prompt's tokens where the parameters ask for logprobs.
     """
 
     prompt: Prompt
@@ -50,6 +51,7 @@ class TextRequest:
     cache_prompt: bool = True
     priority: int = 0
     deadline_s: float | None = None
+    echo: str | None = None
     window: Window | None = None
 
 

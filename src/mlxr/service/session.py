@@ -122,6 +122,7 @@ class Session:
                 deadline_s=prepared.deadline_s,
                 uses_cache=prepared.uses_cache,
                 constraint=prepared.constraint,
+                scores_prompt=prepared.scores_prompt,
             )
             self._open[sequence_id] = _Open(prepared.answers, len(prepared.answers))
         return Stream(self, sequence_id, len(prepared.answers))

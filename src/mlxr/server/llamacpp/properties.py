@@ -37,13 +37,17 @@ async def show_properties(request: Request) -> Response:
             "model_alias": record.short_name,
             "model_path": str(record.path),
             "modalities": {"vision": False, "audio": False},
-            "chat_template": record.own_template if record.template is None else record.template,
-            "bos_token": _spell(lease, lease.session.tokenizer.bos_id),
-            "eos_token": _spell(lease, min(lease.session.tokenizer.eos_ids, default=None)),
+            **_describe_tokenizer(lease),
             "build_info": f"mlxr-{mlxr.__version__}",
             "is_sleeping": False,
         }
     )
+
+
+@router.get("/tokenizer_info", responses=ERRORS)
+async def show_tokenizer(request: Request) -> Response:
+    """The special tokens and the chat template of the model `?model=`, where clients of vLLM look for them."""
+    return JSONResponse(_describe_tokenizer(await borrow(request, request.query_params.get("model"))))
 
 
 @router.get("/slots", responses=ERRORS)
@@ -98,6 +102,15 @@ def _describe_slot(lease: ModelLease, index: int, row: InFlight | None) -> JsonO
     if row is not None:
         slot |= {"id_task": row.id, "n_prompt_tokens": row.prompt_tokens, "n_decoded": row.generated_tokens}
     return slot
+
+
+def _describe_tokenizer(lease: ModelLease) -> JsonObject:
+    record, tokenizer = lease.record, lease.session.tokenizer
+    return {
+        "chat_template": record.own_template if record.template is None else record.template,
+        "bos_token": _spell(lease, tokenizer.bos_id),
+        "eos_token": _spell(lease, min(tokenizer.eos_ids, default=None)),
+    }
 
 
 def _spell(lease: ModelLease, token_id: int | None) -> str:

@@ -26,9 +26,14 @@ T = TypeVar("T")
 
 
 class TokenizeBody(RequestModel):
-    """A text. `parse_special` lets spellings of special tokens in it count as such."""
+    """A text. `parse_special` lets spellings of special tokens in it count as such.
 
-    content: str
+    It is `content` as llama.cpp calls it, or `prompt` as vLLM does, who adds special tokens unless told otherwise.
+    """
+
+    content: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
     model: str | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
@@ -56,9 +61,10 @@ class DetokenizeBody(RequestModel):
 
 
 class Content(ReplyModel):
-    """A text."""
+    """A text, under the names that llama.cpp and vLLM have for it."""
 
     content: str
+    prompt: str
 
 
 class Rendered(ReplyModel):
@@ -72,11 +78,14 @@ async def tokenize(request: Request, body: TokenizeBody) -> Tokens:
     """The token ids of a text."""
     lease = await borrow(request, body.model)
     session = lease.session
-    encode = partial(
-        session.encode_prompt, add_special=bool(body.add_special), parse_special=body.parse_special is not False
-    )
+    text, add_special = body.content, bool(body.add_special)
+    if text is None:
+        text, add_special = body.prompt, body.add_special_tokens is not False
+    if text is None:
+        raise InvalidRequest("content", "is missing")
+    encode = partial(session.encode_prompt, add_special=add_special, parse_special=body.parse_special is not False)
     with spell_fields({"prompt": "content"}):
-        ids = await beside_the_loop(encode, body.content)
+        ids = await beside_the_loop(encode, text)
     if not body.with_pieces:
         return Tokens(tokens=ids)
     return Tokens(tokens=[Piece(id=token, piece=_show(session.tokenizer.token_bytes(token))) for token in ids])
@@ -89,7 +98,8 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Content:
     size = lease.session.config.vocab_size
     if any(token >= size for token in body.tokens):
         raise InvalidRequest("tokens", f"the vocabulary has {size} tokens, got {max(body.tokens)}")
-    return Content(content=await beside_the_loop(lease.session.decode, body.tokens))
+    text = await beside_the_loop(lease.session.decode, body.tokens)
+    return Content(content=text, prompt=text)
 
 
 @router.post("/apply-template", responses=ERRORS)

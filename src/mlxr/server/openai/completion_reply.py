@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,11 +18,11 @@ TextFinish = Literal["stop", "length"]
 
 
 class TextLogprobs(ReplyModel):
-    """Log-probabilities by token, in four lists of the same length."""
+    """Log-probabilities by token, in four lists of the same length; null for the first token of an echoed prompt."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -66,25 +68,30 @@ class TokenOffsets:
         for token in tokens:
             spelt = token_bytes(token.chosen.token_id)
             described.tokens.append(spelt.decode("utf-8", "replace"))
-            described.token_logprobs.append(token.chosen.logprob)
             described.text_offset.append(self.offset)
-            described.top_logprobs.append(
-                {
-                    token_bytes(other.token_id).decode("utf-8", "replace"): other.logprob
-                    for other in (*possible(token.top), token.chosen)
-                }
-            )
+            is_known = not math.isnan(token.chosen.logprob)
+            described.token_logprobs.append(token.chosen.logprob if is_known else None)
+            described.top_logprobs.append(_spell_top(token, token_bytes) if is_known else None)
             self.offset += len(self._decoder.decode(spelt))
         return described
 
 
-class CompletionFold:
-    """Adds up the events of all answers to all prompts. `echoes` is what each answer begins with."""
+def _spell_top(token: TokenInfo, token_bytes: TokenBytes) -> dict[str, float]:
+    """Log-probabilities by text; of tokens that read alike, as parts of characters do, the likeliest counts."""
+    spelt: dict[str, float] = {}
+    for other in (*possible(token.top), token.chosen):
+        text = token_bytes(other.token_id).decode("utf-8", "replace")
+        spelt[text] = max(other.logprob, spelt.get(text, other.logprob))
+    return spelt
 
-    def __init__(self, prompt_tokens: int, answers: int, echoes: Sequence[str], token_bytes: TokenBytes | None) -> None:
-        self._texts = [[echo] for echo in echoes]
-        self._tokens: list[list[TokenInfo]] = [[] for _ in echoes]
-        self._finishes: list[FinishReason | None] = [None] * len(echoes)
+
+class CompletionFold:
+    """Adds up the events of all `choices`, `answers` to each prompt."""
+
+    def __init__(self, prompt_tokens: int, answers: int, choices: int, token_bytes: TokenBytes | None) -> None:
+        self._texts: list[list[str]] = [[] for _ in range(choices)]
+        self._tokens: list[list[TokenInfo]] = [[] for _ in range(choices)]
+        self._finishes: list[FinishReason | None] = [None] * choices
         self._tally = Tally(prompt_tokens, answers)
         self._token_bytes = token_bytes
 
@@ -129,23 +136,15 @@ class CompletionChunks:
         *,
         prompt_tokens: int,
         answers: int,
-        echoes: Sequence[str],
         includes_usage: bool,
         token_bytes: TokenBytes | None,
     ) -> None:
         """`head` is what all chunks begin with: id, object, created, model, system_fingerprint."""
         self._head = {**head, "usage": None} if includes_usage else head
         self._tally = Tally(prompt_tokens, answers)
-        self._echoes = echoes
         self._includes_usage = includes_usage
         self._token_bytes = token_bytes
-        self._offsets = [TokenOffsets() for _ in echoes]
-
-    def start(self) -> Iterator[JsonObject]:
-        """The chunks of what is echoed."""
-        for index, echo in enumerate(self._echoes):
-            if echo:
-                yield self._make_chunk(index, echo)
+        self._offsets: defaultdict[int, TokenOffsets] = defaultdict(TokenOffsets)
 
     def push(self, event: Event) -> Iterator[JsonObject]:
         """The chunks of one event."""

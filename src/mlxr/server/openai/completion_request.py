@@ -8,8 +8,8 @@ from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import SamplingParams
-from mlxr.server.formats import ResponseFormat
 from mlxr.server.openai.fields import Answers, PenaltyFields, TokenId
+from mlxr.server.openai.formats import ResponseFormat, make_grammar
 from mlxr.service.prompt import Prompt
 from mlxr.service.requests import TextRequest
 
@@ -53,12 +53,12 @@ class CompletionRequest(PenaltyFields):
 
     def to_request(self, prompt: Prompt) -> TextRequest:
         """What the service is asked for one of the prompts; raises InvalidRequest naming the field."""
-        if self.echo and self.logprobs is not None:
-            raise InvalidRequest("logprobs", "cannot be had with echo: those of the prompt are not computed")
+        if self.echo and self.suffix and self.logprobs is not None:
+            raise InvalidRequest("logprobs", "cannot be had with echo and suffix: the model reads another prompt then")
         return TextRequest(
             prompt=prompt,
             params=self._make_params(),
-            grammar=self.make_grammar(self.response_format, "response_format"),
+            grammar=make_grammar(self.response_format, "response_format"),
             cache_prompt=self.cache_prompt is not False,
             priority=self.priority or 0,
             deadline_s=self.deadline_s,

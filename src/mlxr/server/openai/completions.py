@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,7 +24,7 @@ from mlxr.service.prompt import Prompt
 
 router = Router()
 # The service's names of what may be wrong, and ours.
-FIELDS: dict[str, str] = {}
+FIELDS = {"grammar": "response_format"}
 
 
 @router.post("/v1/completions", response_model=TextCompletion, responses=STREAMED)
@@ -35,23 +36,23 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
         wanted = [make_infill(lease.session.tokenizer, one, body.suffix) for one in wanted]
     head = Head.make("cmpl-", lease, body.model)
     token_bytes = token_bytes_if(body.logprobs is not None, lease)
+    if body.echo:
+        wanted = [replace(one, echo=_echo(lease, prompt)) for one, prompt in zip(wanted, body.prompts, strict=True)]
     with spell_fields(FIELDS):
         generations = await start_all(request, lease, [fill_text(one, lease.record, body) for one in wanted])
     prompt_tokens = sum(len(generation.prompt_ids) for generation in generations)
     answers = wanted[0].params.n
-    echoes = [_echo(lease, prompt) if body.echo else "" for prompt in body.prompts for _ in range(answers)]
     if body.stream:
         chunks = CompletionChunks(
             head.to_chunk("text_completion"),
             prompt_tokens=prompt_tokens,
             answers=answers,
-            echoes=echoes,
             includes_usage=body.includes_usage,
             token_bytes=token_bytes,
         )
         frames = _write_frames(generations, answers, chunks)
         return EventStream(request, frames, media_type=SSE, on_error=error_frame)
-    fold = CompletionFold(prompt_tokens, answers, echoes, token_bytes)
+    fold = CompletionFold(prompt_tokens, answers, len(wanted) * answers, token_bytes)
     for event in check_events(await until_disconnected(request, read_in_turn(generations, answers))):
         fold.add(event)
     return reply_json(fold.to_reply(head.id, head.created, head.model, head.fingerprint))
@@ -64,8 +65,6 @@ def _echo(lease: ModelLease, prompt: Prompt) -> str:
 async def _write_frames(
     generations: Sequence[Generation], answers: int, chunks: CompletionChunks
 ) -> AsyncGenerator[bytes, None]:
-    for chunk in chunks.start():
-        yield sse(chunk)
     async for frames in write_frames(merge(generations, answers), lambda event: map(sse, chunks.push(event))):
         yield frames
     yield b"".join([*map(sse, chunks.end()), DONE])
