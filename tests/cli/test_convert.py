@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from model_folder import make_folder
 
-from mlxr.cli.convert import find_layer
 from mlxr.cli.main import main
+from mlxr.conversion import find_layer
 from mlxr.core.settings import Settings
 from mlxr.formats import open_gguf
 from mlxr.formats.recipes import RECIPES

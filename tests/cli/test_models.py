@@ -85,6 +85,24 @@ def test_create(mlxr: Run, own_file: Path, tmp_path: Path) -> None:
         assert llm.detokenize(ids).endswith("system: Talk.\nuser: Hi\n")
 
 
+def test_create_quantises(mlxr: Run, refused: Run, folder: Path, tmp_path: Path, models_folder: Path) -> None:
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text(f"FROM {folder}\nSYSTEM Talk.\nPARAMETER num_predict 6")
+    mlxr("create", "small", "-f", modelfile, "--quantize", "q4_K_M")
+    record = json.loads(mlxr("show", "small", "--json"))["record"]
+    assert (record["quantization"], record["format"], record["is_owned"]) == ("Q4_K_M", "gguf", True)
+    assert record["options"] == {"num_predict": 6}
+    mlxr("convert", folder, tmp_path / "same.gguf", "--type", "q4_k_m")
+    expected = mlxr("run", tmp_path / "same.gguf", "the fox", "--system", "Talk.", "--max-tokens", 6)
+    assert mlxr("run", "small", "the fox") == expected
+    modelfile.write_text("FROM small")
+    assert "quantize: these weights are quantised already" in refused("create", "x", "-f", modelfile, "-q", "q8_0")
+    assert "quantize: cannot convert to 'q9'" in refused("create", "x", "-f", modelfile, "-q", "q9")
+    assert list_names(mlxr)[0] == "small:latest"
+    mlxr("rm", "small")
+    assert [*models_folder.glob("blobs/*"), *models_folder.glob("downloads/*")] == []
+
+
 def test_create_from_a_go_template(mlxr: Run, own_file: Path, tmp_path: Path) -> None:
     modelfile = tmp_path / "Modelfile"
     template = "{{ if .System }}<|system|>{{ .System }}{{ end }}<|user|>{{ .Prompt }}<|assistant|>{{ .Response }}"

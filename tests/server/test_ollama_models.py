@@ -13,7 +13,8 @@ import ollama
 import pytest
 from running_server import MakeServer, RunningServer, start_server, wait_until
 
-from mlxr.loading import ASSETS
+from mlxr.conversion import plan_tensors, write_model
+from mlxr.loading import ASSETS, open_source
 from mlxr.registry import Registry
 
 sys.path.append(str(Path(__file__).parents[1] / "registry"))
@@ -185,6 +186,27 @@ def test_upload_and_create(api: ollama.Client, http: httpx.Client, registry: Reg
     assert reply.response == expected
     api.delete("up")
     assert http.head(f"/api/blobs/{digest}").status_code == 404
+
+
+def test_create_quantises_an_upload(api: ollama.Client, registry: Registry, tmp_path: Path) -> None:
+    whole, small = tmp_path / "whole.gguf", tmp_path / "small.gguf"
+    for source, target, recipe in ((DRAFT, whole, "f16"), (whole, small, "q4_0")):
+        model = open_source(source)
+        with model.file:
+            write_model(model, plan_tensors(model, recipe), recipe, target)
+    digest = api.create_blob(whole)
+    lines = list(api.create("small", files={"whole.gguf": digest}, quantize="Q4_0", stream=True))
+    written = [line for line in lines if line.status == "quantizing model to Q4_0"]
+    assert written[-1].completed == written[-1].total
+    assert lines[-1].status == "success"
+    (file,) = registry.get("small").files
+    assert file.sha256 == hashlib.sha256(small.read_bytes()).hexdigest()
+    assert api.show("small").details.quantization_level == "Q4_0"  # type: ignore[union-attr]
+    with pytest.raises(ollama.ResponseError, match="quantised already"):
+        api.create("smaller", from_="small", quantize="q8_0")
+    api.delete("small")
+    registry.discard([digest])  # an upload may be used again for a day
+    assert list(registry.blobs.folder.iterdir()) == []
 
 
 def test_uploads_that_lie_leave_nothing(http: httpx.Client, registry: Registry) -> None:

@@ -117,14 +117,19 @@ def test_generate_refuses(client: httpx.Client, change: dict[str, object], start
         ("/api/copy", {"source": "demo", "destination": "demo-draft"}, 400, "NAME: demo-draft comes with mlxr"),
         ("/api/create", {"model": "x"}, 400, "from: give either"),
         ("/api/create", {"model": "x", "from": "demo", "adapters": {"a": "b"}}, 400, "adapters: is not supported"),
-        ("/api/create", {"model": "x", "from": "demo", "quantize": "q4_0"}, 400, "quantize: is not supported"),
+        (
+            "/api/create",
+            {"model": "x", "from": "demo", "quantize": "q4_0", "stream": False},
+            400,
+            "quantize: these weights are quantised already",
+        ),
         ("/api/create", {"model": "x", "from": "none", "stream": False}, 404, "model 'none' not found"),
         ("/api/create", {"model": "../x", "from": "demo", "stream": False}, 400, "NAME: '../x'"),
         (
             "/api/create",
-            {"model": "x", "from": "demo", "template": "{{ .Prompt }}", "stream": False},
+            {"model": "x", "from": "demo", "template": "{{ .Nonsense }}", "stream": False},
             400,
-            "template: is a Go",
+            "template: line 1 of the Go template: .Nonsense is not supported",
         ),
         ("/api/create", {"model": "x", "from": "demo", "parameters": {"a": 1}}, 400, "parameters.a: is not an option"),
         (

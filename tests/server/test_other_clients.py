@@ -59,6 +59,42 @@ def test_litellm_as_anthropic(litellm, server: str) -> None:  # type: ignore[no-
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
 
 
+def test_litellm_sends_its_own_messages_back(litellm, server: str) -> None:  # type: ignore[no-untyped-def]
+    common = {"model": "openai/demo", "api_base": f"{server}/v1", "api_key": "none", "max_tokens": 60}
+    asked = [{"role": "user", "content": "Rome?"}]
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    called = litellm.Message(
+        content=None,
+        tool_calls=[call],
+        reasoning_content="Rome, then.",
+        provider_specific_fields={"refusal": None},
+        thinking_blocks=[{"type": "thinking", "thinking": "Rome, then.", "signature": "s"}],
+    )
+    result = {"role": "tool", "tool_call_id": "c1", "name": "get_weather", "content": "sunny"}
+    for message in (called, called.model_dump(), called.model_dump(exclude_none=True)):
+        reply = litellm.completion(messages=[*asked, message, result], **common)
+        assert reply.choices[0].message.content
+
+
+def test_langchain_sends_its_own_messages_back(server: str) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_openai import ChatOpenAI
+
+    for is_response in (False, True):
+        chat = ChatOpenAI(
+            model="demo",
+            base_url=f"{server}/v1",
+            api_key="none",  # type: ignore[arg-type]
+            temperature=0,
+            max_retries=0,
+            use_responses_api=is_response,
+        )
+        asked = HumanMessage("Rome?", id="human-1")
+        called = chat.bind_tools([WEATHER], tool_choice="get_weather").invoke([asked])
+        result = ToolMessage("sunny", tool_call_id=called.tool_calls[0]["id"], name="get_weather")
+        assert chat.invoke([asked, called, result]).text
+
+
 def test_litellm_embeds(litellm, server: str) -> None:  # type: ignore[no-untyped-def]
     reply = litellm.embedding(
         model="openai/demo", input=["a", "b"], api_base=f"{server}/v1", api_key="none", encoding_format="float"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.server.activity import Activity
 from mlxr.server.errors import ClientGone, ServerError
 from mlxr.server.streaming import KEEP_ALIVE, NDJSON, SSE, EventStream, ndjson, sse, until_disconnected
 
@@ -24,6 +26,8 @@ class Connection:
         self.gone = asyncio.Event()
         self.breaks = False
         self.ended = False
+        self.scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": []}
+        self.row = Activity().open(self.scope, None, AsyncExitStack())
 
     async def receive(self) -> dict[str, Any]:
         await self.gone.wait()
@@ -36,7 +40,7 @@ class Connection:
         self.ended = message["type"] == "http.response.body" and not message["more_body"]
 
     def request(self) -> Request:
-        return Request({"type": "http", "method": "GET", "path": "/", "headers": []}, self.receive)
+        return Request(self.scope, self.receive)
 
 
 def run(
@@ -100,7 +104,10 @@ def test_an_error_is_the_last_frame() -> None:
         yield b"first"
         raise InvalidRequest("stop", "is wrong")
 
-    assert run(frames).sent[-2:] == [b"error 400 stop", b""]
+    connection = run(frames)
+    assert connection.sent[-2:] == [b"error 400 stop", b""]
+    assert connection.row.failure is not None
+    assert connection.row.failure.reason == "stop: is wrong"
 
 
 def test_an_unforeseen_error_is_logged_and_not_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import httpx
+import pytest
 
 ASK = [{"role": "user", "content": "Name a color."}]
 COLORS = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 1, "maxItems": 2, "uniqueItems": True}
@@ -56,3 +58,70 @@ def test_tools_and_a_format_go_together(client: httpx.Client) -> None:
     assert called_only.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "pick"
     message = post(client, "/api/chat", format=SCHEMA, tools=[TOOL]).json()["message"]
     assert message.get("tool_calls") or is_of_schema(message["content"])
+
+
+DIGITS = 'root ::= "<" [0-9]{3} ">"'
+TEXT_OF = {
+    "/v1/chat/completions": lambda reply: reply["choices"][0]["message"]["content"],
+    "/v1/completions": lambda reply: reply["choices"][0]["text"],
+    "/completion": lambda reply: reply["content"],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"grammar": DIGITS}, "<[0-9]{3}>"),
+        ({"grammar": 'start: "<" /[0-9]{3}/ ">"'}, "<[0-9]{3}>"),
+        ({"json_schema": SCHEMA}, r"(?s)\{.*colors.*\}"),
+        ({"guided_json": SCHEMA}, r"(?s)\{.*colors.*\}"),
+        ({"guided_json": json.dumps(SCHEMA)}, r"(?s)\{.*colors.*\}"),
+        ({"guided_regex": "(a|b){4}/"}, "(a|b){4}/"),
+        ({"guided_choice": ["a/b [x]", "c \\d+*", "na\u00efve \u2603"]}, r"a/b \[x\]|c \\d\+\*|na\u00efve \u2603"),
+        ({"guided_grammar": DIGITS}, "<[0-9]{3}>"),
+        ({"structured_outputs": {"regex": "x{3}"}}, "xxx"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
+        ({"structured_outputs": {"json": SCHEMA}}, r"(?s)\{.*colors.*\}"),
+        ({"structured_outputs": {"grammar": DIGITS, "disable_any_whitespace": True}}, "<[0-9]{3}>"),
+        ({"grammar": ""}, "(?s).*"),
+        ({"response_format": {"type": "grammar", "grammar": DIGITS}}, "<[0-9]{3}>"),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, r"(?s)\{.*colors.*\}"),
+        ({"json_schema": SCHEMA, "response_format": {"type": "text"}}, r"(?s)\{.*colors.*\}"),
+    ],
+    ids=str,
+)
+def test_fields_of_other_servers(client: httpx.Client, fields: dict[str, object], pattern: str) -> None:
+    for path, read in TEXT_OF.items():
+        if path == "/completion" and "response_format" in fields:
+            continue
+        body = {
+            "model": "demo",
+            "max_tokens": 400,
+            **({"messages": ASK} if "chat" in path else {"prompt": "x = "}),
+            **fields,
+        }
+        response = client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        assert re.fullmatch(pattern, read(response.json())), response.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"grammar": "root ::= x"}, "grammar: line 1: there is no rule 'x'"),
+        ({"guided_grammar": "root ::= ("}, "guided_grammar: line 1: '\\)' is missing"),
+        ({"guided_regex": "(a"}, "guided_regex: .*unclosed group"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"json_schema": {"type": "colour"}}, "json_schema: Invalid type: colour"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json: the schema is not JSON"),
+        ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex: cannot hold together with guided_json"),
+        ({"response_format": FORMAT, "grammar": DIGITS}, "grammar: cannot hold together with response_format"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named_as_the_client_calls_it(
+    client: httpx.Client, fields: dict[str, object], reason: str
+) -> None:
+    response = client.post("/v1/chat/completions", json={"model": "demo", "messages": ASK, **fields})
+    assert response.status_code == 400
+    assert re.match(reason, response.json()["error"]["message"]), response.text

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import re
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -256,7 +259,7 @@ def test_a_full_lexer_is_renewed(
 def test_a_grammar_that_outgrows_its_bounds_is_an_error(
     demo: Tokenizer, host: Context | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 12)
+    monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 30)
     compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING, host)
     constraint = compiler.compile(Grammar("regex", "([a-z]{1,300}[0-9]){1,100}"))
     with pytest.raises(GrammarError, match="too many states"):
@@ -275,10 +278,47 @@ def test_after_many_tokens_a_shared_grammar_is_compiled_anew(
 
 
 def test_old_grammars_are_forgotten(demo_compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_module, "MAX_COMPILED", 3)
+    demo_compiler.compile(Grammar("regex", "a{1}"))
+    monkeypatch.setattr(grammar_module, "MAX_COMPILED_BYTES", 3 * next(iter(demo_compiler._compiled.values())).nbytes)
     for number in range(5):
         demo_compiler.compile(Grammar("regex", f"a{{{number + 1}}}"))
     assert len(demo_compiler._compiled) == 3
+
+
+def test_large_grammars_take_bounded_memory(demo: Tokenizer, host: Context | None) -> None:
+    compiler = GrammarCompiler(demo, demo.eos_ids, demo.vocab_size + PADDING, host)
+    before = read_resident_bytes()
+    for number in range(12):
+        names = [f"value {index} of the list number {number}" for index in range(20_000)]
+        compiler.compile(Grammar("json_schema", json.dumps({"enum": names})))
+    assert len(compiler._compiled) < 12
+    assert read_resident_bytes() - before < 1.5 * grammar_module.MAX_COMPILED_BYTES
+
+
+def read_resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(10_000)}},
+        {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(2_500)}},
+    ],
+)
+def test_schemas_that_take_too_long_are_refused(demo_compiler: GrammarCompiler, schema: dict[str, object]) -> None:
+    start_s = time.process_time()
+    with pytest.raises(InvalidRequest, match=r"too many|too big|Too many"):
+        demo_compiler.compile(Grammar("json_schema", json.dumps(schema)))
+    assert time.process_time() - start_s < 10
+
+
+def test_large_schemas_that_people_write_work(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:
+    optional = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(500)}}
+    branches = [{"properties": {f"k{index}": {"type": "integer"}}, "required": [f"k{index}"]} for index in range(200)]
+    for schema in (optional, {"type": "object", "anyOf": branches}):
+        assert walk(demo_compiler.compile(Grammar("json_schema", json.dumps(schema))), demo, 1).startswith(b"{")
 
 
 def test_threads_share_a_compiler(demo: Tokenizer, demo_compiler: GrammarCompiler) -> None:

@@ -16,10 +16,11 @@ from mlxr.core.errors import MlxrError
 from mlxr.kernels.context import Context
 from mlxr.loading import LoadedModel, load
 from mlxr.service import grammar_functions
-from mlxr.service.grammar_functions import FunctionLibrary, find_functions, fits_struct
+from mlxr.service.grammar_functions import FunctionLibrary, Limits, find_functions, fits_struct
 from mlxr.service.grammar_library import ClassLibrary, open_library
 from mlxr.service.grammar_vocabulary import GrammarVocabulary
 
+LIMITS = Limits(lexer_states=1000, symbols=1000, step_items=1000)
 SOURCE = '{"grammars": [{"lark_grammar": "start: /[a-z]{3}/"}]}'
 
 
@@ -69,7 +70,7 @@ def test_without_its_functions_the_classes_serve(
     assert find_functions() is None
     library = open_library(vocabulary, demo.tokenizer.eos_ids, [], demo.ctx)
     mask = np.zeros(-(-demo.config.vocab_size // 32), np.uint32)
-    assert library.open_matcher(SOURCE, 1000).write_mask(mask)
+    assert library.open_matcher(SOURCE, LIMITS).write_mask(mask)
     assert mask.any()
 
 
@@ -111,7 +112,7 @@ def test_a_vocabulary_that_the_library_refuses_is_an_error(demo: LoadedModel, vo
 
 def test_matchers_keep_what_they_need(demo: LoadedModel, vocabulary: GrammarVocabulary) -> None:
     library = open_library(vocabulary, demo.tokenizer.eos_ids, [], demo.ctx)
-    matcher, there = library.open_matcher(SOURCE, 1000), weakref.ref(library)
+    matcher, there = library.open_matcher(SOURCE, LIMITS), weakref.ref(library)
     del library
     gc.collect()
     assert there() is not None

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mlxr.cli.flags import RegistrySettings
-from mlxr.cli.terminal import print_fields
+from mlxr.cli.terminal import print_fields, show_progress
 from mlxr.core.errors import InvalidRequest, NotFound
 from mlxr.registry import ModelRecord, Registry
 from mlxr.registry.modelfile import parse_modelfile
@@ -21,12 +21,21 @@ File = Annotated[
     typer.Option("--file", "-f", metavar="FILE", help="The Modelfile: FROM, PARAMETER, TEMPLATE, SYSTEM, ..."),
 ]
 
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        "--quantize", "-q", metavar="TYPE", help="Write the weights anew as a type of `mlxr convert`, such as q4_K_M."
+    ),
+]
 
-def create(name: Name, settings: RegistrySettings, file: File = Path("Modelfile")) -> None:
+
+def create(name: Name, settings: RegistrySettings, file: File = Path("Modelfile"), quantize: Quantize = None) -> None:
     """Make a model from another one by a Modelfile: a name or file after FROM, and what is set anew."""
     modelfile = parse_modelfile(_read(file))
     registry = open_registry(settings)
-    record = create_model(registry, name, _find_source(registry, modelfile.source, file.parent), modelfile.changes)
+    source = _find_source(registry, modelfile.source, file.parent)
+    with show_progress(f"quantising {modelfile.source}", counts_bytes=True) as progress:
+        record = create_model(registry, name, source, modelfile.changes, quantize=quantize, progress=progress)
     print_fields([("created", record.short_name), ("from", modelfile.source), ("id", record.digest[:12])])
 
 

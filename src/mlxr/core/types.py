@@ -62,13 +62,14 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like. `text` is the JSON schema, the regular expression or the Lark grammar.
+    """What an answer must look like. `text` is the JSON schema, the regular expression or the grammar in GBNF or Lark.
 
-    For `json_object` (any JSON object) `text` is empty.
+    For `json_object` (any JSON object) `text` is empty. `field` is what the caller calls it; errors name that.
     """
 
-    kind: Literal["json_object", "json_schema", "regex", "lark"]
+    kind: Literal["json_object", "json_schema", "regex", "lark", "gbnf"]
     text: str = ""
+    field: str = field(default="grammar", compare=False)
 
 
 def _check_count(name: str, value: int, low: int, high: int) -> None:

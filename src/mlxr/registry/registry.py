@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,8 +101,8 @@ class Registry:
     ) -> ModelRecord:
         """Make a model of blobs in the store: file name to digest. Raises NotFound for blobs that are not there."""
         model_name = ModelName.parse(name, "NAME")
-        files = {file_name: parse_digest(digest, f"files.{file_name}") for file_name, digest in files.items()}
-        path = self._bundles.make(files)
+        path = self.assemble(files)
+        files = {file_name: parse_digest(digest) for file_name, digest in files.items()}
         facts = self._inspect(path)
         stored = tuple(
             ModelFile(file_name, sha256, status.st_size, status.st_mtime_ns)
@@ -110,6 +111,24 @@ class Registry:
         )
         record = _make_record(str(model_name), path, facts, stored, is_owned=True)
         return self._put(_apply(replace(record, from_name=from_name), changes))
+
+    def assemble(self, files: Mapping[str, str]) -> Path:
+        """The file or folder that blobs make up (file name to digest); raises NotFound for blobs that are not there."""
+        return self._bundles.make(
+            {file_name: parse_digest(digest, f"files.{file_name}") for file_name, digest in files.items()}
+        )
+
+    def make_blob(self, write: Callable[[Path], object]) -> str:
+        """The digest of a new blob, which `write` writes as a file; nothing stays of one that fails."""
+        self.downloads.mkdir(parents=True, exist_ok=True)
+        path = self.downloads / f"made-{secrets.token_hex(8)}"
+        try:
+            write(path)
+            (made,) = hash_files([path])
+            self.blobs.adopt(path, made.sha256)
+        finally:
+            path.unlink(missing_ok=True)
+        return made.sha256
 
     def derive(self, name: str, source: ModelRecord, changes: Changes) -> ModelRecord:
         """Make a model of another one's files, with `changes`."""

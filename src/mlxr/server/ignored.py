@@ -28,9 +28,14 @@ MAX_LOOKS = 20_000  # parts of a body that are looked at
 def note_ignored(request: Request, names: Iterable[str]) -> None:
     """Let the response to `request` and the debug log name these fields; `names` may be hostile and many."""
     row = in_flight(request)
-    new = [name for name in dict.fromkeys(map(_spell, names)) if name not in row.ignored]
-    row.ignored.extend(new[: MAX_NAMES + 1 - len(row.ignored)])  # one too many says that there are more
-    if new:
+    known = len(row.ignored)
+    for name in dict.fromkeys(islice(names, MAX_LOOKS)):
+        if len(row.ignored) > MAX_NAMES:  # one too many says that there are more
+            break
+        spelt = _spell(name)
+        if spelt not in row.ignored:
+            row.ignored.append(spelt)
+    if len(row.ignored) > known:
         log_ignored(row, join_names(row.ignored))
 
 

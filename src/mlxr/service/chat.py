@@ -104,7 +104,7 @@ class Chat:
     def _make_rules(self, request: ChatRequest) -> Rules | None:
         tools = list_tools(request)
         if not tools:
-            return None if request.grammar is None else Rules(request.grammar, "grammar")
+            return None if request.grammar is None else Rules(request.grammar, request.grammar.field)
         is_free = request.tool_choice == "auto"
         answer = request.grammar if is_free else None
         chosen, relaxed = [], dict[str, None]()

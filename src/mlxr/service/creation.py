@@ -4,27 +4,88 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from mlxr.core.errors import InvalidRequest, TemplateError
+from mlxr.conversion import find_lossy, plan_tensors, write_model
+from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, TemplateError
+from mlxr.loading import Progress, open_source
 from mlxr.registry import Changes, ModelRecord, Registry
+from mlxr.registry.names import ModelName
 from mlxr.service.capabilities import find_capabilities
 from mlxr.templates.go_translation import looks_like_go, translate
 from mlxr.tokenizers import ChatTemplate
 
 
 def create_model(
-    registry: Registry, name: str, source: ModelRecord | Mapping[str, str], changes: Changes
+    registry: Registry,
+    name: str,
+    source: ModelRecord | Mapping[str, str],
+    changes: Changes,
+    *,
+    quantize: str | None = None,
+    progress: Progress | None = None,
 ) -> ModelRecord:
     """Make `name` of another model, or of blobs in the store (file name to digest), with `changes`.
 
-    Raises InvalidRequest, NotFound, and what the loader says of files that it cannot run.
+    With `quantize`, such as q4_K_M, its weights are written anew as that, into the store; `progress` gets bytes done
+    and in all. Raises InvalidRequest, NotFound, and what the loader says of files that it cannot run.
     """
+    ModelName.parse(name, "NAME")
     if changes.template is not None:
         template = read_template(changes.template)
         changes = replace(changes, template=template, capabilities=find_capabilities(template))
+    if quantize is not None:
+        return _create_quantized(registry, name, source, changes, quantize, progress)
     if isinstance(source, ModelRecord):
         return registry.derive(name, source, changes)
     return registry.add(name, source, changes)
+
+
+def _create_quantized(
+    registry: Registry,
+    name: str,
+    source: ModelRecord | Mapping[str, str],
+    changes: Changes,
+    type_name: str,
+    progress: Progress | None,
+) -> ModelRecord:
+    path = source.path if isinstance(source, ModelRecord) else registry.assemble(source)
+    digest = registry.make_blob(lambda out: _quantize(path, out, type_name, progress))
+    files = {"model.gguf": digest}
+    try:
+        if not isinstance(source, ModelRecord):
+            return registry.add(name, files, changes)
+        return registry.add(name, files, _inherit(source, changes), from_name=source.short_name)
+    except MlxrError:
+        registry.discard([digest])
+        raise
+
+
+def _quantize(path: Path, out: Path, type_name: str, progress: Progress | None) -> None:
+    """Write the model at `path` with the types of a recipe; raises InvalidRequest for one that is quantised already."""
+    model = open_source(path)
+    with model.file:
+        try:
+            tensors = plan_tensors(model, type_name)
+        except ModelError as error:
+            raise InvalidRequest("quantize", str(error)) from error
+        lossy = find_lossy(model, tensors)
+        if lossy:
+            reason = f"these weights are quantised already ({', '.join(lossy)}); `mlxr convert` would do it anyway"
+            raise InvalidRequest("quantize", reason)
+        write_model(model, tensors, type_name, out, progress)
+
+
+def _inherit(source: ModelRecord, changes: Changes) -> Changes:
+    """The changes, and for what they leave open that which was set on the model they are made to."""
+    return Changes(
+        template=source.template if changes.template is None else changes.template,
+        system=source.system if changes.system is None else changes.system,
+        parameters={**source.parameters, **(changes.parameters or {})},
+        messages=source.messages if changes.messages is None else changes.messages,
+        license=source.license if changes.license is None else changes.license,
+        capabilities=source.capabilities if changes.capabilities is None else changes.capabilities,
+    )
 
 
 def read_template(source: str) -> str:

@@ -11,11 +11,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 
+import numpy as np
 from llguidance import LLMatcher
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import Grammar
 from mlxr.engine.constraint import Mask
+from mlxr.service.gbnf import GbnfError, translate
+from mlxr.service.grammar_functions import Limits
 from mlxr.service.grammar_library import Library, Matcher, NativeHost, open_library
 from mlxr.service.grammar_vocabulary import GrammarVocabulary
 from mlxr.service.schema_check import enforce, summarize
@@ -23,7 +26,14 @@ from mlxr.service.schema_document import SchemaError
 from mlxr.service.tools.format import JSON_STYLE
 from mlxr.tokenizers import Tokenizer
 
-MAX_COMPILED = 64
+MAX_COMPILED_BYTES = 256 << 20  # of the grammars that are kept for later requests
+MAX_SOURCE_CHARACTERS = 4 << 20
+# A grammar takes some 40 bytes for each character of its source, and 1.5 kB for each of its symbols, of which there
+# can be one in four characters.
+_BYTES_PER_CHARACTER, _SYMBOL_BYTES_PER_CHARACTER, _SYMBOL_BYTES = 40, 400, 1500
+# A mask takes up to half a second where it meets the bound on items, and some milliseconds with 1,000 optional
+# properties; the library's own bounds would allow half a minute.
+MAX_SYMBOLS, MAX_STEP_ITEMS = 20_000, 10_000
 # A lexer gains states with every new text and keeps them. States take 1 to 2 kB.
 MAX_LEXER_STATES = 50_000
 MAX_SHARED_TOKENS = 4096  # accepted by all that share a lexer; then the next answer starts with a lexer of its own
@@ -47,7 +57,19 @@ class _Compiled:
 
     def open_matcher(self) -> Matcher:
         """In the first state, with a lexer of its own."""
-        return self._library.open_matcher(self._source, MAX_LEXER_STATES)
+        return self._library.open_matcher(self._source, Limits(MAX_LEXER_STATES, MAX_SYMBOLS, MAX_STEP_ITEMS))
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory it takes."""
+        characters = len(self._source)
+        symbols_bytes = min(characters * _SYMBOL_BYTES_PER_CHARACTER, MAX_SYMBOLS * _SYMBOL_BYTES)
+        return characters * _BYTES_PER_CHARACTER + symbols_bytes
+
+    def find_fault(self, mask_words: int) -> str:
+        """Why no answer can follow the grammar, "" if one can. The first mask is the one that takes longest."""
+        probe = self.first.fork()
+        return "" if probe.write_mask(np.zeros(mask_words, np.uint32)) else probe.read_error()
 
     @property
     def is_used_up(self) -> bool:
@@ -122,15 +144,20 @@ class GrammarCompiler:
             library = self._open_library(field)
             compiled = self._compiled.get((grammar, answer))
         if compiled is None or compiled.is_used_up:
+            if len(grammar.text) > MAX_SOURCE_CHARACTERS:
+                raise InvalidRequest(field, f"has {len(grammar.text)} characters, more than {MAX_SOURCE_CHARACTERS}")
             compiled = _Compiled(library, *_write_source(grammar, answer, field))
-            if reason := compiled.first.read_error():
+            if reason := compiled.find_fault(-(-self._vocabulary[2] // 32)):
                 raise InvalidRequest(field, summarize(reason))
         with self._lock:
             self._compiled[grammar, answer] = compiled
             self._compiled.move_to_end((grammar, answer))
-            if len(self._compiled) > MAX_COMPILED:
+            while len(self._compiled) > 1 and self._sum_bytes() > MAX_COMPILED_BYTES:
                 self._compiled.popitem(last=False)
         return GrammarConstraint(compiled, compiled.first.fork(), [])
+
+    def _sum_bytes(self) -> int:
+        return sum(compiled.nbytes for compiled in self._compiled.values())
 
     def _open_library(self, field: str) -> Library:
         """The library's idea of the vocabulary, made when it is first needed."""
@@ -160,7 +187,7 @@ def _write_source(grammar: Grammar, answer: Grammar | None, field: str) -> tuple
     part, relaxed = _write_part(grammar, _JSON_OPTIONS, field)
     parts = [part]
     if answer is not None:
-        part, relaxed = _write_part(answer, JSON_STYLE, field)
+        part, relaxed = _write_part(answer, JSON_STYLE, answer.field)
         parts.append({**part, "name": "answer"})
     return json.dumps({"grammars": parts}), relaxed
 
@@ -182,3 +209,10 @@ def _write_part(
             return source, ()
         case "lark":
             return {"lark_grammar": grammar.text}, ()
+        case "gbnf":
+            try:
+                return {"lark_grammar": translate(grammar.text)}, ()
+            except GbnfError as error:
+                raise InvalidRequest(field, str(error)) from None
+            except RecursionError:
+                raise InvalidRequest(field, "the grammar is nested too deeply") from None

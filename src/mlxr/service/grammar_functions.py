@@ -12,6 +12,7 @@ import functools
 import weakref
 from collections.abc import Collection
 from ctypes import c_bool, c_char_p, c_size_t, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import _lib
@@ -74,6 +75,15 @@ class _TokenizerInit(ctypes.Structure):
         ("tok_eos_extra", ctypes.POINTER(c_uint32)),
         ("tok_eos_extra_count", c_uint32),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one grammar may ask of the library: states of its lexer, symbols, items of the parser in one step."""
+
+    lexer_states: int
+    symbols: int
+    step_items: int
 
 
 @functools.cache
@@ -140,12 +150,13 @@ class FunctionLibrary:
         # The process's end needs no freeing, and would come too early for matchers that are still there.
         weakref.finalize(self, functions.llg_free_tokenizer, self._tokenizer).atexit = False
 
-    def open_matcher(self, source: str, max_lexer_states: int) -> Any:
+    def open_matcher(self, source: str, limits: Limits) -> Any:
         """See `grammar_library.Library`."""
         init = _MatcherInit()
         self._functions.llg_constraint_init_set_defaults(ctypes.byref(init), self._tokenizer)
         init.log_stderr_level = 0
-        init.limits.max_lexer_states = max_lexer_states
+        init.limits.max_lexer_states = limits.lexer_states
+        init.limits.max_grammar_size, init.limits.step_max_items = limits.symbols, limits.step_items
         init.limits.verbose_errors = False
         matcher = self._functions.llg_new_matcher(ctypes.byref(init), _KIND, source.encode())
         return self._module.GrammarMatcher(self._runtime, self, self._addresses, matcher, self._mask_words)

@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from mlxr.engine.constraint import Mask
-from mlxr.service.grammar_functions import FunctionLibrary, find_functions
+from mlxr.service.grammar_functions import FunctionLibrary, Limits, find_functions
 from mlxr.service.grammar_vocabulary import GrammarVocabulary
 
 
@@ -54,7 +54,7 @@ class Library(Protocol):
 
     shares_lexers: bool
 
-    def open_matcher(self, source: str, max_lexer_states: int) -> Matcher:
+    def open_matcher(self, source: str, limits: Limits) -> Matcher:
         """In the first state, with a lexer of its own; `read_error` says what is wrong with the grammar."""
         ...
 
@@ -79,10 +79,15 @@ class ClassLibrary:
         self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=sorted(eos_ids), slices=groups)
         self._mask_words = -(-len(vocabulary.tokens) // 32)
 
-    def open_matcher(self, source: str, max_lexer_states: int) -> ClassMatcher:
+    def open_matcher(self, source: str, limits: Limits) -> ClassMatcher:
         """See `Library`."""
-        limits = LLParserLimits(max_lexer_states=max_lexer_states, verbose_errors=False)
-        return ClassMatcher(LLMatcher(self._tokenizer, source, log_level=0, limits=limits), self._mask_words)
+        given = LLParserLimits(
+            max_lexer_states=limits.lexer_states,
+            max_grammar_size=limits.symbols,
+            step_max_items=limits.step_items,
+            verbose_errors=False,
+        )
+        return ClassMatcher(LLMatcher(self._tokenizer, source, log_level=0, limits=given), self._mask_words)
 
 
 class ClassMatcher:

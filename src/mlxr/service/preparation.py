@@ -127,7 +127,7 @@ class Preparation:
         else:
             prepared = self.prepare_tokens(*_fit(self.encode_prompt(request.prompt), request), echo=request.echo)
             if request.grammar is not None:
-                constraint = self._compile(Rules(request.grammar, "grammar"))
+                constraint = self._compile(Rules(request.grammar, request.grammar.field))
                 prepared = replace(prepared, constraint=constraint, relaxed=constraint.relaxed)
         return replace(
             prepared,

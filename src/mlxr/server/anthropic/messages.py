@@ -27,7 +27,6 @@ from mlxr.service.requests import ChatRequest
 
 router = Router(tags=["Anthropic"])
 FIELDS = {
-    "grammar": "output_config.format",
     "prompt": "messages",
     "stop": "stop_sequences",
     "think": "thinking",

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import read_params
-from mlxr.core.types import MAX_INT, Grammar, SamplingParams
+from mlxr.core.types import MAX_INT, SamplingParams
 from mlxr.server.anthropic.content import (
     BILLING,
     ForeignBlock,
@@ -19,7 +19,8 @@ from mlxr.server.anthropic.content import (
     list_blocks,
     read_messages,
 )
-from mlxr.server.json_models import JsonObject, RequestModel, Text, Unsupported, dump_json
+from mlxr.server.formats import make_schema_grammar
+from mlxr.server.json_models import JsonObject, RequestModel, Text, Unsupported
 from mlxr.server.parameter_fields import AnthropicParameters
 from mlxr.service.continuation import is_unfinished
 from mlxr.service.requests import ChatRequest, NamedTool, Tool, ToolChoice
@@ -128,9 +129,7 @@ class ConversationFields(RequestModel):
         tools = self._read_tools()
         choice = self._read_choice(tools)
         wanted = (self.output_config.format if self.output_config else None) or self.output_format
-        grammar = (
-            None if wanted is None else Grammar("json_schema", dump_json(wanted.json_schema, "output_config.format"))
-        )
+        grammar = make_schema_grammar(wanted.json_schema if wanted else None, "output_config.format")
         messages = read_messages(self.system, self.messages)
         return ChatRequest(
             messages=messages,

@@ -37,4 +37,4 @@ async def create_completion(request: Request, body: CompletionBody) -> Response:
     given, as_list = split_prompts(body.prompt, "prompt")
     lease = await borrow(request, body.model)
     prompts = await asyncio.to_thread(lambda: [read_prompt(lease.session, one, "prompt") for one in given])
-    return await answer(request, body, lease, prompts, as_list=as_list)
+    return await answer(request, body, lease, prompts, as_list=as_list, grammar=body.make_grammar())

@@ -16,6 +16,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_TOP_LOGPROBS, PARAMETERS, SamplingParams
 from mlxr.registry import ModelRecord
+from mlxr.server.formats import GrammarFields
 from mlxr.server.json_models import JsonObject, RequestModel
 from mlxr.server.openai.fields import Answers
 from mlxr.server.parameter_fields import LlamacppParameters
@@ -45,7 +46,7 @@ class Adapter(RequestModel):
     scale: float
 
 
-class CompletionFields(LlamacppParameters):
+class CompletionFields(GrammarFields, LlamacppParameters):
     """How tokens are chosen and what the reply holds. `n_predict` 0 only reads the prompt into the cache."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")

@@ -59,4 +59,4 @@ async def create_infill(request: Request, body: InfillBody) -> Response:
         prompt = await asyncio.to_thread(encode)
     except InvalidRequest as error:
         raise InvalidRequest("input_prefix", error.reason) from None
-    return await answer(request, body, lease, [prompt], ends=tokens.ends)
+    return await answer(request, body, lease, [prompt], grammar=body.make_grammar(), ends=tokens.ends)

@@ -72,7 +72,7 @@ async def answer(
     request: Request, body: AnswerRequest, lease: ModelLease, wanted: TextRequest | ChatRequest, render: Body
 ) -> Response:
     """Start the answer and send it, whole or piece by piece; `render` is what a piece has besides the common fields."""
-    names = {"grammar": "format", "logprobs": "top_logprobs", "max_tokens": "options.num_predict"}
+    names = {"logprobs": "top_logprobs", "max_tokens": "options.num_predict"}
     with spell_fields(names):
         generation = await start(request, lease, wanted)
     token_bytes = lease.session.tokenizer.token_bytes if body.logprobs else None

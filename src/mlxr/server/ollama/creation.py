@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
@@ -9,11 +10,13 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxr.core.errors import InvalidRequest
+from mlxr.core.errors import InvalidRequest, RequestFailed
 from mlxr.registry import Changes, ModelRecord, Registry
 from mlxr.registry.modelfile import ROLES
 from mlxr.registry.options import check_options
-from mlxr.server.json_models import ReplyModel, RequestModel, Text
+from mlxr.registry.record import Progress
+from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text
+from mlxr.server.ollama.lines import Lines
 from mlxr.server.ollama.options import Options
 from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, with_registry
 from mlxr.server.routes import Router, reply_json
@@ -49,8 +52,6 @@ class CreateBody(NamedRequest):
         """Raise InvalidRequest for what is not supported or missing."""
         if self.adapters:
             raise InvalidRequest("adapters", "is not supported")
-        if self.quantize:
-            raise InvalidRequest("quantize", "is not supported here; `mlxr convert --type` quantises a file")
         if (self.source is None) == (not self.files):
             raise InvalidRequest("from", "give either from, the name of a model, or files, uploaded as blobs")
         for index, message in enumerate(self.messages or []):
@@ -88,13 +89,19 @@ async def create(request: Request, body: CreateBody) -> Response:
     body.check()
     name, changes = body.wanted, body.changes
 
-    def make(registry: Registry) -> ModelRecord:
+    def make(registry: Registry, progress: Progress | None = None) -> ModelRecord:
         source = registry.get(body.source) if body.source is not None else body.files or {}
-        return create_model(registry, name, source, changes)
+        return create_model(registry, name, source, changes, quantize=body.quantize or None, progress=progress)
 
     async def write_frames() -> AsyncGenerator[bytes, None]:
         yield ndjson({"status": "parsing model"})
-        record = await with_registry(request, make)
+        lines = Lines()
+        task = asyncio.ensure_future(
+            with_registry(request, lambda registry: make(registry, _report_quantizing(lines, body.quantize or "")))
+        )
+        async for frame in lines.follow(task):
+            yield frame
+        record = task.result()
         request.app.state.pool.refresh()
         for file in record.files:
             yield ndjson({"status": f"using existing layer sha256:{file.sha256}"})
@@ -105,6 +112,18 @@ async def create(request: Request, body: CreateBody) -> Response:
     await with_registry(request, make)
     request.app.state.pool.refresh()
     return reply_json(StatusReply(status="success"))
+
+
+def _report_quantizing(lines: Lines, type_name: str) -> Progress:
+    """What a thread that quantises calls with bytes written and in all; it raises when nobody reads on."""
+
+    def report(done_bytes: int, total_bytes: int) -> None:
+        if lines.is_closed:
+            raise RequestFailed("cancelled", "the client is gone")
+        line: JsonObject = {"status": f"quantizing model to {type_name}", "total": total_bytes, "completed": done_bytes}
+        lines.report(line, is_piece=done_bytes < total_bytes)
+
+    return report
 
 
 @router.post("/api/copy", responses=ERRORS)

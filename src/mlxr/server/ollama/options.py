@@ -18,7 +18,8 @@ from mlxr.core.sampling import read_params
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.registry.options import BY_NAME, check_options
-from mlxr.server.json_models import JsonObject, dump_json
+from mlxr.server.formats import make_schema_grammar
+from mlxr.server.json_models import JsonObject
 from mlxr.service.window import Window
 
 logger = logging.getLogger(__name__)
@@ -74,10 +75,10 @@ def read_grammar(wanted: str | JsonObject | None) -> Grammar | None:
     if wanted is None or wanted == "":
         return None
     if isinstance(wanted, Mapping):
-        return Grammar("json_schema", dump_json(wanted, "format"))
+        return make_schema_grammar(wanted, "format")
     if wanted != "json":
         raise InvalidRequest("format", f'must be "json" or a JSON schema, got {wanted[:80]!r}')
-    return Grammar("json_object")
+    return Grammar("json_object", field="format")
 
 
 def read_keep_alive(wanted: float | str | None) -> float | None:

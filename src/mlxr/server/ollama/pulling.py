@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from threading import Event
-from time import monotonic
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,11 +14,11 @@ from mlxr.registry.pull import PullProgress
 from mlxr.registry.pull import pull as pull_model
 from mlxr.server.errors import ServerError
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
+from mlxr.server.ollama.lines import Lines
 from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, find_model
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
 
-REPORT_S = 0.1  # pieces of a file come quicker than anybody reads
 _STATUS = {"listing": "pulling manifest", "checking": "verifying sha256 digest", "adding": "writing manifest"}
 router = Router()
 
@@ -56,15 +55,12 @@ async def push(_: Request) -> Response:
 
 
 class Pulling:
-    """One pull, on a thread of its own. What happened since a line was written goes into the next one."""
+    """One pull, on a thread of its own."""
 
     def __init__(self, request: Request, name: str) -> None:
         self._request, self._name = request, name
-        self._loop = asyncio.get_running_loop()
         self._stop = Event()
-        self._lines: list[JsonObject] = []
-        self._news = asyncio.Event()
-        self._written_s = 0.0
+        self._lines = Lines()
 
     async def run(self) -> None:
         """Pull; returns when the model is there. When this is cancelled, the thread ends at the next bytes it gets."""
@@ -86,18 +82,9 @@ class Pulling:
 
     async def write_frames(self) -> AsyncGenerator[bytes, None]:
         """Lines of progress, and the last one: success."""
-        task = asyncio.ensure_future(self.run())
-        task.add_done_callback(lambda _: self._news.set())
-        try:
-            while not task.done():
-                await self._news.wait()
-                self._news.clear()
-                yield self._take_lines()
-            await task
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-        yield self._take_lines() + ndjson({"status": "success"})
+        async for frame in self._lines.follow(asyncio.ensure_future(self.run())):
+            yield frame
+        yield ndjson({"status": "success"})
 
     async def _is_here(self) -> bool:
         """Whether the name is that of a model which did not come from a hub, so that there is nothing to ask for."""
@@ -109,21 +96,9 @@ class Pulling:
             return False
         return True
 
-    def _take_lines(self) -> bytes:
-        lines, self._lines = self._lines, []
-        return b"".join(map(ndjson, lines))
-
     def _report(self, progress: PullProgress) -> None:
         """Called on the thread that pulls."""
-        is_piece = 0 < progress.done_bytes < progress.total_bytes
-        if is_piece and monotonic() - self._written_s < REPORT_S:
-            return
-        self._written_s = monotonic()
-        self._loop.call_soon_threadsafe(self._add_line, _describe(progress))
-
-    def _add_line(self, line: JsonObject) -> None:
-        self._lines.append(line)
-        self._news.set()
+        self._lines.report(_describe(progress), is_piece=0 < progress.done_bytes < progress.total_bytes)
 
 
 def _describe(progress: PullProgress) -> JsonObject:

@@ -20,7 +20,6 @@ from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnecte
 
 router = Router()
 FIELDS = {
-    "grammar": "response_format",
     "prompt": "messages",
     "think": "reasoning_effort",
 }  # the service's words for what may be wrong

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.server.formats import ResponseFormat
 from mlxr.server.json_models import JsonObject, RequestModel, Unsupported
 from mlxr.server.openai.chat_messages import ChatMessage, read_messages
 from mlxr.server.openai.fields import Effort, PenaltyFields
-from mlxr.server.openai.formats import ResponseFormat, make_grammar
 from mlxr.server.openai.tools import FunctionTool, Mode, ObjectChoice, read_offer
 from mlxr.service.continuation import is_unfinished
 from mlxr.service.prompt import Message
@@ -71,7 +71,7 @@ class ChatCompletionRequest(PenaltyFields):
             tools=offer.tools,
             tool_choice=offer.choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            grammar=make_grammar(self.response_format, "response_format"),
+            grammar=self.make_grammar(self.response_format, "response_format"),
             think=False if effort == "none" else effort,
             template_values=self.chat_template_kwargs or {},
             cache_prompt=self.cache_prompt is not False,

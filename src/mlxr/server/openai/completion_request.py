@@ -8,8 +8,8 @@ from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import SamplingParams
+from mlxr.server.formats import ResponseFormat
 from mlxr.server.openai.fields import Answers, PenaltyFields, TokenId
-from mlxr.server.openai.formats import ResponseFormat, make_grammar
 from mlxr.service.prompt import Prompt
 from mlxr.service.requests import TextRequest
 
@@ -58,7 +58,7 @@ class CompletionRequest(PenaltyFields):
         return TextRequest(
             prompt=prompt,
             params=self._make_params(),
-            grammar=make_grammar(self.response_format, "response_format"),
+            grammar=self.make_grammar(self.response_format, "response_format"),
             cache_prompt=self.cache_prompt is not False,
             priority=self.priority or 0,
             deadline_s=self.deadline_s,

@@ -24,7 +24,7 @@ from mlxr.service.prompt import Prompt
 
 router = Router()
 # The service's names of what may be wrong, and ours.
-FIELDS = {"grammar": "response_format"}
+FIELDS: dict[str, str] = {}
 
 
 @router.post("/v1/completions", response_model=TextCompletion, responses=STREAMED)

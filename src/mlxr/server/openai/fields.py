@@ -12,6 +12,7 @@ from pydantic import Field
 
 from mlxr.core.sampling import ALL_TOKENS, read_params
 from mlxr.core.types import MAX_ANSWERS, MAX_INT, SamplingParams
+from mlxr.server.formats import GrammarFields
 from mlxr.server.json_models import RequestModel
 from mlxr.server.parameter_fields import OpenAIParameters, ParameterFields
 
@@ -28,7 +29,7 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
-class SamplingFields(ParameterFields):
+class SamplingFields(GrammarFields, ParameterFields):
     """What all requests for an answer have besides the sampling parameters. All but `model` are additions."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")

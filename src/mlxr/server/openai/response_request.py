@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mlxr.server.formats import FlatFormat
 from mlxr.server.json_models import RequestModel, Unsupported
 from mlxr.server.openai.fields import Effort, SamplingFields
-from mlxr.server.openai.formats import FlatFormat, make_grammar
 from mlxr.server.openai.response_input import ForeignItem, InputItem, list_items, read_input
 from mlxr.server.openai.response_tools import (
     ResponseTool,
@@ -93,7 +93,7 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
             tools=offer.tools,
             tool_choice=offer.choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            grammar=make_grammar(self.text.format if self.text else None, "text.format"),
+            grammar=self.make_grammar(self.text.format if self.text else None, "text.format"),
             think=False if effort == "none" else effort,
             cache_prompt=self.cache_prompt is not False,
             priority=self.priority or 0,

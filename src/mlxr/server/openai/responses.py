@@ -32,7 +32,6 @@ from mlxr.service.requests import ChatRequest
 
 router = Router()
 FIELDS = {
-    "grammar": "text.format",
     "prompt": "input",
     "messages": "input",
     "max_tokens": "max_output_tokens",

@@ -1,0 +1,234 @@
+"""From GBNF to Lark. GBNF says which characters may follow each other, and leaves nothing to a lexer.
+
+The library's lexer takes the longest match and never goes back. So a part of the grammar becomes one terminal, which
+makes masks cheap, only where that changes nothing: where no character that may follow the part could also go on in it,
+or in another terminal. Where one could, the part is split, down to single characters if need be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mlxr.service.gbnf.automaton import Alphabet, Automaton, Effort, TooLarge, build, runs_into
+from mlxr.service.gbnf.nodes import Chars, Choice, Node, Ref, Repeat, Sequence, Token
+from mlxr.service.gbnf.parsing import parse
+
+
+def translate(text: str) -> str:
+    """The Lark grammar of the same texts; raises GbnfError, and RecursionError for what is nested too deeply."""
+    return _Translation(parse(text)).write()
+
+
+class _Translation:
+    """`_split` are the nodes that are no terminals; it grows until all others are safe."""
+
+    def __init__(self, rules: dict[str, Node]) -> None:
+        self._rules = {name: rules[name] for name in _reach(rules)}
+        nodes = [node for rule in self._rules.values() for node in _walk(rule)]
+        sets = [node for node in nodes if isinstance(node, Chars)]
+        self._alphabet = Alphabet(
+            sorted({edge for node in sets for low, high in node.ranges for edge in (low, high + 1)})
+        )
+        self._regular = self._find_regular()
+        self._starts: dict[str, tuple[bool, int]] = dict.fromkeys(self._rules, (False, 0))
+        while (found := {name: self._start(rule) for name, rule in self._rules.items()}) != self._starts:
+            self._starts = found
+        self._after: dict[Node, int] = dict.fromkeys(nodes, 0)
+        self._follow_all()
+        self._automata: dict[Node, Automaton] = {}
+        self._split = {node for node in nodes if not self._is_regular(node)}
+
+    def write(self) -> str:
+        """The grammar, once every terminal is safe."""
+        effort = Effort()
+        while True:
+            text, terminals = self._write_rules()
+            try:
+                unsafe = self._find_unsafe(terminals, effort)
+            except TooLarge:
+                unsafe = set(terminals)  # single characters are always right
+            unsafe = {node for node in unsafe if not isinstance(node, Chars)}
+            if not unsafe:
+                return text
+            self._split |= unsafe
+
+    def _find_regular(self) -> set[str]:
+        """The rules that do not come back to themselves, so that they could be written out."""
+        needs = {
+            name: [node for node in _walk(rule) if isinstance(node, Ref | Token)] for name, rule in self._rules.items()
+        }
+        found: set[str] = set()
+        while True:
+            more = {
+                name
+                for name, nodes in needs.items()
+                if name not in found and all(isinstance(node, Ref) and node.name in found for node in nodes)
+            }
+            if not more:
+                return found
+            found |= more
+
+    def _is_regular(self, node: Node) -> bool:
+        return all(
+            not isinstance(part, Token) and (not isinstance(part, Ref) or part.name in self._regular)
+            for part in _walk(node)
+        )
+
+    def _start(self, node: Node) -> tuple[bool, int]:
+        """Whether a node may be empty, and its first characters, as far as the rules are known."""
+        match node:
+            case Chars():
+                return False, self._alphabet.read(node)
+            case Token():
+                return False, 0
+            case Ref():
+                return self._starts[node.name]
+            case Repeat():
+                is_empty, first = self._start(node.part)
+                return is_empty or node.low == 0, first if node.high != 0 else 0
+            case Choice():
+                parts = [self._start(part) for part in node.parts]
+                first = 0
+                for _, mask in parts:
+                    first |= mask
+                return any(is_empty for is_empty, _ in parts), first
+            case Sequence():
+                first = 0
+                for part in node.parts:
+                    is_empty, mask = self._start(part)
+                    first |= mask
+                    if not is_empty:
+                        return False, first
+                return True, first
+
+    def _follow_all(self) -> None:
+        """Find what characters may come after each node."""
+        ends = dict.fromkeys(self._rules, 0)
+        while True:
+            before = dict(ends)
+            for name, rule in self._rules.items():
+                self._follow(rule, ends[name], ends)
+            if before == ends:
+                return
+
+    def _follow(self, node: Node, after: int, ends: dict[str, int]) -> None:
+        self._after[node] |= after
+        match node:
+            case Ref():
+                ends[node.name] |= after
+            case Repeat():
+                again = self._start(node.part)[1] if node.high != 1 else 0
+                self._follow(node.part, after | again, ends)
+            case Choice():
+                for part in node.parts:
+                    self._follow(part, after, ends)
+            case Sequence():
+                for part in reversed(node.parts):
+                    self._follow(part, after, ends)
+                    is_empty, first = self._start(part)
+                    after = first | (after if is_empty else 0)
+            case _:
+                pass
+
+    def _find_unsafe(self, terminals: list[Node], effort: Effort) -> set[Node]:
+        """The terminals that the lexer could read too far, or instead of others."""
+        unsafe: set[Node] = set()
+        for node in terminals:
+            if self._automata[node].find_extensions() & self._after[node]:
+                unsafe.add(node)
+        if unsafe:
+            return unsafe
+        for node in terminals:
+            for other in terminals:
+                one, two, after = self._automata[node], self._automata[other], self._after[node]
+                if other is not node and other not in unsafe and runs_into(one, two, after, effort):
+                    unsafe.add(other)
+        return unsafe
+
+    def _write_rules(self) -> tuple[str, list[Node]]:
+        """The Lark text, and the nodes that are terminals in it."""
+        names = {"root": "start"}
+        terminals: dict[Node, str] = {}
+        known: dict[str, str] = {}
+
+        def write(node: Node) -> str:
+            if node not in self._split and self._automate(node):
+                return name_terminal(node)
+            match node:
+                case Token():
+                    return node.text
+                case Ref():
+                    return names.setdefault(node.name, f"rule_{len(names)}")
+                case Sequence():
+                    return " ".join(map(write, node.parts)) or '""'
+                case Choice():
+                    return "(" + " | ".join(map(write, node.parts)) + ")"
+                case Repeat():
+                    return f"({write(node.part)}){_write_bounds(node)}"
+                case _:
+                    raise AssertionError("a set of characters is always a terminal")
+
+        def name_terminal(node: Node) -> str:
+            automaton = self._automata[node]
+            if not automaton.chars:
+                return '""'
+            regex = f"/{self._write_regex(node)}/" + (" & /(?s:.+)/" if automaton.is_nullable else "")
+            terminals[node] = known.setdefault(regex, f"T{len(known)}")
+            return terminals[node] + "?" * automaton.is_nullable
+
+        written: dict[str, str] = {}
+        while len(written) < len(names):
+            for name in list(names):
+                if name not in written:
+                    written[name] = write(self._rules[name])
+        lines = [f"{names[name]}: {text}" for name, text in written.items()]
+        lines += [f"{name}: {regex}" for regex, name in known.items()]
+        return "\n".join(lines) + "\n", list(terminals)
+
+    def _automate(self, node: Node) -> bool:
+        """Make the automaton of a node, unless it is too large."""
+        if node not in self._automata:
+            try:
+                self._automata[node] = build(node, self._rules, self._alphabet)
+            except TooLarge:
+                self._split.add(node)
+                return False
+        return True
+
+    def _write_regex(self, node: Node) -> str:
+        match node:
+            case Chars():
+                return "[" + "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in node.ranges) + "]"
+            case Sequence():
+                return "".join(map(self._write_regex, node.parts))
+            case Choice():
+                return "(?:" + "|".join(map(self._write_regex, node.parts)) + ")"
+            case Repeat():
+                return f"(?:{self._write_regex(node.part)}){_write_bounds(node)}"
+            case Ref():
+                return f"(?:{self._write_regex(self._rules[node.name])})"
+            case _:
+                raise AssertionError("a token is no terminal")
+
+
+def _write_bounds(node: Repeat) -> str:
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    return short.get((node.low, node.high), f"{{{node.low},{'' if node.high is None else node.high}}}")
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    """The node and all below it; what references stand for is not below."""
+    yield node
+    if isinstance(node, Repeat):
+        yield from _walk(node.part)
+    elif isinstance(node, Sequence | Choice):
+        for part in node.parts:
+            yield from _walk(part)
+
+
+def _reach(rules: dict[str, Node]) -> list[str]:
+    """The rules that the root needs."""
+    found = ["root"]
+    for name in found:
+        found += {node.name: None for node in _walk(rules[name]) if isinstance(node, Ref) and node.name not in found}
+    return found
