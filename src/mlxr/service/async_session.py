@@ -12,7 +12,6 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from mlxr.core.events import Event, Finish
@@ -23,6 +22,7 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import LoadedModel, ModelConfig
 from mlxr.service.opening import build_engine
 from mlxr.service.preparation import Preparation, Prepared
+from mlxr.service.preparing_threads import PreparingThreads
 from mlxr.service.prompt import Prompt
 from mlxr.service.requests import ChatRequest, TextRequest
 from mlxr.service.stats import SessionStats, collect_stats
@@ -31,7 +31,6 @@ from mlxr.tokenizers import ChatTemplate, Tokenizer
 logger = logging.getLogger(__name__)
 # Preparing longer requests takes long enough to be felt by others on the loop.
 INLINE_CHARACTERS = 4096
-PREPARING_THREADS = 4
 T = TypeVar("T")
 
 
@@ -59,7 +58,7 @@ class AsyncSession:
         self.context_tokens, self.room_tokens = engine.context_tokens, engine.room_tokens
         self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
         self._engine = AsyncEngine(engine)
-        self._threads = ThreadPoolExecutor(PREPARING_THREADS, "mlxr-prepare")
+        self._threads = PreparingThreads()
         self._preparation = Preparation(
             loaded.tokenizer,
             template or loaded.chat_template,
@@ -113,12 +112,13 @@ class AsyncSession:
         """The text of token ids, without control tokens."""
         return self._loaded.tokenizer.decode(token_ids)
 
-    async def run(self, work: Callable[..., T], *arguments: object) -> T:
+    async def run(self, work: Callable[..., T], *arguments: object, reads: object = None) -> T:
         """Do `work(*arguments)` on one of this model's own threads and return what it returns.
 
         What reads a prompt or renders a template belongs here: however long that takes, it holds up no other model.
+        `reads` is the request, or the texts, that it reads: much of that is done when nobody else wants the time.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        return await self._threads.run(work, *arguments, reads=reads)
 
     async def start(self, request: TextRequest | ChatRequest, *, client: str | None = None) -> AsyncStream:
         """Start the answers to a request. It is refused here and now, or its events follow.
@@ -128,7 +128,7 @@ class AsyncSession:
         Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
         """
         if _is_slow(request):
-            prepared = await self.run(self._preparation.prepare, request)
+            prepared = await self.run(self._preparation.prepare, request, reads=request)
         else:
             prepared = self._preparation.prepare(request)
         stream = AsyncStream(prepared)
@@ -166,7 +166,7 @@ class AsyncSession:
         Every stream gets its last events. May be called more than once.
         """
         await self._engine.stop(drain_s)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.stop()
         self._loaded.close()
 
 

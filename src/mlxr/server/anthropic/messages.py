@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -77,7 +76,8 @@ async def count_tokens(request: Request, body: CountRequest) -> Response:
     wanted = body.to_request()
     lease = await borrow(request, body.model)
     with spell_fields(FIELDS):
-        ids = await asyncio.to_thread(lease.session.encode_chat, _fit_model(lease, body, wanted))
+        fitting = _fit_model(lease, body, wanted)
+        ids = await lease.session.run(lease.session.encode_chat, fitting, reads=fitting)
     return reply_json(TokenCount(input_tokens=len(ids)))
 
 

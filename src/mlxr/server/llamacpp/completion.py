@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from pydantic import RootModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,5 +34,5 @@ async def create_completion(request: Request, body: CompletionBody) -> Response:
     body.check()
     given, as_list = split_prompts(body.prompt, "prompt")
     lease = await borrow(request, body.model)
-    prompts = await asyncio.to_thread(lambda: [read_prompt(lease.session, one, "prompt") for one in given])
+    prompts = await lease.session.run(lambda: [read_prompt(lease.session, one, "prompt") for one in given], reads=given)
     return await answer(request, body, lease, prompts, as_list=as_list, grammar=body.make_grammar())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
 import numpy as np
@@ -52,8 +51,8 @@ async def create_embedding(request: Request, body: EmbeddingBody) -> Response:
     texts, _ = split_prompts(given, field)
     lease = await borrow(request, body.model)
     session = lease.session
-    prompts = await asyncio.to_thread(
-        lambda: [session.encode_prompt(read_prompt(session, one, field)) for one in texts]
+    prompts = await session.run(
+        lambda: [session.encode_prompt(read_prompt(session, one, field)) for one in texts], reads=texts
     )
     vectors = await embed_all(request, lease, prompts, body.pooling or "mean")
     norm = 2 if body.embd_normalize is None else body.embd_normalize

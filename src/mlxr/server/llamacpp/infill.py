@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from starlette.requests import Request
@@ -56,7 +55,7 @@ async def create_infill(request: Request, body: InfillBody) -> Response:
         max_tokens=session.context_tokens - int(min(body.most_tokens, session.context_tokens // 4)),
     )
     try:
-        prompt = await asyncio.to_thread(encode)
+        prompt = await session.run(encode, reads=[body.input_prefix, body.input_suffix])
     except InvalidRequest as error:
         raise InvalidRequest("input_prefix", error.reason) from None
     return await answer(request, body, lease, [prompt], grammar=body.make_grammar(), ends=tokens.ends)

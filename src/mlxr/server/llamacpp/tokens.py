@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sized
 from functools import partial
 from typing import Annotated, TypeVar
@@ -18,9 +17,11 @@ from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_request import ChatCompletionRequest
 from mlxr.server.openai.route import fit_effort
 from mlxr.server.routes import Router
+from mlxr.service.async_session import AsyncSession
 
 router = Router()
 INLINE_LENGTH = 4096  # characters or tokens
+
 S = TypeVar("S", bound=Sized)
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Tokens:
         raise InvalidRequest("content", "is missing")
     encode = partial(session.encode_prompt, add_special=add_special, parse_special=body.parse_special is not False)
     with spell_fields({"prompt": "content"}):
-        ids = await beside_the_loop(encode, text)
+        ids = await beside_the_loop(session, encode, text)
     if not body.with_pieces:
         return Tokens(tokens=ids)
     return Tokens(tokens=[Piece(id=token, piece=_show(session.tokenizer.token_bytes(token))) for token in ids])
@@ -98,7 +99,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Content:
     size = lease.session.config.vocab_size
     if any(token >= size for token in body.tokens):
         raise InvalidRequest("tokens", f"the vocabulary has {size} tokens, got {max(body.tokens)}")
-    text = await beside_the_loop(lease.session.decode, body.tokens)
+    text = await beside_the_loop(lease.session, lease.session.decode, body.tokens)
     return Content(content=text, prompt=text)
 
 
@@ -108,12 +109,12 @@ async def apply_template(request: Request, body: ChatCompletionRequest) -> Rende
     lease = await borrow(request, body.model)
     wanted = fit_effort(request, lease, body.to_request(), "reasoning_effort")
     with spell_fields({"prompt": "messages", "think": "reasoning_effort"}):
-        return Rendered(prompt=await asyncio.to_thread(lease.session.render_chat, wanted))
+        return Rendered(prompt=await lease.session.run(lease.session.render_chat, wanted, reads=wanted))
 
 
-async def beside_the_loop(work: Callable[[S], T], given: S) -> T:
+async def beside_the_loop(session: AsyncSession, work: Callable[[S], T], given: S) -> T:
     """`work(given)`, on another thread where there is so much that other requests would feel it."""
-    return work(given) if len(given) <= INLINE_LENGTH else await asyncio.to_thread(work, given)
+    return work(given) if len(given) <= INLINE_LENGTH else await session.run(work, given, reads=given)
 
 
 def _show(piece: bytes) -> str | list[int]:

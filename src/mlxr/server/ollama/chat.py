@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Sequence
 
@@ -91,7 +90,7 @@ async def chat(request: Request, body: ChatBody) -> Response:
         window=make_window(lease.record, body.options, body.truncate, lease.session.room_tokens),
     )
     if body.truncate is not False:
-        wanted = await asyncio.to_thread(drop_oldest, lease.session, wanted)
+        wanted = await lease.session.run(drop_oldest, lease.session, wanted, reads=wanted)
     return await answer(request, body, lease, wanted, _render)
 
 

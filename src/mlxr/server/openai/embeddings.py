@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -70,7 +69,7 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     hidden = session.config.hidden
     if body.dimensions is not None and body.dimensions > hidden:
         raise InvalidRequest("dimensions", f"the model's vectors have {hidden} dimensions, got {body.dimensions}")
-    prompts = await asyncio.to_thread(_encode_all, session, split_prompts(body.input))
+    prompts = await session.run(_encode_all, session, split_prompts(body.input), reads=body.input)
     vectors = await embed_all(request, lease, prompts, body.pooling or "mean")
     scaled = [scale_vector(vector, body.dimensions) for vector in vectors]
     tokens = sum(len(ids) for ids in prompts)

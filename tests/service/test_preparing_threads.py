@@ -1,0 +1,40 @@
+"""Long preparations have threads of their own, which get only the time that nobody else wants."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+
+import pytest
+
+from mlxr.core.types import Grammar, SamplingParams
+from mlxr.service.preparing_threads import GRAMMAR_WEIGHT, LONG_CHARACTERS, PreparingThreads, weigh
+from mlxr.service.requests import ChatRequest, TextRequest, Tool
+
+
+def test_requests_weigh_what_has_to_be_read() -> None:
+    params, grammar = SamplingParams(), Grammar("regex", "a" * 10)
+    assert weigh(TextRequest("abc", params)) == 3
+    assert weigh(TextRequest([1, 2, 3], params, grammar=grammar)) == 10 * GRAMMAR_WEIGHT
+    messages = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}]
+    tool = Tool("t", parameters={"type": "object"})
+    assert weigh(ChatRequest(messages, params, tools=[tool])) == len("usertextabc") + GRAMMAR_WEIGHT * len("object")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux only")
+def test_long_work_gives_way() -> None:
+    def look() -> tuple[str, int]:
+        return threading.current_thread().name, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    async def run() -> None:
+        threads = PreparingThreads()
+        name, priority = await threads.run(look, reads="x" * LONG_CHARACTERS)
+        assert "long" not in name
+        long_name, long_priority = await threads.run(look, reads=["x" * LONG_CHARACTERS, "x"])
+        assert "long" in long_name
+        assert long_priority > priority or priority == 19
+        threads.stop()
+
+    asyncio.run(run())
