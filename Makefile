@@ -3,6 +3,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+CLIENTS := .venv-clients
+TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore tests/clients
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
 EXTRA := import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
@@ -15,7 +17,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lint format bench test-gpu test-real test-peers clean
+.PHONY: help run test lint format bench test-gpu test-real test-peers test-wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -23,8 +25,9 @@ help: ## list the targets
 run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
 	@$(BIN)/mlxr run "$(PROMPT)"
 
-test: $(VENV)/.dev ## all tests that need no peer engine
+test: $(VENV)/.dev $(CLIENTS)/.installed ## all tests that need no peer engine
 	@$(BIN)/python -m pytest -n 2
+	@$(TEST_CLIENTS)
 
 lint: $(VENV)/.dev ## ruff, ruff format, mypy --strict, clang-format
 	@$(BIN)/ruff check $(CHECKED)
@@ -44,17 +47,21 @@ bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed 
 test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 tests/gpu tests/cli/test_mlx_folder.py
 
-test-real: $(VENV)/.dev ## answers of real models (MLXR_REAL_MODELS=folder with the GGUF files that tests/real_models names)
+test-real: $(VENV)/.dev $(CLIENTS)/.installed ## answers of real models (MLXR_REAL_MODELS=folder with the GGUF files that tests/real_models names)
 	@$(BIN)/python -m pytest -rs tests/real_models
+	@$(TEST_CLIENTS) -rs --real
 
 test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while)
 	@$(PEERS)/bin/python -m pytest tests/peers
 
+test-wheel: $(VENV)/.dev $(CLIENTS)/.installed ## build the sdist and the wheel, and use the wheel alone in a clean environment
+	@$(BIN)/python -m pytest tests/wheel
+
 clean: ## remove everything that was built
-	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests tools bench examples -name __pycache__ -prune -exec rm -rf {} +
 
-$(VENV)/bin/python $(PEERS)/bin/python:
+$(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python:
 	@test -n "$(PYTHON)" || { echo "mlxr needs Python 3.11 or newer with venv: install python3 and python3-venv (3.11+), then run make again." >&2; exit 1; }
 	@command -v "$${CXX:-c++}" >/dev/null 2>&1 || { echo "mlxr needs a C++20 compiler: install g++ or clang++ (Debian: apt install g++; macOS: xcode-select --install), then run make again." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys, sysconfig, pathlib; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || { echo "mlxr needs the C headers of $(PYTHON): install python3-dev (Debian, Ubuntu) or python3-devel (Fedora), then run make again." >&2; exit 1; }
@@ -75,4 +82,10 @@ $(VENV)/.dev: $(VENV)/.installed
 	@$(BIN)/python -c '$(EXTRA)' dev >$(VENV)/extra.txt && $(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt
 	@$(BIN)/python -c 'import mlx.core' 2>/dev/null || { $(BIN)/python -c '$(EXTRA)' mlx-cpu >$(VENV)/extra.txt && \
 		$(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt; } || echo "without mlx the tests of the GPU kernels are skipped" >&2
+	@touch $@
+
+# Client libraries live apart: what they pin is not what an installation of mlxr gets.
+$(CLIENTS)/.installed: $(CLIENTS)/bin/python pyproject.toml
+	@echo "installing the client libraries (a minute or two) ..."
+	@$(CLIENTS)/bin/python -c '$(EXTRA)' clients >$(CLIENTS)/extra.txt && $(CLIENTS)/$(PIP_INSTALL) -r $(CLIENTS)/extra.txt
 	@touch $@

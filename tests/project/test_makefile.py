@@ -46,7 +46,9 @@ def test_what_is_missing_is_said_in_one_line(
     assert not (checkout / ".venv").exists()
 
 
-@pytest.mark.parametrize("target", ["run", "test", "lint", "bench", "test-gpu", "test-real", "test-peers", "clean"])
+@pytest.mark.parametrize(
+    "target", ["run", "test", "lint", "bench", "test-gpu", "test-real", "test-peers", "test-wheel", "clean"]
+)
 def test_help_lists_the_target(target: str) -> None:
     listing = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert target in [line.split()[0] for line in listing.splitlines()]

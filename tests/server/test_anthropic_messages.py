@@ -265,6 +265,26 @@ def test_max_tokens_must_be_there(server: str) -> None:
     assert refused.json()["error"]["message"].startswith("max_tokens:")
 
 
+def test_threads_are_refused_in_the_words_that_clients_fall_back_upon(server: str, ai: anthropic.Anthropic) -> None:
+    body = {"model": "demo", "max_tokens": 8, "messages": QUESTION, "thread": {"type": "create"}}
+    refused = httpx.post(f"{server}/v1/messages", json=body).json()["error"]
+    assert refused["message"].startswith("thread:")
+    assert refused["details"] == {"error_code": "thread_unsupported_request"}
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        asked.append(city)
+        return "sunny"
+
+    forced = {"type": "tool", "name": "get_weather"}
+    common = {"model": "demo", "max_tokens": 60, "messages": QUESTION, "max_iterations": 2}
+    runner = ai.beta.messages.tool_runner(**common, tools=[get_weather], tool_choice=forced)  # type: ignore[call-overload]
+    assert [reply.stop_reason for reply in runner] == ["tool_use", "tool_use"]
+    assert len(asked) == 2
+
+
 def test_an_unknown_model_is_not_found(ai: anthropic.Anthropic) -> None:
     for call in (lambda: ask(ai, model="no-such"), lambda: stream(ai, model="no-such")):
         with pytest.raises(anthropic.NotFoundError) as refused:

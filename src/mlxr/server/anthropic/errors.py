@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from mlxr.server.errors import ServerError
-from mlxr.server.json_models import JsonObject, ReplyModel
+from mlxr.server.json_models import JsonObject, ReplyModel, optional
 
 ErrorType = Literal[
     "invalid_request_error",
@@ -30,10 +30,11 @@ _TYPES: dict[int, ErrorType] = {
 
 
 class ErrorDetail(ReplyModel):
-    """What went wrong; the message begins with the field at fault."""
+    """What went wrong; the message begins with the field at fault. `details` holds a code that clients act upon."""
 
     type: ErrorType
     message: str
+    details: JsonObject | None = optional()
 
 
 class ErrorReply(ReplyModel):
@@ -54,7 +55,8 @@ def render_error(error: ServerError, request_id: str) -> JsonObject:
         message = f"prompt is too long: {error.counts['n_prompt_tokens']} tokens > {error.counts['n_ctx']} maximum"
     if error.field is not None and not message.startswith(error.field):
         message = f"{error.field}: {message}"
-    detail = ErrorDetail(type=name_type(error.status), message=message)
+    details: JsonObject | None = {"error_code": "thread_unsupported_request"} if error.field == "thread" else None
+    detail = ErrorDetail(type=name_type(error.status), message=message, details=details)
     return ErrorReply(error=detail, request_id=request_id).model_dump()
 
 

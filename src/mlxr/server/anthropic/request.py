@@ -123,6 +123,7 @@ class ConversationFields(RequestModel):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(None, description="The older place of output_config.format.")
     mcp_servers: Unsupported = None
+    thread: Unsupported = None  # a conversation that the service keeps; clients send it whole once this is refused
 
     def make_request(self, params: SamplingParams) -> ChatRequest:
         """What the service is asked; raises InvalidRequest naming the field."""

@@ -1,0 +1,65 @@
+"""Client libraries against a running server. They live in an environment of their own, without mlxr.
+
+`mlxr serve` is started from `MLXR_COMMAND`, by default the one of `.venv`. The model is the demo; with `--real` it is
+Qwen2.5 Coder 0.5B out of the folder that `MLXR_REAL_MODELS` names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Served
+
+ROOT = Path(__file__).parents[2]
+COMMAND = os.environ.get("MLXR_COMMAND", str(ROOT / ".venv" / "bin" / "mlxr"))
+REAL = "qwen2.5-coder-0.5b"
+WAIT_S = 60
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--real", action="store_true", help=f"serve {REAL} from MLXR_REAL_MODELS instead of the demo")
+
+
+@pytest.fixture(scope="session")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for all tests of the session."""
+    is_real = bool(request.config.getoption("--real"))
+    arguments = [str(find_real_model())] if is_real else []
+    home = tmp_path_factory.mktemp("home")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
+    own = {"HOME": str(home), "MLXR_MODELS_FOLDER": str(home / "models"), "MLXR_ARENA_BYTES": "256M"}
+    command = [COMMAND, "serve", *arguments, "--port", "0", "--log-level", "warning"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=inherited | own)
+    try:
+        yield Served(read_address(process), REAL if is_real else "demo", is_real)
+    finally:
+        process.terminate()
+        process.communicate(timeout=WAIT_S)
+
+
+def find_real_model() -> Path:
+    folder = os.environ.get("MLXR_REAL_MODELS")
+    if not folder:
+        pytest.skip(f"MLXR_REAL_MODELS is not set: it names the folder with {REAL}.gguf")
+    path = Path(folder).expanduser() / f"{REAL}.gguf"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there, which MLXR_REAL_MODELS promises")
+    return path
+
+
+def read_address(process: subprocess.Popen[str]) -> str:
+    """Where the server listens, read from what it prints until it is ready."""
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("ready"):
+            found = re.search(r"http://127\.0\.0\.1:\d+", "".join(lines))
+            assert found, lines
+            return found[0]
+    raise AssertionError(f"the server does not start: {lines}")

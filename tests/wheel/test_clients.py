@@ -1,0 +1,21 @@
+"""The client libraries, from their own environment, against the server of the environment that has only the wheel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from conftest import ROOT, Installed
+
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+
+
+@pytest.mark.timeout(600)
+def test_clients(installed: Installed) -> None:
+    assert PYTHON.exists(), "make test-wheel installs the client libraries in .venv-clients"
+    command = [PYTHON, "-m", "pytest", "--confcutdir=tests/clients", "-W", "ignore", "tests/clients"]
+    without_compiler = {**os.environ, "PATH": str(installed.bin), "MLXR_COMMAND": str(installed.bin / "mlxr")}
+    run = subprocess.run(command, cwd=ROOT, env=without_compiler, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
