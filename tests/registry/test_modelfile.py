@@ -14,7 +14,7 @@ from paper_models import make_model, paper_registry
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry import Changes, Registry
 from mlxr.registry.modelfile import Modelfile, parse_modelfile, write_modelfile
-from mlxr.registry.options import OPTIONS, check_options, read_parameter
+from mlxr.registry.options import OPTIONS, check_options, find_idle, read_parameter
 
 TEXT = '''
 # a comment
@@ -118,6 +118,8 @@ def test_options() -> None:
         "top_k": 3,
         "typical_p": 1,
     }
+    assert check_options({"warmth": 1}) == {}
+    assert find_idle({"warmth": 1, "num_gpu": 3, "top_k": 2, "numa": None}) == ["warmth", "num_gpu"]
     assert read_parameter("use_mmap", "True") is True
     assert len({option.name for option in OPTIONS}) == len(OPTIONS)
     for name, value in (
@@ -129,7 +131,6 @@ def test_options() -> None:
         ("stop", [1]),
         ("stop", ["x"] * 65),
         ("numa", 1),
-        ("warmth", 1),
         ("typical_p", 0.9),
     ):
         with pytest.raises(InvalidRequest) as caught:

@@ -52,15 +52,25 @@ BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
 
 
 def check_options(options: Mapping[str, object], field: str = "options") -> dict[str, object]:
-    """The options with values of their kinds; nulls count as not given. Raises InvalidRequest naming the option."""
+    """The options with values of their kinds, without those that are null and those that nobody knows (`find_idle`).
+
+    Raises InvalidRequest naming the option whose value is wrong.
+    """
     checked: dict[str, object] = {}
     for name, value in options.items():
         option = BY_NAME.get(name)
-        if option is None:
-            raise InvalidRequest(f"{field}.{name[:80]}", f"is not an option; there are {', '.join(BY_NAME)}")
-        if value is not None:
+        if option is not None and value is not None:
             checked[name] = _check(option, value, f"{field}.{name}")
     return checked
+
+
+def find_idle(options: Mapping[str, object]) -> list[str]:
+    """Those of the options given that have no effect here: the machine's, and those that nobody knows."""
+    return [name for name, value in options.items() if value is not None and not _has_effect(name)]
+
+
+def _has_effect(name: str) -> bool:
+    return name in BY_NAME and BY_NAME[name].has_effect
 
 
 def read_parameter(name: str, text: str) -> object:

@@ -12,7 +12,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import JsonObject, RequestModel, Text
 from mlxr.server.ollama.answering import AnswerRequest, answer, check_think, load_only
-from mlxr.server.ollama.options import make_params, make_window, read_grammar, read_keep_alive
+from mlxr.server.ollama.options import make_params, make_window, note_options, read_grammar, read_keep_alive
 from mlxr.server.ollama.reply import ChatReply, Part, Parts
 from mlxr.server.ollama.route import STREAMED
 from mlxr.server.routes import Router
@@ -75,6 +75,7 @@ class ChatBody(AnswerRequest):
 async def chat(request: Request, body: ChatBody) -> Response:
     """Answer a conversation; without messages only load or unload the model."""
     body.check()
+    note_options(request, body.options)
     messages = list_messages(body.messages or [])
     if not messages:
         return await load_only(request, body, {"message": {"role": "assistant", "content": ""}})

@@ -17,7 +17,7 @@ from mlxr.registry.options import check_options
 from mlxr.registry.record import Progress
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text
 from mlxr.server.ollama.lines import Lines
-from mlxr.server.ollama.options import Options
+from mlxr.server.ollama.options import Options, note_options
 from mlxr.server.ollama.route import ERRORS, STREAMED, NamedRequest, error_frame, with_registry
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import NDJSON, EventStream, ndjson, until_disconnected
@@ -87,6 +87,7 @@ class StatusReply(ReplyModel):
 async def create(request: Request, body: CreateBody) -> Response:
     """Make a model. What is wrong with the request is told at once, what is wrong with the files in the last line."""
     body.check()
+    note_options(request, body.parameters, "parameters")
     name, changes = body.wanted, body.changes
 
     def make(registry: Registry, progress: Progress | None = None) -> ModelRecord:

@@ -15,7 +15,7 @@ from mlxr.server.activity import in_flight
 from mlxr.server.embedding import embed_all
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import ReplyModel, RequestModel, Text
-from mlxr.server.ollama.options import KeepAlive, Options, read_keep_alive
+from mlxr.server.ollama.options import KeepAlive, Options, note_options, read_keep_alive
 from mlxr.server.ollama.reply import to_ns
 from mlxr.server.ollama.route import ERRORS
 from mlxr.server.routes import Router, reply_json
@@ -66,6 +66,7 @@ class EmbeddingsReply(ReplyModel):
 async def embed(request: Request, body: EmbedBody) -> Response:
     """Vectors of texts: the mean over the hidden states of their tokens. Without any text only load the model."""
     check_options(body.options or {})
+    note_options(request, body.options)
     texts = [body.input] if isinstance(body.input, str) else body.input
     texts = [] if texts == [""] else texts
     lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
@@ -89,6 +90,7 @@ async def embed(request: Request, body: EmbedBody) -> Response:
 async def embeddings(request: Request, body: EmbeddingsBody) -> Response:
     """The vector of one text, not scaled."""
     check_options(body.options or {})
+    note_options(request, body.options)
     lease = await borrow(request, body.model, keep_alive_s=read_keep_alive(body.keep_alive), exact=True)
     prompts = [_encode(lease, body.prompt, "prompt", True)] if body.prompt else []
     vectors = await embed_all(request, lease, prompts, "mean")

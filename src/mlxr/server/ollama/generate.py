@@ -13,7 +13,7 @@ from mlxr.server.generation import borrow
 from mlxr.server.json_models import JsonObject
 from mlxr.server.naming import spell_fields
 from mlxr.server.ollama.answering import AnswerRequest, answer, check_think, load_only
-from mlxr.server.ollama.options import make_params, make_window, read_grammar, read_keep_alive
+from mlxr.server.ollama.options import make_params, make_window, note_options, read_grammar, read_keep_alive
 from mlxr.server.ollama.reply import GenerateReply, Part, Parts
 from mlxr.server.ollama.route import STREAMED
 from mlxr.server.routes import Router
@@ -53,6 +53,7 @@ class GenerateBody(AnswerRequest):
 async def generate(request: Request, body: GenerateBody) -> Response:
     """Answer one prompt; without a prompt only load or unload the model."""
     body.check()
+    note_options(request, body.options)
     if not body.prompt and not body.suffix:
         return await load_only(request, body, {"response": ""})
     grammar = read_grammar(body.format)

@@ -12,7 +12,7 @@ from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.registry.options import check_options
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
-from mlxr.server.ollama.options import Options
+from mlxr.server.ollama.options import Options, note_options
 from mlxr.server.ollama.route import ERRORS, NamedRequest, find_model, format_time
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.catalogue import read_metadata
@@ -140,6 +140,7 @@ async def ps(request: Request) -> Response:
 @router.post("/api/show", response_model=ShowReply, responses=ERRORS)
 async def show(request: Request, body: ShowBody) -> Response:
     """All about one model; `system`, `template` and `options` are shown as if they were the model's."""
+    note_options(request, body.options)
     record = await find_model(request, body.wanted)
     metadata, tensors = await asyncio.to_thread(read_metadata, record.path, with_arrays=bool(body.verbose))
     options = {**record.parameters, **check_options(body.options or {})}

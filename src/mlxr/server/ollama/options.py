@@ -5,24 +5,24 @@ Defaults: https://github.com/ollama/ollama/blob/main/docs/modelfile.md, api/type
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
+from starlette.requests import Request
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import read_params
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.registry import ModelRecord
-from mlxr.registry.options import BY_NAME, check_options
+from mlxr.registry.options import BY_NAME, check_options, find_idle
 from mlxr.server.formats import make_schema_grammar
+from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject
 from mlxr.service.window import Window
 
-logger = logging.getLogger(__name__)
 KeepAlive = Annotated[
     float | str | None, Field(description="Seconds, or a duration such as 5m; 0: unload after use, negative: for ever.")
 ]
@@ -41,6 +41,11 @@ _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1
 _PART = re.compile(r"([0-9.]+)(ns|us|µs|μs|ms|s|m|h)")
 
 
+def note_options(request: Request, options: Mapping[str, object] | None, field: str = "options") -> None:
+    """Let the response name the options that have no effect here."""
+    note_ignored(request, (f"{field}.{name}" for name in find_idle(options or {})))
+
+
 def make_params(
     record: ModelRecord, options: Mapping[str, object] | None, *, logprobs: bool | None, top_logprobs: int | None
 ) -> SamplingParams:
@@ -49,9 +54,6 @@ def make_params(
     Raises InvalidRequest naming the option.
     """
     given = check_options(options or {})
-    without_effect = sorted(name for name in given if not BY_NAME[name].has_effect)
-    if without_effect:
-        logger.debug("options without effect: %s", ", ".join(without_effect))
     fields = read_params(_DEFAULTS, record.parameters, given, prefix="options.")
     return SamplingParams(**fields, logprobs=_count_logprobs(logprobs, top_logprobs))
 
