@@ -233,6 +233,7 @@ def test_calls_of_codex_tools() -> None:
     tools = [
         {"type": "custom", "name": "patch"},
         {"type": "local_shell"},
+        {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": {}},
         {"type": "namespace", "name": "docs", "tools": [{"type": "function", "name": "find"}]},
     ]
     called = [
@@ -241,10 +242,12 @@ def test_calls_of_codex_tools() -> None:
         ToolCallDelta(0, 'Begin\\n"}'),
         ToolCallDelta(1, '{"command": ["ls"], "timeout_ms": 5}', "call_b", "local_shell"),
         ToolCallDelta(2, "{}", "call_c", "docs__find"),
+        ToolCallDelta(3, '{"query": "x"}', "call_d", "tool_search"),
         finish(FinishReason.TOOL_CALLS),
     ]
     events, reply = respond(called, tools=tools)
-    patch, shell, find = reply.output
+    patch, shell, find, search = reply.output
+    assert (search.type, search.execution, search.arguments) == ("tool_search_call", "client", {"query": "x"})  # type: ignore[union-attr]
     assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "*** Begin\n")  # type: ignore[union-attr]
     assert (shell.type, shell.call_id, shell.action.command) == ("local_shell_call", "call_b", ["ls"])  # type: ignore[union-attr]
     assert (find.type, find.name, find.namespace) == ("function_call", "find", "docs")  # type: ignore[union-attr]
@@ -259,6 +262,8 @@ def test_calls_of_codex_tools() -> None:
         "output_item.added",
         "function_call_arguments.delta",
         "function_call_arguments.done",
+        "output_item.done",
+        "output_item.added",
         "output_item.done",
     ]
 

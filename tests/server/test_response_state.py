@@ -33,6 +33,7 @@ DOCS = {"type": "namespace", "name": "mcp__docs", "description": "Docs.", "tools
 SHELL = {"type": "local_shell"}
 SEARCH = {"type": "web_search", "external_web_access": False}
 FIND = {"type": "tool_search", "execution": "client", "description": "", "parameters": {}}
+FOUND = {"type": "namespace", "name": "mcp__mail", "description": "", "tools": [{**PLAN, "name": "send"}]}
 CODEX = {
     "model": "gpt-5-codex",
     "instructions": "You are a coding agent.",
@@ -62,6 +63,9 @@ HISTORY: list[dict[str, Any]] = [
         "action": {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": None},
     },
     {"type": "function_call_output", "call_id": "c3", "output": "a.py"},
+    {"type": "tool_search_call", "call_id": "c4", "status": "completed", "execution": "client", "arguments": {"q": 1}},
+    {"type": "tool_search_output", "call_id": "c4", "status": "completed", "execution": "client", "tools": [FOUND]},
+    {"type": "additional_tools", "role": "developer", "tools": [{**PLAN, "name": "late"}, PLAN]},
     {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
     {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "id": "msg_1"},
     {"type": "message", "role": "user", "content": QUESTION},
@@ -169,7 +173,7 @@ def test_all_that_codex_sends_is_taken(make_server: MakeServer) -> None:
         assert reply.status_code == 200, reply.text
         assert "event: response.completed" in reply.text or "event: response.incomplete" in reply.text
         named = reply.headers["x-mlxr-ignored"].split(", ")
-        assert {"model", "tools[].web_search", "tools[].tool_search", "input[].web_search_call"} <= set(named)
+        assert {"model", "tools[].web_search", "input[].web_search_call"} <= set(named)
         assert {"client_metadata", "text.verbosity", "reasoning.summary"} <= set(named)
 
 
@@ -178,6 +182,8 @@ def test_all_that_codex_sends_is_taken(make_server: MakeServer) -> None:
     [
         ({"type": "custom", "name": "apply_patch"}, "custom_tool_call", ("apply_patch", None)),
         ({"type": "function", "name": "search", "namespace": "mcp__docs"}, "function_call", ("search", "mcp__docs")),
+        ({"type": "function", "name": "send", "namespace": "mcp__mail"}, "function_call", ("send", "mcp__mail")),
+        ({"type": "function", "name": "late"}, "function_call", ("late", None)),
         ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "plan"}, SEARCH]},
          "function_call", ("plan", None)),
     ],
@@ -188,10 +194,12 @@ def test_calls_come_back_in_their_kind(
     asked = {
         **CODEX,
         "model": "demo",
-        "input": QUESTION,
+        "input": HISTORY,
         "tool_choice": choice,
         "temperature": 0,
         "max_output_tokens": 40,
     }
-    (item,) = client.post("/v1/responses", json=asked).json()["output"]
+    reply = client.post("/v1/responses", json=asked)
+    assert reply.status_code == 200, reply.text
+    (item,) = reply.json()["output"]
     assert (item["type"], item["name"], item.get("namespace")) == (kind, *names)

@@ -23,6 +23,7 @@ from mlxr.server.openai.response_reply import (
     OutputItem,
     OutputMessage,
     OutputReasoning,
+    OutputSearchCall,
     OutputShellCall,
     OutputText,
     OutputThought,
@@ -32,7 +33,7 @@ from mlxr.server.openai.response_reply import (
     ResponseUsage,
     Status,
 )
-from mlxr.server.openai.response_tools import Callee, CallKind, read_command, read_text
+from mlxr.server.openai.response_tools import Callee, CallKind, read_arguments, read_command, read_text
 
 Kind = Literal["message", "reasoning"] | CallKind
 _ID_PREFIXES: dict[Kind, str] = {
@@ -41,6 +42,7 @@ _ID_PREFIXES: dict[Kind, str] = {
     "function_call": "fc_",
     "custom_tool_call": "ctc_",
     "local_shell_call": "lsh_",
+    "tool_search_call": "tsc_",
 }
 _TEXT_EVENTS: dict[Kind, str] = {
     "message": "response.output_text",
@@ -48,7 +50,11 @@ _TEXT_EVENTS: dict[Kind, str] = {
     "function_call": "response.function_call_arguments",
     "custom_tool_call": "response.custom_tool_call_input",
 }
-_WHOLE: tuple[Kind, ...] = ("custom_tool_call", "local_shell_call")  # what is in them is known when they are closed
+_WHOLE: tuple[Kind, ...] = (
+    "custom_tool_call",
+    "local_shell_call",
+    "tool_search_call",
+)  # what is in them is known when they are closed
 
 
 @dataclass(slots=True)
@@ -80,6 +86,8 @@ class _Growing:
         called: dict[str, Any] = {"id": self.id, "status": status, "call_id": self.call_id}
         if self.kind == "local_shell_call":
             return OutputShellCall(**called, action=read_command(self.text))
+        if self.kind == "tool_search_call":
+            return OutputSearchCall(**called, arguments=read_arguments(self.text))
         called |= {"name": self.name, "namespace": self.namespace}
         if self.kind == "custom_tool_call":
             return OutputCustomCall(**called, input=read_text(self.text))

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Discriminator, Field, Tag, TypeAdapter
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.json_models import JsonObject, RequestModel, Text, describe_call, dump_json
-from mlxr.server.openai.response_tools import LOCAL_SHELL, qualify
+from mlxr.server.openai.response_tools import LOCAL_SHELL, TOOL_SEARCH, ResponseTool, qualify, read_tools
 from mlxr.service.messages import parse_arguments
 from mlxr.service.prompt import Message
 
@@ -27,8 +27,6 @@ FOREIGN_ITEMS = (
     "mcp_list_tools",
     "mcp_approval_request",
     "mcp_approval_response",
-    "tool_search_call",
-    "tool_search_output",
 )
 
 
@@ -105,6 +103,38 @@ class ShellCallItem(RequestModel):
         return describe_call(self.call_id, LOCAL_SHELL, arguments)
 
 
+class SearchCallItem(RequestModel):
+    """A search for tools that the assistant asked for earlier."""
+
+    type: Literal["tool_search_call"]
+    call_id: Text
+    arguments: JsonObject = Field(default_factory=dict)
+
+    def to_call(self, field: str) -> JsonObject:
+        """The call for the service."""
+        return describe_call(self.call_id, TOOL_SEARCH, dump_json(self.arguments, f"{field}.arguments"))
+
+
+class SearchOutputItem(RequestModel):
+    """The tools that a search has found; from now on they may be called."""
+
+    type: Literal["tool_search_output"]
+    call_id: Text
+    tools: list[ResponseTool] = Field(default_factory=list)
+
+    @property
+    def output(self) -> str:
+        """As the model reads it."""
+        return "Found: " + (", ".join(tool.name for tool in read_tools(None, self.tools).tools) or "nothing")
+
+
+class MoreToolsItem(RequestModel):
+    """Tools that may be called from now on."""
+
+    type: Literal["additional_tools"]
+    tools: list[ResponseTool] = Field(default_factory=list)
+
+
 class OutputItem(RequestModel):
     """What a call gave."""
 
@@ -150,6 +180,9 @@ InputItem = Annotated[
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[ShellCallItem, Tag("local_shell_call")]
+    | Annotated[SearchCallItem, Tag("tool_search_call")]
+    | Annotated[SearchOutputItem, Tag("tool_search_output")]
+    | Annotated[MoreToolsItem, Tag("additional_tools")]
     | Annotated[OutputItem, Tag("output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[ReferenceItem, Tag("item_reference")]
@@ -162,7 +195,7 @@ InputItem = Annotated[
 ]
 
 
-CallItem = FunctionCallItem | CustomCallItem | ShellCallItem
+CallItem = FunctionCallItem | CustomCallItem | ShellCallItem | SearchCallItem
 
 
 def list_items(given: str | Sequence[InputItem]) -> list[InputItem]:
@@ -173,6 +206,11 @@ def list_items(given: str | Sequence[InputItem]) -> list[InputItem]:
 @cache
 def _adapter() -> TypeAdapter[list[InputItem]]:
     return TypeAdapter(list[InputItem])
+
+
+def list_loaded(items: Sequence[InputItem]) -> list[ResponseTool]:
+    """The tools that came with the conversation."""
+    return [tool for item in items if isinstance(item, SearchOutputItem | MoreToolsItem) for tool in item.tools]
 
 
 def read_items(items: Sequence[JsonObject]) -> list[InputItem]:
@@ -189,11 +227,11 @@ def read_input(instructions: str | None, items: Sequence[InputItem], first: int 
         messages.append({"role": "system", "content": instructions})
     turn: dict[str, object] | None = None  # the assistant's turn that is being put together
     for index, item in enumerate(items, -first):
-        if isinstance(item, ForeignItem):
+        if isinstance(item, ForeignItem | MoreToolsItem):
             continue
         if isinstance(item, ReferenceItem):
             raise InvalidRequest(f"input[{index}].id", f"there is no item {item.id[:80]!r}, or it is kept no longer")
-        if isinstance(item, OutputItem):
+        if isinstance(item, OutputItem | SearchOutputItem):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _join(item.output)})
             turn = None
         elif isinstance(item, MessageItem) and item.role != "assistant":

@@ -82,7 +82,18 @@ class OutputShellCall(ReplyModel):
     action: JsonObject
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputShellCall
+class OutputSearchCall(ReplyModel):
+    """A search for tools for the client to run."""
+
+    type: Literal["tool_search_call"] = "tool_search_call"
+    id: str
+    status: Status
+    call_id: str
+    execution: Literal["client"] = "client"
+    arguments: JsonObject
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputShellCall | OutputSearchCall
 
 
 class InputTokensDetails(ReplyModel):

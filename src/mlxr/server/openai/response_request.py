@@ -13,7 +13,7 @@ from pydantic import Field
 from mlxr.server.formats import FlatFormat
 from mlxr.server.json_models import RequestModel, Unsupported
 from mlxr.server.openai.fields import Effort, SamplingFields
-from mlxr.server.openai.response_input import ForeignItem, InputItem, list_items, read_input
+from mlxr.server.openai.response_input import ForeignItem, InputItem, list_items, list_loaded, read_input
 from mlxr.server.openai.response_tools import (
     ResponseTool,
     ResponseToolChoice,
@@ -83,7 +83,7 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
         Raises InvalidRequest naming the field.
         """
         items = list_items(self.input) if given is None else given
-        offer = read_offer(read_tools(self.tools), self.tool_choice)
+        offer = read_offer(read_tools(self.tools, list_loaded([*history, *items])), self.tool_choice)
         effort = self.reasoning.effort if self.reasoning else None
         return ChatRequest(
             messages=read_input(self.instructions, [*history, *items], len(history)),

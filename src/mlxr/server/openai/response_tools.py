@@ -19,7 +19,8 @@ from mlxr.server.openai.tools import Mode, Offer, ToolName, make_offer, make_too
 from mlxr.service.requests import NamedTool, Tool
 
 LOCAL_SHELL = "local_shell"
-CallKind = Literal["function_call", "custom_tool_call", "local_shell_call"]
+TOOL_SEARCH = "tool_search"
+CallKind = Literal["function_call", "custom_tool_call", "local_shell_call", "tool_search_call"]
 _INPUT: JsonObject = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -86,6 +87,15 @@ class Namespace(RequestModel):
     tools: list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]]
 
 
+class ToolSearch(RequestModel):
+    """A search for further tools that the client runs."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: str | None = None
+    parameters: JsonObject | None = None
+
+
 class ServiceTool(RequestModel):
     """A tool that only the service itself has, such as a search of the web: left out among others, refused alone."""
 
@@ -93,7 +103,10 @@ class ServiceTool(RequestModel):
 
 
 def _name_tool(tool: object) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    fields = tool if isinstance(tool, dict) else vars(tool)
+    kind = fields.get("type")
+    if kind == TOOL_SEARCH and fields.get("execution") == "client":
+        return TOOL_SEARCH
     return str(kind) if kind in ("function", "custom", LOCAL_SHELL, "namespace") else "service"
 
 
@@ -102,6 +115,7 @@ ResponseTool = Annotated[
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[LocalShell, Tag(LOCAL_SHELL)]
     | Annotated[Namespace, Tag("namespace")]
+    | Annotated[ToolSearch, Tag(TOOL_SEARCH)]
     | Annotated[ServiceTool, Tag("service")],
     Discriminator(_name_tool),
 ]
@@ -162,6 +176,9 @@ class ToolTable:
             case LocalShell():
                 made = Tool(LOCAL_SHELL, "Runs a command on the user's machine.", _COMMAND)
                 self._put(made, "local_shell_call", LOCAL_SHELL, None)
+            case ToolSearch():
+                made = make_tool(TOOL_SEARCH, tool.description, tool.parameters)
+                self._put(made, "tool_search_call", TOOL_SEARCH, None)
             case Namespace():
                 for inner in tool.tools:
                     self.add(inner, tool.name)
@@ -171,11 +188,19 @@ class ToolTable:
         self.callees[tool.name] = Callee(kind, name, namespace)
 
 
-def read_tools(tools: Sequence[ResponseTool] | None) -> ToolTable:
-    """The tools for the model; raises InvalidRequest where only the service itself has what was asked for."""
+def read_tools(tools: Sequence[ResponseTool] | None, loaded: Sequence[ResponseTool] = ()) -> ToolTable:
+    """The tools for the model: those of the request, and those that the conversation has `loaded` since, once each.
+
+    Raises InvalidRequest where only the service itself has what was asked for.
+    """
     table = ToolTable()
     for tool in tools or ():
         table.add(tool)
+    for tool in loaded:
+        more = ToolTable()
+        more.add(tool)
+        table.tools += [one for one in more.tools if one.name not in table.callees]
+        table.callees = {**more.callees, **table.callees}
     if tools and not table.tools:
         raise InvalidRequest("tools[0].type", f"{tools[0].type!r} is a tool of the service itself, not of this server")
     return table
@@ -207,13 +232,13 @@ def qualify(namespace: str | None, name: str) -> str:
 
 def read_text(arguments: str) -> str:
     """The text that a custom tool is called with; what is cut short stands for itself."""
-    text = _read(arguments).get("input")
+    text = read_arguments(arguments).get("input")
     return text if isinstance(text, str) else arguments
 
 
 def read_command(arguments: str) -> JsonObject:
     """What `local_shell` is called with; an empty command where the answer ended within."""
-    read = _read(arguments)
+    read = read_arguments(arguments)
     return {
         "type": "exec",
         "command": read.get("command", []),
@@ -224,7 +249,8 @@ def read_command(arguments: str) -> JsonObject:
     }
 
 
-def _read(arguments: str) -> JsonObject:
+def read_arguments(arguments: str) -> JsonObject:
+    """The arguments of a call as an object; an empty one for what is cut short."""
     try:
         value = json.loads(arguments)
     except ValueError:

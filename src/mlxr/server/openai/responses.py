@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,11 +18,11 @@ from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.errors import name_code
 from mlxr.server.openai.response_events import ResponseEvents
-from mlxr.server.openai.response_input import InputItem, ReferenceItem, list_items
+from mlxr.server.openai.response_input import InputItem, ReferenceItem, list_items, list_loaded
 from mlxr.server.openai.response_reply import ResponseReply
 from mlxr.server.openai.response_request import ResponseRequest
 from mlxr.server.openai.response_store import ResponseStore
-from mlxr.server.openai.response_tools import read_tools
+from mlxr.server.openai.response_tools import Callee, read_tools
 from mlxr.server.openai.route import ERRORS, STREAMED, Head, fit_effort, token_bytes_if
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
@@ -62,6 +62,7 @@ class Asked:
     owner: str | None
     items: list[InputItem]
     wanted: ChatRequest
+    callees: Mapping[str, Callee]
 
     @classmethod
     def read(cls, request: Request, body: ResponseRequest) -> Asked:
@@ -73,7 +74,8 @@ class Asked:
             (store.find_item(owner, item.id) or item) if isinstance(item, ReferenceItem) else item
             for item in list_items(body.input)
         ]
-        return cls(store, owner, items, body.to_request(history, items))
+        callees = read_tools(body.tools, list_loaded([*history, *items])).callees
+        return cls(store, owner, items, body.to_request(history, items), callees)
 
     async def fit(self, request: Request, lease: ModelLease, body: ResponseRequest) -> ChatRequest:
         """What the model is asked, with what it brings along, and shorter where the request lets it be cut."""
@@ -96,7 +98,7 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
     with spell_fields(FIELDS):
         generation = await start(request, lease, await asked.fit(request, lease, body))
     begun = begin_response(body, head, is_kept=asked.store.is_on and body.store is not False)
-    events = ResponseEvents(begun, len(generation.prompt_ids), token_bytes, read_tools(body.tools).callees)
+    events = ResponseEvents(begun, len(generation.prompt_ids), token_bytes, asked.callees)
     if body.stream:
 
         def fail(error: ServerError) -> bytes:
