@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -26,22 +27,19 @@ class RowReader {
         : row_(std::move(row)), where_("sample: rows[" + std::to_string(index) + "]."), vocabulary_(vocabulary) {}
 
     void read(mlxr::SampleRules& rules) {
-        rules.temperature = number("temperature");
-        rules.top_p = number("top_p");
-        rules.min_p = number("min_p");
-        rules.repetition_penalty = number("repetition_penalty");
-        rules.presence_penalty = number("presence_penalty");
-        rules.frequency_penalty = number("frequency_penalty");
-        rules.uniform = number("uniform");
-        rules.top_k = count("top_k");
-        rules.top_logprobs = std::min(count("top_logprobs"), vocabulary_);
-        check("temperature", rules.temperature, rules.temperature >= 0);
-        check("top_p", rules.top_p, rules.top_p > 0 && rules.top_p <= 1);
-        check("min_p", rules.min_p, rules.min_p >= 0 && rules.min_p <= 1);
-        check("repetition_penalty", rules.repetition_penalty, rules.repetition_penalty > 0);
+        read_params(rules);
+        rules.uniform = number(row_, "uniform");
+        rules.chance = number(row_, "chance");
+        rules.surprise_bound = number(row_, "surprise_bound");
+        rules.top_logprobs = std::min(count(row_, "top_logprobs"), vocabulary_);
         check("uniform", rules.uniform, rules.uniform >= 0 && rules.uniform < 1);
+        check("chance", rules.chance, rules.chance >= 0 && rules.chance < 1);
+        check("surprise_bound", rules.surprise_bound, !std::isnan(rules.surprise_bound));
         read_list("history_ids", history_ids_, "history_counts", history_counts_, rules.history_size);
         read_list("bias_ids", bias_ids_, "bias_values", bias_values_, rules.bias_size);
+        read_list("dry_ids", dry_ids_, "dry_penalties", dry_penalties_, rules.dry_size);
+        rules.dry_ids = dry_ids_.data();
+        rules.dry_penalties = dry_penalties_.data();
         rules.history_ids = history_ids_.data();
         rules.history_counts = history_counts_.data();
         rules.bias_ids = bias_ids_.data();
@@ -50,12 +48,39 @@ class RowReader {
     }
 
   private:
-    double number(const char* name) const { return nb::cast<double>(row_.attr(name)); }
+    // What SamplingParams has; it checks the values too, but nothing says that it made these.
+    void read_params(mlxr::SampleRules& rules) const {
+        const nb::object params = row_.attr("params");
+        rules.temperature = number(params, "temperature", 0, 100);
+        rules.top_p = number(params, "top_p", 1e-300, 1);
+        rules.min_p = number(params, "min_p", 0, 1);
+        rules.repetition_penalty = number(params, "repetition_penalty", 1e-300, 100);
+        rules.presence_penalty = number(params, "presence_penalty", -100, 100);
+        rules.frequency_penalty = number(params, "frequency_penalty", -100, 100);
+        rules.top_n_sigma = number(params, "top_n_sigma", 0, 100);
+        rules.typical_p = number(params, "typical_p", 0, 1);
+        rules.xtc_probability = number(params, "xtc_probability", 0, 1);
+        rules.xtc_threshold = number(params, "xtc_threshold", 0, 1);
+        rules.dynatemp_range = number(params, "dynatemp_range", 0, 100);
+        rules.dynatemp_exponent = number(params, "dynatemp_exponent", 0, 100);
+        rules.temperature_last = nb::cast<bool>(params.attr("temperature_last"));
+        rules.mirostat = count(params, "mirostat");
+        rules.top_k = count(params, "top_k");
+        check("mirostat", static_cast<double>(rules.mirostat), rules.mirostat <= 2);
+    }
+
+    static double number(const nb::object& holder, const char* name) { return nb::cast<double>(holder.attr(name)); }
+
+    double number(const nb::object& holder, const char* name, double low, double high) const {
+        const double value = number(holder, name);
+        check(name, value, value >= low && value <= high);
+        return value;
+    }
 
     // A Python int may be larger than any vocabulary.
-    int64_t count(const char* name) const {
+    int64_t count(const nb::object& holder, const char* name) const {
         int overflow = 0;
-        const nb::object value = row_.attr(name);
+        const nb::object value = holder.attr(name);
         const long long wide = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
         if (PyErr_Occurred() != nullptr) throw nb::python_error();
         if (overflow > 0) return std::numeric_limits<int64_t>::max();
@@ -97,8 +122,8 @@ class RowReader {
     nb::object row_;
     std::string where_;
     int64_t vocabulary_;
-    Ints history_ids_, history_counts_, bias_ids_;
-    Vector bias_values_;
+    Ints history_ids_, history_counts_, bias_ids_, dry_ids_;
+    Vector bias_values_, dry_penalties_;
     Mask mask_;
 };
 
@@ -108,7 +133,8 @@ void check_outcome(int64_t row, const mlxr::SampleOutcome& outcome) {
            "numbers");
 }
 
-// For each row (token id, log-probability, its best tokens in the same form); no best ones where no token is possible.
+// For each row (token id, log-probability, its best tokens in the same form, Mirostat's surprise); no best ones where
+// no token is possible.
 nb::list sample(Runtime& runtime, Matrix logits, nb::sequence rows) {
     mlxr::SampleCall call{};
     call.logits = logits.data();
@@ -143,7 +169,7 @@ nb::list sample(Runtime& runtime, Matrix logits, nb::sequence rows) {
         const int64_t first = static_cast<int64_t>(row) * call.top_width;
         const int64_t last = outcome.token_id == mlxr::kNoToken ? first : first + rules[row].top_logprobs;
         for (int64_t i = first; i < last; ++i) best.append(nb::make_tuple(call.top_ids[i], call.top_logprobs[i]));
-        results.append(nb::make_tuple(outcome.token_id, outcome.logprob, best));
+        results.append(nb::make_tuple(outcome.token_id, outcome.logprob, best, outcome.surprise));
     }
     return results;
 }

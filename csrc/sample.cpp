@@ -10,39 +10,14 @@
 #include <limits>
 
 #include "operator_table.h"
+#include "sample_workspace.h"
 
 namespace mlxr {
 
 namespace {
 
-constexpr float kLargest = std::numeric_limits<float>::max();
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
-constexpr int64_t kBins = 8192;
-constexpr int64_t kSpareBins = 8;  // for what has no weight
-constexpr int64_t kMassBytes = (kBins + kSpareBins) * 8;
-constexpr float kBinsPerNat = 64.0f;
+constexpr int64_t kMassBytes = (kMassBins + kSpareBins) * 8;
 constexpr int64_t kFew = 256;
-
-// One thread's scratch for one row. Its candidates are all tokens, or the few that were moved together: then `count`
-// is how many, and a candidate's place is not its id.
-struct Workspace {
-    const OperatorTable* table;
-    int64_t count, blocks;
-    bool is_few;
-    float* adjusted;     // (count)
-    float* terms;        // (count)
-    int32_t* ids;        // (count)
-    int32_t* few_ids;    // (kFew), rising
-    float* block_peaks;  // (blocks)
-    float* peak_order;   // (blocks)
-    double* masses;      // (kBins + kSpareBins)
-
-    void set_count(int64_t candidates) {
-        count = candidates;
-        blocks = (candidates + kScanBlock - 1) / kScanBlock;
-    }
-    int32_t id_of(int64_t place) const { return is_few ? few_ids[place] : static_cast<int32_t>(place); }
-};
 
 int64_t round_up(int64_t value, int64_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -67,12 +42,6 @@ Workspace lay_out_workspace(std::byte* scratch, int64_t vocabulary, const Operat
     space.peak_order = reinterpret_cast<float*>(scratch + round_up((vocabulary / kScanBlock + 1) * 4, 64));
     return space;
 }
-
-// Falling logit, then rising id: the order of all candidates.
-struct Before {
-    const float* logits;
-    bool operator()(int32_t a, int32_t b) const { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; }
-};
 
 // A bias of +inf against a logit of -inf leaves the token impossible; anything above the range is its end.
 float bound_logit(double value) {
@@ -112,7 +81,7 @@ float* find_logit(int32_t id, const SampleRules& rules, const Workspace& space) 
 }
 
 const float* adjust_logits(const float* logits, const SampleRules& rules, bool infinite, Workspace& space) {
-    if (rules.mask == nullptr && rules.bias_size == 0 && rules.history_size == 0 && !infinite) return logits;
+    if (rules.mask == nullptr && rules.bias_size + rules.history_size + rules.dry_size == 0 && !infinite) return logits;
     if (rules.mask == nullptr) {
         std::memcpy(space.adjusted, logits, static_cast<size_t>(space.count) * sizeof(float));
     } else {
@@ -133,11 +102,15 @@ const float* adjust_logits(const float* logits, const SampleRules& rules, bool i
         value -= (count > 0 ? rules.presence_penalty : 0.0) + rules.frequency_penalty * count;
         *logit = bound_logit(value);
     }
+    for (int64_t i = 0; i < rules.dry_size; ++i) {
+        float* const logit = find_logit(rules.dry_ids[i], rules, space);
+        if (logit != nullptr) *logit = bound_logit(static_cast<double>(*logit) - rules.dry_penalties[i]);
+    }
     return space.adjusted;
 }
 
-// The places of the first `wanted` candidates, in order, at the start of space.ids. Returns how many (there may be
-// fewer).
+}  // namespace
+
 int64_t sort_best(const float* logits, int64_t wanted, Workspace& space) {
     wanted = std::min(wanted, space.count);
     if (wanted == 0) return 0;
@@ -158,6 +131,8 @@ int64_t sort_best(const float* logits, int64_t wanted, Workspace& space) {
     }
     return wanted;
 }
+
+namespace {
 
 // Draw among the `wanted` best candidates, sorted.
 int32_t draw_among_best(const float* logits, float peak, float factor, const SampleRules& rules, int64_t wanted,
@@ -189,14 +164,14 @@ class MassBins {
 
     // Sums all weights into their bins.
     void fill() {
-        std::fill_n(space_.masses, kBins + kSpareBins, 0.0);
+        std::fill_n(space_.masses, kMassBins + kSpareBins, 0.0);
         for (int64_t i = 0; i < space_.count; ++i) {
             // What has no weight may go anywhere, and goes to several bins so that no addition waits for another.
             const int64_t aside = static_cast<int64_t>(space_.terms[i] == 0) * (1 + i % kSpareBins);
             space_.masses[bin_of(i) + aside] += space_.terms[i];
         }
         total_ = 0;
-        for (int64_t bin = 0; bin < kBins; ++bin) total_ += space_.masses[bin];
+        for (int64_t bin = 0; bin < kMassBins; ++bin) total_ += space_.masses[bin];
     }
 
     // The candidate with which the sum of weights, in order of candidates, reaches `share` of all: the sum is
@@ -207,12 +182,12 @@ class MassBins {
         const auto reaches = [&](double sum) { return beyond ? sum > target : sum >= target; };
         int64_t bin = 0, last = 0;
         double sum = 0;
-        for (; bin < kBins && !reaches(sum + space_.masses[bin]); ++bin) {
+        for (; bin < kMassBins && !reaches(sum + space_.masses[bin]); ++bin) {
             sum += space_.masses[bin];
             if (space_.masses[bin] > 0) last = bin;
         }
-        const int64_t members = collect(bin < kBins ? bin : last);
-        if (bin == kBins) return space_.ids[members - 1];
+        const int64_t members = collect(bin < kMassBins ? bin : last);
+        if (bin == kMassBins) return space_.ids[members - 1];
         int64_t i = 0;
         while (i < members - 1 && !reaches(sum += space_.terms[space_.ids[i]])) ++i;
         return space_.ids[i];
@@ -230,7 +205,7 @@ class MassBins {
     int64_t bin_of(int64_t i) const {
         // Not below zero, so its bits compare as integers: the compiler makes no branch of that.
         const float distance = (peak_ - logits_[i]) * scale_;
-        const int32_t bound = std::bit_cast<int32_t>(static_cast<float>(kBins - 1));
+        const int32_t bound = std::bit_cast<int32_t>(static_cast<float>(kMassBins - 1));
         return static_cast<int64_t>(std::bit_cast<float>(std::min(std::bit_cast<int32_t>(distance), bound)));
     }
 
@@ -250,7 +225,8 @@ class MassBins {
     Workspace& space_;
 };
 
-// Draw among all candidates.
+}  // namespace
+
 int32_t draw_among_all(const float* logits, float peak, float factor, const SampleRules& rules, Workspace& space) {
     space.table->sum_exponentials(logits, space.count, peak, factor, space.terms);
     MassBins bins(logits, peak, factor, space);
@@ -264,6 +240,8 @@ int32_t draw_among_all(const float* logits, float peak, float factor, const Samp
     bins.fill();
     return bins.find(rules.uniform, true);
 }
+
+namespace {
 
 // The place of the candidate that is drawn.
 int32_t draw_candidate(const float* logits, float peak, const SampleRules& rules, Workspace& space) {
@@ -284,6 +262,7 @@ void sample_row(const SampleCall& call, int64_t row, Workspace space) {
     const SampleRules& rules = call.rules[row];
     SampleOutcome& outcome = call.outcomes[row];
     outcome.fault = SampleFault::none;
+    outcome.surprise = 0;
     const float* logits = call.logits + row * call.vocabulary;
     LogitScan scan = space.table->scan_logits(logits, call.vocabulary, space.block_peaks);
     if (scan.not_number >= 0) {
@@ -302,7 +281,14 @@ void sample_row(const SampleCall& call, int64_t row, Workspace space) {
     const auto logprob_of = [&](int64_t place) {
         return static_cast<double>(adjusted[place]) - static_cast<double>(scan.peak) - log_total;
     };
-    const int64_t chosen = rules.temperature == 0 ? scan.best : draw_candidate(adjusted, scan.peak, rules, space);
+    SampleChoice choice{scan.best, 0};
+    if (has_other_rules(rules)) {
+        choice = choose_by_rules(adjusted, scan, rules, space);
+    } else if (rules.temperature > 0) {
+        choice.place = draw_candidate(adjusted, scan.peak, rules, space);
+    }
+    const int64_t chosen = choice.place;
+    outcome.surprise = choice.surprise;
     outcome.token_id = space.id_of(chosen);
     outcome.logprob = logprob_of(chosen);
     const int64_t best = sort_best(adjusted, rules.top_logprobs, space);

@@ -14,12 +14,17 @@ constexpr int32_t kNoToken = -1;
 
 struct SampleRules {
     double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, uniform;
-    int64_t top_k, top_logprobs;
-    int64_t history_size, bias_size;
+    double top_n_sigma, typical_p, xtc_probability, xtc_threshold, chance;
+    double dynatemp_range, dynatemp_exponent, surprise_bound;
+    bool temperature_last;
+    int64_t mirostat, top_k, top_logprobs;
+    int64_t history_size, bias_size, dry_size;
     const int32_t* history_ids;  // distinct
     const int32_t* history_counts;
     const int32_t* bias_ids;  // distinct
     const float* bias_values;
+    const int32_t* dry_ids;  // distinct
+    const float* dry_penalties;
     const uint32_t* mask;  // a bit for each token that may be chosen; null: all of them
 };
 
@@ -29,7 +34,7 @@ struct SampleOutcome {
     SampleFault fault;
     int64_t fault_id;  // where the fault is not_number
     int32_t token_id;  // kNoToken where no logit is finite
-    double logprob;
+    double logprob, surprise;
 };
 
 struct SampleCall {

@@ -90,7 +90,7 @@ def test_help_as_a_command(mlxr: Run, refused: Run) -> None:
     ("line", "expected"),
     [
         ("mlxr emb", ["embed"]),
-        ("mlxr run --temp", ["--temperature"]),
+        ("mlxr run --temp", ["--temperature", "--temperature-last"]),
         ("mlxr chat demo-", ["demo-draft"]),
         ("mlxr show d", ["demo", "demo-draft"]),
     ],

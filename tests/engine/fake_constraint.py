@@ -60,7 +60,7 @@ def expect_constrained(
     history, answer = list(prompt), []
     for _ in range(tokens):
         (result,) = sample(Context("reference"), fake_logits(history)[None], [sampler.row()])
-        sampler.accept(result.token_id)
+        sampler.accept(result.token_id, result.surprise)
         history.append(result.token_id)
         answer.append(result)
     return answer

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_model import VOCABULARY, make_engine, run_all
@@ -33,6 +34,27 @@ class Request:
 Answers = dict[int, list[TokenEvent]]  # by index
 
 
+def draw_rules(chance: random.Random) -> dict[str, Any]:
+    """Further rules, for a half of the requests."""
+    if chance.random() < 0.5:
+        return {}
+    return {
+        "repeat_last_n": chance.choice([-1, 0, 6]),
+        "top_n_sigma": chance.choice([0.0, 1.5]),
+        "typical_p": chance.choice([1.0, 0.8]),
+        "xtc_probability": chance.choice([0.0, 0.5]),
+        "temperature_last": chance.random() < 0.5,
+        "dynatemp_range": chance.choice([0.0, 0.4]),
+        "mirostat": chance.choice([0, 0, 1, 2]),
+        "mirostat_tau": 3.0,
+        "min_tokens": chance.choice([0, 4]),
+        "dry_multiplier": chance.choice([0.0, 0.8]),
+        "dry_allowed_length": chance.choice([1, 2]),
+        "dry_penalty_last_n": chance.choice([-1, 9]),
+        "dry_breaker_ids": frozenset([(3,), (5, 1)]),
+    }
+
+
 def draw_request(chance: random.Random) -> Request:
     sampled = chance.random() < 0.6
     n = chance.choice([1, 1, 1, 2, 4])
@@ -51,6 +73,7 @@ def draw_request(chance: random.Random) -> Request:
         logprobs=chance.choice([None, 0, 2]),
         n=n,
         best_of=chance.choice([None, n, 4]),
+        **draw_rules(chance),
     )
     # Half of the prompts begin alike, for as long as both go.
     start = chance.choice([0, 7])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from gpu_cases import REFERENCE, random_floats
@@ -27,9 +29,25 @@ RULES = (
 )
 
 
+HOST_RULES: list[dict[str, Any]] = [
+    {"typical_p": 0.7},
+    {"top_n_sigma": 1.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.02},
+    {"dynatemp_range": 0.5},
+    {"temperature_last": True, "min_p": 0.1},
+    {"mirostat": 1, "mirostat_tau": 3.0},
+    {"mirostat": 2, "mirostat_tau": 3.0, "min_tokens": 3},
+    {"dry_multiplier": 2.0, "dry_allowed_length": 0},
+]
+
+
 def list_rows(temperature: float) -> list[SampleRow]:
     uniforms = [*np.random.default_rng(3).random(5).tolist(), 0.0, 0.999]
-    return [SampleRow(temperature=temperature, uniform=uniform, **rule) for rule in RULES for uniform in uniforms]  # type: ignore[arg-type]
+    return [
+        SampleRow(SamplingParams(temperature=temperature, **rule), uniform=uniform)
+        for rule in RULES
+        for uniform in uniforms
+    ]
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
@@ -49,9 +67,9 @@ def test_equal_logits_are_drawn_by_their_ids(gpu: Context) -> None:
     logits = np.zeros((4, 100), np.float32)
     logits[3] = -0.0
     rows = [
-        SampleRow(temperature=1, uniform=0.255),
-        SampleRow(temperature=1, uniform=0.5, top_k=10),
-        SampleRow(temperature=1, uniform=0.999, top_p=0.295),
+        SampleRow(SamplingParams(temperature=1), uniform=0.255),
+        SampleRow(SamplingParams(temperature=1, top_k=10), uniform=0.5),
+        SampleRow(SamplingParams(temperature=1, top_p=0.295), uniform=0.999),
         SampleRow(),
     ]
     found = sample(gpu, gpu.gpu.mx.array(logits), rows)
@@ -63,7 +81,7 @@ def test_greedy_rows_stand_beside_drawn_ones(gpu: Context) -> None:
     logits[0, 17] = np.inf
     logits[1, :] = -np.inf
     logits[1, [5, 9]] = 1
-    rows = [SampleRow(temperature=0.7, uniform=0.5), SampleRow()]
+    rows = [SampleRow(SamplingParams(temperature=0.7), uniform=0.5), SampleRow()]
     with pytest.raises(ValueError, match="row 0"):
         sample(gpu, gpu.gpu.mx.array(logits), rows)
     logits[0, 17] = 0
@@ -121,6 +139,7 @@ def test_requests_that_need_the_host_join_recorded_steps(gpu: Context) -> None:
         SamplingParams(max_tokens=6, temperature=0),
         SamplingParams(max_tokens=6, temperature=0.8, seed=2, repetition_penalty=1.3),
         SamplingParams(max_tokens=5, temperature=0, logprobs=2, n=2),
+        *(SamplingParams(max_tokens=6, temperature=0.8, seed=3, **rule) for rule in HOST_RULES),
     ]
     assert answer(gpu, "q8_0", *params)[0] == answer(REFERENCE, "q8_0", *params)[0]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gpu_cases import REFERENCE, random_floats, relative_error
 
+from mlxr.core.types import SamplingParams
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
@@ -47,7 +48,7 @@ def test_greedy_tokens_come_with_their_logprobs(gpu: Context) -> None:
 def test_other_rules_draw_as_on_the_host(gpu: Context) -> None:
     logits = random_floats(6, 2, 500)
     rows = [
-        SampleRow(temperature=0.8, top_p=0.9, uniform=0.3),
+        SampleRow(SamplingParams(temperature=0.8, top_p=0.9), uniform=0.3),
         SampleRow(top_logprobs=3, bias_ids=np.array([4], np.int32), bias_values=np.array([50], np.float32)),
     ]
     found, wanted = sample(gpu, gpu.gpu.mx.array(logits), rows), sample(REFERENCE, logits, rows)

@@ -8,6 +8,7 @@ side. `test_sample_reference.py` says what the rules mean.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from variants import Floats, Ints, native_contexts, random_floats
+from variants import Floats, Ints, make_row, native_contexts, random_floats
 
-from mlxr.core.types import TokenLogprob
+from mlxr.core.types import SamplingParams, TokenLogprob
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import Dispatch
 from mlxr.kernels.sample import NO_TOKEN, SampleResult, SampleRow, sample
@@ -41,7 +42,7 @@ def mask_of(vocabulary: int, *token_ids: int) -> NDArray[np.uint32]:
 
 
 def draw(ctx: Context, logits: Floats, **fields: Any) -> SampleResult:
-    (result,) = sample(ctx, logits[None], [SampleRow(**fields)])
+    (result,) = sample(ctx, logits[None], [make_row(**fields)])
     return result
 
 
@@ -54,7 +55,7 @@ def draw_everywhere(logits: Floats, **fields: Any) -> SampleResult:
 
 def count_draws(ctx: Context, logits: Floats, **fields: Any) -> list[int]:
     """How often each token is drawn by 1,000 equally spaced uniforms."""
-    rows = [SampleRow(uniform=(i + 0.5) / 1000, **fields) for i in range(1000)]
+    rows = [make_row(uniform=(i + 0.5) / 1000, **fields) for i in range(1000)]
     drawn = [result.token_id for result in sample(ctx, np.tile(logits, (1000, 1)), rows)]
     counts: list[int] = np.bincount(drawn, minlength=len(logits)).tolist()
     return counts
@@ -162,13 +163,13 @@ def test_not_a_number_is_an_error_that_names_row_and_id(cpu: Context, temperatur
     logits = random_floats(1, 3, 1000)
     logits[1, [700, 900]] = math.nan
     with pytest.raises(ValueError, match="sample: logits of row 1 is not a number at id 700, expected numbers"):
-        sample(cpu, logits, [SampleRow(temperature=temperature)] * 3)
+        sample(cpu, logits, [make_row(temperature=temperature)] * 3)
 
 
 def test_where_no_token_is_possible_there_is_none_and_the_other_rows_go_on(cpu: Context) -> None:
     logits = random_floats(2, 3, 20)
     logits[1] = -math.inf
-    rows = [SampleRow(top_logprobs=3, temperature=t, mask=m) for t, m in ((0.0, None), (1.0, None), (1.0, mask_of(20)))]
+    rows = [make_row(top_logprobs=3, temperature=t, mask=m) for t, m in ((0.0, None), (1.0, None), (1.0, mask_of(20)))]
     results = sample(cpu, logits, rows)
     assert results[1:] == [SampleResult(NO_TOKEN, -math.inf, [])] * 2
     assert results[0].token_id == int(np.argmax(logits[0]))
@@ -200,24 +201,50 @@ def test_bits_beyond_the_vocabulary_mean_nothing() -> None:
 
 def test_masks_of_the_wrong_length_are_refused(cpu: Context) -> None:
     with pytest.raises(ValueError, match=r"sample: rows\[1\].mask: number of words is 2, expected 1"):
-        sample(cpu, random_floats(2, 2, 32), [SampleRow(), SampleRow(mask=np.zeros(2, np.uint32))])
+        sample(cpu, random_floats(2, 2, 32), [SampleRow(), make_row(mask=np.zeros(2, np.uint32))])
+
+
+OTHERS: list[dict[str, Any]] = [
+    {},
+    {"typical_p": 0.7},
+    {"top_n_sigma": 1.5},
+    {"xtc_probability": 0.8, "xtc_threshold": 0.02},
+    {"temperature_last": True},
+    {"dynatemp_range": 0.5, "dynatemp_exponent": 1.5},
+    {"mirostat": 1},
+    {"mirostat": 2},
+    {"typical_p": 0.95, "top_n_sigma": 2.0, "xtc_probability": 1.0, "xtc_threshold": 0.01, "temperature_last": True},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.001, "dynatemp_range": 0.9},
+    {},
+]
 
 
 def make_rows(count: int, vocabulary: int) -> list[SampleRow]:
     rng = np.random.default_rng(count)
     rows = []
     for index in range(count):
-        row = SampleRow(uniform=float(rng.random()), top_logprobs=index % 3)
-        row.temperature = (0.0, 0.7, 1.0, 2.0)[index % 4]
-        row.top_k, row.top_p, row.min_p = (
-            (0, 40, 700)[index % 3],
-            (1.0, 0.9)[index // 2 % 2],
-            (0.0, 0.02)[index // 4 % 2],
+        params: dict[str, Any] = {
+            "temperature": (0.0, 0.7, 1.0, 2.0)[index % 4],
+            "top_k": (0, 40, 700)[index % 3],
+            "top_p": (1.0, 0.9)[index // 2 % 2],
+            "min_p": (0.0, 0.02)[index // 4 % 2],
+            **OTHERS[index % len(OTHERS)],
+        }
+        if index % 2:
+            params |= {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.1}
+        row = make_row(
+            **params,
+            uniform=float(rng.random()),
+            chance=float(rng.random()),
+            surprise_bound=float(rng.uniform(0, 12)),
+            top_logprobs=index % 3,
         )
         if index % 2:
             row.history_ids = rng.permutation(vocabulary)[: index % 7 * 10].astype(np.int32)
             row.history_counts = rng.integers(0, 3, len(row.history_ids)).astype(np.int32)
-            row.repetition_penalty, row.presence_penalty, row.frequency_penalty = 1.2, 0.3, 0.1
+        if index % 7 == 3:
+            row.dry_ids = rng.permutation(vocabulary)[:9].astype(np.int32)
+            row.dry_penalties = rng.uniform(0, 9, 9).astype(np.float32)
         if index % 5 == 1:
             row.bias_ids = rng.permutation(vocabulary)[:4].astype(np.int32)
             row.bias_values = rng.normal(0, 3, 4).astype(np.float32)
@@ -240,17 +267,7 @@ def test_row_has_the_same_result_alone_and_in_a_batch() -> None:
 
 def place_of(logits: Floats, row: SampleRow, token_id: int) -> int:
     """Where the token stands among the candidates, best first."""
-    everything = SampleRow(
-        repetition_penalty=row.repetition_penalty,
-        presence_penalty=row.presence_penalty,
-        frequency_penalty=row.frequency_penalty,
-        history_ids=row.history_ids,
-        history_counts=row.history_counts,
-        bias_ids=row.bias_ids,
-        bias_values=row.bias_values,
-        mask=row.mask,
-        top_logprobs=len(logits),
-    )
+    everything = replace(row, params=replace(row.params, mirostat=1, temperature=0), top_logprobs=len(logits))
     (result,) = sample(REFERENCE, logits[None], [everything])
     return [token.token_id for token in result.top].index(token_id)
 
@@ -270,14 +287,14 @@ def test_draws_are_those_of_the_reference(cpu: Context) -> None:
     assert_near_reference(cpu, random_floats(4, 36, 2000) * 3, make_rows(36, 2000))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_row_draws_as_the_reference(data: st.DataObject) -> None:
     vocabulary = data.draw(st.sampled_from([1, 2, 9, 16, 30, 130, 600, 1100]))
     spread = data.draw(st.sampled_from([0.0, 0.1, 1.0, 10.0, 1000.0]))
     logits = random_floats([data.draw(st.integers(0, 1000)), vocabulary], 1, vocabulary) * np.float32(spread)
     seen = data.draw(st.integers(0, vocabulary))
-    row = SampleRow(
+    row = make_row(
         temperature=data.draw(st.sampled_from([0.0, 0.01, 0.5, 1.0, 1.7, 50.0])),
         top_k=data.draw(st.sampled_from([0, 1, 2, 5, 50, 500, 5000])),
         top_p=data.draw(st.sampled_from([1.0, 0.999, 0.83, 0.31, 1e-9])),
@@ -287,6 +304,16 @@ def test_any_row_draws_as_the_reference(data: st.DataObject) -> None:
         history_counts=np.arange(seen, dtype=np.int32) % 3,
         presence_penalty=data.draw(st.sampled_from([0.0, 0.6])),
         frequency_penalty=data.draw(st.sampled_from([0.0, -0.4])),
+        top_n_sigma=data.draw(st.sampled_from([0.0, 0.0, 0.7, 2.1])),
+        typical_p=data.draw(st.sampled_from([1.0, 1.0, 0.97, 0.33])),
+        xtc_probability=data.draw(st.sampled_from([0.0, 0.5])),
+        xtc_threshold=data.draw(st.sampled_from([0.0, 0.013, 0.21, 0.6])),
+        temperature_last=data.draw(st.booleans()),
+        dynatemp_range=data.draw(st.sampled_from([0.0, 0.0, 0.45, 2.0])),
+        dynatemp_exponent=data.draw(st.sampled_from([1.0, 2.5])),
+        mirostat=data.draw(st.sampled_from([0, 0, 1, 2])),
+        surprise_bound=data.draw(st.sampled_from([-3.0, 0.5, 4.2, 11.0, 2000.0])),
+        chance=data.draw(st.sampled_from([0.2, 0.8])),
         uniform=data.draw(st.floats(0, 1, exclude_max=True)),
     )
     results = [sample(ctx, logits, [row]) for ctx in native_contexts()[::2]]
@@ -313,7 +340,7 @@ def test_large_vocabulary() -> None:
 
 def test_ledger_names_the_kind(cpu: Context) -> None:
     sample(cpu, random_floats(6, 2, 10), [SampleRow(), SampleRow()])
-    sample(cpu, random_floats(6, 2, 10), [SampleRow(), SampleRow(temperature=1.0)])
+    sample(cpu, random_floats(6, 2, 10), [SampleRow(), make_row(temperature=1.0)])
     assert cpu.ledger.snapshot().dispatches == [
         Dispatch("sample", "cpu", "greedy", 1),
         Dispatch("sample", "cpu", "random", 1),
@@ -321,6 +348,15 @@ def test_ledger_names_the_kind(cpu: Context) -> None:
 
 
 # The native module is called directly from here on: it must check by itself.
+
+
+def force(**values: object) -> SampleRow:
+    """A row with parameters that SamplingParams does not let through."""
+    row = make_row(**{name: value for name, value in values.items() if name in SampleRow.__dataclass_fields__})
+    row.params = SamplingParams(top_k=3)
+    for name in values.keys() - set(SampleRow.__dataclass_fields__):
+        object.__setattr__(row.params, name, values[name])
+    return row
 
 
 def native_sample(ctx: Context, *rows: object, columns: int = 50) -> Any:
@@ -346,21 +382,25 @@ def native_sample(ctx: Context, *rows: object, columns: int = 50) -> Any:
         ({"min_p": 2.0}, "min_p is 2"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
         ({"uniform": 1.0}, "uniform is 1"),
+        ({"chance": -0.5}, "chance is -0.5"),
+        ({"surprise_bound": math.nan}, "surprise_bound is"),
+        ({"typical_p": 1.5}, "typical_p is 1.5"),
+        ({"mirostat": 3}, "mirostat is 3"),
+        ({"dynatemp_range": -1.0}, "dynatemp_range is -1"),
+        ({"dry_ids": ints(50), "dry_penalties": floats(1)}, r"dry_ids\[0\] is 50, expected 0 to 49"),
     ],
 )
 def test_hostile_rows_are_refused_by_name(cpu: Context, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"sample: rows\[1\].{message}"):
-        native_sample(cpu, SampleRow(), SampleRow(**changes))
+        native_sample(cpu, SampleRow(), force(**changes))
 
 
 def test_rows_and_columns_are_checked_natively(cpu: Context) -> None:
-    assert [len(top) for _, _, top in native_sample(cpu, SampleRow(), SampleRow(top_k=2**70, top_logprobs=60))] == [
-        0,
-        50,
-    ]
+    best = [len(top) for _, _, top, _ in native_sample(cpu, SampleRow(), force(top_k=2**70, top_logprobs=60))]
+    assert best == [0, 50]
     with pytest.raises(ValueError, match="sample: number of rows is 1, expected 2"):
         native_sample(cpu, SampleRow())
     with pytest.raises(ValueError, match="sample: columns of logits is 0, expected at least 1"):
         native_sample(cpu, columns=0)
-    with pytest.raises(AttributeError, match="temperature"):
+    with pytest.raises(AttributeError, match="params"):
         native_sample(cpu, SampleRow(), "no row")

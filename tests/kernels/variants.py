@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlxr.core.types import SamplingParams
 from mlxr.kernels.context import Context, load_native
+from mlxr.kernels.sample import SampleRow
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -59,3 +61,10 @@ def count_ulps(result: Floats, exact: NDArray[np.float64]) -> NDArray[np.float64
     with np.errstate(over="ignore"):
         spacing = np.spacing(np.maximum(np.abs(exact), np.finfo(np.float32).tiny).astype(np.float32)).astype(np.float64)
     return np.abs(result.astype(np.float64) - exact) / spacing
+
+
+def make_row(**fields: Any) -> SampleRow:
+    """A row from parameters and values of the step together."""
+    own = {name: value for name, value in fields.items() if name in SampleRow.__dataclass_fields__}
+    params = {name: value for name, value in fields.items() if name not in own}
+    return SampleRow(SamplingParams(**params), **own)

@@ -64,7 +64,7 @@ def test_a_modelfile() -> None:
         ("FROM a\nPARAMETER top_k many", "PARAMETER top_k: must be a number"),
         ("FROM a\nPARAMETER top_k 1.5", "top_k: must be a number, got"),
         ("FROM a\nPARAMETER temperature nan", "must be a number"),
-        ("FROM a\nPARAMETER typical_p 0.5", "typical_p: is not supported"),
+        ("FROM a\nPARAMETER typical_p 1.5", "PARAMETER typical_p: must be at least 0.0 and at most 1.0, got 1.5"),
         ("FROM a\nMESSAGE robot hi", "one of system, user, assistant"),
         ('FROM a\n\nSYSTEM """never\nends', "line 3: the text after three quotes never ends"),
         ('FROM a\nSYSTEM """x""" y', "something follows"),
@@ -131,7 +131,8 @@ def test_options() -> None:
         ("stop", [1]),
         ("stop", ["x"] * 65),
         ("numa", 1),
-        ("typical_p", 0.9),
+        ("typical_p", 1.9),
+        ("mirostat", 3),
     ):
         with pytest.raises(InvalidRequest) as caught:
             check_options({name: value})

@@ -64,7 +64,7 @@ def refuse(client: httpx.Client, path: str, body: object, status: int = 400) -> 
         ({"options": {"num_gpu": "all"}}, "options.num_gpu: must be a number"),
         ({"options": {"use_mmap": 1}}, "options.use_mmap: must be true or false"),
         ({"options": {"stop": [""] * 99}}, "options.stop"),
-        ({"options": {"typical_p": 0.5}}, "options.typical_p: is not supported"),
+        ({"options": {"typical_p": 1.5}}, "options.typical_p: must be at least 0"),
         ({"keep_alive": "soon"}, "keep_alive: must be seconds or a duration"),
         ({"keep_alive": [1]}, "keep_alive"),
         ({"format": "yaml"}, 'format: must be "json" or a JSON schema'),

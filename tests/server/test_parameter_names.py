@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ def choose_value(row: Parameter) -> Any:
     """One that is allowed and not the default."""
     if row.kind == "texts":
         return ["a", "b"]
+    if row.kind == "flag":
+        return True
     if row.name in OWN_BOUNDS:
         return OWN_BOUNDS[row.name]
     return 3 if row.kind in ("int", "seed") and row.high >= 3 else row.high if row.high != row.default else row.high / 2
@@ -96,3 +99,11 @@ def test_later_layers_win_under_any_name() -> None:
         {"repetition_penalty": 1.3, "top_k": None},
     )
     assert read_params(*layers) == {"repetition_penalty": 1.3}
+
+
+def test_the_documentation_has_every_name() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
+    missing = [name for name, row in BY_SPELLING.items() if f"`{name}`" not in text and name not in row.names.values()]
+    assert not missing
+    served = {name for row in PARAMETERS for dialect, name in row.names.items() if dialect != "hub"}
+    assert not [name for name in served if f"`{name}`" not in text]

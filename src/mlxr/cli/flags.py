@@ -75,7 +75,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 System = Annotated[str | None, typer.Option("--system", help="A system message before the conversation.")]
 
 
-FLAG_TYPES: Mapping[ParameterKind, Any] = {"int": int, "float": float, "seed": int, "texts": list[str]}
+FLAG_TYPES: Mapping[ParameterKind, Any] = {"int": int, "float": float, "flag": bool, "seed": int, "texts": list[str]}
 
 
 def expand_flags(function: Callable[..., None]) -> Callable[..., None]:

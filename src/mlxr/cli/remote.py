@@ -209,7 +209,8 @@ class RemoteModel:
 def describe_params(params: SamplingParams) -> dict[str, object]:
     """The fields of the dialect; all are given, since its defaults are not ours."""
     values = {row.name: getattr(params, row.name) for row in PARAMETERS if row.name != "max_tokens"}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items() if value != ()}
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return values if values["stop"] else {**values, "stop": None}
 
 
 def read_refusal(response: httpx.Response, url: str) -> MlxrError:

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from mlxr.core.errors import InvalidRequest
 
-Kind = Literal["int", "float", "seed", "texts"]
+Kind = Literal["int", "float", "flag", "seed", "texts"]
 Dialect = Literal["openai", "responses", "anthropic", "ollama", "llamacpp", "hub"]
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 MAX_SEED = 2**64
@@ -52,6 +52,10 @@ class Parameter:
         """The value as SamplingParams keeps it; raises InvalidRequest with `name`, by default the row's own."""
         if self.kind == "texts":
             return self._check_texts(value, name or self.name)
+        if self.kind == "flag":
+            if not isinstance(value, bool):
+                raise InvalidRequest(name or self.name, f"must be true or false, got {value!r:.80}")
+            return value
         if value is None and (self.default is None or None in self.stands_for.values()):
             return None
         if isinstance(value, bool) or not isinstance(value, Real):

@@ -33,6 +33,8 @@ class Limits:
         """Tokens named in the parameters are in the vocabulary, and all answers to a prompt can grow together."""
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        for breaker in params.dry_breaker_ids:
+            self.check_tokens("dry_breaker_ids", breaker)
         if params.streams > self.max_running:
             raise InvalidRequest(
                 "n" if params.best_of is None else "best_of",

@@ -6,16 +6,18 @@ so neither the batch nor an interrupted step can change what is drawn. Knows no 
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.types import SamplingParams
-from mlxr.engine.constraint import MaskSource
+from mlxr.engine.constraint import Mask, MaskSource
 from mlxr.engine.history import TokenHistory
-from mlxr.kernels.sample import NO_IDS, SampleRow
+from mlxr.engine.repetition import Repetition
+from mlxr.kernels.sample import SampleRow, takes_likeliest
 
 Doubles = npt.NDArray[np.float64]
 _UNIFORMS = 64  # made at a time
@@ -32,10 +34,10 @@ def draw_uniform(seed: int, index: int, answer: int = 0) -> float:
     return float(draw_uniforms(seed, index, 1, answer)[0])
 
 
-def draw_uniforms(seed: int, index: int, count: int, answer: int = 0) -> Doubles:
-    """`draw_uniform` of `count` neighbouring places."""
+def draw_uniforms(seed: int, index: int, count: int, answer: int = 0, word: int = 0) -> Doubles:
+    """`draw_uniform` of `count` neighbouring places; `word` 1 to 3 are further numbers of the same places."""
     words = np.random.Philox(key=seed, counter=index + (answer << 64)).random_raw(4 * count)  # four to a place
-    drawn: Doubles = (words[::4] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    drawn: Doubles = (words[word::4] >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return drawn
 
 
@@ -49,6 +51,10 @@ class Sampler:
         "_drawn_tokens",
         "_fixed",
         "_history",
+        "_is_random",
+        "_repetition",
+        "_stop_ids",
+        "_surprise_bound",
         "_uniforms",
         "_uniforms_start",
         "masks",
@@ -57,7 +63,12 @@ class Sampler:
     )
 
     def __init__(
-        self, params: SamplingParams, prompt: Sequence[int], answer: int = 0, masks: MaskSource | None = None
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        answer: int = 0,
+        masks: MaskSource | None = None,
+        stop_ids: Collection[int] = (),
     ) -> None:
         self.params = params
         self.masks = masks
@@ -67,42 +78,55 @@ class Sampler:
         self._fixed: SampleRow | None = None  # where all rows are the same one
         self._uniforms: list[float] = []
         self._uniforms_start = 0  # the place of the first of them
+        self._is_random = not takes_likeliest(params)
+        self._surprise_bound = 2 * params.mirostat_tau
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         window = None if params.repeat_last_n < 0 else params.repeat_last_n
         self._history = TokenHistory(prompt, window) if penalties != _NO_PENALTIES and window != 0 else None
-        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int32)
-        self._bias_values = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        searches = params.dry_multiplier > 0 and params.dry_penalty_last_n != 0
+        self._repetition = Repetition(prompt, params, params.dry_breaker_ids) if searches else None
+        self._stop_ids = tuple(stop_ids) if params.min_tokens else ()
+        self._set_bias(dict.fromkeys(self._stop_ids, -math.inf) if masks is None else {})
+
+    def _set_bias(self, stops: Mapping[int, float]) -> None:
+        bias = {**self.params.logit_bias, **stops}
+        self._bias_ids = np.array(list(bias), dtype=np.int32)
+        self._bias_values = np.array(list(bias.values()), dtype=np.float32)
 
     def row(self) -> SampleRow:
         """What the operator needs for the next token; asking twice gives the same."""
         if self._fixed is None:
             row = self._make_row()
-            if self._history is None and self.masks is None and self.params.temperature == 0:
+            changes = self._history or self._repetition or self.masks or self._stop_ids or self._is_random
+            if not changes:
                 self._fixed = row
             return row
         return self._fixed
 
     def _make_row(self) -> SampleRow:
         params, history = self.params, self._history
+        row = SampleRow(params, bias_ids=self._bias_ids, bias_values=self._bias_values)
+        if history is not None:
+            row.history_ids, row.history_counts = history.ids, history.counts
+        if self._repetition is not None:
+            row.dry_ids, row.dry_penalties = self._repetition.list_penalties()
+        if self._is_random:
+            row.uniform, row.following_uniform = self._uniform(0), self._uniform(1)
+            row.surprise_bound = self._surprise_bound
+        if params.xtc_probability > 0:
+            row.chance = float(draw_uniforms(self.seed, self._drawn_tokens, 1, self._answer, word=1)[0])
+        row.top_logprobs = params.logprobs or 0
         if self.masks is not None:
             self.masks.fill()
-        return SampleRow(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            history_ids=NO_IDS if history is None else history.ids,
-            history_counts=NO_IDS if history is None else history.counts,
-            bias_ids=self._bias_ids,
-            bias_values=self._bias_values,
-            uniform=self._uniform(0) if params.temperature > 0 else 0.0,
-            following_uniform=self._uniform(1) if params.temperature > 0 else None,
-            top_logprobs=params.logprobs or 0,
-            mask=None if self.masks is None else self.masks.mask,
-        )
+            row.mask = self._drop_stops(self.masks.mask) if self._stop_ids else self.masks.mask
+        return row
+
+    def _drop_stops(self, mask: Mask) -> Mask:
+        """The mask without end tokens, unless they are all that it leaves."""
+        narrow = mask.copy()
+        for token_id in self._stop_ids:
+            narrow[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
+        return narrow if narrow.any() else mask
 
     def _uniform(self, ahead: int) -> float:
         """The number of the next token, or of one that comes `ahead` of it."""
@@ -117,10 +141,16 @@ class Sampler:
         """Why nothing more can be chosen, if the constraint failed."""
         return None if self.masks is None else self.masks.error
 
-    def accept(self, token_id: int, *, goes_on: bool = True) -> None:
-        """The token that was chosen with `row`, and whether another one is wanted."""
+    def accept(self, token_id: int, surprise: float = 0.0, *, goes_on: bool = True) -> None:
+        """The token that was chosen with `row`, its surprise to Mirostat, and whether another one is wanted."""
         self._drawn_tokens += 1
+        self._surprise_bound -= self.params.mirostat_eta * (surprise - self.params.mirostat_tau)
         if self._history is not None:
             self._history.add(token_id)
+        if self._repetition is not None:
+            self._repetition.add(token_id)
+        if self._stop_ids and self._drawn_tokens >= self.params.min_tokens:
+            self._stop_ids = ()
+            self._set_bias({})
         if self.masks is not None and goes_on:
             self.masks.accept(token_id)

@@ -112,7 +112,7 @@ class Sequence:
         self.priority = priority
         self.client = client
         self.rank: Rank = (arrival, sequence_id, index)
-        self.sampler = Sampler(params, self.tokens, index, masks)
+        self.sampler = Sampler(params, self.tokens, index, masks, stop_ids)
         self.watch = Stopwatch(asked_s)
         self.uses_cache = uses_cache
         self.pool = pool
@@ -180,7 +180,7 @@ class Sequence:
         reason = FinishReason.LENGTH if len(self.tokens) >= self.end_tokens else None
         if result.token_id in self._stop_ids:
             reason = FinishReason.STOP
-        self.sampler.accept(result.token_id, goes_on=reason is None)
+        self.sampler.accept(result.token_id, result.surprise, goes_on=reason is None)
         return reason
 
     def report(self, result: SampleResult, reason: FinishReason | None, now_s: float) -> TokenEvent:

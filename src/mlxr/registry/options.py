@@ -15,6 +15,7 @@ from typing import Literal
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.parameter import Kind as ParameterKind
+from mlxr.core.sampling import read_params
 from mlxr.core.types import PARAMETERS
 
 Kind = Literal["int", "float", "bool", "texts"]
@@ -23,27 +24,31 @@ MAX_STOPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row. `has_effect` is False for what is accepted for the clients' sake; `only` is the one value served, `least`
-    the smallest that means anything.
+    """A row. `has_effect` is False for what is accepted for the clients' sake; `least` is the smallest value that means
+    anything. What sampling parameters may be, their own table says.
     """
 
     name: str
     kind: Kind
     has_effect: bool = True
-    only: float | None = None
     least: int | None = None
 
 
-KINDS: Mapping[ParameterKind, Kind] = {"int": "int", "float": "float", "seed": "int", "texts": "texts"}
+KINDS: Mapping[ParameterKind, Kind] = {
+    "int": "int",
+    "float": "float",
+    "flag": "bool",
+    "seed": "int",
+    "texts": "texts",
+}
 OPTIONS: tuple[Option, ...] = (
     *(Option(name, KINDS[row.kind]) for row in PARAMETERS for name in reversed(row.list_names("ollama"))),
-    Option("typical_p", "float", only=1.0),
     Option("num_ctx", "int", least=1),
     Option("num_keep", "int", least=-1),
     Option("num_batch", "int", has_effect=False, least=1),
     *(Option(name, "int", has_effect=False, least=-1) for name in ("num_gpu", "draft_num_predict")),
-    *(Option(name, "int", has_effect=False, least=0) for name in ("main_gpu", "num_thread", "mirostat")),
-    *(Option(name, "float", has_effect=False) for name in ("mirostat_tau", "mirostat_eta", "tfs_z")),
+    *(Option(name, "int", has_effect=False, least=0) for name in ("main_gpu", "num_thread")),
+    Option("tfs_z", "float", has_effect=False),
     *(Option(name, "bool", has_effect=False) for name in ("use_mmap", "use_mlock", "low_vram", "f16_kv", "numa")),
     *(Option(name, "bool", has_effect=False) for name in ("penalize_newline", "logits_all", "vocab_only")),
     Option("embedding_only", "bool", has_effect=False),
@@ -94,6 +99,12 @@ def read_parameter(name: str, text: str) -> object:
 
 
 def _check(option: Option, value: object, field: str) -> object:
+    value = _check_kind(option, value, field)
+    read_params({option.name: value}, prefix=field.removesuffix(option.name))
+    return value
+
+
+def _check_kind(option: Option, value: object, field: str) -> object:
     if option.kind == "texts":
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts) or len(texts) > MAX_STOPS:
@@ -111,8 +122,6 @@ def _check(option: Option, value: object, field: str) -> object:
         value = int(value)
     if option.least is not None and value < option.least:
         raise InvalidRequest(field, f"must be at least {option.least}, got {value}")
-    if option.only is not None and value != option.only:
-        raise InvalidRequest(field, f"is not supported; only {option.only:g}, which switches it off")
     return value
 
 

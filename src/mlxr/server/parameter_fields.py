@@ -42,6 +42,8 @@ def make_fields(title: str, *dialects: Dialect) -> type[ParameterFields]:
 def _type_of(row: Parameter) -> Any:
     if row.kind == "texts":
         return Text | Annotated[list[Text], Field(max_length=int(row.high))]
+    if row.kind == "flag":
+        return bool
     low = min([row.low, *row.stands_for])
     bounds = Field(gt=low, le=row.high) if row.open_low else Field(ge=low, le=row.high)
     return Annotated[float if row.kind == "float" else int, bounds]

@@ -59,6 +59,7 @@ class Answer:
         self._parser = format.open_parser()
         self._shown_tokens, self._make_id = format.shown_tokens, format.make_id
         self._stops = StopScanner(params.stop)
+        self._min_tokens = params.min_tokens  # text of the first ones holds no stop string
         self._stop: str | None = None
         self._stop_tokens = stop_tokens  # stop strings that are special tokens: they never show up as text
         self._wants_logprobs = params.logprobs is not None
@@ -149,9 +150,9 @@ class Answer:
         """Append the events of one piece; nothing follows a stop string."""
         if self._stop is not None:
             return
-        if isinstance(piece, str):
+        if isinstance(piece, str) and self._completion_tokens > self._min_tokens:
             piece, self._stop = self._stops.push(piece)
-        else:
+        elif not isinstance(piece, str):
             self._emit(self._stops.flush(), events)
         self._emit(piece, events)
 

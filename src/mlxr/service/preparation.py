@@ -16,6 +16,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat
+from mlxr.service.breakers import BreakerFinder
 from mlxr.service.chat import Chat, Rules, Turn
 from mlxr.service.messages import check_messages
 from mlxr.service.prompt import Prompt, encode_prompt
@@ -160,7 +161,11 @@ class Preparation:
             )
             for index in range(params.n)
         ]
-        engine_params = replace(params, stop_token_ids=params.stop_token_ids | stop_tokens.keys())
+        engine_params = replace(
+            params,
+            stop_token_ids=params.stop_token_ids | stop_tokens.keys(),
+            dry_breaker_ids=params.dry_breaker_ids | self._find_breakers(params),
+        )
         return Prepared(list(token_ids), engine_params, answers)
 
     def _prepare_chat(self, request: ChatRequest) -> Prepared:
@@ -211,6 +216,13 @@ class Preparation:
             check_messages(request.messages)
             raise refuse_chat(self._model_name)
         return self._chat
+
+    @cached_property
+    def _breakers(self) -> BreakerFinder:
+        return BreakerFinder(self.tokenizer, self._vocab_size)
+
+    def _find_breakers(self, params: SamplingParams) -> frozenset[tuple[int, ...]]:
+        return self._breakers.find(params.dry_sequence_breakers) if params.dry_multiplier > 0 else frozenset()
 
     def _find_stop_tokens(self, params: SamplingParams) -> dict[int, str]:
         """Stop strings that are one special token: those are never decoded to text, so the engine must stop at them."""

@@ -1,10 +1,13 @@
 """Choose the next token of every row of logits.
 
-Steps, in this order: what the mask leaves out becomes impossible; add the logit bias; penalties; (log-probabilities
-are those of the softmax of this); with temperature 0 the largest logit, else divide by the temperature; keep the top_k
-largest; of these the fewest largest whose probabilities reach top_p; of these those of at least min_p times the largest
-probability; draw from what is left. Candidates are ordered by falling logit, equal ones by rising id; the draw takes
-the first whose cumulative probability exceeds `uniform`. Nothing depends on the other rows.
+Steps, in this order: what the mask leaves out becomes impossible; add the logit bias; penalties, then those of DRY;
+(log-probabilities are those of the softmax of this). With temperature 0 the largest logit is taken. Else candidates are
+left out by top_n_sigma, top_k, typical_p, top_p, min_p and XTC, which see probabilities at the temperature, or at 1
+with `temperature_last`; with Mirostat by it alone. The token is drawn from what is left, at the temperature, which with
+`dynatemp_range` depends on what is left. `docs/sampling.md` says what each rule does, `rules` how.
+
+Candidates are ordered by falling logit, equal ones by rising id; the draw takes the first whose cumulative probability
+exceeds `uniform`. Nothing depends on the other rows.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ from collections.abc import Sequence
 from mlxr.kernels.checks import check_floats, check_ints, check_mask, check_size, refuse
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
-from mlxr.kernels.sample.row import NO_IDS, NO_TOKEN, SampleResult, SampleRow
+from mlxr.kernels.sample.row import NO_IDS, NO_TOKEN, SampleResult, SampleRow, takes_likeliest
 from mlxr.kernels.tensor import FloatArray, IntArray
 
-__all__ = ["NO_IDS", "NO_TOKEN", "SampleResult", "SampleRow", "sample"]
+__all__ = ["NO_IDS", "NO_TOKEN", "SampleResult", "SampleRow", "sample", "takes_likeliest"]
 
 CHOICE = Choice(__name__)
 
@@ -38,22 +41,24 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[
     if name == "gpu" and not implementation.takes_rows(ctx, rows):
         logits = implementation.fetch_logits(ctx, logits)
         name, implementation = CHOICE.pick("reference" if ctx.native is None else "cpu")
-    ctx.ledger.count("sample", name, "greedy" if all(row.temperature == 0 for row in rows) else "random")
+    ctx.ledger.count("sample", name, "greedy" if all(row.params.temperature == 0 for row in rows) else "random")
     results: list[SampleResult] = implementation.sample(ctx, logits, rows)
     return results
 
 
 def _check_row(index: int, row: SampleRow, vocabulary: int) -> None:
     where = f"rows[{index}]."
-    positive = row.temperature >= 0 and row.top_k >= 0 and row.top_logprobs >= 0 and row.repetition_penalty > 0
-    if not (positive and 0 < row.top_p <= 1 and 0 <= row.min_p <= 1 and 0 <= row.uniform < 1):
-        refuse("sample", f"rows[{index}]", row, "values in the ranges of SamplingParams and uniform in [0, 1)")
+    if not (row.top_logprobs >= 0 and 0 <= row.uniform < 1 and 0 <= row.chance < 1):
+        refuse("sample", f"rows[{index}]", row, "top_logprobs of at least 0, uniform and chance in [0, 1)")
     if row.history_ids.shape[0] or row.history_counts.shape[0]:
         check_ints("sample", f"{where}history_counts", row.history_counts)
         _check_ids(f"{where}history", row.history_ids, row.history_counts.shape[0], vocabulary)
     if row.bias_ids.shape[0] or row.bias_values.shape[0]:
         check_floats("sample", f"{where}bias_values", row.bias_values, 1)
         _check_ids(f"{where}bias", row.bias_ids, row.bias_values.shape[0], vocabulary)
+    if row.dry_ids.shape[0] or row.dry_penalties.shape[0]:
+        check_floats("sample", f"{where}dry_penalties", row.dry_penalties, 1)
+        _check_ids(f"{where}dry", row.dry_ids, row.dry_penalties.shape[0], vocabulary)
     if row.mask is not None:
         check_mask("sample", f"{where}mask", row.mask)
         check_size("sample", f"{where}mask: number of words", row.mask.shape[0], -(-vocabulary // 32))

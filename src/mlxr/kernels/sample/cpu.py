@@ -17,6 +17,6 @@ from mlxr.kernels.tensor import FloatArray
 def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[SampleResult]:
     """Every row by itself, rows spread over the threads."""
     return [
-        SampleResult(token_id, logprob, [TokenLogprob(*best) for best in top])
-        for token_id, logprob, top in ctx.module.sample(ctx.native, logits, rows)
+        SampleResult(token_id, logprob, [TokenLogprob(*best) for best in top], surprise)
+        for token_id, logprob, top, surprise in ctx.module.sample(ctx.native, logits, rows)
     ]

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.types import SamplingParams
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.draw import DRAW, NUMBERS, launch_draw, split_drawn
 from mlxr.kernels.gpu.recording import Buffer
-from mlxr.kernels.sample.row import SampleResult, SampleRow
+from mlxr.kernels.sample.row import SampleResult, SampleRow, drops_likeliest, takes_likeliest
 from mlxr.kernels.tensor import FloatArray
 
 KERNELS = (DRAW,)
@@ -47,7 +48,7 @@ def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleR
 def takes_rows(ctx: Context, rows: Sequence[SampleRow]) -> bool:
     """Whether all rows draw from their logits as they stand and ask for nothing else."""
     draws = ctx.gpu.launcher is not None
-    return all(_is_plain(row) and (draws or row.temperature == 0) for row in rows)
+    return all(_is_plain(row) and (draws or row.params.temperature == 0) for row in rows)
 
 
 def fetch_logits(ctx: Context, logits: Any) -> FloatArray:
@@ -59,17 +60,28 @@ def fetch_logits(ctx: Context, logits: Any) -> FloatArray:
 
 def _is_plain(row: SampleRow) -> bool:
     """Whether nothing but temperature, top_k, top_p and min_p is asked for."""
-    penalties = (row.repetition_penalty, row.presence_penalty, row.frequency_penalty)
-    unchanged = penalties == (1.0, 0.0, 0.0) or not row.history_ids.shape[0]
-    return row.mask is None and not row.top_logprobs and unchanged and not row.bias_ids.shape[0]
+    params = row.params
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    unchanged = (penalties == (1.0, 0.0, 0.0) or not row.history_ids.shape[0]) and not row.dry_ids.shape[0]
+    unchanged = unchanged and row.mask is None and not row.top_logprobs and not row.bias_ids.shape[0]
+    return unchanged and (takes_likeliest(params) or not _has_other_rules(params))
+
+
+def _has_other_rules(params: SamplingParams) -> bool:
+    comes_late = params.temperature_last and params.temperature != 1 and (params.top_p < 1 or params.min_p > 0)
+    others = params.mirostat or params.dynatemp_range > 0 or params.top_n_sigma > 0 or drops_likeliest(params)
+    return bool(comes_late or others)
 
 
 def _collect_numbers(rows: Sequence[SampleRow]) -> Numbers | None:
     """What the kernel draws by; None where it takes the largest."""
-    if all(row.temperature == 0 for row in rows):
+    if all(row.params.temperature == 0 for row in rows):
         return None
     numbers = np.zeros((len(rows), NUMBERS), np.float32)
-    numbers[:, :5] = [(row.temperature, row.top_p, row.min_p, row.uniform, min(row.top_k, 1 << 24)) for row in rows]
+    numbers[:, :5] = [
+        (row.params.temperature, row.params.top_p, row.params.min_p, row.uniform, min(row.params.top_k, 1 << 24))
+        for row in rows
+    ]
     np.minimum(numbers[:, 3], _BELOW_ONE, out=numbers[:, 3])
     return numbers
 
@@ -78,7 +90,7 @@ def _collect_following(rows: Sequence[SampleRow], numbers: Numbers | None) -> An
     """The same for the tokens after these; ... where a row does not know its number."""
     if numbers is None:
         return None
-    uniforms = [0.0 if row.temperature == 0 else row.following_uniform for row in rows]
+    uniforms = [0.0 if row.params.temperature == 0 else row.following_uniform for row in rows]
     if None in uniforms:
         return ...
     following = numbers.copy()
