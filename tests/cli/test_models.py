@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlxr import LLM
+from mlxr.cli.main import main
 from mlxr.loading import ASSETS
 
 sys.path.append(str(Path(__file__).parents[1] / "registry"))
@@ -50,9 +52,16 @@ def test_list_shows_what_comes_with_mlxr(mlxr: Run, models_folder: Path) -> None
     assert not models_folder.exists()
 
 
-def test_pull_show_run_and_remove(mlxr: Run, hub: FakeHub, models_folder: Path) -> None:
+def test_pull_show_run_and_remove(
+    mlxr: Run, hub: FakeHub, models_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     hub.add("me/draft-GGUF", {"draft.Q8_0.gguf": DRAFT.read_bytes()})
-    assert "hf.co/me/draft-GGUF" in mlxr("pull", "hf.co/me/draft-GGUF", "--hub-url", hub.url)
+    assert main(["pull", "hf.co/me/draft-GGUF", "--hub-url", hub.url]) == 0
+    output = capsys.readouterr()
+    assert "hf.co/me/draft-GGUF" in output.out
+    lines = output.err.splitlines()
+    assert re.fullmatch(r"draft\.Q8_0\.gguf: [0-9.]+ [KMi]*B of 4\.7 MiB", lines[0])
+    assert re.fullmatch(r"draft\.Q8_0\.gguf: 4\.7 MiB of 4\.7 MiB, [0-9.]+ [KMGi]*B/s", lines[-1])
     assert list_names(mlxr)[0] == "hf.co/me/draft-GGUF:latest"
     shown = json.loads(mlxr("show", "hf.co/me/draft-gguf", "--json"))
     assert shown["record"]["quantization"] == "Q8_0"

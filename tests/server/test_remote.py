@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 from gated_model import Gate
 from running_server import MakeServer, RunningServer
@@ -93,6 +94,33 @@ def test_texts_are_embedded_here_as_there(server: str, command: Command) -> None
     assert "TEXT: is missing" in command("embed", "demo")[2]
 
 
+def test_a_chat_with_a_server_shows_and_saves(server: str, command: Command) -> None:
+    lines = [
+        "/show",
+        "/show template",
+        "/set system Be brief.",
+        "/set parameter top_k 3",
+        "/set parameter num_predict 4",
+        '/set parameter stop "zz" yy',
+    ]
+    lines += [QUESTION, "/save kept", "/load kept", "/show system", "/show parameters", "/set format json", "Hello"]
+    code, out, notes = command("chat", "demo", "--url", server, stdin="\n".join(lines))
+    assert code == 0
+    assert "mlxr:" not in notes
+    assert "quantization  Q8_0" in out
+    assert "{%" in out
+    assert "Be brief." in out
+    with httpx.Client(base_url=server) as client:
+        kept = client.post("/api/show", json={"model": "kept"}).json()
+        answer = json.loads(command("run", "kept", QUESTION, "--json", "--url", server)[1])
+        client.request("DELETE", "/api/delete", json={"model": "kept"})
+    assert kept["parameters"] == 'num_predict 4\nstop "zz"\nstop "yy"\ntop_k 3'
+    assert answer["usage"]["completion_tokens"] <= 4
+    assert [message["role"] for message in kept["messages"]] == ["user", "assistant"]
+    code, _, notes = command("chat", "--url", server, stdin="/show\n/save x\n")
+    assert (code, notes.count("MODEL: is needed for this")) == (0, 2)
+
+
 def test_stop_unloads(server: str, command: Command) -> None:
     command("run", QUESTION, "--max-tokens", "2", "--url", server)
     assert "demo" in command("ps", "--url", server)[1]
@@ -117,7 +145,7 @@ def test_a_conversation_forgets_its_oldest_turns_when_the_servers_context_is_ful
     [
         (["run", "no-such-model", QUESTION], "no-such-model"),
         (["run", QUESTION, "--threads", "1"], "leave out --threads"),
-        (["run", QUESTION, "--max-tokens", "0"], "max_tokens: must be at least 1"),
+        (["run", QUESTION, "--max-tokens", "-3"], "max_tokens: must be at least 0"),
         (["run", "one", "two", "three"], "put the prompt in quotes"),
     ],
 )

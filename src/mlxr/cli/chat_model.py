@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from mlxr.cli.remote import DEFAULT_MODEL, Answerer, open_model
-from mlxr.cli.server_client import ask_server
+from mlxr.cli.server_client import ask_parameters, ask_server
 from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.settings import Settings
 from mlxr.loading import NAMED_MODELS
@@ -37,8 +37,8 @@ class ModelCard:
 class ChatModel:
     """One model at a time. `name` None is the default model, demo or the server's.
 
-    `parameters` and `messages` are what the model brings along (see `mlxr create`). At a server they are empty, since
-    the server adds them itself.
+    `parameters` and `messages` are what the model brings along (see `mlxr create`). At a server there are no messages,
+    since the server adds them itself.
     """
 
     def __init__(self, name: str | None, settings: Settings, url: str | None) -> None:
@@ -54,7 +54,9 @@ class ChatModel:
     @property
     def parameters(self) -> Mapping[str, object]:
         """Sampling parameters under Ollama's names."""
-        return self._record.parameters if self._url is None else {}
+        if self._url is not None:
+            return ask_parameters(self._settings, self._url, self.name)
+        return self._record.parameters
 
     @property
     def messages(self) -> list[Message]:

@@ -14,6 +14,7 @@ import typer
 from mlxr.cli.chat import chat
 from mlxr.cli.flags import Json, Sampling, System, make_sampling
 from mlxr.cli.remote import DEFAULT_MODEL, Answerer, AnswerStream, RemoteModel, Url, find_own_key, open_model
+from mlxr.cli.server_client import ask_parameters
 from mlxr.cli.terminal import print_json, print_note, write_piece, write_thought
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
@@ -53,7 +54,8 @@ def run(
         return
     prompt = read_prompt(prompt, is_raw=raw)
     record = find_record(model, settings) if url is None and model is not None else None
-    params = make_sampling({} if record is None else record.parameters, sampling)
+    parameters = ask_parameters(settings, url, model) if url is not None else record.parameters if record else {}
+    params = make_sampling(parameters, sampling)
     opening = () if record is None else record.messages
     with (
         open_model(model, settings, url, needs_chat_template=system is not None and not raw) as answerer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -51,6 +52,23 @@ def ask_server(
     if response.status_code != 200:
         raise MlxrError(f"{socket or base_url}: {_read_error(reply) or f'HTTP status {response.status_code}'}")
     return reply
+
+
+def ask_parameters(settings: Settings, url: str, model: str | None) -> dict[str, object]:
+    """The parameters that were set on a server's model, under Ollama's names; none where the server does not say."""
+    if model is None:
+        return {}
+    try:
+        text = ask_server(settings, url, "/api/show", {"model": model}).get("parameters")
+    except MlxrError:  # whoever asks the model for an answer hears the reason
+        return {}
+    found: dict[str, object] = {}
+    for line in str(text or "").splitlines():
+        name, _, value = line.partition(" ")
+        parsed = json.loads(value)
+        earlier = found.get(name, [])
+        found[name] = [*earlier, parsed] if isinstance(earlier, list) and isinstance(parsed, str) else parsed
+    return found
 
 
 def _read_error(reply: object) -> str | None:
