@@ -53,6 +53,7 @@ test-real: $(VENV)/.dev $(CLIENTS)/.installed ## answers of real models (MLXR_RE
 
 test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while)
 	@$(PEERS)/bin/python -m pytest tests/peers
+	@$(PEERS)/bin/python tests/peers/llamacpp_server/run.py
 
 test-wheel: $(VENV)/.dev $(CLIENTS)/.installed ## build the sdist and the wheel, and use the wheel alone in a clean environment
 	@$(BIN)/python -m pytest tests/wheel

@@ -114,6 +114,13 @@ def test_fields_of_a_reply_can_be_picked(client: httpx.Client) -> None:
     assert picked.keys() == {"content", "generation_settings/n_predict"}
 
 
+@pytest.mark.parametrize("fields", [{"grammar": 'root ::= "a"{5,5}'}, {"json_schema": {"const": "aaaaa"}}])
+def test_answers_follow_grammars(fields: dict, client: httpx.Client) -> None:
+    reply = complete(client, n_predict=20, **fields)
+    assert reply["content"].strip('"') == "aaaaa"
+    assert reply["stop_type"] == "eos"
+
+
 def test_no_tokens_only_fill_the_cache(client: httpx.Client) -> None:
     prompt = "a text of its own that nothing else here reads " * 20
     first = complete(client, prompt=prompt, n_predict=0)
@@ -220,6 +227,24 @@ def test_vectors_in_every_norm(client: httpx.Client) -> None:
     assert raw[0] / math.sqrt(math.fsum(number * number for number in raw)) == pytest.approx(plain[0], abs=1e-6)
     assert vectors(input=["hello world", "other"])[0] == plain
     assert client.post("/embedding", json={}).json()["error"]["field"] == "content"
+
+
+def test_streams_without_the_prefix_are_llamacpps(client: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "stream": True}
+    for path, opening in (("/chat/completions", None), ("/v1/chat/completions", "")):
+        lines = client.post(path, json=body).text.splitlines()
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+        assert chunks[0]["choices"][0]["delta"]["content"] == opening
+        assert chunks[-1]["timings"]["predicted_n"] == 3  # also where no usage is asked for
+        assert not any("timings" in chunk for chunk in chunks[:-1])
+
+
+def test_vectors_of_mixed_inputs(client: httpx.Client) -> None:
+    ids = client.post("/tokenize", json={"content": "hello world", "add_special": True}).json()["tokens"]
+    parts = {"content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "world"}]}
+    inputs = ["hello world", ids, {"prompt_string": "hello world"}, parts, [ids[0], "hello world"]]
+    vectors = [one["embedding"] for one in client.post("/v1/embeddings", json={"input": inputs}).json()["data"]]
+    assert vectors == [vectors[0]] * len(inputs)
 
 
 def test_openai_without_the_prefix(client: httpx.Client) -> None:

@@ -85,8 +85,11 @@ class ChatTemplate:
         taken = sorted(_RESERVED & (extra or {}).keys())
         if taken:
             raise InvalidRequest(f"extra.{taken[0]}", "is a variable that the template gets from the conversation")
+        now = self._read_clock()
         variables = {
             **self.tokens,
+            "date_string": now.strftime("%d %b %Y"),  # Llama 3's name for today
+            "datetime": now.strftime("%b %d %Y"),  # Firefunction's
             **(extra or {}),
             "messages": list(messages),
             "tools": tools,
@@ -96,7 +99,7 @@ class ChatTemplate:
         with_tools = bool(tools) and self.tool_source is not None
         source = self.tool_source if with_tools and self.tool_source is not None else self.source
         label = f"{self.name} ({TOOL_TEMPLATE})" if with_tools else self.name
-        return template_workers.render(source, label, variables, self._read_clock())
+        return template_workers.render(source, label, variables, now)
 
     def check(self) -> None:
         """Raise TemplateError for a template that does not compile."""

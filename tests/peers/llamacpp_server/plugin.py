@@ -2,7 +2,7 @@
 
 Its options become settings of mlxr: a slot is a place for an answer (`max_sequences`), the context is divided among
 them as llama.cpp does, and what its flags set for every request (temperature, seed, length, chat template) is set on a
-model made with `mlxr create`. `--verbose` becomes the field `verbose` of each request.
+model made with `mlxr create`. `--verbose` and `--reasoning` become fields of each request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MLXR = [sys.executable, "-m", "mlxr"]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what `not_applicable.txt` lists; a line that fits no test of a collected module is an error."""
-    names = {item.nodeid.rpartition("/")[2]: item for item in items}
+    names = {item.nodeid.partition("unit/")[2]: item for item in items}
     modules = {name.partition("::")[0] for name in names}
     whole = not any(name in " ".join(sys.argv) for name in ("::", " -k", "-k "))
     for wanted, reason in read_reasons():
@@ -75,7 +75,7 @@ def make_folder(server: Any) -> Path:
         lines.append(f"PARAMETER num_predict {server.n_predict}")
     lines.append(f'TEMPLATE """{find_template(server)}"""')
     text = "\n".join(lines)
-    name = str(server.model_alias)
+    name = server.model_alias or "unnamed"
     folder = WORK / "folders" / hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()[:16]
     if not folder.exists():
         making = folder.with_suffix(".making")
@@ -96,15 +96,16 @@ def start(self: Any, timeout_seconds: int = 60) -> None:
         "port": self.server_port,
         "host": self.server_host,
         "models-folder": make_folder(self),
-        "default-model": self.model_alias,
+        "default-model": self.model_alias or "demo",
         "context-tokens": context,
         "max-sequences": slots,
+        "page-size": 1,  # so that as much of a prompt is found again as in llama.cpp's slots
         "prefill-chunk-tokens": self.n_batch or 512,
         "arena-bytes": "64M",
         "threads": 1,
         "log-level": "warning",
     }
-    if self.cors_origins:
+    if self.cors_origins not in (None, "localhost"):  # pages of this machine are let in anyway
         flags["cors-origins"] = self.cors_origins
     environment = {**os.environ}
     if self.api_key:
@@ -130,18 +131,26 @@ def match_regex(regex: str, text: str) -> bool:
     return bool(text) if regex in MODEL_TEXTS else MATCH_REGEX(regex, text)
 
 
-def with_verbose(send: Any) -> Any:
-    """`send` with the field `verbose`, where the server was to be started with that flag."""
+def with_fields(send: Any) -> Any:
+    """`send` with the fields of requests that mlxr has in place of the server's flags."""
 
     def sending(self: Any, method: str, path: str, data: Any = None, *rest: Any, **named: Any) -> Any:
-        if self.debug and isinstance(data, dict):
-            data = {"verbose": True, **data}
+        if isinstance(data, dict):
+            data = {**find_fields(self), **data}
         return send(self, method, path, data, *rest, **named)
 
     return sending
 
 
+def find_fields(server: Any) -> dict[str, object]:
+    """What stands for `--verbose` and `--reasoning`."""
+    fields: dict[str, object] = {"verbose": True} if server.debug else {}
+    if server.reasoning is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": server.reasoning != "off"}
+    return fields
+
+
 MATCH_REGEX = utils.match_regex
 utils.match_regex = match_regex
 utils.ServerProcess.start = start
-utils.ServerProcess.make_request = with_verbose(utils.ServerProcess.make_request)
+utils.ServerProcess.make_request = with_fields(utils.ServerProcess.make_request)

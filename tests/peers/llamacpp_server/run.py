@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
@@ -24,7 +25,8 @@ from pathlib import Path
 from adapted import adapt
 
 HERE = Path(__file__).parent
-PACKAGE = "llama-cpp-python==0.3.36"
+PROJECT = tomllib.loads((HERE.parents[2] / "pyproject.toml").read_text())["project"]
+PACKAGE = next(name for name in PROJECT["optional-dependencies"]["peers"] if name.startswith("llama-cpp-python"))
 SHARE = 0.95
 MODULES = (
     "test_basic",
@@ -62,7 +64,7 @@ def main() -> int:
         f"--junitxml={report}",
         *(rest if chosen else [*rest, *paths]),
     ]
-    path = os.pathsep.join(map(str, (HERE, tests)))
+    path = os.pathsep.join(filter(None, (str(HERE), str(tests), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, "LLAMACPP_SOURCE": str(source), "LLAMACPP_TESTS": str(work)}
     subprocess.run(command, cwd=tests, env=environment, check=False)
     return count(report)

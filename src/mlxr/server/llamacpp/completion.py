@@ -11,7 +11,7 @@ from mlxr.server.json_models import JsonObject
 from mlxr.server.llamacpp.answering import answer
 from mlxr.server.llamacpp.errors import STREAMED
 from mlxr.server.llamacpp.fields import CompletionFields
-from mlxr.server.llamacpp.prompts import Prompts, read_prompt, split_prompts
+from mlxr.server.prompts import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router
 
 router = Router()

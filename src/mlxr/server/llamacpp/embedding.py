@@ -14,7 +14,7 @@ from mlxr.server.embedding import embed_all
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import ReplyModel, RequestModel
 from mlxr.server.llamacpp.errors import ERRORS
-from mlxr.server.llamacpp.prompts import Prompts, read_prompt, split_prompts
+from mlxr.server.prompts import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router
 from mlxr.service.embedding import Vector, scale_vector
 

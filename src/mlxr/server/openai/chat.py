@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
+from mlxr.server.json_models import JsonObject
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold, VerboseReply
@@ -23,6 +24,7 @@ FIELDS = {
     "prompt": "messages",
     "think": "reasoning_effort",
 }  # the service's words for what may be wrong
+LLAMACPP_OPENING: JsonObject = {"role": "assistant", "content": None}  # what streams without /v1 begin with
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
@@ -43,6 +45,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
             answers=answers,
             includes_usage=body.includes_usage,
             token_bytes=token_bytes,
+            opening=None if request.url.path.startswith("/v1/") else LLAMACPP_OPENING,
         )
         return EventStream(request, _write_frames(generation, chunks), media_type=SSE, on_error=error_frame)
     fold = ChatFold(prompt_tokens, answers, token_bytes)

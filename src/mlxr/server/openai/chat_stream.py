@@ -24,8 +24,13 @@ class ChatChunks:
         answers: int,
         includes_usage: bool,
         token_bytes: TokenBytes | None,
+        opening: JsonObject | None = None,
     ) -> None:
-        """`head` is what all chunks begin with: id, object, created, model, system_fingerprint."""
+        """`head` is what all chunks begin with: id, object, created, model, system_fingerprint.
+
+        `opening` is the first delta of each answer.
+        """
+        self._opening = opening or {"role": "assistant", "content": "", "refusal": None}
         self._head = {**head, "usage": None} if includes_usage else head
         self._tally = Tally(prompt_tokens, answers)
         self._includes_usage = includes_usage
@@ -37,7 +42,7 @@ class ChatChunks:
         self._tally.add(event)
         if event.index not in self._opened:
             self._opened.add(event.index)
-            yield self._make_chunk(event.index, {"role": "assistant", "content": "", "refusal": None})
+            yield self._make_chunk(event.index, self._opening)
         match event:
             case TextDelta():
                 yield self._make_chunk(event.index, {"content": event.text}, event.tokens)
@@ -46,14 +51,14 @@ class ChatChunks:
             case ToolCallDelta():
                 yield self._make_chunk(event.index, {"tool_calls": [_describe_call(event)]})
             case Finish():
-                yield self._make_chunk(event.index, {}, finish_reason=name_finish(event.reason))
+                chunk = self._make_chunk(event.index, {}, finish_reason=name_finish(event.reason))
+                yield chunk if self._includes_usage else {**chunk, **self._tally.last_timings()}
 
     def end(self) -> Iterator[JsonObject]:
         """The chunk of token counts, where it was asked for."""
         if self._includes_usage:
-            timings = self._tally.timings()
-            extra = {} if timings is None else {"timings": timings.model_dump()}
-            yield {**self._head, "choices": [], "usage": self._tally.usage().model_dump(), **extra}
+            usage = self._tally.usage().model_dump()
+            yield {**self._head, "choices": [], "usage": usage, **self._tally.last_timings()}
 
     def _make_chunk(
         self, index: int, delta: JsonObject, tokens: Sequence[TokenInfo] = (), finish_reason: str | None = None

@@ -155,14 +155,14 @@ class CompletionChunks:
                 logprobs = self._offsets[event.index].describe(event.tokens, self._token_bytes).model_dump()
             yield self._make_chunk(event.index, event.text, logprobs)
         elif isinstance(event, Finish):
-            yield self._make_chunk(event.index, "", finish_reason=name_text_finish(event.reason))
+            chunk = self._make_chunk(event.index, "", finish_reason=name_text_finish(event.reason))
+            yield chunk if self._includes_usage else {**chunk, **self._tally.last_timings()}
 
     def end(self) -> Iterator[JsonObject]:
         """The chunk of token counts, where it was asked for."""
         if self._includes_usage:
-            timings = self._tally.timings()
-            extra = {} if timings is None else {"timings": timings.model_dump()}
-            yield {**self._head, "choices": [], "usage": self._tally.usage().model_dump(), **extra}
+            usage = self._tally.usage().model_dump()
+            yield {**self._head, "choices": [], "usage": usage, **self._tally.last_timings()}
 
     def _make_chunk(
         self, index: int, text: str, logprobs: JsonObject | None = None, finish_reason: str | None = None

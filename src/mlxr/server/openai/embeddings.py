@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -14,13 +14,12 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.server.embedding import embed_all
 from mlxr.server.generation import borrow
 from mlxr.server.json_models import ReplyModel, RequestModel
-from mlxr.server.openai.completion_request import Prompts, split_prompts
 from mlxr.server.openai.fields import Count
 from mlxr.server.openai.route import ERRORS
+from mlxr.server.prompts import Prompts, read_prompt, split_prompts
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.embedding import Vector, scale_vector
-from mlxr.service.prompt import Prompt
 
 router = Router()
 
@@ -29,7 +28,7 @@ class EmbeddingRequest(RequestModel):
     """Turn texts into vectors of length 1."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
-    input: Annotated[Prompts, Field(description="Text or token ids, one or several.")]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = Field(None, description="Keep the first so many numbers, scaled to length 1 again.")
     pooling: Literal["mean", "last"] | None = Field(
@@ -69,7 +68,8 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     hidden = session.config.hidden
     if body.dimensions is not None and body.dimensions > hidden:
         raise InvalidRequest("dimensions", f"the model's vectors have {hidden} dimensions, got {body.dimensions}")
-    prompts = await session.run(_encode_all, session, split_prompts(body.input), reads=body.input)
+    texts, _ = split_prompts(body.input, "input")
+    prompts = await session.run(_encode_all, session, texts, reads=body.input)
     vectors = await embed_all(request, lease, prompts, body.pooling or "mean")
     scaled = [scale_vector(vector, body.dimensions) for vector in vectors]
     tokens = sum(len(ids) for ids in prompts)
@@ -85,11 +85,12 @@ async def create_embeddings(request: Request, body: EmbeddingRequest) -> Respons
     )
 
 
-def _encode_all(session: AsyncSession, prompts: Sequence[Prompt]) -> list[list[int]]:
+def _encode_all(session: AsyncSession, prompts: Sequence[object]) -> list[list[int]]:
     encoded = []
     for number, prompt in enumerate(prompts):
         try:
-            encoded.append(session.encode_prompt(prompt, parse_special=False))
+            read = read_prompt(session, prompt, "input", parse_special=False)
+            encoded.append(session.encode_prompt(read, parse_special=False))
         except InvalidRequest as error:
             raise InvalidRequest("input", f"text {number}: {error.reason}") from None
     return encoded

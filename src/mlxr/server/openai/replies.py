@@ -114,6 +114,11 @@ class Tally:
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens),
         )
 
+    def last_timings(self) -> dict[str, object]:
+        """The field `timings` of a chunk that ends an answer, over all that have ended; none if none was measured."""
+        timings = self.timings()
+        return {} if timings is None else {"timings": timings.model_dump()}
+
     def timings(self) -> TimingsReply | None:
         """Durations of the slowest answer; None where the engine measured none."""
         measured = [finish.timings for finish in self.finishes if finish.timings is not None]

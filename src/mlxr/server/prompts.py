@@ -1,4 +1,5 @@
-"""`prompt` and `content` as llama.cpp takes them: text, token ids, both mixed, an object with text, or a list of these.
+"""Prompts as llama.cpp takes them, and texts to make vectors of: text, token ids, both mixed, an object with text, or a
+list of these.
 
 A list whose items are all numbers and texts with at least one number among them is one prompt; any other list is
 several.
@@ -12,12 +13,13 @@ from typing import Annotated
 from pydantic import Field
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.core.types import MAX_INT
 from mlxr.server.json_models import JsonObject
-from mlxr.server.openai.completion_request import MAX_PROMPTS
-from mlxr.server.openai.fields import TokenId
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.prompt import Prompt
 
+MAX_PROMPTS = 2048
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 Mixed = list[TokenId | str]
 OnePrompt = str | Mixed | JsonObject
 Prompts = Annotated[
@@ -39,22 +41,22 @@ def split_prompts(given: object, field: str) -> tuple[list[object], bool]:
     return given, True
 
 
-def read_prompt(session: AsyncSession, prompt: object, field: str) -> Prompt:
+def read_prompt(session: AsyncSession, prompt: object, field: str, *, parse_special: bool = True) -> Prompt:
     """One prompt as the service takes it; texts between token ids are encoded without what begins a text."""
     if isinstance(prompt, dict):
         return _read_object(prompt, field)
     if not isinstance(prompt, list):
         return str(prompt)
-    return _join_parts(session, prompt)
+    return _join_parts(session, prompt, parse_special)
 
 
-def _join_parts(session: AsyncSession, parts: Sequence[object]) -> list[int]:
+def _join_parts(session: AsyncSession, parts: Sequence[object], parse_special: bool) -> list[int]:
     ids: list[int] = []
     for place, part in enumerate(parts):
         if not isinstance(part, str):
             ids.append(part)  # type: ignore[arg-type]  # checked by the request's model
         elif part:
-            ids += session.tokenizer.encode(part, add_special=place == 0, parse_special=True)
+            ids += session.tokenizer.encode(part, add_special=place == 0, parse_special=parse_special)
     return ids
 
 
