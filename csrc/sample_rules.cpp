@@ -147,14 +147,18 @@ template <typename Logit, typename Weight>
 Entropy measure_entropy(int64_t count, double factor, double peak, Logit logit, Weight weight) {
     double sums[4] = {}, moments[4] = {};
     int64_t candidates = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const double value = logit(i);
-        if (value == static_cast<double>(kNothing)) continue;
+    const auto add = [&](int64_t i, int64_t lane) {
+        const float value = logit(i);
         const double mass = weight(i);
-        sums[i % 4] += mass;
-        moments[i % 4] += mass * ((value - peak) * factor);
-        ++candidates;
+        sums[lane] += mass;  // impossible ones have none
+        moments[lane] += mass * ((std::max(value, -kLargest) - peak) * factor);
+        candidates += static_cast<int64_t>(value != kNothing);
+    };
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        for (int64_t lane = 0; lane < 4; ++lane) add(i + lane, lane);
     }
+    for (; i < count; ++i) add(i, i % 4);
     const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     const double moment = (moments[0] + moments[1]) + (moments[2] + moments[3]);
     return {std::log(sum) - moment / sum, candidates};
