@@ -56,7 +56,7 @@ test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (inst
 	@$(PEERS)/bin/python tests/peers/llamacpp_server/run.py
 
 test-wheel: $(VENV)/.dev $(CLIENTS)/.installed ## build the sdist and the wheel, and use the wheel alone in a clean environment
-	@$(BIN)/python -m pytest tests/wheel
+	@$(BIN)/python -m pytest -o timeout=1500 tests/wheel
 
 clean: ## remove everything that was built
 	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

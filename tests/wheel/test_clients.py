@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 
-import pytest
-
 from conftest import ROOT, Installed
 
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 
 
-@pytest.mark.timeout(600)
 def test_clients(installed: Installed) -> None:
     assert PYTHON.exists(), "make test-wheel installs the client libraries in .venv-clients"
     command = [PYTHON, "-m", "pytest", "--confcutdir=tests/clients", "-W", "ignore", "tests/clients"]
