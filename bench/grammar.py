@@ -44,10 +44,15 @@ class TimedConstraint:
     def __init__(self, inner: TokenConstraint, watch: Stopwatch) -> None:
         self._inner, self._watch = inner, watch
 
-    def fill_mask(self, mask: Mask) -> None:
+    @property
+    def is_cut(self) -> bool:
+        """As the inner constraint says."""
+        return self._inner.is_cut
+
+    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
         """The inner constraint's mask."""
         start_s = time.perf_counter()
-        self._inner.fill_mask(mask)
+        self._inner.fill_mask(mask, tokens_left)
         self._watch.spent_s += time.perf_counter() - start_s
 
     def accept(self, token_id: int) -> None:

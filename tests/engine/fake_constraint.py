@@ -28,7 +28,9 @@ class FakeConstraint:
         self.accepted: list[int] = []
         self.fills = 0
 
-    def fill_mask(self, mask: Mask) -> None:
+    is_cut = False
+
+    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
         assert not mask.any()
         self.fills += 1
         if self.fails_at is not None and len(self.accepted) >= self.fails_at:

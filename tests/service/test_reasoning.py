@@ -86,10 +86,12 @@ class Letters:
 class OnlyB:
     """Allows nothing but b."""
 
+    is_cut = False
+
     def __init__(self) -> None:
         self.accepted: list[int] = []
 
-    def fill_mask(self, mask: np.ndarray) -> None:
+    def fill_mask(self, mask: np.ndarray, tokens_left: int | None = None) -> None:
         mask[0] |= np.uint32(1 << 1)
 
     def accept(self, token_id: int) -> None:

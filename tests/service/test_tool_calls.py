@@ -57,6 +57,7 @@ CASES: list[tuple[str, str, list[object]]] = [
     ("hermes", f"<tool_call>{CALL}</tool_call> and so", [FIRST, " and so"]),
     ("hermes", f"<tool_call>{CALL}<tool_call>{NOW_CALL}", [FIRST, SECOND]),  # end markers forgotten
     ("hermes", '<tool_call>{"arguments": "{}", "name": "now"}</tool_call>', [CallPiece(0, "{}", "now")]),
+    ("hermes", '```json\n{"name": "now", "arguments": {}}\n```', [CallPiece(0, "{}", "now")]),
     ("llama3", '{"name": "weather", "parameters": {"city": "x"}}', [CallPiece(0, '{"city": "x"}', "weather")]),
     ("llama3", f"<|python_tag|>{CALL}; {NOW_CALL}", [FIRST, SECOND]),
     ("generic", f"{CALL}\n{NOW_CALL}\n", [FIRST, SECOND]),
@@ -75,7 +76,8 @@ TEXTS: list[tuple[str, str]] = [
     ("hermes", '<tool_call>{"name": "now", "arguments": {'),
     ("hermes", "a <tool_cal"),
     ("hermes", "<tool_call> "),
-    ("hermes", '{"name": "now", "arguments": {}}'),
+    ("hermes", '{"name": "then", "arguments": {}}'),
+    ("hermes", "```python\nx = 1\n```"),
     ("llama3", "The answer is {}"),
     ("llama3", '{"name": "nobody", "parameters": {}}'),
     ("llama3", '{"answer": 42} and more'),

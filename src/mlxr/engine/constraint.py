@@ -21,11 +21,16 @@ class TokenConstraint(Protocol):
     One thread at a time calls its methods.
     """
 
-    def fill_mask(self, mask: Mask) -> None:
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens were kept out so that the answer ends in time."""
+        ...
+
+    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
         """Set bit i % 32 of mask[i // 32] for every token i that may come next, end tokens included.
 
-        `mask` has a bit for every token of the model's vocabulary and comes all zero. Asking twice is the same as
-        asking once.
+        `mask` has a bit for every token of the model's vocabulary and comes all zero. At most `tokens_left` tokens may
+        come, this one included; None: any number. Asking twice is the same as asking once.
         """
         ...
 
@@ -41,16 +46,21 @@ class TokenConstraint(Protocol):
 class MaskSource:
     """The constraint of one answer with its mask of the next token, (ceil(vocab_size / 32),) uint32.
 
-    When the constraint fails the mask is empty and `error` says why.
+    The answer may have `most_tokens`. When the constraint fails the mask is empty and `error` says why.
     """
 
-    __slots__ = ("_constraint", "_is_filled", "error", "mask")
+    __slots__ = ("_constraint", "_is_filled", "_tokens_left", "error", "mask")
 
-    def __init__(self, constraint: TokenConstraint, vocab_size: int) -> None:
-        self._constraint = constraint
+    def __init__(self, constraint: TokenConstraint, vocab_size: int, most_tokens: int | None = None) -> None:
+        self._constraint, self._tokens_left = constraint, most_tokens
         self.mask: Mask = np.zeros(-(-vocab_size // 32), np.uint32)
         self.error: str | None = None
         self._is_filled = False
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer was made to end in time."""
+        return self._constraint.is_cut
 
     def fill(self) -> None:
         """Bring the mask up to date, unless it is."""
@@ -58,7 +68,7 @@ class MaskSource:
             return
         self.mask.fill(0)
         try:
-            self._constraint.fill_mask(self.mask)
+            self._constraint.fill_mask(self.mask, self._tokens_left)
         except Exception as error:  # whatever it was, it concerns this answer alone
             self._fail(error)
         self._is_filled = True
@@ -66,6 +76,8 @@ class MaskSource:
     def accept(self, token_id: int) -> None:
         """Tell the constraint that `token_id` was drawn."""
         self._is_filled = False
+        if self._tokens_left is not None:
+            self._tokens_left -= 1
         try:
             self._constraint.accept(token_id)
         except Exception as error:

@@ -185,7 +185,9 @@ class Engine:
                 asked_s=now,
                 uses_cache=uses_cache and not scores_prompt,
                 scores=scores,
-                masks=None if constraint is None else MaskSource(constraint.fork(), self._config.vocab_size),
+                masks=None
+                if constraint is None
+                else MaskSource(constraint.fork(), self._config.vocab_size, end_tokens - len(token_ids)),
             )
             for index in range(params.streams)
         ]

@@ -179,7 +179,8 @@ class Sequence:
         self.watch.count_token(now_s)
         reason = FinishReason.LENGTH if len(self.tokens) >= self.end_tokens else None
         if result.token_id in self._stop_ids:
-            reason = FinishReason.STOP
+            masks = self.sampler.masks
+            reason = FinishReason.LENGTH if masks is not None and masks.is_cut else FinishReason.STOP
         self.sampler.accept(result.token_id, result.surprise, goes_on=reason is None)
         return reason
 

@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import Grammar
 from mlxr.engine.constraint import Mask
+from mlxr.service.closing import Closer, ClosingTokens
 from mlxr.service.gbnf import GbnfError, translate
 from mlxr.service.grammar_functions import Limits
 from mlxr.service.grammar_library import Library, Matcher, NativeHost, open_library
@@ -43,6 +44,10 @@ MAX_SHARED_TOKENS = 4096  # accepted by all that share a lexer; then the next an
 _JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,40}", "coerce_one_of": True}
 
 
+_CHARACTERS_PER_TOKEN = 2
+_UNKNOWN_CHARACTERS = 64  # for the largest part of a grammar that is no schema
+
+
 class GrammarError(Exception):
     """A grammar became too complex for the library while an answer grew, or a token did not fit it."""
 
@@ -50,8 +55,9 @@ class GrammarError(Exception):
 class _Compiled:
     """A grammar that is ready, in its first state, and how much its copies have seen together if they share a lexer."""
 
-    def __init__(self, library: Library, source: str, relaxed: tuple[str, ...]) -> None:
+    def __init__(self, library: Library, source: str, relaxed: tuple[str, ...], heaviest: int) -> None:
         self._library, self._source, self.relaxed = library, source, relaxed
+        self.heaviest_tokens = heaviest // _CHARACTERS_PER_TOKEN
         self.first = self.open_matcher()
         self.shared_tokens = 0
 
@@ -83,23 +89,33 @@ class GrammarConstraint:
     A token that does not fit is reported when the next mask is asked for.
     """
 
-    def __init__(self, compiled: _Compiled, matcher: Matcher, accepted: list[int]) -> None:
-        self._compiled, self._matcher, self._accepted = compiled, matcher, accepted
+    def __init__(self, compiled: _Compiled, matcher: Matcher, accepted: list[int], closer: Closer) -> None:
+        self._compiled, self._matcher, self._accepted, self._closer = compiled, matcher, accepted, closer
 
-    def fill_mask(self, mask: Mask) -> None:
-        """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),); raises GrammarError."""
-        if self._matcher.write_mask(mask):
-            return
-        # The lexer may be full of states, other answers' too, that are not needed any more: go on with a new one.
-        self._matcher = self._compiled.open_matcher()
-        self._matcher.replay(self._accepted)
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens were kept out so that the answer ends in time."""
+        return self._closer.is_cut
+
+    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
+        """Set the bits of the tokens that may come next, (ceil(vocab_size / 32),); raises GrammarError.
+
+        At most `tokens_left` tokens may come; near the end those are allowed that bring the answer to one.
+        """
         if not self._matcher.write_mask(mask):
-            raise GrammarError(summarize(self._matcher.read_error()))
+            # The lexer may be full of states, other answers' too, that are not needed any more: go on with a new one.
+            self._matcher = self._compiled.open_matcher()
+            self._matcher.replay(self._accepted)
+            if not self._matcher.write_mask(mask):
+                raise GrammarError(summarize(self._matcher.read_error()))
+        if tokens_left is not None:
+            self._closer.restrict(mask, self._matcher, tokens_left)
 
     def accept(self, token_id: int) -> None:
         """The token that was chosen; the next mask gets ready from now on."""
         self._matcher.accept(token_id)
         self._accepted.append(token_id)
+        self._closer.accept(token_id)
         self._compiled.shared_tokens += 1
 
     @property
@@ -109,7 +125,7 @@ class GrammarConstraint:
 
     def fork(self) -> GrammarConstraint:
         """One more of the same state."""
-        return GrammarConstraint(self._compiled, self._matcher.fork(), list(self._accepted))
+        return GrammarConstraint(self._compiled, self._matcher.fork(), list(self._accepted), self._closer.fork())
 
 
 class GrammarCompiler:
@@ -154,7 +170,8 @@ class GrammarCompiler:
             self._compiled.move_to_end((grammar, answer))
             while len(self._compiled) > 1 and self._sum_bytes() > MAX_COMPILED_BYTES:
                 self._compiled.popitem(last=False)
-        return GrammarConstraint(compiled, compiled.first.fork(), [])
+        closer = Closer(self._closing_tokens, compiled.heaviest_tokens)
+        return GrammarConstraint(compiled, compiled.first.fork(), [], closer)
 
     def _sum_bytes(self) -> int:
         return sum(compiled.nbytes for compiled in self._compiled.values())
@@ -167,6 +184,7 @@ class GrammarCompiler:
                 raise InvalidRequest(field, "the model has no end token, so that no answer could end with the grammar")
             vocabulary = GrammarVocabulary(tokenizer, eos_ids, vocab_size)
             groups = group_tokens(max(map(len, vocabulary.tokens)))
+            self._closing_tokens = ClosingTokens(vocabulary.tokens, eos_ids)
             self._library = open_library(vocabulary, eos_ids, groups, self._host)
         return self._library
 
@@ -182,36 +200,37 @@ def group_tokens(longest_bytes: int) -> list[str]:
     return [pattern for shorter, pattern in groups.items() if longest_bytes > shorter]
 
 
-def _write_source(grammar: Grammar, answer: Grammar | None, field: str) -> tuple[str, tuple[str, ...]]:
-    """The grammars as the library reads them, and what they leave out of a schema; see `Enforceable`."""
-    part, relaxed = _write_part(grammar, _JSON_OPTIONS, field)
+def _write_source(grammar: Grammar, answer: Grammar | None, field: str) -> tuple[str, tuple[str, ...], int]:
+    """The grammars as the library reads them, what they leave out of a schema, and how heavy its parts are."""
+    part, relaxed, heaviest = _write_part(grammar, _JSON_OPTIONS, field)
     parts = [part]
     if answer is not None:
-        part, relaxed = _write_part(answer, JSON_STYLE, answer.field)
+        part, relaxed, heaviest = _write_part(answer, JSON_STYLE, answer.field)
         parts.append({**part, "name": "answer"})
-    return json.dumps({"grammars": parts}), relaxed
+    return json.dumps({"grammars": parts}), relaxed, heaviest
 
 
 def _write_part(
     grammar: Grammar, options: Mapping[str, object], field: str
-) -> tuple[dict[str, object], tuple[str, ...]]:
+) -> tuple[dict[str, object], tuple[str, ...], int]:
     match grammar.kind:
         case "json_object":
-            return {"json_schema": {"type": "object", "x-guidance": options}}, ()
+            return {"json_schema": {"type": "object", "x-guidance": options}}, (), 0
         case "json_schema":
             try:
                 enforceable = enforce(grammar.text)
             except SchemaError as error:
                 raise InvalidRequest(field, str(error)) from None
-            return {"json_schema": {**enforceable.schema, "x-guidance": options}}, enforceable.relaxed
+            whole = {**enforceable.schema, "x-guidance": options}
+            return {"json_schema": whole}, enforceable.relaxed, enforceable.heaviest
         case "regex":
             source: dict[str, object] = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"][0]
-            return source, ()
+            return source, (), 0
         case "lark":
-            return {"lark_grammar": grammar.text}, ()
+            return {"lark_grammar": grammar.text}, (), _UNKNOWN_CHARACTERS
         case "gbnf":
             try:
-                return {"lark_grammar": translate(grammar.text)}, ()
+                return {"lark_grammar": translate(grammar.text)}, (), _UNKNOWN_CHARACTERS
             except GbnfError as error:
                 raise InvalidRequest(field, str(error)) from None
             except RecursionError:

@@ -58,12 +58,17 @@ class ReasoningGate:
         self._place = _Place.INSIDE if is_thinking else _Place.START
         self._tail = b""
 
-    def fill_mask(self, mask: Mask) -> None:
+    @property
+    def is_cut(self) -> bool:
+        """See `TokenConstraint`."""
+        return self._inner.is_cut
+
+    def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
         """See `TokenConstraint`."""
         if self._place is _Place.INSIDE:
             mask[:] = self._tokens.thought_mask
             return
-        self._inner.fill_mask(mask)
+        self._inner.fill_mask(mask, tokens_left)
         if self._place is _Place.START and self._tokens.open_id is not None:
             _set_bit(mask, self._tokens.open_id)
         elif self._place is _Place.BEHIND:

@@ -47,10 +47,14 @@ _RULES_OUT_TYPE = frozenset(("type", "enum", "const", "not", "if", *REFERENCES, 
 
 @dataclass(frozen=True, slots=True)
 class Enforceable:
-    """A schema for the library, and the keywords of the original that it does not hold, in the order of appearance."""
+    """A schema for the library, and the keywords of the original that it does not hold, in the order of appearance.
+
+    `heaviest` is how many characters the largest part takes at least, see `schema_size.Sizes`.
+    """
 
     schema: Schema
     relaxed: tuple[str, ...] = ()
+    heaviest: int = 0
 
 
 def make_enforceable(schema: object, check: Check, *, closes: bool = True) -> Enforceable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from dataclasses import replace
 
 from llguidance import LLMatcher, LLParserLimits
 
@@ -30,15 +31,16 @@ def enforce(text: str) -> Enforceable:
     try:
         closed = make_enforceable(schema, find_fault)
         reason = find_fault(closed.schema, coerces=True)
-        if not reason and math.isinf(measure(closed.schema).whole):
+        sizes = measure(closed.schema)
+        if not reason and math.isinf(sizes.whole):
             raise SchemaError("no value fits the schema, as it asks for itself without end")
         if not reason:
-            return closed
+            return replace(closed, heaviest=sizes.heaviest)
         # Where objects are joined by going round in circles, they cannot be closed.
         open_one = make_enforceable(schema, find_fault, closes=False)
         if find_fault(open_one.schema, coerces=True):
             raise SchemaError(reason)
-        return Enforceable(open_one.schema, (*open_one.relaxed, "additionalProperties"))
+        return Enforceable(open_one.schema, (*open_one.relaxed, "additionalProperties"), sizes.heaviest)
     except RecursionError:
         raise SchemaError("the schema is nested too deeply") from None
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
-from mlxr.service.tools.format import CallParser, make_call_id, quote_lark, write_call_rules, write_rule
+from mlxr.service.tools.bare_json import BareJsonParser
+from mlxr.service.tools.format import CallParser, CallPiece, make_call_id, quote_lark, write_call_rules, write_rule
 from mlxr.service.tools.json_call import CallReader
 
 START, END = "<tool_call>", "</tool_call>"
@@ -34,7 +35,9 @@ class HermesFormat:
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """See `ToolFormat`."""
-        return HermesParser(frozenset(tool.name for tool in tools), is_enforced=is_enforced)
+        names = frozenset(tool.name for tool in tools)
+        bare = BareJsonParser(names, KEYS, leads=("```json", "```"), separators=",;`", is_enforced=False)
+        return FirstLook(bare, HermesParser(names, is_enforced=is_enforced))
 
     def write_grammar(
         self,
@@ -62,6 +65,49 @@ class HermesFormat:
                 f"tail: TAIL\nTAIL: /(?s:.*)/ & ~/(?s:.*){START}(?s:.*)/\n"
             )
         return rules + write_call_rules(tools, "arguments")
+
+
+class FirstLook(CallParser):
+    """Small models forget the markers: an answer that begins as JSON, or as a block of it, may be a call all the same.
+
+    What such an answer turns out to be besides calls is read as any other.
+    """
+
+    def __init__(self, bare: BareJsonParser, marked: HermesParser) -> None:
+        super().__init__()
+        self._bare, self._marked = bare, marked
+        self._is_bare: bool | None = None  # not known before the first sign that is no space
+
+    def push(self, text: str) -> list[str | CallPiece]:
+        """See `CallParser`."""
+        self._text += text
+        begin = self._text.lstrip()[:1]
+        if self._is_bare is None and not begin:
+            return []
+        if self._is_bare is None:
+            self._is_bare = begin in "{`"
+            self._bare.max_calls = self._marked.max_calls = self.max_calls
+        text, self._text = self._text, ""
+        return self._read(self._bare.push(text) if self._is_bare else [text])
+
+    def flush(self) -> list[str | CallPiece]:
+        """See `CallParser`."""
+        found = self._read([*self._bare.flush(), self._text] if self._is_bare else [self._text])
+        return found if self._bare.calls else found + self._marked.flush()
+
+    def _read(self, pieces: Sequence[str | CallPiece]) -> list[str | CallPiece]:
+        """Let the text among what was found be read for marked calls, unless there were others."""
+        found: list[str | CallPiece] = []
+        for piece in pieces:
+            found += [piece] if isinstance(piece, CallPiece) or self._bare.calls else self._marked.push(piece)
+        self.calls = self._bare.calls or self._marked.calls
+        return [piece for piece in found if piece != ""]
+
+    def _advance(self) -> bool:
+        return False
+
+    def _end(self) -> None:
+        pass
 
 
 class HermesParser(CallParser):
