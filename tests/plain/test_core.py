@@ -153,7 +153,7 @@ def test_unfit_environment_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", 0),
+        ("max_tokens", -3),
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", math.inf),

@@ -24,6 +24,7 @@ from mlxr.service.async_session import AsyncSession
 
 DEFAULTS: Mapping[str, Any] = {
     "temperature": 0.8,
+    "temperature_last": True,
     "top_k": 40,
     "top_p": 0.95,
     "min_p": 0.05,
@@ -34,7 +35,7 @@ DRAWN_SEED = 0xFFFFFFFF  # what llama.cpp's server calls a seed that it draws
 # What the engine's log-probabilities have in them already, what ends answers, and what `probabilities` works out.
 _KNOWN_SHARES = frozenset(
     {"repetition_penalty", "presence_penalty", "frequency_penalty", "repeat_last_n", "seed", "max_tokens", "stop"}
-    | {"temperature", "top_k", "top_p", "min_p"}
+    | {"temperature", "temperature_last", "top_k", "top_p", "min_p"}
 )
 Bias = list[list[int | float | str | bool]] | dict[str, float | bool]
 

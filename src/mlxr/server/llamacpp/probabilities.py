@@ -64,10 +64,12 @@ def find_shares(top: Sequence[TokenLogprob], params: SamplingParams) -> list[flo
         return []
     if params.temperature == 0:
         return [1.0]
-    weights = np.exp((np.array(logprobs) - logprobs[0]) / params.temperature)
+    distances = np.array(logprobs) - logprobs[0]
+    seen = np.exp(distances / (1.0 if params.temperature_last else params.temperature))  # by top_p and min_p
     if params.top_p < 1:
-        reached = np.cumsum(weights) >= params.top_p * weights.sum()
-        weights = weights[: int(np.argmax(reached)) + 1]
-    weights = weights[weights >= params.min_p]
+        reached = np.cumsum(seen) >= params.top_p * seen.sum()
+        seen = seen[: int(np.argmax(reached)) + 1]
+    kept = np.count_nonzero(seen >= params.min_p)
+    weights = np.exp(distances[:kept] / params.temperature)
     shares: list[float] = (weights / weights.sum()).tolist()
     return shares
