@@ -176,7 +176,14 @@ class UserTemplate:
     def __init__(self, *, writes_bos: bool = False) -> None:
         self.prefix = SPECIALS[BOS] if writes_bos else ""
 
-    def render(self, messages: Sequence[dict[str, str]], *, tools: object = None, extra: object = None) -> str:
+    def render(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        tools: object = None,
+        extra: object = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
         return self.prefix + "".join(f"{SPECIALS[USER]}{message['content']}" for message in messages)
 
 
