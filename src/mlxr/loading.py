@@ -35,6 +35,7 @@ from mlxr.formats import (
     open_safetensors,
 )
 from mlxr.formats.recipes import RECIPES
+from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
@@ -81,6 +82,11 @@ class LoadedModel:
     file_bytes: int
     file: GGUFFile | SafetensorsFolder
     fingerprint: bytes
+
+    @property
+    def kv_type(self) -> str:
+        """How pages of this model's device keep numbers unless a setting says otherwise."""
+        return default_kv_type(self.ctx)
 
     def close(self) -> None:
         """Let go of the files."""

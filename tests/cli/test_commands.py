@@ -496,7 +496,7 @@ def test_validate_fails_where_native_code_did_not_run(gguf: Path, capsys: pytest
 def test_validate_fails_when_logits_disagree(
     gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mlxr.service.validation.MAX_RELATIVE_ERROR_QUANTISED", 1e-6)
+    monkeypatch.setattr("mlxr.service.validation.MAX_PRODUCT_ERROR", 0.0)
     assert main(["validate", str(gguf), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["passed"]

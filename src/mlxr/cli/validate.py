@@ -118,7 +118,8 @@ def print_result(loaded: LoadedModel, result: Validation) -> None:
     print(
         f"logits {'agree' if logits.agree else 'DISAGREE'} with the reference at {logits.positions} positions: "
         f"relative error {logits.relative_error:.2%}, divergence {logits.divergence_nats:.2g} nats, same likeliest "
-        f"token at {logits.same_greedy}\n(criterion: {logits.criterion})"
+        f"token at {logits.same_greedy}, largest error of a product {logits.product_error:.2g}\n"
+        f"(criterion: {logits.criterion})"
     )
     if not result.cache.answers_agree:
         print("FAILED: an answer out of the cache differs from the one that was computed alone")

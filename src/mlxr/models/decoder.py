@@ -14,7 +14,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.forward import forward, make_model
 from mlxr.kernels.forward.reference import compute_states
 from mlxr.kernels.layers import prepare_layers
-from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.linear import LinearWeight, linear, prepare
+from mlxr.kernels.linear.compare import compare_products, move_weight
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.rows import fetch_rows, place_rows
@@ -23,6 +24,7 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.layer import load_layer
 from mlxr.models.weights import check_tensors, read_rope_factors
 
+FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
 FIRST_POSITIONS = 2048  # the rotation table starts this long and doubles
 
 
@@ -88,6 +90,28 @@ class Decoder:
     def weight_bytes(self) -> int:
         """Size of all weights in bytes."""
         return self.step_bytes + self._weights.table.nbytes
+
+    def linear_weights(self) -> list[LinearWeight]:
+        """Every weight that activations are multiplied by, layer by layer, the output's last."""
+        blocks = [(layer.attention, layer.feed_forward) for layer in self._weights.layers.layers]
+        inner = [
+            weight
+            for attention, feed_forward in blocks
+            for weight in (attention.qkv, attention.output, feed_forward.gate_up, feed_forward.down)
+        ]
+        return [*inner, self._weights.output]
+
+    def compare_products(self, reference: Decoder) -> float:
+        """The largest error of any weight's products; `reference` is the same model on the reference backend."""
+        return max(
+            compare_products(self.ctx, weight, reference.ctx, own)
+            for weight, own in zip(self.linear_weights(), reference.linear_weights(), strict=True)
+        )
+
+    def move_weights(self, floats: float, quantised: float) -> None:
+        """Change each weight of a model on the reference backend by a random part of it, of this standard deviation."""
+        for weight in self.linear_weights():
+            move_weight(weight, floats if set(weight.variant.split("+")) <= FLOAT_TYPES else quantised)
 
     def forward(self, batch: RaggedBatch, arena: Pools) -> FloatArray:
         """Run the batch, write its keys and values into the pools, return the logits (R, vocab) of its output rows.

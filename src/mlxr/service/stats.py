@@ -71,6 +71,7 @@ class SessionStats:
 def collect_stats(loaded: LoadedModel, engine: EngineStats) -> SessionStats:
     """Bring together what the loader, the engine and the ledger know."""
     ledger = loaded.ctx.ledger.snapshot()
+    names = {"gpu": "mlx-cpu"} if loaded.ctx.device == "mlx-cpu" else {}  # MLX's own operations, no kernel of ours
     return SessionStats(
         model=loaded.name,
         device=loaded.ctx.device,
@@ -81,7 +82,8 @@ def collect_stats(loaded: LoadedModel, engine: EngineStats) -> SessionStats:
         file_bytes=loaded.file_bytes,
         engine=engine,
         dispatches=tuple(
-            OperatorCount(row.operator, row.implementation, row.variant, row.count) for row in ledger.dispatches
+            OperatorCount(row.operator, names.get(row.implementation, row.implementation), row.variant, row.count)
+            for row in ledger.dispatches
         ),
         copied_bytes=ledger.copied_bytes,
     )

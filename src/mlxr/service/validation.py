@@ -7,7 +7,7 @@ backend, which computes the same tokens in NumPy float32; the ledger tells which
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,13 +27,26 @@ from mlxr.service.opening import build_engine, open_model
 from mlxr.service.stats import MemoryUse, OperatorCount, collect_stats, measure_memory
 
 Floats = npt.NDArray[np.float32]
-MAX_DIVERGENCE_NATS = 0.01
 CACHE_CHECK_PAGES = 3
 CACHE_CHECK_TOKENS = 8
-# The native kernels round activations to 8 bits where the weights are quantised, and not where they are floats.
-MAX_RELATIVE_ERROR_FLOAT = 0.01
-MAX_RELATIVE_ERROR_QUANTISED = 0.10
-_FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
+# Native products round activations: to 8 bits where the weights are quantised, to 16 bits or not at all where they are
+# floats. How far that moves the logits depends on the model, so the reference is moved as much and then measured.
+MOVED_QUANTISED, MOVED_FLOAT = 0.005, 0.0005
+MAX_TIMES_MOVED = 4.0
+MAX_PRODUCT_ERROR = 0.05
+MIN_RELATIVE_ERROR, MIN_DIVERGENCE_NATS = 0.002, 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Logits of the reference backend, (positions, vocabulary): `rows`, and `moved` with weights that are a little off.
+
+    `product_error` is the largest that `Decoder.compare_products` found.
+    """
+
+    rows: Floats
+    moved: Floats
+    product_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +55,36 @@ class LogitsCheck:
 
     `relative_error` is the root mean square difference divided by the reference's standard deviation, averaged over
     the positions; `divergence_nats` the mean Kullback-Leibler divergence from the reference's distribution;
-    `same_greedy` at how many positions the likeliest token is the same.
+    `same_greedy` at how many positions the likeliest token is the same. Both bounds are those of this model: how far
+    its logits move when every weight is off by as much as rounding activations changes products. `product_error` is the
+    largest error of a single weight's products.
     """
 
     positions: int
     relative_error: float
     divergence_nats: float
     same_greedy: int
+    product_error: float
     max_relative_error: float
-    max_divergence_nats: float = MAX_DIVERGENCE_NATS
+    max_divergence_nats: float
 
     @property
     def agree(self) -> bool:
         """Whether the criterion holds; not-a-number never does."""
-        return self.relative_error <= self.max_relative_error and self.divergence_nats <= self.max_divergence_nats
+        return (
+            self.relative_error <= self.max_relative_error
+            and self.divergence_nats <= self.max_divergence_nats
+            and self.product_error <= MAX_PRODUCT_ERROR
+        )
 
     @property
     def criterion(self) -> str:
         """In words, what `agree` means."""
         return (
-            f"the logits' root mean square difference is at most {self.max_relative_error:.0%} of their standard "
-            f"deviation, and the mean divergence at most {self.max_divergence_nats:g} nats"
+            f"root mean square difference of the logits at most {self.max_relative_error:.2%} of their standard "
+            f"deviation and mean divergence at most {self.max_divergence_nats:.2g} nats, which is "
+            f"{MAX_TIMES_MOVED:g} times what rounding moves this model by; every weight's products within "
+            f"{MAX_PRODUCT_ERROR:.0%}"
         )
 
 
@@ -172,7 +194,7 @@ def validate_model(
         )
     stats = collect_stats(loaded, engine.stats())
     answer_rows = np.concatenate(tap.rows)
-    reference_rows = compute_reference(loaded, [*prompt_ids, *token_ids], progress)
+    reference = compute_reference(loaded, settings, [*prompt_ids, *token_ids], progress)
     return Validation(
         prompt_tokens=len(prompt_ids),
         generated_tokens=generate_tokens,
@@ -182,7 +204,7 @@ def validate_model(
         engine=stats.engine,
         dispatches=stats.dispatches,
         copied_bytes=stats.copied_bytes,
-        logits=compare_logits(answer_rows, reference_rows[len(prompt_ids) - 1 :], choose_tolerance(stats.dispatches)),
+        logits=compare_logits(answer_rows, reference, len(prompt_ids) - 1),
         cache=check_cache(loaded, settings, prompt_ids),
         implementation="cpu" if loaded.ctx.gpu is None else "gpu",
     )
@@ -221,35 +243,53 @@ def check_cache(loaded: LoadedModel, settings: Settings, prompt_ids: Sequence[in
     )
 
 
-def compute_reference(loaded: LoadedModel, token_ids: Sequence[int], progress: Progress | None = None) -> Floats:
-    """Logits of the reference backend after each of `token_ids` but the last, (len(token_ids) - 1, vocabulary)."""
+def compute_reference(
+    loaded: LoadedModel, settings: Settings, token_ids: Sequence[int], progress: Progress | None = None
+) -> Reference:
+    """The reference's logits after each of `token_ids` but the last, and how `loaded` multiplies in comparison.
+
+    Its pages keep numbers as those of `settings` do, so what that rounds away is no difference.
+    """
     plain = Settings(
-        device="reference", max_sequences=1, context_tokens=min(len(token_ids), loaded.config.context_length)
+        device="reference",
+        max_sequences=1,
+        context_tokens=min(len(token_ids), loaded.config.context_length),
+        kv_type=settings.kv_type or loaded.kv_type,
     )
     with open_model(loaded.path, replace(plain, max_batch_tokens=len(token_ids)), progress) as reference:
         tap = LogitsTap(reference.model)
         build_engine(reference, plain, tap).score(token_ids)
-        return np.concatenate(tap.rows)
+        right = np.concatenate(tap.rows)
+        tap.rows.clear()
+        product_error = loaded.model.compare_products(reference.model)
+        reference.model.move_weights(MOVED_FLOAT, MOVED_QUANTISED)
+        build_engine(reference, plain, tap).score(token_ids)
+        return Reference(right, np.concatenate(tap.rows), product_error)
 
 
-def choose_tolerance(dispatches: Iterable[OperatorCount]) -> float:
-    """The relative error to allow, by the types of the weights that were multiplied."""
-    variants = {part for row in dispatches if row.operator == "linear" for part in row.variant.split("+")}
-    return MAX_RELATIVE_ERROR_FLOAT if variants <= _FLOAT_TYPES else MAX_RELATIVE_ERROR_QUANTISED
-
-
-def compare_logits(rows: Floats, reference: Floats, max_relative_error: float) -> LogitsCheck:
-    """Both (positions, vocabulary)."""
-    difference = rows.astype(np.float64) - reference
-    errors = np.sqrt((difference**2).mean(axis=1)) / reference.std(axis=1, dtype=np.float64)
-    log_p, log_q = _log_softmax(reference), _log_softmax(rows)
+def compare_logits(rows: Floats, reference: Reference, start: int = 0) -> LogitsCheck:
+    """Compare `rows` (positions, vocabulary) with the reference's from position `start` on."""
+    right, moved = reference.rows[start:], reference.moved[start:]
     return LogitsCheck(
         positions=len(rows),
-        relative_error=float(errors.mean()),
-        divergence_nats=float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean()),
-        same_greedy=int((rows.argmax(axis=1) == reference.argmax(axis=1)).sum()),
-        max_relative_error=max_relative_error,
+        relative_error=_measure_error(rows, right),
+        divergence_nats=_measure_divergence(rows, right),
+        same_greedy=int((rows.argmax(axis=1) == right.argmax(axis=1)).sum()),
+        product_error=reference.product_error,
+        max_relative_error=max(MIN_RELATIVE_ERROR, MAX_TIMES_MOVED * _measure_error(moved, right)),
+        max_divergence_nats=max(MIN_DIVERGENCE_NATS, MAX_TIMES_MOVED**2 * _measure_divergence(moved, right)),
     )
+
+
+def _measure_error(rows: Floats, reference: Floats) -> float:
+    difference = rows.astype(np.float64) - reference
+    errors = np.sqrt((difference**2).mean(axis=1)) / reference.std(axis=1, dtype=np.float64)
+    return float(errors.mean())
+
+
+def _measure_divergence(rows: Floats, reference: Floats) -> float:
+    log_p, log_q = _log_softmax(reference), _log_softmax(rows)
+    return float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean())
 
 
 def _log_softmax(rows: Floats) -> npt.NDArray[np.float64]:
