@@ -51,6 +51,8 @@ REPLACED: dict[str, tuple[tuple[str, str], ...]] = {
         ('("1 2 3 4 5 6", 77, 76)', '("1 2 3 4 5 6", 57, 56)'),
         ('("1 2 3 4 5 9", 77, 51)', '("1 2 3 4 5 9", 57, 38)'),
         ('("1 2 3 9 9 9", 77, 47)', '("1 2 3 9 9 9", 57, 34)'),
+        ('["system_fingerprint"].startswith("b")', '["system_fingerprint"].startswith("fp_")'),
+        ('"<s> <|start_header_id|>system', '"<s><|start_header_id|>system'),
         _FINGERPRINT,
     ),
     "test_embedding.py": (
