@@ -88,7 +88,7 @@ class Watcher:
 
     @property
     def p99_s(self) -> float:
-        """The 99th percentile."""
+        """The 99th percentile of the gaps between two tokens, in seconds."""
         return self.gaps_s[int(len(self.gaps_s) * 0.99)]
 
 
@@ -207,7 +207,7 @@ def run(server: ServerProcess, chosen: argparse.Namespace) -> tuple[dict[str, An
 
 
 def main() -> int:
-    """See the module."""
+    """Run the attacks that the command line asks for; returns the process's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--templates", type=int, default=500)
     parser.add_argument("--schemas", type=int, default=300)

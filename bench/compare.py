@@ -52,7 +52,7 @@ class Progress:
         self._end_s = self._start_s + 60 * minutes
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line on stderr, with the time since the start before it."""
         seconds = int(time.monotonic() - self._start_s)
         print(f"{seconds // 60:3}:{seconds % 60:02} {text}", file=sys.stderr, flush=True)
 
@@ -193,7 +193,7 @@ def update(old: Results, new: Results) -> Results:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line; returns what was given, with defaults for the rest."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -81,13 +81,13 @@ def measure_copy(device: str) -> float:
 
 
 def start_side(name: str) -> Child:
-    """An engine's process."""
+    """Start the process in which one engine is measured; returns the handle to it."""
     log = Path(tempfile.gettempdir()) / f"gpu-{name}.log"
     return Child(name, Path(sys.executable), "gpu_comparison.side", log)
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line; returns what was given, with defaults for the rest."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--case", action="append", metavar="CASE", help="SHAPE-TYPE:BATCH[@CONTEXT] or :prefill@TOKENS")

@@ -145,7 +145,7 @@ def measure(loaded: LoadedModel, engine: Engine, given: argparse.Namespace) -> d
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Read the command line; returns what was given, with defaults for the rest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--batch", type=int, default=8)

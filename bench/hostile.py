@@ -47,7 +47,7 @@ _SHARED = (
 
 
 def make_template(index: int) -> str:
-    """Template number `index`."""
+    """Make a random template that asks for much time or memory; the same `index` gives the same one."""
     draw = random.Random(index)
     parts = [_SHARED.replace("COUNT", str(draw.choice([3, 12, 40])))] if draw.random() < 0.4 else []
     values = [*_SMALL, *_LARGE, *(["ns.x", "ns.y"] if parts else [])]

@@ -52,7 +52,7 @@ class Life:
 
     @property
     def longest_gap_s(self) -> float:
-        """Between two tokens."""
+        """The longest time between two tokens, in seconds."""
         return max((b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)), default=0.0)
 
 
@@ -217,7 +217,7 @@ def stretch_model(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line; returns what was given, with defaults for the rest."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     commands = parser.add_subparsers(required=True)
     pressure = commands.add_parser("pressure")

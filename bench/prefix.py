@@ -53,7 +53,7 @@ def time_answer(engine: Engine, token_ids: list[int], params: SamplingParams) ->
 
 
 def draw(seed: int, count: int, vocab_size: int) -> list[int]:
-    """Random token ids."""
+    """Draw `count` random token ids; the same seed gives the same ids."""
     generator = random.Random(seed)
     return [generator.randrange(vocab_size) for _ in range(count)]
 

@@ -201,7 +201,7 @@ CASES = {"overhead": run_overhead, "chats": run_chats}
 
 
 def main() -> int:
-    """See the module."""
+    """Run the cases that the command line asks for; returns the process's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's own server, a program")
     parser.add_argument("--peer-python", type=Path, help="an interpreter that has llama-cpp-python[server]")

@@ -184,7 +184,7 @@ def judge(tally: Tally, samples: list[tuple[float, Numbers]], seconds: float) ->
 
 
 def main() -> int:
-    """See the module."""
+    """Run the load that the command line asks for; returns the process's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=120.0)

@@ -286,7 +286,7 @@ def _ignore_log(level: int, text: bytes, data: object) -> None:
 
 
 def main() -> None:
-    """Train, ask, write."""
+    """Train the tokenizers, ask llama.cpp for the token ids, and write both as test data."""
     import llama_cpp
 
     from mlxr.tokenizers import to_gguf_metadata

@@ -80,7 +80,7 @@ class Child:
         return f"; see {self._log_path}"
 
     def close(self) -> None:
-        """End the process."""
+        """End the process: its input is closed, and it is killed if it does not end by itself."""
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):  # it had ended, and what it was asked is still in the buffer
                 self._process.stdin.close()

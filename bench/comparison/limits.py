@@ -11,19 +11,19 @@ from mlxr.kernels.probe import Probe
 
 
 class Side:
-    """A probe."""
+    """Measures what the machine itself can do, as an engine's side of the comparison."""
 
     def __init__(self) -> None:
         self._probe: Probe | None = None
 
     def open(self, threads: int) -> dict[str, Any]:
-        """Fill the buffer."""
+        """Fill the probe's buffer; returns the threads, the instruction set and the size of the buffer."""
         ctx = Context(threads=threads)
         self._probe = Probe(ctx)
         return {"threads": ctx.threads, "isa": ctx.isa, "buffer_bytes": self._probe.buffer_bytes}
 
     def measure(self) -> dict[str, Any]:
-        """Both rates."""
+        """Measure the rates of the memory and of the arithmetic; returns them by name."""
         assert self._probe is not None
         return asdict(self._probe.measure())
 

@@ -72,7 +72,7 @@ class Side:
         return {}
 
     def drop(self) -> None:
-        """Free all contexts."""
+        """Free all contexts; the model stays loaded."""
         for held in self._contexts.values():
             api.llama_batch_free(held.batch)
             api.llama_free(held.context)

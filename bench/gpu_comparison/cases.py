@@ -40,13 +40,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What `parse` reads."""
+        """The case as text, in the form that `parse` reads."""
         work = "prefill" if self.kind == "prefill" else str(self.batch)
         return f"{self.shape}-{self.type_name}:{work}@{self.context}"
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The case as text for tables and charts."""
         model = f"{TITLES[self.shape]} {self.type_name.upper()}"
         if self.kind == "prefill":
             return f"{model}, prefill of {self.context:,}"
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def model(self) -> Shape:
-        """Its measures."""
+        """The dimensions of the case's model."""
         return SHAPES[NAMES[self.shape]]
 
 

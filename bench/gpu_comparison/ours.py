@@ -39,7 +39,7 @@ class RandomTensor:
         return values * np.float32(self.gain / self.shape[1] ** 0.5)
 
     def release(self) -> None:
-        """Nothing is mapped."""
+        """Do nothing: there is no file whose mapping must end."""
 
 
 class RandomGpu(Gpu):

@@ -28,7 +28,7 @@ class Asked(Protocol):
         """The result of an action. MlxrError when it failed."""
 
     def close(self) -> None:
-        """End it."""
+        """End the engine's process."""
 
 
 @dataclass

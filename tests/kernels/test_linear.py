@@ -138,7 +138,7 @@ def fix_point(weights: Floats) -> npt.NDArray[np.float64]:
 
 
 def round_to_bf16(x: Floats) -> Floats:
-    """To nearest even."""
+    """Round to the nearest bf16, to the even one of two that are as near."""
     raw = x.view(np.uint32)
     return ((raw + 0x7FFF + (raw >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 

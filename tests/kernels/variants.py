@@ -46,7 +46,7 @@ def run_everywhere(operator: Callable[[Context], NDArray[Any]]) -> NDArray[Any]:
 
 
 def random_floats(seed: int | Sequence[int], *shape: int) -> Floats:
-    """Normally distributed."""
+    """Draw normally distributed numbers; the same seed gives the same ones."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 

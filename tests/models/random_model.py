@@ -56,7 +56,7 @@ def make_weights(config: Config, seed: int) -> Weights:
 
 
 def make_tokens(config: Config, count: int, seed: int) -> NDArray[np.int32]:
-    """Random token ids."""
+    """Draw `count` random token ids; the same seed gives the same ids."""
     return np.random.RandomState(seed).randint(0, config["vocab_size"], count).astype(np.int32)
 
 

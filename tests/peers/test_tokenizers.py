@@ -62,7 +62,7 @@ APPROXIMATED: dict[str, Callable[[str], bool]] = {
 
 @llama_cpp.llama_log_callback
 def ignore_log(level: int, text: bytes, data: object) -> None:
-    """Keep llama.cpp quiet."""
+    """Drop what llama.cpp would log."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ def record(required: str | None = None, /, **properties: Schema) -> Schema:
 
 
 def some(items: Schema, low: int = 1, high: int = 3, **more: object) -> Schema:
-    """A short array."""
+    """A schema for an array of `low` to `high` items."""
     return {"type": "array", "items": items, "minItems": low, "maxItems": high, **more}
 
 

@@ -26,7 +26,7 @@ def api(server: str) -> Iterator[httpx.Client]:
 
 
 def encode(api: httpx.Client, text: str, *, add_special_tokens: bool = False) -> list[int]:
-    """Its remote tokenizer."""
+    """Token ids of a text, as the evaluator's remote tokenizer asks the server for them."""
     reply = api.post("/tokenize", json={"prompt": text, "add_special_tokens": add_special_tokens}).json()
     return list(reply["tokens"])
 

@@ -54,6 +54,13 @@ COMMANDS = read_commands()
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
+class Keyboard(io.TextIOWrapper):
+    """Standard input at which somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The files that the page's commands name, a hub with the repository it pulls, and a home without settings."""
@@ -101,14 +108,14 @@ def run(
         words = shlex.split(re.sub(r"127\.0\.0\.1:(11434|8080)", address, command))
         if words[0] == "curl":
             return subprocess.run([words[0], "-sf", *words[1:]], capture_output=True, text=True, check=True).stdout
-        text = ""
+        stdin: io.TextIOWrapper = Keyboard(io.BytesIO(b"What is json?\n/bye\n"))
         if "<" in words:
-            text = Path(words.pop()).read_text()
+            stdin = io.TextIOWrapper(io.BytesIO(Path(words.pop()).read_bytes()))
             words.pop()
         serves = words[1] == "serve"
         words = [str(Path(word).expanduser()) if word.startswith("~") else word for word in words]
         words = ["0" if serves and word == "8080" else word for word in words]
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        monkeypatch.setattr("sys.stdin", stdin)
         monkeypatch.setenv("MLXR_PORT", "0" if serves else port)
         capsys.readouterr()
         assert main(words[1:]) == 0, capsys.readouterr().err
@@ -145,7 +152,7 @@ def test_every_command(run: Callable[[str], str]) -> None:
     assert len(COMMANDS) > 35
     outputs = {command: run(command) for command in COMMANDS}
     silent = [command for command, output in outputs.items() if not output.strip()]
-    assert {command.split()[1] for command in silent} <= {"chat"}  # without a question
+    assert not silent
     assert "coder" in outputs["mlxr list"]
     assert "helper" in outputs["mlxr rm helper"]
     assert all("ready: " in output for command, output in outputs.items() if command.startswith("mlxr serve"))

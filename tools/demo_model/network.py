@@ -67,7 +67,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """The feed-forward part of a layer: SwiGLU."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -92,5 +92,5 @@ def format_limits(limits: Limits | None, bandwidth: float) -> list[tuple[str, st
 
 
 def format_spread(spread: Spread) -> str:
-    """Median and extremes."""
+    """The median, with the smallest and the largest value in brackets."""
     return f"{spread.median:.1f} ({spread.min:.1f} to {spread.max:.1f})"

@@ -20,7 +20,7 @@ class CommandRow:
 
     @property
     def function(self) -> str:
-        """The function's name."""
+        """The name of the function that runs the command; one that Python has taken gets a `_`."""
         return f"{self.name}_" if keyword.iskeyword(self.name) or hasattr(builtins, self.name) else self.name
 
 

@@ -65,7 +65,7 @@ class Answerer(Protocol):
         """How many tokens a prompt and its answer may have together; None where that is not known."""
 
     def stream(self, prompt: str, params: SamplingParams, /) -> AnswerStream:
-        """Continue a text."""
+        """Continue a text; returns the answer as a stream of events."""
 
     def stream_chat(
         self,
@@ -160,7 +160,7 @@ class RemoteModel:
             raise MlxrError(f"{self._url}: {error or type(error).__name__}") from error
 
     def stream(self, prompt: str, params: SamplingParams) -> RemoteStream:
-        """Continue a text."""
+        """Continue a text; returns the answer as a stream of events."""
         return self._start("/v1/completions", {"prompt": prompt}, params)
 
     def stream_chat(

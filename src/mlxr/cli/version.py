@@ -1,4 +1,4 @@
-"""`mlxr version`."""
+"""`mlxr version`: print the version of the installed package."""
 
 from __future__ import annotations
 

@@ -74,6 +74,6 @@ class Ledger:
         return [Dispatch(*key, count) for key, count in made if count]
 
     def reset(self) -> None:
-        """Start counting anew."""
+        """Set all counts back to zero."""
         self._counts, self._blocks = {}, {}
         self._copied_bytes = 0

@@ -116,7 +116,7 @@ class Incoming:
         self._file = self._path.open("xb")
 
     def write(self, chunk: bytes) -> None:
-        """Add a piece."""
+        """Append a piece of the blob's contents."""
         self._hash.update(chunk)
         self._file.write(chunk)
 

@@ -134,14 +134,14 @@ class _Sums:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all bytes that were counted, for a file that is fetched from its beginning."""
         self.size_bytes = 0
         self.sha256 = hashlib.sha256()
         # Git names a file by the SHA-1 of this header and its contents.
         self._git = hashlib.sha1(b"blob %d\0" % self._file.size_bytes, usedforsecurity=False)
 
     def update(self, chunk: bytes) -> None:
-        """Count a piece."""
+        """Add a piece of the file to the count of bytes and to the checksums."""
         self.size_bytes += len(chunk)
         self.sha256.update(chunk)
         if self._file.sha256 is None:

@@ -61,7 +61,7 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """Without folders."""
+        """The file's name without the folders before it."""
         return PurePosixPath(self.path).name
 
     @property

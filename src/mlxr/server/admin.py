@@ -38,7 +38,7 @@ class ModelRow(_Row):
 
 
 class Models(_Row):
-    """All loaded models."""
+    """The reply of `GET /v1/admin/models`: all loaded models."""
 
     models: list[ModelRow]
 

@@ -22,7 +22,7 @@ Choices = Annotated[list[Text], Field(min_length=1, max_length=10_000)]
 
 
 class TextFormat(RequestModel):
-    """Any text."""
+    """The answer may be any text."""
 
     type: Literal["text"]
 

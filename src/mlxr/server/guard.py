@@ -48,7 +48,7 @@ class RequestScope:
         self._app, self._activity, self._metrics = app, activity, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Pass one request on, and afterwards count and log it, however it ended."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -97,7 +97,7 @@ class Guard:
         self._max_body_bytes, self._request_timeout_s = settings.max_body_bytes, settings.request_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Pass one request on if it may be answered, otherwise answer it with the error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

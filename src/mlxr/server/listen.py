@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
         self._telling = asyncio.create_task(self._tell())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drain, then end."""
+        """Stop listening, let answers under way go on for `drain_s`, and then end those that are left."""
         self._lifecycle.begin_drain()
         self._telling.cancel()
         ending = asyncio.get_running_loop().call_later(self._drain_s, self._activity.cancel_all)

@@ -27,7 +27,7 @@ class JsonLines(logging.Formatter):
     """A record as one JSON object: time, level, logger, message, the record's own fields, and any traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Write a record as one line of JSON."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -56,7 +56,7 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Counters for Prometheus."""
+    """All metrics in the text format that Prometheus reads."""
     state = request.app.state
     stats = await collect_stats(state.pool)
     stored_bytes = await asyncio.to_thread(state.registry.store_bytes)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         """The names of OpenAI's Responses."""
 
     class AnthropicParameters(ParameterFields):
-        """Anthropic's names."""
+        """The sampling parameters under Anthropic's names."""
 
     class LlamacppParameters(ParameterFields):
         """The names of llama.cpp's own routes."""

@@ -42,7 +42,7 @@ class Description(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RouteRow:
-    """One route."""
+    """One route: its method, its path, its handler, and what `/openapi.json` says about it."""
 
     method: str
     path: str

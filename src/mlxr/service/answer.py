@@ -73,7 +73,7 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """How many tokens the prompt and the answer have so far, and how many came from the cache."""
         return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)
 
     def push(self, event: TokenEvent) -> list[Event]:

@@ -72,12 +72,12 @@ class AsyncSession:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's."""
+        """The tokenizer of the loaded model."""
         return self._loaded.tokenizer
 
     @property
     def config(self) -> ModelConfig:
-        """The model's."""
+        """The configuration of the loaded model."""
         return self._loaded.config
 
     @property

@@ -151,7 +151,7 @@ class FunctionLibrary:
         weakref.finalize(self, functions.llg_free_tokenizer, self._tokenizer).atexit = False
 
     def open_matcher(self, source: str, limits: Limits) -> Any:
-        """See `grammar_library.Library`."""
+        """Open a matcher for a grammar, as `grammar_library.Library` asks."""
         init = _MatcherInit()
         self._functions.llg_constraint_init_set_defaults(ctypes.byref(init), self._tokenizer)
         init.log_stderr_level = 0

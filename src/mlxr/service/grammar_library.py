@@ -80,7 +80,7 @@ class ClassLibrary:
         self._mask_words = -(-len(vocabulary.tokens) // 32)
 
     def open_matcher(self, source: str, limits: Limits) -> ClassMatcher:
-        """See `Library`."""
+        """Open a matcher for a grammar, as `Library` asks."""
         given = LLParserLimits(
             max_lexer_states=limits.lexer_states,
             max_grammar_size=limits.symbols,
@@ -102,17 +102,17 @@ class ClassMatcher:
         self._is_ready = False
 
     def accept(self, token_id: int) -> None:
-        """See `Matcher`."""
+        """Take one token, and compute the mask of the next at once."""
         self._inner.consume_token(token_id)
         self._compute_mask()
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """See `Matcher`."""
+        """Take several tokens at once; the mask is computed when it is asked for."""
         self._inner.consume_tokens(list(token_ids))
         self._is_ready = False
 
     def write_mask(self, mask: Mask) -> bool:
-        """See `Matcher`."""
+        """Write which tokens may come next into `mask`; returns False after an error."""
         if not self._is_ready:
             self._compute_mask()
         if self._inner.is_error():
@@ -121,11 +121,11 @@ class ClassMatcher:
         return True
 
     def read_error(self) -> str:
-        """See `Matcher`."""
+        """The library's words for what went wrong; empty if nothing did."""
         return self._inner.get_error()
 
     def fork(self) -> ClassMatcher:
-        """See `Matcher`."""
+        """Return a copy that goes on by itself from the same state."""
         return ClassMatcher(self._inner.deep_copy(), len(self._mask))
 
     def _compute_mask(self) -> None:

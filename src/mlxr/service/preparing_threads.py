@@ -26,7 +26,7 @@ LOWEST_PRIORITY = 19
 
 
 class PreparingThreads:
-    """See the module."""
+    """Two groups of threads that prepare requests: one for short prompts and one for long ones."""
 
     def __init__(self) -> None:
         self._quick = ThreadPoolExecutor(QUICK_THREADS, "mlxr-prepare")

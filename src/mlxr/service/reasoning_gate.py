@@ -60,11 +60,11 @@ class ReasoningGate:
 
     @property
     def is_cut(self) -> bool:
-        """See `TokenConstraint`."""
+        """Whether the grammar behind the gate closes the answer early because tokens run out."""
         return self._inner.is_cut
 
     def fill_mask(self, mask: Mask, tokens_left: int | None = None) -> None:
-        """See `TokenConstraint`."""
+        """Write which tokens may come next: all but the end while the model thinks, then what the grammar allows."""
         if self._place is _Place.INSIDE:
             mask[:] = self._tokens.thought_mask
             return
@@ -76,7 +76,7 @@ class ReasoningGate:
                 _set_bit(mask, token_id)
 
     def accept(self, token_id: int) -> None:
-        """See `TokenConstraint`."""
+        """Take the token that was drawn; only tokens of the answer reach the grammar."""
         if self._place is _Place.INSIDE:
             self._read_thought(token_id)
         elif self._place is _Place.START and token_id == self._tokens.open_id:
@@ -88,7 +88,7 @@ class ReasoningGate:
             self._inner.accept(token_id)
 
     def fork(self) -> ReasoningGate:
-        """See `TokenConstraint`."""
+        """Return a copy that goes on by itself from the same state."""
         other = ReasoningGate(self._tokens, self._inner.fork(), is_thinking=False)
         other._place, other._tail = self._place, self._tail
         return other

@@ -152,7 +152,7 @@ class Session:
                         self._step()
 
     def stats(self) -> EngineStats:
-        """The engine's counts."""
+        """The engine's counts at this moment, after requests that nobody waits for have been ended."""
         with self._lock:
             self._end_unwanted()
             return self._engine.stats()

@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of several measurements."""
+    """The median, the smallest and the largest of several measurements."""
 
     median: float
     min: float
@@ -66,7 +66,7 @@ def measure_limits(loaded: LoadedModel) -> Limits:
 
 
 def summarise(values: Sequence[float]) -> Spread:
-    """Median and extremes."""
+    """The median and the extremes of `values`, which must not be empty."""
     return Spread(statistics.median(values), min(values), max(values))
 
 

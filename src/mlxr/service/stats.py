@@ -35,7 +35,7 @@ class MemoryUse:
 
 
 def measure_memory(weight_bytes: int, engine: EngineStats) -> MemoryUse:
-    """Pages as bytes."""
+    """The engine's counts of pages as bytes, beside the bytes of the weights."""
     store = engine.cache.store
     return MemoryUse(
         weight_bytes=weight_bytes,

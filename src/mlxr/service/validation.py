@@ -151,7 +151,7 @@ class LogitsTap:
 
     @property
     def config(self) -> ModelShape:
-        """The model's own."""
+        """The configuration of the model that is checked."""
         return self._model.config
 
     def forward(self, batch: Any, arena: Any) -> Floats:

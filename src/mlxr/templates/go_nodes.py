@@ -68,7 +68,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """break or continue."""
+    """A `{{break}}` or a `{{continue}}` of a loop."""
 
     kind: Literal["break", "continue"]
 

@@ -121,7 +121,7 @@ class _Writer:
         self._count = 0
 
     def write(self, nodes: Sequence[Node]) -> str:
-        """The Jinja text."""
+        """Write the nodes as one text of Jinja."""
         body = self._write_all(nodes, _Scope(None, {}))
         return _tag(f"set {self._names} = namespace()") + body if f"{self._names}." in body else body
 

@@ -49,7 +49,7 @@ def make_model(folder: Path, vocabulary: str) -> Path:
 
 
 def list_tensors(tokens: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Names and shapes."""
+    """The names and shapes of the model's tensors, for a vocabulary of `tokens`."""
     outer = [("token_embd", (tokens, HIDDEN)), ("output_norm", (HIDDEN,)), ("output", (tokens, HIDDEN))]
     block = {
         **{f"attn_{part}": (HIDDEN, HIDDEN) for part in ("q", "k", "v", "output")},

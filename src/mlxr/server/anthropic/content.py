@@ -36,7 +36,7 @@ FOREIGN_BLOCKS = (
 
 
 class TextBlock(RequestModel):
-    """A text."""
+    """A block of text in a message."""
 
     type: Literal["text"]
     text: str
@@ -151,7 +151,7 @@ def _is_text(value: object) -> str:
 
 
 class MessageInput(RequestModel):
-    """One message."""
+    """One message of the conversation, as the client sends it."""
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[

@@ -38,7 +38,7 @@ class ErrorDetail(ReplyModel):
 
 
 class ErrorReply(ReplyModel):
-    """An error."""
+    """The body of every error on Anthropic's routes."""
 
     type: Literal["error"] = "error"
     error: ErrorDetail

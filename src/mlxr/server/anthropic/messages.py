@@ -45,7 +45,7 @@ STREAMED: Responses = {
 
 @router.post("/v1/messages", response_model=MessageReply, responses=STREAMED)
 async def create_message(request: Request, body: MessageRequest) -> Response:
-    """Answer a conversation."""
+    """Answer a conversation: the next message of the assistant, whole or as a stream of events."""
     wanted = body.to_request()
     lease = await borrow(request, body.model)
     with spell_fields(FIELDS):

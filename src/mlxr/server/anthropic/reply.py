@@ -10,7 +10,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 
 class TextReply(ReplyModel):
-    """A text."""
+    """A block of text in an answer."""
 
     type: Literal["text"] = "text"
     text: str
@@ -55,7 +55,7 @@ class UsageReply(ReplyModel):
 
 
 class MessageReply(ReplyModel):
-    """The assistant's message."""
+    """The assistant's message, whole: the reply to a request that is not streamed."""
 
     id: str
     type: Literal["message"] = "message"

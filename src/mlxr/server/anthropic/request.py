@@ -62,7 +62,7 @@ class AnyChoice(RequestModel):
 
 
 class OneChoice(RequestModel):
-    """Call this tool."""
+    """The answer has to call the tool that is named."""
 
     type: Literal["tool"]
     name: ToolName
@@ -70,7 +70,7 @@ class OneChoice(RequestModel):
 
 
 class NoChoice(RequestModel):
-    """Call none."""
+    """The answer may call no tool."""
 
     type: Literal["none"]
 
@@ -92,7 +92,7 @@ class ThinkingAdaptive(RequestModel):
 
 
 class ThinkingOff(RequestModel):
-    """Answer at once."""
+    """The model answers without thinking first."""
 
     type: Literal["disabled"]
 
@@ -205,7 +205,7 @@ class CountRequest(ConversationFields):
 
 
 class MessageRequest(AnthropicParameters, ConversationFields):
-    """Answer a conversation."""
+    """The body of a request to `/v1/messages`."""
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)]
     temperature: Annotated[float, Field(ge=0.0, le=1.0)] | None = Field(None, description="Absent: 1.")

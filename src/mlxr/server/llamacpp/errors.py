@@ -41,7 +41,7 @@ class ErrorDetail(ReplyModel):
 
 
 class ErrorReply(ReplyModel):
-    """An error."""
+    """The body of every error on llama.cpp's routes."""
 
     error: ErrorDetail
 

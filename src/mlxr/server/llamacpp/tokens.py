@@ -55,7 +55,7 @@ class Tokens(ReplyModel):
 
 
 class DetokenizeBody(RequestModel):
-    """Tokens."""
+    """The body of a request to `/detokenize`: token ids that become text."""
 
     tokens: list[Annotated[int, Field(ge=0)]]
     model: str | None = None

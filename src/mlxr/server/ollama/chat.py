@@ -1,4 +1,4 @@
-"""POST /api/chat."""
+"""The route `POST /api/chat`: the next message of a conversation."""
 
 from __future__ import annotations
 

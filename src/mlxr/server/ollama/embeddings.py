@@ -27,7 +27,7 @@ router = Router()
 
 
 class EmbedBody(RequestModel):
-    """Texts to embed."""
+    """The body of a request to `/api/embed`: texts that become vectors."""
 
     model: Text
     input: Annotated[list[str], Field(max_length=MAX_INPUTS)] | str

@@ -1,4 +1,4 @@
-"""POST /api/generate."""
+"""The route `POST /api/generate`: the answer to a prompt."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ async def pull(request: Request, body: PullBody) -> Response:
 
 @router.post("/api/push", responses=ERRORS)
 async def push(_: Request) -> Response:
-    """Not supported."""
+    """Refuse the request: models are not sent anywhere."""
     raise ServerError(400, "unsupported", "push is not supported: models are not sent anywhere")
 
 

@@ -50,7 +50,7 @@ class ToolCallReply(ReplyModel):
 
 
 class AnswerMessage(ReplyModel):
-    """The assistant's message."""
+    """The assistant's message, or a piece of it in a stream."""
 
     role: str
     content: str

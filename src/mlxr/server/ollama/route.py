@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class ErrorReply(ReplyModel):
-    """An error."""
+    """The body of every error on Ollama's routes."""
 
     error: str
 

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""The route `POST /v1/chat/completions`: the next message of a conversation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LLAMACPP_OPENING: JsonObject = {"role": "assistant", "content": None}  # what st
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
-    """Answer a conversation."""
+    """Answer a conversation: one or more messages of the assistant, whole or as a stream of chunks."""
     wanted = body.to_request()
     lease = await borrow(request, body.model)
     head = Head.make("chatcmpl-", lease, body.model)

@@ -29,7 +29,7 @@ class ToolCallReply(ReplyModel):
 
 
 class MessageReply(ReplyModel):
-    """The assistant's message."""
+    """The assistant's message, whole."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -39,7 +39,7 @@ class MessageReply(ReplyModel):
 
 
 class ChatChoice(ReplyModel):
-    """One answer."""
+    """One of the answers in a reply that is not streamed."""
 
     index: int
     message: MessageReply

@@ -25,7 +25,7 @@ class ReasoningOptions(RequestModel):
 
 
 class ChatCompletionRequest(PenaltyFields):
-    """Answer a conversation."""
+    """The body of a request to `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     logprobs: bool | None = None

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""The route `POST /v1/completions`: the continuation of a text."""
 
 from __future__ import annotations
 

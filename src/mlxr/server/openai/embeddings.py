@@ -1,4 +1,4 @@
-"""POST /v1/embeddings."""
+"""The route `POST /v1/embeddings`: a vector for each text."""
 
 from __future__ import annotations
 

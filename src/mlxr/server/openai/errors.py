@@ -32,7 +32,7 @@ class ErrorDetail(ReplyModel):
 
 
 class ErrorReply(ReplyModel):
-    """An error."""
+    """The body of every error on OpenAI's routes."""
 
     error: ErrorDetail
 

@@ -84,7 +84,7 @@ class Tally:
     finishes: list[Finish] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Count one event."""
+        """Take what one event adds to the usage: its tokens of reasoning, or how an answer ended."""
         if isinstance(event, ReasoningDelta):
             self.reasoning_tokens += len(event.token_ids)
         elif isinstance(event, Finish):

@@ -45,7 +45,7 @@ class ReasoningText(RequestModel):
 
 
 class MessageItem(RequestModel):
-    """A message."""
+    """An item of the input that is a message."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -83,7 +83,7 @@ class CustomCallItem(RequestModel):
 
 
 class ShellAction(RequestModel):
-    """A command."""
+    """The command of an earlier call of the local shell."""
 
     command: list[str]
     working_directory: str | None = None

@@ -40,7 +40,7 @@ class TextConfig(RequestModel):
 
 
 class ResponseRequest(ResponsesParameters, SamplingFields):
-    """Answer an input."""
+    """The body of a request to `/v1/responses`."""
 
     input: str | list[InputItem] = Field(default_factory=list)
     instructions: str | None = None

@@ -50,7 +50,7 @@ class FunctionTool(RequestModel):
 
 
 class TextInput(RequestModel):
-    """Any text."""
+    """A custom tool takes any text."""
 
     type: Literal["text"]
 
@@ -122,7 +122,7 @@ ResponseTool = Annotated[
 
 
 class OneChoice(RequestModel):
-    """Call this tool."""
+    """The answer has to call the tool that is named."""
 
     type: Literal["function", "custom"]
     name: ToolName

@@ -130,7 +130,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 @router.delete("/v1/responses/{response_id}", response_model=Deleted, responses=ERRORS)
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Forget a response."""
+    """Forget a response that was kept; answers with its id."""
     request.app.state.responses.delete(in_flight(request).key_id, response_id)
     return reply_json(Deleted(id=response_id))
 

@@ -38,7 +38,7 @@ class FunctionName(RequestModel):
 
 
 class NamedToolChoice(RequestModel):
-    """Call this function."""
+    """The answer has to call the function that is named."""
 
     type: Literal["function"]
     function: FunctionName

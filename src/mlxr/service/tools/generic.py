@@ -21,7 +21,7 @@ _INTRODUCTION = (
 
 
 class GenericFormat:
-    """See `ToolFormat`."""
+    """Tool calls for models whose template knows no tools: lines of JSON."""
 
     markers: Sequence[str] = ()
     shows_tools = False
@@ -49,7 +49,7 @@ class GenericFormat:
         return _introduce(plain, tools) if tools else plain
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
-        """See `ToolFormat`."""
+        """Return a parser of bare JSON, which also passes over code fences."""
         names = frozenset(tool.name for tool in tools)
         keys = ("arguments", "parameters")
         leads = ("```json", "```")

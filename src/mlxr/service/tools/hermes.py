@@ -18,7 +18,7 @@ KEYS = ("arguments", "parameters")
 
 
 class HermesFormat:
-    """See `ToolFormat`."""
+    """Tool calls as Hermes and Qwen write them: JSON between two tags."""
 
     markers: Sequence[str] = (START, END)
     shows_tools = True
@@ -29,12 +29,12 @@ class HermesFormat:
         return make_call_id()
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """As they are."""
+        """Return the messages unchanged: the template shows the tools by itself."""
         del tools
         return messages
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
-        """See `ToolFormat`."""
+        """Return a parser of marked calls that also finds an answer that is JSON from its beginning."""
         names = frozenset(tool.name for tool in tools)
         bare = BareJsonParser(names, KEYS, leads=("```json", "```"), separators=",;`", is_enforced=False)
         return FirstLook(bare, HermesParser(names, is_enforced=is_enforced))
@@ -79,7 +79,7 @@ class FirstLook(CallParser):
         self._is_bare: bool | None = None  # not known before the first sign that is no space
 
     def push(self, text: str) -> list[str | CallPiece]:
-        """See `CallParser`."""
+        """Read a piece of text; the beginning of the answer decides which of the two parsers reads on."""
         self._text += text
         begin = self._text.lstrip()[:1]
         if self._is_bare is None and not begin:
@@ -91,7 +91,7 @@ class FirstLook(CallParser):
         return self._read(self._bare.push(text) if self._is_bare else [text])
 
     def flush(self) -> list[str | CallPiece]:
-        """See `CallParser`."""
+        """Read what is left when the answer ends; what looked like a bare call and is none is read again."""
         found = self._read([*self._bare.flush(), self._text] if self._is_bare else [self._text])
         return found if self._bare.calls else found + self._marked.flush()
 

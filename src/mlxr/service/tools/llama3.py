@@ -17,7 +17,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class Llama3Format:
-    """See `ToolFormat`."""
+    """Tool calls as Llama 3 writes them: bare JSON, also after a tag."""
 
     markers: Sequence[str] = (PYTHON_TAG,)
     shows_tools = True
@@ -43,7 +43,7 @@ class Llama3Format:
         return prepared
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
-        """See `ToolFormat`."""
+        """Return a parser of bare JSON, which also passes over the tag before it."""
         names = frozenset(tool.name for tool in tools)
         keys = ("parameters", "arguments")
         return BareJsonParser(names, keys, leads=(PYTHON_TAG,), separators=";,", is_enforced=is_enforced)

@@ -57,7 +57,7 @@ class MistralFormat:
         return prepared
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
-        """See `ToolFormat`."""
+        """Return a parser of the calls behind Mistral's marker."""
         return MistralParser(frozenset(tool.name for tool in tools), is_enforced=is_enforced)
 
     def write_grammar(
