@@ -7,6 +7,7 @@ tells them apart.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from mlxr.core.types import FinishReason, Timings, TokenLogprob, Usage
 
@@ -56,6 +57,23 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of the prompt has been read: `read_tokens`, among them `cached_tokens`, after `seconds` of reading it.
+
+    Comes before the answer, where `SamplingParams.reports_progress` asks for it: once for the beginning and once for
+    each step that computed a part of the prompt. It brings no tokens of the answer.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    read_tokens: int
+    seconds: float = field(default=0.0, compare=False)
+    index: int = 0
+    token_ids: ClassVar[tuple[int, ...]] = ()
+    tokens: ClassVar[tuple[TokenInfo, ...]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The last event of an answer: `error` is set when `reason` is ERROR, `stop` is the stop string that ended it."""
 
@@ -67,4 +85,4 @@ class Finish:
     timings: Timings | None = field(default=None, compare=False)
 
 
-Event = TextDelta | ReasoningDelta | ToolCallDelta | Finish
+Event = PromptProgress | TextDelta | ReasoningDelta | ToolCallDelta | Finish

@@ -37,7 +37,8 @@ class SamplingParams:
     gives. With `best_of` above `n`, that many are computed and the `n` with the highest mean log-probability given, the
     best first. They are ranked as whole answers of the engine, which knows no text, so stop strings are refused then.
     For the same reason `dry_breaker_ids` are sequences of tokens that no repetition reaches over, besides the texts of
-    `dry_sequence_breakers`, which the service translates.
+    `dry_sequence_breakers`, which the service translates. With `reports_progress` events tell how much of the prompt is
+    computed.
     """
 
     max_tokens: int | None = parameter(
@@ -147,6 +148,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     best_of: int | None = None
+    reports_progress: bool = False
 
     @property
     def streams(self) -> int:

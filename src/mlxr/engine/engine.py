@@ -349,11 +349,14 @@ class Engine:
         for chunk in chunks:
             sequence, completes = chunk.sequence, chunk.completes
             sequence.watch.start(start_s)
+            computed_tokens = sequence.computed_tokens
             self._work.count(chunk)
             reader = sequence.scores if sequence.pool is None else sequence.pool
             if reader is not None and chunk.hidden_tokens:
                 reader.add(next(remaining_hidden), is_first=not sequence.table.length_tokens)
             self._cache.commit(sequence.table, sequence.tokens, chunk.tokens)
+            for event in sequence.report_progress(computed_tokens, now):
+                events += self._deliver(sequence, event)
             if completes and not sequence.draws:
                 reason = FinishReason.LENGTH if sequence.pool is None else FinishReason.STOP
                 events += self._end_all(self._part(sequence), reason)

@@ -66,7 +66,10 @@ class Limits:
     def check_embed(self, tokens: int) -> None:
         """The empty arena can hold a text of `tokens` tokens, and so can the context."""
         if tokens > self.context_tokens:
-            reason = f"this model's maximum context length is {self.context_tokens} tokens, the input has {tokens}"
+            reason = (
+                f"is too large: this model's maximum context length is {self.context_tokens} tokens, the input has "
+                f"{tokens}"
+            )
             raise ContextFull("input", reason, tokens, self.context_tokens)
         if self._pages_for(tokens) > self.pages:
             raise InvalidRequest(

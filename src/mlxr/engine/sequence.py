@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from mlxr.cache.page_table import PageTable
-from mlxr.core.events import TokenInfo
+from mlxr.core.events import PromptProgress, TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 from mlxr.engine.constraint import MaskSource
 from mlxr.engine.pooling import Floats, Pool
@@ -35,6 +35,7 @@ class TokenEvent:
     `finish_reason`. `logprob` and `top` are there when the request asked for logprobs. `error` says what failed when
     the reason is ERROR or DEADLINE. The last event of an answer has its `timings`, that of an embedding the vector.
     The first event of an answer has the `prompt` tokens with their log-probabilities, if the request asked for them.
+    An event with `progress` tells how much of the prompt is computed, and nothing else.
     """
 
     sequence_id: int
@@ -48,6 +49,7 @@ class TokenEvent:
     timings: Timings | None = field(default=None, compare=False)
     embedding: Floats | None = field(default=None, compare=False)
     prompt: tuple[TokenInfo, ...] = ()
+    progress: PromptProgress | None = None
 
 
 class Sequence:
@@ -212,6 +214,21 @@ class Sequence:
             embedding=self.pool.read() if self.pool is not None and reason is FinishReason.STOP else None,
             prompt=self._read_scores(first_of=0),
         )
+
+    def report_progress(self, before_tokens: int, now_s: float) -> list[TokenEvent]:
+        """The events of a step that computed more of the prompt than the `before_tokens` that were computed before it.
+
+        The first such step also tells where it began. None where the request does not ask for them.
+        """
+        if not self.sampler.params.reports_progress or not before_tokens < min(
+            self.computed_tokens, self.prompt_tokens
+        ):
+            return []
+        counts = self.prompt_tokens, self.cached_tokens
+        reached = PromptProgress(*counts, self.computed_tokens, self.watch.read(now_s).prompt_s)
+        is_first = before_tokens == self.cached_tokens
+        told = (PromptProgress(*counts, before_tokens), reached) if is_first else (reached,)
+        return [TokenEvent(self.id, None, self.usage, index=self.index, progress=progress) for progress in told]
 
     def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:
         """What the answer's first event has of the prompt; it is the first with `first_of` tokens generated."""

@@ -7,7 +7,7 @@ answers. Each token event gives zero or more events; the last one of an answer i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
@@ -81,6 +81,8 @@ class Answer:
 
         Once the answer `is_over` its request should be cancelled: the Finish comes with the engine's last event.
         """
+        if event.progress is not None:
+            return [replace(event.progress, index=self._index)]
         events = self._begin(event)
         if not self.is_over:
             events += self._read(self._take_token(event))

@@ -90,6 +90,7 @@ class ChatTemplate:
             **self.tokens,
             "date_string": now.strftime("%d %b %Y"),  # Llama 3's name for today
             "datetime": now.strftime("%b %d %Y"),  # Firefunction's
+            "functions": "",  # Firefunction's too; tools stand in the system message of templates that know no `tools`
             **(extra or {}),
             "messages": list(messages),
             "tools": tools,

@@ -52,6 +52,7 @@ REPLACED: dict[str, tuple[tuple[str, str], ...]] = {
         ('("1 2 3 4 5 9", 77, 51)', '("1 2 3 4 5 9", 57, 38)'),
         ('("1 2 3 9 9 9", 77, 47)', '("1 2 3 9 9 9", 57, 34)'),
         ('["system_fingerprint"].startswith("b")', '["system_fingerprint"].startswith("fp_")'),
+        ('"content": "This is a test" * 10},', '"content": "This is a test" * 30},'),
         ('"<s> <|start_header_id|>system', '"<s><|start_header_id|>system'),
         _FINGERPRINT,
     ),

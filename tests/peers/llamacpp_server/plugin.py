@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from adapted import MODEL_TEXTS
+from requests.structures import CaseInsensitiveDict
 
 from models import make_model
 from templates import BUILT_IN
@@ -137,7 +138,10 @@ def with_fields(send: Any) -> Any:
     def sending(self: Any, method: str, path: str, data: Any = None, *rest: Any, **named: Any) -> Any:
         if isinstance(data, dict):
             data = {**find_fields(self), **data}
-        return send(self, method, path, data, *rest, **named)
+        reply = send(self, method, path, data, *rest, **named)
+        if isinstance(reply, utils.ServerResponse):
+            reply.headers = CaseInsensitiveDict(reply.headers)  # the names of headers have no case
+        return reply
 
     return sending
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from time import monotonic
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,6 +18,7 @@ from mlxr.server.llamacpp.fields import CompletionFields, describe_settings
 from mlxr.server.llamacpp.probabilities import Probabilities
 from mlxr.server.llamacpp.reply import Frame, Growing
 from mlxr.server.naming import spell_fields
+from mlxr.server.openai.replies import RunningTimings
 from mlxr.server.openai.several import merge, read_in_turn, start_all
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
 from mlxr.service.model_pool import ModelLease
@@ -45,7 +45,6 @@ async def answer(
     ends: frozenset[int] = frozenset(),
 ) -> Response:
     """The reply to all prompts: one object, a list of them, or events. The tokens `ends` end an answer."""
-    started_s = monotonic()
     with spell_fields(FIELDS):
         params = replace(body.make_params(lease.record, lease.session), stop_token_ids=ends)
         wanted = [
@@ -53,7 +52,7 @@ async def answer(
         ]
         generations = await start_all(request, lease, wanted)
     frame = await asyncio.to_thread(_make_frame, body, lease, params, generations)
-    growing = [Growing(frame, index, started_s) for index in range(len(frame.prompts))]
+    growing = [Growing(frame, index, RunningTimings(tokens)) for index, tokens in enumerate(frame.prompt_tokens)]
     if body.stream:
         return EventStream(request, _write_frames(generations, growing), media_type=SSE, on_error=error_frame)
     events = check_events(await until_disconnected(request, read_in_turn(generations, params.n)))

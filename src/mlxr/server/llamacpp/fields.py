@@ -64,6 +64,7 @@ class CompletionFields(GrammarFields, LlamacppParameters):
     return_tokens: bool | None = None
     cache_prompt: bool | None = None
     timings_per_token: bool | None = None
+    return_progress: bool | None = Field(None, description="Tell in a stream how much of the prompt has been read.")
     response_fields: Annotated[list[str], Field(max_length=256)] | None = None
     id_slot: int | None = Field(None, description="A hint; answers are placed where there is room.")
     lora: list[Adapter] | None = None
@@ -110,6 +111,7 @@ class CompletionFields(GrammarFields, LlamacppParameters):
             logit_bias=_read_bias(self.logit_bias, session),
             logprobs=self._count_logprobs(fields),
             n=self.n_cmpl or self.n or 1,
+            reports_progress=bool(self.stream and self.return_progress),
         )
 
     def _count_logprobs(self, fields: Mapping[str, Any]) -> int | None:

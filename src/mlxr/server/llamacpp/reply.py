@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 
-from mlxr.core.events import Event, Finish
-from mlxr.core.types import FinishReason, Timings
+from mlxr.core.events import Event, Finish, PromptProgress
+from mlxr.core.types import FinishReason
 from mlxr.server.json_models import JsonObject
 from mlxr.server.llamacpp.probabilities import Probabilities
-from mlxr.server.openai.replies import describe_timings
+from mlxr.server.openai.replies import RunningTimings, describe_progress, describe_timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +37,19 @@ class Growing:
 
     frame: Frame
     index: int
-    started_s: float
-    first_s: float | None = None
+    running: RunningTimings
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     described: list[JsonObject] = field(default_factory=list)
 
     def push(self, event: Event) -> Iterator[JsonObject]:
         """The chunks of one event. Where probabilities were asked for, each token has a chunk of its own."""
+        self.running.add(event)
         if isinstance(event, Finish):
             yield self._end(event, is_streamed=True)
+            return
+        if isinstance(event, PromptProgress):
+            yield {**self._make_chunk("", (), ()), **describe_progress(event)}
             return
         if self.frame.is_silent:
             return
@@ -72,8 +74,6 @@ class Growing:
 
     def _take(self, event: Event) -> str:
         text: str = getattr(event, "text", "")
-        if self.first_s is None:
-            self.first_s = monotonic()
         self.texts.append(text)
         self.token_ids.extend(getattr(event, "token_ids", ()))
         return text
@@ -89,7 +89,7 @@ class Growing:
             "tokens_evaluated": self.frame.prompt_tokens[self.index],
         }
         if self.frame.times_tokens:
-            chunk["timings"] = self._time_now()
+            chunk |= self.running.read()
         if described:
             chunk["completion_probabilities"] = list(described)
         return chunk
@@ -122,13 +122,6 @@ class Growing:
         if self.described:
             reply["completion_probabilities"] = self.described
         return reply
-
-    def _time_now(self) -> JsonObject:
-        """Durations up to this token, as this server's clock has them."""
-        now = monotonic()
-        first_s = now if self.first_s is None else self.first_s
-        timings = Timings(0.0, first_s - self.started_s, now - first_s)
-        return describe_timings(timings, 0, self.frame.prompt_tokens[self.index], len(self.token_ids)).model_dump()
 
 
 def pick_fields(reply: JsonObject, fields: Sequence[str]) -> JsonObject:

@@ -1,4 +1,4 @@
-"""The route `POST /v1/chat/completions`: the next message of a conversation."""
+"""The routes below `/v1/chat/completions`: the next message of a conversation, and how many tokens it has."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import JsonObject
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
-from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold, VerboseReply
+from mlxr.server.openai.chat_reply import ChatCompletion, ChatFold, ChatInputTokens, VerboseReply
 from mlxr.server.openai.chat_request import ChatCompletionRequest
 from mlxr.server.openai.chat_stream import ChatChunks
-from mlxr.server.openai.route import STREAMED, Head, error_frame, fit_effort, token_bytes_if
+from mlxr.server.openai.replies import RunningTimings
+from mlxr.server.openai.route import ERRORS, STREAMED, Head, error_frame, fit_effort, token_bytes_if
 from mlxr.server.routes import Router, reply_json
 from mlxr.server.streaming import DONE, SSE, EventStream, sse, until_disconnected
 
@@ -46,6 +47,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
             includes_usage=body.includes_usage,
             token_bytes=token_bytes,
             opening=None if request.url.path.startswith("/v1/") else LLAMACPP_OPENING,
+            running=RunningTimings(prompt_tokens) if body.timings_per_token else None,
         )
         return EventStream(request, _write_frames(generation, chunks), media_type=SSE, on_error=error_frame)
     fold = ChatFold(prompt_tokens, answers, token_bytes)
@@ -56,6 +58,16 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
         prompt = lease.session.tokenizer.decode(generation.prompt_ids, skip_special=False)
         reply = reply.model_copy(update={"verbose": VerboseReply(prompt=prompt)})
     return reply_json(reply)
+
+
+@router.post("/v1/chat/completions/input_tokens", response_model=ChatInputTokens, responses=ERRORS)
+async def count_input_tokens(request: Request, body: ChatCompletionRequest) -> Response:
+    """How many tokens a conversation has, as `/v1/chat/completions` would read it."""
+    lease = await borrow(request, body.model)
+    wanted = fill_chat(fit_effort(request, lease, body.to_request(), "reasoning_effort"), lease.record, body)
+    with spell_fields(FIELDS):
+        ids = await lease.session.run(lease.session.encode_chat, wanted, reads=wanted)
+    return reply_json(ChatInputTokens(input_tokens=len(ids)))
 
 
 async def _write_frames(generation: Generation, chunks: ChatChunks) -> AsyncGenerator[bytes, None]:

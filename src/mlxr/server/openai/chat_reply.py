@@ -67,6 +67,12 @@ class ChatCompletion(ReplyModel):
     verbose: VerboseReply | None = optional("__verbose")
 
 
+class ChatInputTokens(ReplyModel):
+    """How many tokens a conversation has."""
+
+    input_tokens: int
+
+
 def name_finish(reason: FinishReason) -> ChatFinish:
     """OpenAI's word for how an answer ended; a cancelled one counts as cut short. Failed ones never get here."""
     if reason is FinishReason.TOOL_CALLS:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
+from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.server.json_models import JsonObject
 from mlxr.server.openai.chat_reply import name_finish
-from mlxr.server.openai.replies import Tally, TokenBytes, describe_tokens
+from mlxr.server.openai.replies import RunningTimings, Tally, TokenBytes, describe_progress, describe_tokens
 
 
 class ChatChunks:
@@ -25,25 +25,30 @@ class ChatChunks:
         includes_usage: bool,
         token_bytes: TokenBytes | None,
         opening: JsonObject | None = None,
+        running: RunningTimings | None = None,
     ) -> None:
         """`head` is what all chunks begin with: id, object, created, model, system_fingerprint.
 
-        `opening` is the first delta of each answer.
+        `opening` is the first delta of each answer; `running` gives every token its timings.
         """
         self._opening = opening or {"role": "assistant", "content": "", "refusal": None}
         self._head = {**head, "usage": None} if includes_usage else head
         self._tally = Tally(prompt_tokens, answers)
-        self._includes_usage = includes_usage
+        self._includes_usage, self._running = includes_usage, running
         self._token_bytes = token_bytes
         self._opened: set[int] = set()
 
     def push(self, event: Event) -> Iterator[JsonObject]:
         """The chunks of one event; the first of an answer says whose turn it is."""
         self._tally.add(event)
+        if self._running is not None:
+            self._running.add(event)
         if event.index not in self._opened:
             self._opened.add(event.index)
             yield self._make_chunk(event.index, self._opening)
         match event:
+            case PromptProgress():
+                yield {**self._make_chunk(event.index, {}), **describe_progress(event)}
             case TextDelta():
                 yield self._make_chunk(event.index, {"content": event.text}, event.tokens)
             case ReasoningDelta():
@@ -68,7 +73,8 @@ class ChatChunks:
             described = describe_tokens(tokens, self._token_bytes)
             logprobs = {"content": [token.model_dump() for token in described], "refusal": None}
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self._head, "choices": [choice]}
+        timings = {} if self._running is None or finish_reason is not None else self._running.read()
+        return {**self._head, "choices": [choice], **timings}
 
 
 def _describe_call(event: ToolCallDelta) -> JsonObject:

@@ -9,10 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mlxr.core.events import Event, Finish, TextDelta, TokenInfo
+from mlxr.core.events import Event, Finish, PromptProgress, TextDelta, TokenInfo
 from mlxr.core.types import FinishReason
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
-from mlxr.server.openai.replies import Tally, TimingsReply, TokenBytes, UsageReply, possible
+from mlxr.server.openai.replies import (
+    RunningTimings,
+    Tally,
+    TimingsReply,
+    TokenBytes,
+    UsageReply,
+    describe_progress,
+    possible,
+)
 
 TextFinish = Literal["stop", "length"]
 
@@ -138,18 +146,26 @@ class CompletionChunks:
         answers: int,
         includes_usage: bool,
         token_bytes: TokenBytes | None,
+        running: RunningTimings | None = None,
     ) -> None:
-        """`head` is what all chunks begin with: id, object, created, model, system_fingerprint."""
+        """`head` is what all chunks begin with: id, object, created, model, system_fingerprint.
+
+        `running` gives every token its timings.
+        """
         self._head = {**head, "usage": None} if includes_usage else head
         self._tally = Tally(prompt_tokens, answers)
-        self._includes_usage = includes_usage
+        self._includes_usage, self._running = includes_usage, running
         self._token_bytes = token_bytes
         self._offsets: defaultdict[int, TokenOffsets] = defaultdict(TokenOffsets)
 
     def push(self, event: Event) -> Iterator[JsonObject]:
         """The chunks of one event."""
         self._tally.add(event)
-        if isinstance(event, TextDelta):
+        if self._running is not None:
+            self._running.add(event)
+        if isinstance(event, PromptProgress):
+            yield {**self._make_chunk(event.index, ""), **describe_progress(event)}
+        elif isinstance(event, TextDelta):
             logprobs = None
             if self._token_bytes is not None and event.tokens:
                 logprobs = self._offsets[event.index].describe(event.tokens, self._token_bytes).model_dump()
@@ -168,4 +184,5 @@ class CompletionChunks:
         self, index: int, text: str, logprobs: JsonObject | None = None, finish_reason: str | None = None
     ) -> JsonObject:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self._head, "choices": [choice]}
+        timings = {} if self._running is None or finish_reason is not None else self._running.read()
+        return {**self._head, "choices": [choice], **timings}

@@ -14,6 +14,7 @@ from mlxr.server.model_defaults import fill_text
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.completion_reply import CompletionChunks, CompletionFold, TextCompletion
 from mlxr.server.openai.completion_request import CompletionRequest
+from mlxr.server.openai.replies import RunningTimings
 from mlxr.server.openai.route import STREAMED, Head, error_frame, token_bytes_if
 from mlxr.server.openai.several import merge, read_in_turn, start_all
 from mlxr.server.routes import Router, reply_json
@@ -49,6 +50,7 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
             answers=answers,
             includes_usage=body.includes_usage,
             token_bytes=token_bytes,
+            running=RunningTimings(prompt_tokens) if body.timings_per_token else None,
         )
         frames = _write_frames(generations, answers, chunks)
         return EventStream(request, frames, media_type=SSE, on_error=error_frame)

@@ -34,6 +34,11 @@ class SamplingFields(GrammarFields, ParameterFields):
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    stream: bool | None = None
+    timings_per_token: bool | None = Field(None, description="Tell `timings` with every token of a stream.")
+    return_progress: bool | None = Field(
+        None, description="Tell in a stream how much of the prompt has been read, in `prompt_progress`."
+    )
     ignore_eos: bool | None = Field(None, description="Go on after an end token.")
     cache_prompt: bool | None = Field(None, description="False: use nothing that is cached. Absent: true.")
     priority: Annotated[int, Field(ge=-100, le=100)] | None = Field(None, description="Higher is served first.")
@@ -59,6 +64,7 @@ class SamplingFields(GrammarFields, ParameterFields):
             logprobs=logprobs,
             n=1 if n is None else n,
             best_of=best_of,
+            reports_progress=bool(self.stream and self.return_progress),
         )
 
 
@@ -69,5 +75,4 @@ class PenaltyFields(OpenAIParameters, SamplingFields):
         None, description="Token id (as a string) to what is added to its logit."
     )
     n: Answers | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None

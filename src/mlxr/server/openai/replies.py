@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
-from mlxr.core.events import Event, Finish, ReasoningDelta, TokenInfo
+from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TokenInfo
 from mlxr.core.types import Timings, TokenLogprob
 from mlxr.server.json_models import ReplyModel
 
@@ -131,6 +132,45 @@ class Tally:
         )
         cached = self.cached_tokens
         return describe_timings(slowest, cached, self.prompt_tokens - cached, self.completion_tokens)
+
+
+@dataclass(slots=True)
+class RunningTimings:
+    """Durations while answers grow, as this server's clock has them since the object was made."""
+
+    prompt_tokens: int
+    started_s: float = field(default_factory=monotonic)
+    first_s: float | None = None
+    cached_tokens: int = 0
+    tokens: int = 0
+
+    def add(self, event: Event) -> None:
+        """Count the tokens of an event."""
+        if isinstance(event, PromptProgress):
+            self.cached_tokens = event.cached_tokens
+        elif not isinstance(event, Finish):
+            self.first_s = monotonic() if self.first_s is None else self.first_s
+            self.tokens += len(event.token_ids)
+
+    def read(self) -> dict[str, object]:
+        """The field `timings` of a chunk."""
+        now = monotonic()
+        first_s = now if self.first_s is None else self.first_s
+        timings = Timings(0.0, first_s - self.started_s, now - first_s)
+        computed = self.prompt_tokens - self.cached_tokens
+        return {"timings": describe_timings(timings, self.cached_tokens, computed, self.tokens).model_dump()}
+
+
+def describe_progress(event: PromptProgress) -> dict[str, object]:
+    """The field `prompt_progress` of a chunk, as llama.cpp's server has it."""
+    return {
+        "prompt_progress": {
+            "total": event.prompt_tokens,
+            "cache": event.cached_tokens,
+            "processed": event.read_tokens,
+            "time_ms": round(event.seconds * 1000),
+        }
+    }
 
 
 def describe_timings(timings: Timings, cache_n: int, prompt_n: int, predicted_n: int) -> TimingsReply:

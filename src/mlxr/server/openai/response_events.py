@@ -11,10 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallDelta
+from mlxr.core.events import Event, Finish, PromptProgress, ReasoningDelta, TextDelta, ToolCallDelta
 from mlxr.core.types import FinishReason
 from mlxr.server.json_models import JsonObject, make_id
-from mlxr.server.openai.replies import Tally, TokenBytes, TokenLogprobReply, describe_tokens
+from mlxr.server.openai.replies import (
+    RunningTimings,
+    Tally,
+    TokenBytes,
+    TokenLogprobReply,
+    describe_progress,
+    describe_tokens,
+)
 from mlxr.server.openai.response_reply import (
     IncompleteDetails,
     InputTokensDetails,
@@ -108,12 +115,13 @@ class ResponseEvents:
         prompt_tokens: int,
         token_bytes: TokenBytes | None,
         callees: Mapping[str, Callee],
+        running: RunningTimings | None = None,
     ) -> None:
         """`response` is the reply as it is before the answer; `token_bytes` is given where logprobs were asked for;
-        `callees` says what calls of the model's functions are to the client.
+        `callees` says what calls of the model's functions are to the client; `running` gives every delta its timings.
         """
         self.response, self._callees = response, callees
-        self._token_bytes = token_bytes
+        self._token_bytes, self._running = token_bytes, running
         self._tally = Tally(prompt_tokens)
         self._items: list[OutputItem] = []
         self._growing: _Growing | None = None
@@ -127,7 +135,11 @@ class ResponseEvents:
     def push(self, event: Event) -> Iterator[JsonObject]:
         """The events that follow from one of the service."""
         self._tally.add(event)
+        if self._running is not None:
+            self._running.add(event)
         match event:
+            case PromptProgress():
+                yield self._make("response.in_progress", response=self._dump(), **describe_progress(event))
             case TextDelta():
                 yield from self._open("message")
                 yield from self._grow(event.text, event)
@@ -193,6 +205,8 @@ class ResponseEvents:
             new = describe_tokens(event.tokens, self._token_bytes) if self._token_bytes is not None else []
             growing.logprobs.extend(new)
             values["logprobs"] = [token.model_dump() for token in new]
+        if self._running is not None:
+            values |= self._running.read()
         if text and growing.kind not in _WHOLE:
             yield self._make(f"{_TEXT_EVENTS[growing.kind]}.delta", **values)
 
@@ -241,7 +255,7 @@ class ResponseEvents:
                 "timings": self._tally.timings(),
             }
         )
-        yield self._make(f"response.{status}", response=self._dump())
+        yield self._make(f"response.{status}", response=self._dump(), **self._tally.last_timings())
 
     def _count(self) -> ResponseUsage:
         tally = self._tally

@@ -58,7 +58,6 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
     previous_response_id: str | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: list[str] | None = Field(None, description=f"{LOGPROBS} has an effect.")
-    stream: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
     metadata: dict[str, str] | None = None

@@ -17,6 +17,7 @@ from mlxr.server.json_models import JsonObject, ReplyModel
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
 from mlxr.server.openai.errors import name_code
+from mlxr.server.openai.replies import RunningTimings
 from mlxr.server.openai.response_events import ResponseEvents
 from mlxr.server.openai.response_input import InputItem, ReferenceItem, list_items, list_loaded
 from mlxr.server.openai.response_reply import ResponseReply
@@ -98,7 +99,9 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
     with spell_fields(FIELDS):
         generation = await start(request, lease, await asked.fit(request, lease, body))
     begun = begin_response(body, head, is_kept=asked.store.is_on and body.store is not False)
-    events = ResponseEvents(begun, len(generation.prompt_ids), token_bytes, asked.callees)
+    prompt_tokens = len(generation.prompt_ids)
+    running = RunningTimings(prompt_tokens) if body.stream and body.timings_per_token else None
+    events = ResponseEvents(begun, prompt_tokens, token_bytes, asked.callees, running)
     if body.stream:
 
         def fail(error: ServerError) -> bytes:
