@@ -83,7 +83,9 @@ def test_a_text_may_fill_context_and_arena() -> None:
     engine = make_engine(pages=5, context_tokens=20)
     text = list(range(20))
     np.testing.assert_array_equal(embedding_of(engine, engine.submit_embedding(text, "last")), expect(text, "last"))
-    with pytest.raises(InvalidRequest, match=r"input: .*maximum context length is 20 tokens, the input has 21"):
+    with pytest.raises(
+        InvalidRequest, match=r"input: is too large: .*maximum context length is 20 tokens, the input has 21"
+    ):
         engine.submit_embedding(list(range(21)), "mean")
     with pytest.raises(InvalidRequest, match=r"input: needs 5 cache pages of 4 tokens, the arena has 4.* arena_bytes"):
         make_engine(pages=4).submit_embedding(text, "mean")

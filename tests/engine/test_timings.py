@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
 
+from mlxr.core.events import PromptProgress
 from mlxr.core.types import SamplingParams, Timings
 from mlxr.engine.sequence import TokenEvent
 
@@ -46,6 +47,26 @@ def test_each_of_several_answers_has_timings() -> None:
     engine = make_engine(clock.model, clock=clock)
     request_id = engine.submit(PROMPT, SamplingParams(max_tokens=3, n=2))
     assert timings_of(run_all(engine), request_id) == [Timings(0, 2, 4)] * 2
+
+
+def test_progress_through_the_prompt_is_told_to_those_who_ask() -> None:
+    clock = Clock()
+    engine = make_engine(clock.model, clock=clock, prefill_chunk_tokens=4, page_size=2)
+    plain = engine.submit(PROMPT, SamplingParams(max_tokens=2))
+    assert all(event.progress is None for event in run_all(engine) if event.sequence_id == plain)
+
+    def ask(prompt: list[int]) -> list[PromptProgress]:
+        request_id = engine.submit(prompt, SamplingParams(max_tokens=2, reports_progress=True))
+        events = run_all(engine)
+        assert answer_of(events, request_id) == expect_greedy(prompt, 2)
+        told = [event.progress for event in events if event.progress is not None]
+        assert events[: len(told)] == [event for event in events if event.progress is not None]
+        return told
+
+    other = [1, *PROMPT]
+    assert [(one.read_tokens, one.seconds) for one in ask(other)] == [(0, 0), (4, 2), (8, 4), (11, 6)]
+    again = ask([*other, 5, 6])
+    assert again == [PromptProgress(13, 10, 10), PromptProgress(13, 10, 13)]
 
 
 def test_what_never_began_took_no_time() -> None:

@@ -54,6 +54,39 @@ def test_a_stream_is_the_same_in_pieces(client: httpx.Client) -> None:
     assert [chunk["timings"]["predicted_n"] for chunk in chunks] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/completion", {"prompt": "x = 1\n" * 300}),
+        ("/v1/completions", {"prompt": "y = 1\n" * 300}),
+        ("/chat/completions", {"messages": [{"role": "user", "content": "z = 1\n" * 300}]}),
+        ("/responses", {"input": "a = 1\n" * 300}),
+    ],
+)
+def test_streams_tell_how_much_of_the_prompt_was_read_and_the_time_of_each_token(
+    client: httpx.Client, path: str, prompt: dict[str, object]
+) -> None:
+    limit = {"max_output_tokens" if path == "/responses" else "max_tokens": 5}
+    body = {**prompt, **limit, "stream": True, "return_progress": True, "timings_per_token": True}
+    response = client.post(path, json=body)
+    assert "x-mlxr-ignored" not in response.headers
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    chunks = [json.loads(line) for line in lines]
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    reads = [one["processed"] for one in told]
+    assert reads[0] == told[0]["cache"]
+    assert reads == sorted(set(reads))
+    assert len(reads) > 2
+    assert {(one["total"], one["cache"]) for one in told} == {(reads[-1], reads[0])}
+    assert [one["time_ms"] for one in told] == sorted(one["time_ms"] for one in told)
+    counts = [chunk["timings"]["predicted_n"] for chunk in chunks if "timings" in chunk]
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+    assert len(set(counts)) > 2
+    assert chunks[-1]["timings"]["prompt_n"] == reads[-1] - reads[0]
+    assert not any("prompt_progress" in line for line in client.post(path, json={**prompt, **limit}).text.splitlines())
+
+
 def test_defaults_are_those_of_llamacpp(client: httpx.Client) -> None:
     settings = client.get("/props").json()["default_generation_settings"]["params"]
     told = (settings["temperature"], settings["top_k"], settings["top_p"], settings["min_p"], settings["n_predict"])

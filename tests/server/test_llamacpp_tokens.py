@@ -67,6 +67,14 @@ def test_errors_name_the_field(path: str, body: object, field: str, client: http
     assert error["request_id"] == response.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_tokens_of_a_conversation_are_counted(client: httpx.Client, prefix: str) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    body = {"messages": [{"role": "user", "content": "hello"}], "tools": tools, "max_tokens": 1}
+    counted = client.post(f"{prefix}/chat/completions/input_tokens", json=body).json()
+    assert counted == {"input_tokens": client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]}
+
+
 def test_a_template_writes_tools(client: httpx.Client) -> None:
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
     body = {"messages": [{"role": "user", "content": "hi"}]}

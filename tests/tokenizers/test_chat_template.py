@@ -60,6 +60,14 @@ def test_llama3_with_date_and_tools(template_source: Source) -> None:
     )
 
 
+def test_what_firefunction_reads_is_there() -> None:
+    template = make(
+        "{{ '\n' + functions + 'Today is ' + datetime }}", read_clock=lambda: datetime(2025, 3, 4, tzinfo=UTC)
+    )
+    assert template.render([USER]) == "\nToday is Mar 04 2025"
+    assert template.render([USER], extra={"functions": "[]"}) == "\n[]Today is Mar 04 2025"
+
+
 def test_llama3_tool_calls(template_source: Source) -> None:
     template = make(template_source("llama3"))
     call = {"function": {"name": "wetter", "arguments": {"ort": "Köln", "n": [1, None, True]}}}

@@ -220,9 +220,8 @@ class Sequence:
 
         The first such step also tells where it began. None where the request does not ask for them.
         """
-        if not self.sampler.params.reports_progress or not before_tokens < min(
-            self.computed_tokens, self.prompt_tokens
-        ):
+        is_reading = before_tokens < min(self.computed_tokens, self.prompt_tokens)
+        if not (is_reading and self.sampler.params.reports_progress):
             return []
         counts = self.prompt_tokens, self.cached_tokens
         reached = PromptProgress(*counts, self.computed_tokens, self.watch.read(now_s).prompt_s)
