@@ -17,7 +17,7 @@ from mlxr.service.speed import Limits, Load, Spread, measure_limits, measure_spe
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Random tokens of each prompt.")]
 GenerateTokens = Annotated[int, typer.Option("--generate-tokens", help="Tokens decoded for each prompt.")]
 Batch = Annotated[int, typer.Option("--batch", help="Requests that run side by side.")]
-Repeat = Annotated[int, typer.Option("--repeat", help="Measurements, after a short warm-up.")]
+Repeat = Annotated[int, typer.Option("--repeat", help="How often to measure, after a short warm-up.")]
 Probe = Annotated[bool, typer.Option("--probe", help="Also measure what the machine can do, in the same run.")]
 
 
@@ -31,7 +31,7 @@ def bench(
     probe: Probe = False,
     json: Json = False,
 ) -> None:
-    """Measure prefill and decode speed, over the whole batch."""
+    """Measure prefill and decode speed, in tokens per second of the whole batch."""
     load = Load(prompt_tokens, generate_tokens, batch)
     with show_progress("loading") as progress:
         loaded = open_model(model, settings, progress)

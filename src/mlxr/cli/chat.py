@@ -31,7 +31,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A .gguf file, a Hugging Face folder, or a name; the server's with --url.",
+        help="A .gguf file, a Hugging Face folder, or a name; with --url a name that the server knows.",
         autocompletion=complete_models,
     ),
 ]

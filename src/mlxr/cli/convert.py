@@ -25,7 +25,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it exists."
 
 
 def convert(source: Source, out: Target, type_name: TypeName, force: Force = False, json: Json = False) -> None:
-    """Write a model as GGUF, quantised on request."""
+    """Write a model as a GGUF file of a given type."""
     recipe = find_recipe(type_name)
     check_target(out, force)
     start_s = time.perf_counter()

@@ -24,13 +24,13 @@ File = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        "--quantize", "-q", metavar="TYPE", help="Write the weights anew as a type of `mlxr convert`, such as q4_K_M."
+        "--quantize", "-q", metavar="TYPE", help="Convert the weights to a type of `mlxr convert`, such as q4_K_M."
     ),
 ]
 
 
 def create(name: Name, settings: RegistrySettings, file: File = Path("Modelfile"), quantize: Quantize = None) -> None:
-    """Make a model from another one by a Modelfile: a name or file after FROM, and what is set anew."""
+    """Make a model from another one with a Modelfile, which names that model after FROM and says what to change."""
     modelfile = parse_modelfile(_read(file))
     registry = open_registry(settings)
     source = _find_source(registry, modelfile.source, file.parent)

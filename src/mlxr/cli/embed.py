@@ -27,7 +27,7 @@ Model = Annotated[
     ),
 ]
 Texts = Annotated[
-    list[str] | None, typer.Argument(metavar="TEXT", help="The texts; without any, each line of stdin is one.")
+    list[str] | None, typer.Argument(metavar="TEXT", help="The texts. If there are none, each line of stdin is a text.")
 ]
 Pooling = Literal["mean", "last"]
 LastToken = Annotated[
@@ -43,7 +43,7 @@ def embed(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Print a vector of length 1 for each text. A line of output is the JSON list of its numbers."""
+    """Print a vector of length 1 for each text. Each line of output is the JSON list of the numbers of one vector."""
     wanted = texts or _read_lines()
     pooling: Pooling = "last" if last_token else "mean"
     if url is not None:

@@ -12,7 +12,9 @@ from mlxr.cli.terminal import format_bytes, print_fields, show_progress
 from mlxr.loading import find_model
 from mlxr.service.catalogue import open_registry
 
-File = Annotated[Path, typer.Argument(metavar="PATH", help="A .gguf file or a Hugging Face folder. It stays there.")]
+File = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A .gguf file or a Hugging Face folder. It stays where it is.")
+]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="What to call it; default: its file name.")]
 
 

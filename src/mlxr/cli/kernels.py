@@ -9,14 +9,15 @@ import typer
 from mlxr.core.errors import InvalidRequest
 from mlxr.loading import KERNEL_TARGETS, list_kernel_sources
 
-Target = Annotated[str, typer.Option("--target", help=f"What to print it for: {', '.join(KERNEL_TARGETS)}.")]
+Target = Annotated[str, typer.Option("--target", help=f"The target to print it for: {', '.join(KERNEL_TARGETS)}.")]
 Name = Annotated[str | None, typer.Option("--name", help="Only this kernel.")]
 
 
 def kernels(target: Target = "metal", name: Name = None) -> None:
     """Print the source of the GPU kernels: the prelude of the target, the kernel's own headers, and its body.
 
-    The function around the body, with the arrays' types and the constants of a launch, is written by MLX.
+    MLX writes the function around the body, with the types of the arrays and the
+    constants of a launch.
     """
     if target not in KERNEL_TARGETS:
         raise InvalidRequest("target", f"must be one of {', '.join(KERNEL_TARGETS)}; got {target}")

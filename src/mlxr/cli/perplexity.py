@@ -21,15 +21,19 @@ DEFAULT_WINDOW_TOKENS = 512
 TextFile = Annotated[Path, typer.Argument(metavar="FILE", help="A text file in UTF-8.")]
 Context = Annotated[
     int | None,
-    typer.Option("--context", metavar="TOKENS", help=f"Tokens of a window; default: {DEFAULT_WINDOW_TOKENS} or less."),
+    typer.Option(
+        "--context",
+        metavar="TOKENS",
+        help=f"Tokens in a window; default: {DEFAULT_WINDOW_TOKENS}, or the model's context if that is less.",
+    ),
 ]
 
 
 def perplexity(model: Model, file: TextFile, settings: Settings, context: Context = None, json: Json = False) -> None:
     """Measure how well a model predicts a text.
 
-    The text is cut into windows that do not overlap, each with BOS where the model wants it; every token but a
-    window's first is scored.
+    The text is cut into windows that do not overlap. Each begins with BOS if the
+    model wants that. Every token except the first of a window is scored.
     """
     text = read_text(file)
     with show_progress("loading") as progress:

@@ -15,13 +15,13 @@ from mlxr.service.catalogue import open_registry
 
 LINE_S = 10.0  # between two lines about one file, where there is no bar
 Reference = Annotated[
-    str, typer.Argument(metavar="MODEL", help="hf.co/OWNER/REPO, with :FILE or :QUANT where it has several models.")
+    str, typer.Argument(metavar="MODEL", help="hf.co/OWNER/REPO, with :FILE or :QUANT if it has several models.")
 ]
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call it here; default: MODEL.")]
 
 
 def pull(model: Reference, settings: PullSettings, name: Name = None) -> None:
-    """Fetch a model from Hugging Face. Interrupted, it goes on where it stopped when called again."""
+    """Fetch a model from Hugging Face. A pull that was interrupted continues where it stopped."""
     registry = open_registry(settings)
     with show_progress(f"pulling {model}", counts_bytes=True) as bar:
         record = pull_model(registry, model, endpoint=settings.hub_url, name=name, report=_Report(bar))

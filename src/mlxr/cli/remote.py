@@ -32,8 +32,8 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Ask the server there (http://host:port or unix:/path) instead of loading a model. "
-        "Its key is the first of the setting api_keys.",
+        help="Ask the server at this address (http://host:port or unix:/path) instead of loading a model. "
+        "The first of the setting api_keys is sent as its key.",
     ),
 ]
 

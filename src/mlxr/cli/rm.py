@@ -22,7 +22,7 @@ Names = Annotated[
 
 
 def rm(names: Names, settings: RegistrySettings) -> None:
-    """Remove models. Files that were pulled go with the last model that has them; imported files stay."""
+    """Remove models. A pulled file is deleted with the last model that uses it; imported files stay."""
     registry = open_registry(settings)
     for name in names:
         record = registry.remove(name)

@@ -27,7 +27,9 @@ from mlxr.service.opening import find_record
 
 Words = Annotated[
     list[str],
-    typer.Argument(metavar="[MODEL] PROMPT", help="The model (default: demo) and the prompt; '-' reads it from stdin."),
+    typer.Argument(
+        metavar="[MODEL] PROMPT", help="The model (default: demo) and the prompt; '-' reads the prompt from stdin."
+    ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")]
 ShowStats = Annotated[bool, typer.Option("--stats", help="Print timings on stderr.")]
@@ -43,9 +45,10 @@ def run(
     json: Json = False,
     url: Url = None,
 ) -> None:
-    """Answer one prompt, or chat. A model alone answers what comes through a pipe, and opens a chat on a terminal.
+    """Answer one prompt, or chat. Without a prompt the model answers what comes through a pipe; on a terminal it chats.
 
-    A prompt is a chat turn when the model has a chat template, and plain text otherwise or with --raw.
+    A prompt is a turn of a chat if the model has a chat template. Otherwise, and
+    with --raw, it is plain text.
     """
     model, prompt = split_words(words, lambda word: names_model(word, settings, url))
     if prompt is None and sys.stdin.isatty():

@@ -21,12 +21,14 @@ from mlxr.server.tracing import start_tracing
 
 Model = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="The model of requests that name none; see the setting default_model."),
+    typer.Argument(
+        metavar="MODEL", help="The model that answers requests that name none; the same as --default-model."
+    ),
 ]
 
 
 def serve(settings: ServerSettings, model: Model = None) -> None:
-    """Answer OpenAI, Ollama and Anthropic clients over HTTP. Flags, MLXR_* variables and the settings file say how."""
+    """Answer OpenAI, Ollama and Anthropic clients over HTTP. Settings come from flags, variables and a file."""
     if model is not None:
         settings = replace(settings, default_model=model)
     start_logging(settings)

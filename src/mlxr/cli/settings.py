@@ -9,8 +9,8 @@ from mlxr.core.settings import SETTINGS, Explained, explain, find_settings_file
 
 
 def settings(json: Json = False) -> None:
-    """Show every setting and where its value came from: MLXR_* variables, the settings file, or the table's default.
-    Commands without flags see these values.
+    """Show every setting and where its value came from: MLXR_* variables, the settings file, or the default.
+    Commands use these values unless flags say otherwise.
     """
     found = explain()
     if json:

@@ -32,7 +32,7 @@ ShowTensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.
 
 
 def show(file: File, settings: RegistrySettings, tensors: ShowTensors = False, json: Json = False) -> None:
-    """Show what a model holds: its metadata, and what its tensors take."""
+    """Show what a model holds: its metadata, and the types and sizes of its tensors."""
     record = find_record(file, settings)
     path = find_model(file) if record is None else record.path
     opened = open_safetensors(path) if path.is_dir() else open_gguf(path)

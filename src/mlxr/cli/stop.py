@@ -22,6 +22,6 @@ Model = Annotated[
 
 
 def stop(model: Model, url: ServerUrl = None) -> None:
-    """Unload a model from a server. Answers under way end first; the next request loads it again."""
+    """Unload a model from a server. Answers in progress end first; the next request loads it again."""
     ask_server(resolve(), url, "/api/generate", {"model": model, "keep_alive": 0, "stream": False}, timeout_s=None)
     print_fields([("stopped", model)])

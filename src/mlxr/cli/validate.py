@@ -24,10 +24,11 @@ EXIT_FAILED = 1
 
 
 def validate(settings: Settings, model: OptionalModel = "demo", json: Json = False) -> None:
-    """Prove which kernels run and that their results are right, by a prompt and 16 tokens more.
+    """Prove which kernels run and that their results are right, with a prompt and 16 more tokens.
 
-    Shows what ran, and compares the logits with those of the reference backend. Ends with exit code 1 when an operator
-    that has a native implementation ran the reference, the logits disagree, or an answer out of the cache is another.
+    Shows what ran, and compares the logits with those of the reference backend.
+    The exit code is 1 if an operator that has a native implementation ran the
+    reference, if the logits disagree, or if an answer from the cache differs.
     """
     with show_progress("loading") as progress:
         loaded = open_model(model, settings, progress)

@@ -46,7 +46,7 @@ class SamplingParams:
         256,
         0,
         MAX_INT,
-        "Most tokens of an answer; -1: until the context is full; 0: only the prompt is computed.",
+        "Most tokens that an answer may have; -1: until the context is full; 0: only the prompt is computed.",
         stands_for={-1: None, -2: None},
         names={
             "openai": "max_completion_tokens",
@@ -57,9 +57,16 @@ class SamplingParams:
         },
     )
     min_tokens: int = parameter(
-        "int", 0, 0, MAX_INT, "No end token and no stop before this many tokens.", names={"hub": "min_new_tokens"}
+        "int",
+        0,
+        0,
+        MAX_INT,
+        "End tokens and stop texts do not count before this many tokens.",
+        names={"hub": "min_new_tokens"},
     )
-    temperature: float = parameter("float", 0.0, 0.0, 100.0, "0 takes the likeliest token, higher is more varied.")
+    temperature: float = parameter(
+        "float", 0.0, 0.0, 100.0, "0 takes the likeliest token; higher values make answers more varied."
+    )
     top_k: int = parameter(
         "int", 0, 0, MAX_INT, "Choose among the k likeliest tokens; 0 or -1 for all.", stands_for={-1: 0}
     )
@@ -71,7 +78,7 @@ class SamplingParams:
         "Choose among the likeliest tokens that together reach this probability.",
         stands_for={0: SMALLEST_TOP_P},
     )
-    min_p: float = parameter("float", 0.0, 0.0, 1.0, "Drop tokens less likely than this times the likeliest.")
+    min_p: float = parameter("float", 0.0, 0.0, 1.0, "Drop tokens that are less likely than this times the likeliest.")
     top_n_sigma: float = parameter(
         "float",
         0.0,
@@ -84,20 +91,26 @@ class SamplingParams:
         "float", 1.0, 0.0, 1.0, "Choose among the most typical tokens that together go beyond this probability."
     )
     xtc_probability: float = parameter(
-        "float", 0.0, 0.0, 1.0, "How often XTC drops the likeliest tokens, all but the last above its threshold."
+        "float", 0.0, 0.0, 1.0, "How often XTC drops all tokens above its threshold except the least likely of them."
     )
-    xtc_threshold: float = parameter("float", 0.1, 0.0, 1.0, "Probability from which XTC drops; above 0.5: never.")
+    xtc_threshold: float = parameter(
+        "float", 0.1, 0.0, 1.0, "Probability from which on XTC may drop a token; above 0.5: never."
+    )
     temperature_last: bool = parameter(
         "flag", False, 0, 1, "Divide by the temperature after the other rules, as llama.cpp does."
     )
     dynatemp_range: float = parameter(
-        "float", 0.0, 0.0, 100.0, "Temperature goes this far down and up with how sure the model is."
+        "float", 0.0, 0.0, 100.0, "How far the temperature goes down and up, depending on how sure the model is."
     )
     dynatemp_exponent: float = parameter(
-        "float", 1.0, 0.0, 100.0, "Power of the (relative) entropy that sets this dynamic temperature."
+        "float", 1.0, 0.0, 100.0, "Power of the relative entropy that sets the dynamic temperature."
     )
     mirostat: int = parameter(
-        "int", 0, 0, 2, "Version of Mirostat, which aims at a level of surprise instead of the rules above; 0 for none."
+        "int",
+        0,
+        0,
+        2,
+        "Version of Mirostat, which aims at a level of surprise and replaces the rules above; 0 for none.",
     )
     mirostat_tau: float = parameter("float", 5.0, 0.0, 100.0, "The surprise that Mirostat aims at, in bits.")
     mirostat_eta: float = parameter("float", 0.1, 0.0, 100.0, "How fast Mirostat adapts.")
@@ -106,15 +119,15 @@ class SamplingParams:
         1.0,
         0.0,
         100.0,
-        "Above 1: make tokens already seen less likely.",
+        "Above 1: tokens that came before become less likely.",
         open_low=True,
         names={"ollama": "repeat_penalty", "llamacpp": "repeat_penalty"},
     )
     presence_penalty: float = parameter(
-        "float", 0.0, -100.0, 100.0, "Subtracted from tokens that the answer already has."
+        "float", 0.0, -100.0, 100.0, "Subtracted from the logit of every token that the answer already has."
     )
     frequency_penalty: float = parameter(
-        "float", 0.0, -100.0, 100.0, "Subtracted from such tokens once per occurrence."
+        "float", 0.0, -100.0, 100.0, "Subtracted from the logit of a token once for each time the answer has it."
     )
     repeat_last_n: int = parameter(
         "int", -1, -1, MAX_INT, "How many of the last tokens the penalties look at; -1 for all, 0 for none."
@@ -122,16 +135,27 @@ class SamplingParams:
     dry_multiplier: float = parameter(
         "float", 0.0, 0.0, 100.0, "DRY: penalty of a token that would continue a repetition; 0 for none."
     )
-    dry_base: float = parameter("float", 1.75, 1.0, 100.0, "DRY: factor of the penalty for each repeated token more.")
-    dry_allowed_length: int = parameter("int", 2, 0, MAX_INT, "DRY: repetitions shorter than this are free.")
+    dry_base: float = parameter(
+        "float", 1.75, 1.0, 100.0, "DRY: the penalty grows by this factor with each further repeated token."
+    )
+    dry_allowed_length: int = parameter("int", 2, 0, MAX_INT, "DRY: repetitions shorter than this get no penalty.")
     dry_penalty_last_n: int = parameter(
         "int", -1, -1, MAX_INT, "DRY: how many of the last tokens are searched; -1 for all, 0 for none."
     )
     dry_sequence_breakers: tuple[str, ...] = parameter(
-        "texts", ("\n", ":", '"', "*"), 0, 64, "DRY: no repetition reaches over this text; several times for several."
+        "texts",
+        ("\n", ":", '"', "*"),
+        0,
+        64,
+        "DRY: repetitions do not count across this text; may be given several times.",
     )
     seed: int | None = parameter(
-        "seed", None, -(2**63), MAX_SEED - 1, "Makes a varied answer repeatable; -1 draws one.", stands_for={-1: None}
+        "seed",
+        None,
+        -(2**63),
+        MAX_SEED - 1,
+        "The same seed gives the same answer again; -1 draws a seed.",
+        stands_for={-1: None},
     )
     stop: tuple[str, ...] = parameter(
         "texts",
