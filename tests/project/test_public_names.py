@@ -33,6 +33,18 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_docstrings_are_sentences() -> None:
+    short = [
+        f"{path.relative_to(PACKAGE)}: {text}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node)) is not None
+        and len(text.split()) < 4
+    ]
+    assert short == []
+
+
 def test_no_vague_module_names() -> None:
     vague = {"utils", "util", "helpers", "helper", "manager", "misc", "common"}
     assert [str(path) for path in PACKAGE.rglob("*.py") if path.stem in vague] == []

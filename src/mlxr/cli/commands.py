@@ -45,5 +45,5 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("kernels", "mlxr.cli.kernels", "Print the source of the GPU kernels."),
     CommandRow("settings", "mlxr.cli.settings", "Show every setting and where its value came from."),
     CommandRow("help", "mlxr.cli.help", "Explain a command."),
-    CommandRow("version", "mlxr.cli.version", "Print the version."),
+    CommandRow("version", "mlxr.cli.version", "Print the version of mlxr."),
 )

@@ -102,7 +102,7 @@ def _show_version(wanted: bool) -> None:
 
 def _root(
     wants_version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+        bool, typer.Option("--version", help="Print the version of mlxr.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
     """Flags of `mlxr` itself."""

@@ -6,5 +6,5 @@ import mlxr
 
 
 def version() -> None:
-    """Print the version."""
+    """Print the version of mlxr."""
     print(f"mlxr {mlxr.__version__}")

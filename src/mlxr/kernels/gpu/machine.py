@@ -234,7 +234,7 @@ class CudaMachine:
         return self._driver.capture(launch_all)
 
     def start(self, prepared: int) -> None:
-        """Launch the graph."""
+        """Launch a captured graph, to run after what the stream has."""
         self._driver.start(prepared)
 
     def write(self, address: int, values: AnyArray) -> None:
