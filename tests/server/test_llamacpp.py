@@ -79,12 +79,58 @@ def test_streams_tell_how_much_of_the_prompt_was_read_and_the_time_of_each_token
     assert len(reads) > 2
     assert {(one["total"], one["cache"]) for one in told} == {(reads[-1], reads[0])}
     assert [one["time_ms"] for one in told] == sorted(one["time_ms"] for one in told)
+    assert path != "/chat/completions" or "timings" not in chunks[0]  # which only says whose turn it is
     counts = [chunk["timings"]["predicted_n"] for chunk in chunks if "timings" in chunk]
     assert counts == sorted(counts)
     assert counts[-1] == 5
     assert len(set(counts)) > 2
     assert chunks[-1]["timings"]["prompt_n"] == reads[-1] - reads[0]
     assert not any("prompt_progress" in line for line in client.post(path, json={**prompt, **limit}).text.splitlines())
+
+
+ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+
+
+def test_samplers_that_are_left_out_are_off(client: httpx.Client) -> None:
+    fields = {"temperature": 0.7, "repeat_penalty": 1.3, "seed": 1}
+    plain = complete(client, **fields)
+    assert plain["generation_settings"]["samplers"] == ORDER
+    for same in (ORDER, "edskypmxt", ["penalties", "top-k", "nucleus", "minP", "temp"]):
+        assert complete(client, **fields, samplers=same)["content"] == plain["content"]
+    settings = complete(client, **fields, samplers=["top_k", "top_p"])["generation_settings"]
+    told = [settings[name] for name in ("repeat_penalty", "top_k", "top_p", "min_p", "temperature", "samplers")]
+    assert told == [1.0, 40, 0.95, 0.0, 1.0, ["top_k", "top_p"]]
+    first = complete(client, **fields, samplers=["temperature", "top_p"])["generation_settings"]
+    assert (first["temperature_last"], plain["generation_settings"]["temperature_last"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/completion", {"prompt": "x"}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+@pytest.mark.parametrize("samplers", [["top_p", "top_k"], "pk", ["top_k", "top_k"], ["top_p", "temperature", "min_p"]])
+def test_another_order_of_samplers_is_refused(
+    client: httpx.Client, path: str, prompt: dict[str, object], samplers: object
+) -> None:
+    refused = client.post(path, json={**prompt, "samplers": samplers})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("samplers: must be in the order penalties, dry,")
+
+
+def test_samplers_hold_in_chats_too_and_unknown_ones_are_named(client: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "What does os.path.join do?"}]
+    body = {"messages": messages, "max_tokens": 8, "temperature": 2, "top_k": 1, "seed": 3}
+    greedy = client.post("/v1/chat/completions", json={**body, "samplers": ["top_k", "infill", "temperature"]})
+    assert greedy.headers["x-mlxr-ignored"] == "samplers.infill"
+    best = client.post("/v1/chat/completions", json={**body, "temperature": 0}).json()
+    assert greedy.json()["choices"] == best["choices"]
+    free = client.post("/v1/chat/completions", json={**body, "samplers": ["temperature"]}).json()
+    assert free["choices"] != best["choices"]
 
 
 def test_defaults_are_those_of_llamacpp(client: httpx.Client) -> None:

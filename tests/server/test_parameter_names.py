@@ -81,6 +81,13 @@ def test_minus_one_is_none() -> None:
     assert 0 < SamplingParams(top_p=0).top_p < 1e-6
 
 
+def test_what_is_nothing_in_32_bits_counts_as_zero() -> None:
+    assert SamplingParams(top_p=1e-308) == SamplingParams(top_p=0)
+    assert SamplingParams(temperature=1e-308).temperature == 0
+    with pytest.raises(InvalidRequest, match="repetition_penalty"):
+        SamplingParams(repetition_penalty=1e-308)
+
+
 def test_an_error_has_the_name_that_was_used() -> None:
     for values, name in (
         ({"repeat_penalty": 0}, "x.repeat_penalty"),

@@ -19,6 +19,7 @@ Kind = Literal["int", "float", "flag", "seed", "texts"]
 Dialect = Literal["openai", "responses", "anthropic", "ollama", "llamacpp", "hub"]
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 MAX_SEED = 2**64
+SMALLEST_FLOAT = 2.0**-126  # kernels compute in 32 bits, where what is smaller can be 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,8 @@ class Parameter:
             return None
         if isinstance(value, bool) or not isinstance(value, Real):
             raise InvalidRequest(name or self.name, f"must be a number, got {value!r:.80}")
+        if self.kind == "float" and 0 < abs(cast(float, value)) < SMALLEST_FLOAT:
+            value = 0.0
         if value in self.stands_for:
             return self.stands_for[float(value)]
         self._check_range(value, name or self.name)

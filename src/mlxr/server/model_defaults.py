@@ -12,12 +12,14 @@ from pydantic import BaseModel
 from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.types import SamplingParams
 from mlxr.registry.record import ModelRecord
+from mlxr.server.parameter_fields import ParameterFields
 from mlxr.service.requests import ChatRequest, TextRequest
 
 
 def find_given(body: BaseModel) -> frozenset[str]:
     """The SamplingParams that a request sets itself; null counts as not given."""
     names = {name for name in body.model_fields_set if getattr(body, name) is not None}
+    names |= body.list_given().keys() if isinstance(body, ParameterFields) else set()
     return frozenset(BY_SPELLING[name].name if name in BY_SPELLING else name for name in names)
 
 

@@ -20,6 +20,7 @@ from mlxr.server.formats import GrammarFields
 from mlxr.server.json_models import JsonObject, RequestModel
 from mlxr.server.openai.fields import Answers
 from mlxr.server.parameter_fields import LlamacppParameters
+from mlxr.server.samplers import RULES, SamplerFields, read_samplers
 from mlxr.service.async_session import AsyncSession
 
 DEFAULTS: Mapping[str, Any] = {
@@ -47,7 +48,7 @@ class Adapter(RequestModel):
     scale: float
 
 
-class CompletionFields(GrammarFields, LlamacppParameters):
+class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters):
     """How tokens are chosen and what the reply holds. `n_predict` 0 only reads the prompt into the cache."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
@@ -150,6 +151,7 @@ def describe_settings(params: SamplingParams, body: CompletionFields) -> JsonObj
         "n_probs": body.top_probs,
         "post_sampling_probs": bool(body.post_sampling_probs),
         "timings_per_token": bool(body.timings_per_token),
+        "samplers": [*RULES] if body.samplers is None else read_samplers(body.samplers),
         "lora": [],
     }
 

@@ -73,7 +73,8 @@ class ChatChunks:
             described = describe_tokens(tokens, self._token_bytes)
             logprobs = {"content": [token.model_dump() for token in described], "refusal": None}
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        timings = {} if self._running is None or finish_reason is not None else self._running.read()
+        says_tokens = finish_reason is None and delta is not self._opening
+        timings = self._running.read() if self._running is not None and says_tokens else {}
         return {**self._head, "choices": [choice], **timings}
 
 

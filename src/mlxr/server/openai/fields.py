@@ -14,7 +14,8 @@ from mlxr.core.sampling import ALL_TOKENS, read_params
 from mlxr.core.types import MAX_ANSWERS, MAX_INT, SamplingParams
 from mlxr.server.formats import GrammarFields
 from mlxr.server.json_models import RequestModel
-from mlxr.server.parameter_fields import OpenAIParameters, ParameterFields
+from mlxr.server.parameter_fields import OpenAIParameters
+from mlxr.server.samplers import SamplerFields
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Count = Annotated[int, Field(ge=1, le=MAX_INT)]
@@ -29,7 +30,7 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
-class SamplingFields(GrammarFields, ParameterFields):
+class SamplingFields(GrammarFields, SamplerFields):
     """What all requests for an answer have besides the sampling parameters. All but `model` are additions."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")

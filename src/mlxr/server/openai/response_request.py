@@ -73,6 +73,7 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
 
     def list_left_out(self) -> Iterator[str]:
         """Tools of the service, and items that are of no use here."""
+        yield from super().list_left_out()
         yield from list_left_out(self.tools)
         yield from (f"input[].{item.type}" for item in list_items(self.input) if isinstance(item, ForeignItem))
 
