@@ -30,7 +30,7 @@ SHORTCUTS = (
 
 
 class Session(Protocol):
-    """What commands act on."""
+    """The state of a chat that its commands read and change."""
 
     model: ChatModel
     conversation: Conversation

@@ -58,7 +58,7 @@ class Answerer(Protocol):
 
     @property
     def can_chat(self) -> bool:
-        """Whether it answers conversations."""
+        """Whether the server's model answers conversations."""
 
     @property
     def context_tokens(self) -> int | None:

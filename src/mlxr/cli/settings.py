@@ -33,7 +33,7 @@ def describe(setting: Setting, row: Explained) -> dict[str, object]:
 
 
 def show(setting: Setting, value: Value) -> str:
-    """A value for people."""
+    """The value as text for people."""
     if value is None:
         return "-"
     if isinstance(value, tuple):

@@ -57,7 +57,7 @@ def describe_record(record: ModelRecord) -> dict[str, object]:
 
 
 def print_record(record: ModelRecord) -> None:
-    """The same for people."""
+    """Print what the catalogue knows of a model as text for people."""
     rows = [("name", record.short_name), ("id", record.digest), ("from", record.from_name or "")]
     rows += [("system", make_printable(record.system or "")), ("template", make_printable(record.template or ""))]
     rows += [("options", ", ".join(list_parameters(record.parameters)))]
@@ -85,7 +85,7 @@ def describe(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> dic
 
 
 def print_description(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> None:
-    """The same for people."""
+    """Print the description of a file as text for people."""
     parameters = sum(math.prod(tensor.shape) for tensor in opened.tensors.values())
     head = [
         ("format", name_format(opened)),

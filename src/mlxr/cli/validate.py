@@ -52,7 +52,7 @@ def encode(loaded: LoadedModel) -> list[int]:
 
 
 def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
-    """Everything as JSON fields."""
+    """The whole result as fields for JSON."""
     engine = result.engine
     return {
         "model": loaded.name,
@@ -85,7 +85,7 @@ def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
 
 
 def print_result(loaded: LoadedModel, result: Validation) -> None:
-    """The same for people."""
+    """Print the result as text for people."""
     engine, logits = result.engine, result.logits
     rows = [(row.operator, row.implementation, row.variant, format_count(row.count)) for row in result.dispatches]
     print_fields(

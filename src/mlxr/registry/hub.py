@@ -39,7 +39,7 @@ class Reference:
 
     @property
     def repo_id(self) -> str:
-        """As the hub spells it."""
+        """The repository's id as the hub spells it: `owner/name`."""
         return f"{self.owner}/{self.repository}"
 
     @property

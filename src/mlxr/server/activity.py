@@ -75,7 +75,7 @@ class Activity:
         return row
 
     def close(self, row: InFlight) -> None:
-        """The request has ended."""
+        """Take out the row of a request that has ended."""
         self._rows.pop(row.id, None)
 
     def find(self, request_id: str) -> InFlight | None:

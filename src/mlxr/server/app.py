@@ -76,7 +76,7 @@ def _document_route(rows: Sequence[RouteRow]) -> Route:
 
 
 def _add_layers(app: Starlette, settings: Settings, activity: Activity, metrics: Metrics, lifecycle: Lifecycle) -> None:
-    """From the inside outwards."""
+    """Put the layers around the routes, from the innermost to the outermost."""
 
     async def answer(request: Request, error: Exception) -> Response:
         return render_error(DIALECTS, request, to_error(error))

@@ -62,7 +62,7 @@ class ServerError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with the answer."""
+        """The headers that go with the error's response."""
         headers = {}
         if self.status in (408, 413):  # the rest of the body is not read, so nothing can follow it
             headers["Connection"] = "close"

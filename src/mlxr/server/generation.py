@@ -117,7 +117,7 @@ class Generation:
         return events
 
     async def read_all(self) -> list[Event]:
-        """All events that are left."""
+        """Wait for all events that are left, and return them."""
         events: list[Event] = []
         while more := await self.take():
             events += more

@@ -87,7 +87,7 @@ class Metrics:
         return Histogram(f"mlxr_{name}", text, labels, buckets=buckets, registry=self._registry)
 
     def count_request(self, row: InFlight, status: int, seconds: float) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         self._requests.labels(row.method if row.route != "unknown" else "any", row.route, str(status)).inc()
         self._seconds.labels(row.route).observe(seconds)
 
@@ -96,7 +96,7 @@ class Metrics:
         self._load.labels(model).observe(seconds)
 
     def count_prompt(self, model: str, prompt_tokens: int) -> None:
-        """A prompt was accepted."""
+        """Count a prompt that was accepted."""
         self.prompt_tokens.labels(model).inc(prompt_tokens)
 
     def note_length(self, model: str, tokens: int) -> None:
@@ -155,7 +155,7 @@ class RequestMetrics:
         self._tokens.inc(tokens)
 
     def count_end(self, finish: Finish) -> None:
-        """An answer has ended."""
+        """Count an answer that has ended."""
         metrics, model, usage, timings = self._metrics, self._model, finish.usage, finish.timings
         metrics.answers.labels(model, finish.reason.value).inc()
         metrics.answer_sizes.labels(model).observe(usage.completion_tokens)

@@ -41,7 +41,7 @@ class Keys:
 
     @classmethod
     def of(cls, keys: Iterable[str]) -> Keys:
-        """From the keys themselves."""
+        """Make the set from the keys themselves."""
         return cls(tuple(sorted({_digest(key) for key in keys})))
 
     @classmethod

@@ -44,7 +44,7 @@ def sse(value: object, event: str | None = None) -> bytes:
 
 
 def ndjson(value: object) -> bytes:
-    """One line of JSON."""
+    """Write a value as one line of JSON."""
     return (dump_json(value) + "\n").encode()
 
 

@@ -44,7 +44,7 @@ class _Open:
         return all(answer.finished for answer in self.answers)
 
     def abort(self, reason: FinishReason, error: str | None = None) -> None:
-        """End all that still grow."""
+        """End all answers that still grow."""
         for answer in self.answers:
             if not answer.finished:
                 self.events.extend(answer.abort(reason, error))

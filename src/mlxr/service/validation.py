@@ -79,7 +79,7 @@ class LogitsCheck:
 
     @property
     def criterion(self) -> str:
-        """In words, what `agree` means."""
+        """The criterion of `agree` in words."""
         return (
             f"root mean square difference of the logits at most {self.max_relative_error:.2%} of their standard "
             f"deviation and mean divergence at most {self.max_divergence_nats:.2g} nats, which is "
@@ -122,7 +122,7 @@ class Validation:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Of one request alone."""
+        """Decoded tokens per second of one request that runs alone."""
         return 1000 / self.decode_ms_per_token
 
     @property

@@ -43,7 +43,7 @@ class TextBlock(RequestModel):
 
     @property
     def plain(self) -> str:
-        """As the model reads it."""
+        """The block's text as the model reads it."""
         return self.text
 
 
@@ -64,12 +64,12 @@ class DocumentBlock(RequestModel):
 
     @property
     def plain(self) -> str:
-        """As the model reads it."""
+        """The block's text as the model reads it."""
         return "\n".join(part for part in (self.title, self.context, self.source.data) if part)
 
 
 class SearchResultBlock(RequestModel):
-    """Something that was found."""
+    """A search result that the client found and shows to the model."""
 
     type: Literal["search_result"]
     source: str
@@ -78,7 +78,7 @@ class SearchResultBlock(RequestModel):
 
     @property
     def plain(self) -> str:
-        """As the model reads it."""
+        """The block's text as the model reads it."""
         return "\n".join([self.title, self.source, *(block.text for block in self.content)])
 
 
@@ -90,7 +90,7 @@ class CompactionBlock(RequestModel):
 
     @property
     def plain(self) -> str:
-        """As the model reads it."""
+        """The block's text as the model reads it."""
         return self.content
 
 
@@ -102,7 +102,7 @@ class ToolReferenceBlock(RequestModel):
 
     @property
     def plain(self) -> str:
-        """As the model reads it."""
+        """The block's text as the model reads it."""
         return self.tool_name
 
 
@@ -126,7 +126,7 @@ ResultBlock = Annotated[TextBlock | DocumentBlock | SearchResultBlock | ToolRefe
 
 
 class ToolResultBlock(RequestModel):
-    """What a call gave."""
+    """The result that a call of a tool gave."""
 
     type: Literal["tool_result"]
     tool_use_id: Text
@@ -135,7 +135,7 @@ class ToolResultBlock(RequestModel):
 
 
 class ForeignBlock(RequestModel):
-    """A block without meaning here."""
+    """A block that this server leaves out, because it has no meaning here."""
 
     type: Literal[FOREIGN_BLOCKS]  # type: ignore[valid-type]
 

@@ -86,7 +86,7 @@ class MessageEvents:
         )
 
     def start(self) -> Iterator[JsonObject]:
-        """What a stream begins with."""
+        """Write the events with which a stream begins."""
         yield {"type": "message_start", "message": self.message.model_dump()}
         yield {"type": "ping"}
 

@@ -26,7 +26,7 @@ class ThinkingReply(ReplyModel):
 
 
 class ToolUseReply(ReplyModel):
-    """A call of a tool."""
+    """A block of an answer that is a call of a tool."""
 
     type: Literal["tool_use"] = "tool_use"
     id: str

@@ -78,7 +78,7 @@ class CopyBody(RequestModel):
 
 
 class StatusReply(ReplyModel):
-    """How far it is."""
+    """One line of the stream: how far the creation is."""
 
     status: str
 

@@ -57,7 +57,7 @@ class EmbeddingsBody(RequestModel):
 
 
 class EmbeddingsReply(ReplyModel):
-    """Its vector, of any length."""
+    """The reply of `/api/embeddings`: the text's vector, of any length."""
 
     embedding: list[float]
 

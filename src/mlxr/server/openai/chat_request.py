@@ -19,7 +19,7 @@ from mlxr.service.requests import ChatRequest, Ending
 
 
 class ReasoningOptions(RequestModel):
-    """Another spelling of `reasoning_effort`."""
+    """The object `reasoning`: another spelling of `reasoning_effort`."""
 
     effort: Effort | None = None
 

@@ -128,7 +128,7 @@ class ResponseEvents:
         self._sequence_number = -1
 
     def start(self) -> Iterator[JsonObject]:
-        """What a stream begins with."""
+        """Write the events with which a stream begins."""
         yield self._make("response.created", response=self._dump())
         yield self._make("response.in_progress", response=self._dump())
 

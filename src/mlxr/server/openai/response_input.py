@@ -77,7 +77,7 @@ class CustomCallItem(RequestModel):
     namespace: str | None = None
 
     def to_call(self, field: str) -> JsonObject:
-        """The call for the service."""
+        """The item as a call of a tool, as the service reads it."""
         arguments = dump_json({"input": self.input}, f"{field}.input")
         return describe_call(self.call_id, qualify(self.namespace, self.name), arguments)
 
@@ -98,7 +98,7 @@ class ShellCallItem(RequestModel):
     action: ShellAction
 
     def to_call(self, field: str) -> JsonObject:
-        """The call for the service."""
+        """The item as a call of a tool, as the service reads it."""
         arguments = dump_json(self.action.model_dump(exclude_none=True), f"{field}.action")
         return describe_call(self.call_id, LOCAL_SHELL, arguments)
 
@@ -111,7 +111,7 @@ class SearchCallItem(RequestModel):
     arguments: JsonObject = Field(default_factory=dict)
 
     def to_call(self, field: str) -> JsonObject:
-        """The call for the service."""
+        """The item as a call of a tool, as the service reads it."""
         return describe_call(self.call_id, TOOL_SEARCH, dump_json(self.arguments, f"{field}.arguments"))
 
 
@@ -124,7 +124,7 @@ class SearchOutputItem(RequestModel):
 
     @property
     def output(self) -> str:
-        """As the model reads it."""
+        """The text of the item as the model reads it."""
         return "Found: " + (", ".join(tool.name for tool in read_tools(None, self.tools).tools) or "nothing")
 
 
@@ -136,7 +136,7 @@ class MoreToolsItem(RequestModel):
 
 
 class OutputItem(RequestModel):
-    """What a call gave."""
+    """An item of the input that holds what a call gave."""
 
     type: Literal["function_call_output", "custom_tool_call_output", "local_shell_call_output"]
     call_id: Text = Field(validation_alias=AliasChoices("call_id", "id"))
@@ -151,7 +151,7 @@ class ReferenceItem(RequestModel):
 
 
 class ForeignItem(RequestModel):
-    """An item without meaning here."""
+    """An item that this server leaves out, because it has no meaning here."""
 
     type: str
 

@@ -67,7 +67,7 @@ class CallParser(ABC):
 
     @abstractmethod
     def _end(self) -> None:
-        """Decide what is left."""
+        """Decide what becomes of the text that is left at the end."""
 
     def _take(self) -> list[str | CallPiece]:
         found, self._found = self._found, []

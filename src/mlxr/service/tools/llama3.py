@@ -24,7 +24,7 @@ class Llama3Format:
     marks_calls = False
 
     def make_id(self) -> str:
-        """As OpenAI spells them."""
+        """Make an id for a call, as OpenAI spells them."""
         return make_call_id()
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
