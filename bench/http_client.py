@@ -55,19 +55,30 @@ class Connection:
             self._streams = None
 
     async def _send(self, path: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, bool, int]:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
-        reader, writer = self._streams
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\nContent-Length: "
-        writer.write(f"{head}{len(data)}\r\n\r\n".encode() + data)
-        status, headers = _parse_head(await reader.readuntil(b"\r\n\r\n"))
+        message = f"{head}{len(data)}\r\n\r\n".encode() + data
+        is_reused = self._streams is not None
+        try:
+            reader, status, headers = await self._exchange(message)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.close()
+            if not is_reused:
+                raise
+            reader, status, headers = await self._exchange(message)  # some servers close a connection after a while
         is_chunked, length = headers.get("transfer-encoding") == "chunked", int(headers.get("content-length", 0))
         if status != 200:
             text = b"" if is_chunked else await reader.readexactly(length)
             self.close()
             raise Refused(f"{status}: {text[:500]!r}")
         return reader, is_chunked, length
+
+    async def _exchange(self, message: bytes) -> tuple[asyncio.StreamReader, int, dict[str, str]]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
+        reader, writer = self._streams
+        writer.write(message)
+        return reader, *_parse_head(await reader.readuntil(b"\r\n\r\n"))
 
 
 def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:

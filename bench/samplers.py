@@ -2,8 +2,8 @@
 
     python bench/samplers.py MODEL                     # a file or a name; --rounds 7 --tokens 48 --threads 2
 
-All cases run in turns on one engine; of each the shortest time of a step counts, without the first steps. The share is
-what the case takes longer than plain sampling at a temperature.
+All cases run in turns on one engine; of each the shortest run counts, less the time of the prompts. The share is what a
+step takes longer than with plain sampling at a temperature.
 """
 
 from __future__ import annotations
@@ -38,15 +38,12 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 QUESTION = "def read_lines(path):\n    with open(path) as file:\n        return file.readlines()\n\n"
 
 
-def time_step(llm: LLM, rules: Mapping[str, Any], tokens: int) -> float:
-    """Seconds of a step in which eight answers get a token each."""
-    seconds = []
-    for most in (tokens // 4, tokens):  # the difference leaves out the prompts and the first steps
-        params = SamplingParams(max_tokens=most, temperature=0.8, seed=1, ignore_eos=True, **rules)
-        start_s = time.perf_counter()
-        llm.generate([f"# {number}\n{QUESTION}" for number in range(ANSWERS)], params)
-        seconds.append(time.perf_counter() - start_s)
-    return (seconds[1] - seconds[0]) / (tokens - tokens // 4)
+def time_answers(llm: LLM, rules: Mapping[str, Any], tokens: int) -> float:
+    """Seconds until eight answers have so many tokens each."""
+    params = SamplingParams(max_tokens=tokens, temperature=0.8, seed=1, ignore_eos=True, **rules)
+    start_s = time.perf_counter()
+    llm.generate([f"# {number}\n{QUESTION}" for number in range(ANSWERS)], params)
+    return time.perf_counter() - start_s
 
 
 def main() -> int:
@@ -58,13 +55,16 @@ def main() -> int:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", type=Path, help="write the figures here")
     chosen = parser.parse_args()
-    best_s = dict.fromkeys(CASES, float("inf"))
+    totals_s = dict.fromkeys(CASES, float("inf"))
+    first_s = float("inf")  # of prompts and first tokens, which are the same in all cases
     with LLM(chosen.model, threads=chosen.threads) as llm:
         for rules in CASES.values():  # warm
-            time_step(llm, rules, 8)
+            time_answers(llm, rules, 8)
         for _ in range(chosen.rounds):
+            first_s = min(first_s, time_answers(llm, {}, 1))
             for name, rules in CASES.items():
-                best_s[name] = min(best_s[name], time_step(llm, rules, chosen.tokens))
+                totals_s[name] = min(totals_s[name], time_answers(llm, rules, chosen.tokens))
+    best_s = {name: (seconds - first_s) / (chosen.tokens - 1) for name, seconds in totals_s.items()}
     shares = {name: seconds / best_s[PLAIN] - 1 for name, seconds in best_s.items()}
     for name, seconds in best_s.items():
         print(f"{name:22} {seconds * 1000:7.2f} ms a step   {shares[name]:+6.1%}")
