@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from mlxr.core.types import SamplingParams
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+_NO_IDS, _NO_PENALTIES = np.zeros(0, np.int32), np.zeros(0, np.float32)
 _MAX_LOG = 88.0  # of a penalty in float32
 
 
@@ -29,10 +31,7 @@ class Repetition:
     def __init__(self, prompt: Sequence[int], params: SamplingParams, breakers: Collection[tuple[int, ...]]) -> None:
         self._params = params
         self._window = math.inf if params.dry_penalty_last_n < 0 else params.dry_penalty_last_n
-        self._breakers: dict[int, list[tuple[int, ...]]] = {}
-        for breaker in breakers:
-            self._breakers.setdefault(breaker[-1], []).append(breaker)
-        self._single: Ints = np.array(sorted(b[0] for b in breakers if len(b) == 1), np.int32)
+        self._breakers, self._single = _index_breakers(frozenset(breakers))
         self._size = len(prompt)
         self._tokens: Ints = np.array(prompt, np.int32)
         self._unbroken = self._count_unbroken()
@@ -61,10 +60,12 @@ class Repetition:
         reach = np.minimum(self._lengths[first:last], np.arange(1, last - first + 1, dtype=np.int32))
         reach = np.minimum(reach, min(self._unbroken, self._size))
         places = np.flatnonzero(reach >= params.dry_allowed_length)
+        if not places.size:  # as after most tokens
+            return _NO_IDS, _NO_PENALTIES
         ids, inverse = np.unique(self._tokens[first + 1 + places], return_inverse=True)
         longest = np.zeros(len(ids), np.int64)
         np.maximum.at(longest, inverse, reach[places])
-        kept = ~np.isin(ids, self._single)
+        kept = np.array([token_id not in self._single for token_id in ids.tolist()])
         powers = np.minimum(longest[kept] - params.dry_allowed_length, find_largest_power(params.dry_base))
         penalties = np.minimum(params.dry_multiplier * params.dry_base**powers, np.finfo(np.float32).max)
         return ids[kept], penalties.astype(np.float32)
@@ -79,9 +80,20 @@ class Repetition:
         )
 
     def _count_unbroken(self) -> int:
-        heads = np.isin(self._tokens, list(self._breakers))
-        ends = (int(place) + 1 for place in np.flatnonzero(heads)[::-1])
+        tokens = self._tokens[: self._size].tolist()
+        ends = (place + 1 for place in reversed(range(self._size)) if tokens[place] in self._breakers)
         return self._size - next((end for end in ends if self._ends_with_breaker(end)), 0)
+
+
+@lru_cache(16)
+def _index_breakers(
+    breakers: frozenset[tuple[int, ...]],
+) -> tuple[dict[int, list[tuple[int, ...]]], frozenset[int]]:
+    """The breakers by their last token, and those of one token. There are thousands, the same for most requests."""
+    by_end: dict[int, list[tuple[int, ...]]] = {}
+    for breaker in breakers:
+        by_end.setdefault(breaker[-1], []).append(breaker)
+    return by_end, frozenset(breaker[0] for breaker in breakers if len(breaker) == 1)
 
 
 def find_largest_power(base: float) -> float:
