@@ -48,8 +48,8 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}[INST] {{ message.content }} [/INST]"
     "{% else %}{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
-# The least that our rate may be of a peer's. A request of one token costs our Python some 3 ms of a core, which is twice
-# what it costs llama-server in C++.
+# The least that our rate may be of a peer's. A request of one token costs our Python some 3 ms of a core, twice what it
+# costs llama-server in C++.
 BOUNDS = {
     "overhead": {"llama_cpp.server": 1.5, "llama-server": 0.4},
     "chats": {"llama_cpp.server": 1.0, "llama-server": 1.0},
