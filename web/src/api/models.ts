@@ -1,0 +1,17 @@
+import { useQuery } from "@tanstack/react-query";
+import { getJson } from "./client";
+
+/** A model of `GET /v1/models`. */
+export interface Model {
+  id: string;
+  created: number;
+  owned_by: string;
+}
+
+/** The models on this machine, by name. */
+export function useModels() {
+  return useQuery({
+    queryKey: ["models"],
+    queryFn: async ({ signal }) => (await getJson<{ data: Model[] }>("/v1/models", { signal })).data,
+  });
+}

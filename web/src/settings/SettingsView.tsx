@@ -1,0 +1,40 @@
+import { apiKey, forgetKey, keyWanted } from "../api/key";
+import { useStore } from "../lib/store";
+import { type Theme, theme } from "../lib/theme";
+import { Button } from "../ui/Button";
+import { Field } from "../ui/Field";
+import styles from "./SettingsView.module.css";
+
+const THEMES: Record<Theme, string> = { system: "Like the system", light: "Light", dark: "Dark" };
+
+export default function SettingsView(_: { detail: string }) {
+  const chosen = useStore(theme);
+  const key = useStore(apiKey);
+  return (
+    <div className={styles.settings}>
+      <h1>Settings</h1>
+      <Field label="Theme">
+        {(ids) => (
+          <select {...ids} value={chosen} onChange={(event) => theme.set(event.target.value as Theme)}>
+            {Object.entries(THEMES).map(([name, label]) => (
+              <option key={name} value={name}>
+                {label}
+              </option>
+            ))}
+          </select>
+        )}
+      </Field>
+      <section className={styles.section} aria-labelledby="key-heading">
+        <h2 id="key-heading">API key</h2>
+        <p>{key ? "This browser sends a key with each request." : "No key is used."}</p>
+        <div>
+          {key ? (
+            <Button onClick={forgetKey}>Forget the key</Button>
+          ) : (
+            <Button onClick={() => keyWanted.set("missing")}>Enter a key</Button>
+          )}
+        </div>
+      </section>
+    </div>
+  );
+}

@@ -1,0 +1,67 @@
+import { useQueryClient } from "@tanstack/react-query";
+import { Tooltip } from "radix-ui";
+import { lazy, Suspense, useCallback, useEffect } from "react";
+import { useConnection, useWatchedConnection } from "../api/connection";
+import { ChatView } from "../chat/ChatView";
+import { useRoute, type View } from "../lib/route";
+import { followTheme } from "../lib/theme";
+import { Notice } from "../ui/Notice";
+import styles from "./App.module.css";
+import { KeyDialog } from "./KeyDialog";
+import { NAMES, Navigation } from "./Navigation";
+
+const LAZY = {
+  compare: lazy(() => import("../compare/CompareView")),
+  models: lazy(() => import("../models/ModelsView")),
+  engine: lazy(() => import("../engine/EngineView")),
+  settings: lazy(() => import("../settings/SettingsView")),
+};
+
+/** The whole page: the navigation, the view that the address names, and what concerns every view. */
+export function App() {
+  const { view, detail } = useRoute();
+  const queries = useQueryClient();
+  const refresh = useCallback(() => void queries.invalidateQueries(), [queries]);
+  useWatchedConnection(refresh);
+  useEffect(followTheme, []);
+  useEffect(() => {
+    document.title = view === "chat" ? "mlxr" : `${NAMES[view]} · mlxr`;
+  }, [view]);
+  return (
+    <Tooltip.Provider delayDuration={500}>
+      <div className={styles.app}>
+        <button type="button" className={styles.skip} onClick={focusMain}>
+          Skip to the content
+        </button>
+        <Navigation current={view} />
+        <div className={styles.content}>
+          <LostServer />
+          <main id="main" tabIndex={-1} className={styles.main}>
+            <Suspense fallback={null}>{draw(view, detail)}</Suspense>
+          </main>
+        </div>
+        <KeyDialog onSaved={refresh} />
+      </div>
+    </Tooltip.Provider>
+  );
+}
+
+function draw(view: View, detail: string) {
+  if (view === "chat") return <ChatView conversationId={detail} />;
+  const Chosen = LAZY[view];
+  return <Chosen detail={detail} />;
+}
+
+function LostServer() {
+  return useConnection() === "lost" ? (
+    <div className={styles.banner}>
+      <Notice kind="warning">
+        The server does not answer. What you see stays here; the page goes on by itself once “mlxr serve” runs again.
+      </Notice>
+    </div>
+  ) : null;
+}
+
+function focusMain(): void {
+  document.getElementById("main")?.focus();
+}

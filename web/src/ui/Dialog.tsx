@@ -1,0 +1,54 @@
+import { X } from "lucide-react";
+import { type ReactNode, useEffect, useId, useRef } from "react";
+import { IconButton } from "./Button";
+import styles from "./Dialog.module.css";
+
+interface Props {
+  open: boolean;
+  title: string;
+  onClose: () => void;
+  children: ReactNode;
+  /** The row of buttons at the end. */
+  actions?: ReactNode;
+  wide?: boolean;
+}
+
+/** A window over the page. The browser's own dialog keeps the focus inside it and closes it on Escape. */
+export function Dialog({ open, title, onClose, children, actions, wide = false }: Props) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const heading = useId();
+  useEffect(() => {
+    const element = dialog.current;
+    if (element === null) return;
+    if (open && !element.open) element.showModal();
+    if (!open && element.open) element.close();
+  }, [open]);
+  return (
+    // biome-ignore lint/a11y/useKeyWithClickEvents: a click beside the window closes it; Escape does so for the keyboard.
+    <dialog
+      ref={dialog}
+      className={`${styles.dialog} ${wide ? styles.wide : ""}`}
+      aria-labelledby={heading}
+      onCancel={(event) => {
+        event.preventDefault();
+        onClose();
+      }}
+      onClick={(event) => {
+        if (event.target === dialog.current) onClose();
+      }}
+    >
+      {open && (
+        <div className={styles.body}>
+          <header className={styles.head}>
+            <h2 id={heading}>{title}</h2>
+            <IconButton label="Close" small onClick={onClose}>
+              <X />
+            </IconButton>
+          </header>
+          {children}
+          {actions && <footer className={styles.actions}>{actions}</footer>}
+        </div>
+      )}
+    </dialog>
+  );
+}

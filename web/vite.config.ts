@@ -1,0 +1,22 @@
+import react from "@vitejs/plugin-react";
+import { defineConfig } from "vite";
+
+/** The server that `npm run dev` passes API requests on to. */
+const SERVER = process.env.MLXR_SERVER ?? "http://127.0.0.1:8080";
+
+export default defineConfig({
+  plugins: [react()],
+  base: "./",
+  build: {
+    outDir: "../src/mlxr/server/page",
+    emptyOutDir: true,
+    target: "es2022",
+    // Without it Vite writes small files into the CSS and HTML as data: addresses.
+    assetsInlineLimit: 0,
+    modulePreload: { polyfill: false },
+    chunkSizeWarningLimit: 900,
+  },
+  server: {
+    proxy: { "/v1": SERVER, "/api": SERVER, "/health": SERVER, "/props": SERVER, "/tokenize": SERVER },
+  },
+});
