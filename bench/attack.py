@@ -116,7 +116,7 @@ def make_attacks(port: int) -> dict[str, Attack]:
             return status
         messages = [{"role": "user", "content": "Hi"}]
         chat = {"model": f"t{index}", "messages": messages, "stream": False, "options": {"num_predict": 4}}
-        return await post(port, "/api/chat", chat)
+        return await post(port, "/api/chat", {**chat, "keep_alive": 0})  # its memory comes back at once
 
     async def schema(index: int) -> str:
         wanted = {"type": "json_schema", "json_schema": {"name": "hostile", "schema": make_schema(index)}}
@@ -216,7 +216,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="that the other client is alone first")
     parser.add_argument("--json", type=Path, help="write the figures here")
     chosen = parser.parse_args()
-    flags = ("--arena-bytes", "128M", "--request-timeout-s", "3", "--drain-s", str(DRAIN_S))
+    flags = ("--pinned-models", "demo", "--arena-bytes", "128M", "--request-timeout-s", "3", "--drain-s", str(DRAIN_S))
     with tempfile.TemporaryDirectory() as folder, start_own(Path(folder), "demo", *flags) as server:
         figures, missed = run(server, chosen)
     text = json.dumps(figures, indent=2)

@@ -15,6 +15,7 @@ from service_models import open_demo
 from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.core.types import SamplingParams
 from mlxr.service.chat import Chat
+from mlxr.service.messages import list_answered_calls
 from mlxr.service.requests import ChatRequest, NamedTool, Tool
 from mlxr.tokenizers import ChatTemplate, Tokenizer, from_folder, from_gguf, to_gguf_metadata
 
@@ -107,7 +108,7 @@ def test_a_model_of_its_own_has_its_own_system_message() -> None:
                 {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "x", "arguments": bad}}]},
                 "messages[0].tool_calls[0].function.arguments",
             )
-            for bad in ("{", "[1]", "1", [1], "[" * 100_000)
+            for bad in ("no JSON", '{"city": Oslo', "[1]", "1", [1], "[" * 100_000)
         ),
         ({"role": "tool", "content": "x", "tool_call_id": 7}, "messages[0].tool_call_id"),
         ({"role": "assistant", "content": "x", "reasoning": ["a"]}, "messages[0].reasoning"),
@@ -132,6 +133,30 @@ def test_templates_get_calls_and_results() -> None:
     without = make_chat(source).render(ask(*CALLED, tools=[TOOL], tool_choice="none"))
     assert "Tells the weather" not in without
     assert without.endswith("None<|start_header_id|>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "city"),
+    [('{"city": "Oslo", "days', "Oslo"), ('{"city": "Os', "Os"), ('{"city": ', ""), ("{", ""), ('{"city": "a\\', "a")],
+)
+def test_arguments_that_break_off_count_as_far_as_they_go(arguments: str, city: str) -> None:
+    call = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}"
+        "|{{ tools }}<|start_header_id|>"
+    )
+    rendered = make_chat(source).render(ask({"role": "assistant", "tool_calls": [call]}, tools=[TOOL]))
+    assert rendered.startswith(f"{city}|")
+
+
+def test_calls_are_answered_until_the_user_speaks_again() -> None:
+    again = {**CALL, "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    both = [*CALLED, {"role": "assistant", "tool_calls": [again]}, {"role": "tool", "content": "sun"}]
+    assert list_answered_calls(CALLED) == [("weather", {"city": "Oslo"})]
+    assert sorted(arguments["city"] for _, arguments in list_answered_calls(both)) == ["Oslo", "Rome"]
+    assert list_answered_calls([*both, {"role": "user", "content": "And now?"}]) == []
+    assert list_answered_calls(both[3:]) == [("weather", {"city": "Rome"})]
+    assert list_answered_calls([]) == []
 
 
 def test_reasoning_goes_back_under_the_name_that_the_template_knows() -> None:

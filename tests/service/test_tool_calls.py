@@ -38,10 +38,15 @@ SECOND = CallPiece(1, "{}", "now")
 
 
 def read(
-    format_name: str, pieces: list[str], *, is_enforced: bool = False, max_calls: int | None = None
+    format_name: str,
+    pieces: list[str],
+    *,
+    is_enforced: bool = False,
+    max_calls: int | None = None,
+    answered: frozenset[tuple[str, str]] = frozenset(),
 ) -> list[object]:
     parser = FORMATS[format_name].open_parser(TOOLS, is_enforced=is_enforced)
-    parser.max_calls = max_calls
+    parser.max_calls, parser.answered = max_calls, answered
     found = [part for piece in pieces for part in parser.push(piece)]
     return merge(found + parser.flush())
 
@@ -102,6 +107,19 @@ TEXTS: list[tuple[str, str]] = [
 def test_calls_are_found(format_name: str, text: str, expected: list[object]) -> None:
     assert read(format_name, [text]) == expected
     assert read(format_name, list(text)) == expected
+
+
+def test_an_answered_call_without_markers_stays_text() -> None:
+    answered = frozenset({("weather", FIRST.arguments)})
+    for text, expected in (
+        (CALL, [CALL]),
+        (f"```json\n{CALL}\n```", [f"```json\n{CALL}\n```"]),
+        (f"{CALL}\n{CALL}", [f"{CALL}\n{CALL}"]),
+        (NOW_CALL, [CallPiece(0, "{}", "now")]),
+        (f"<tool_call>{CALL}</tool_call>", [FIRST]),
+    ):
+        for pieces in ([text], list(text)):
+            assert read("hermes", pieces, answered=answered) == expected
 
 
 @pytest.mark.parametrize(("format_name", "text"), TEXTS)

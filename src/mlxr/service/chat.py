@@ -16,7 +16,7 @@ from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.core.types import Grammar
 from mlxr.service.answer import AnswerFormat
 from mlxr.service.continuation import continues_reasoning, cut_at_mark, mark_end
-from mlxr.service.messages import check_messages
+from mlxr.service.messages import check_messages, list_answered_calls
 from mlxr.service.output import OutputParser
 from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, find_tags
 from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool
@@ -24,7 +24,7 @@ from mlxr.service.schema import Enforceable
 from mlxr.service.schema_document import SchemaError
 from mlxr.service.special_guard import SpecialGuard, refuse_unprotected
 from mlxr.service.tools import ToolFormat, find_format
-from mlxr.service.tools.format import describe_tool
+from mlxr.service.tools.format import describe_tool, write_json
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what templates call it in earlier messages
@@ -133,14 +133,16 @@ class Chat:
         # Where a call begins like an answer in JSON, it is one only when it is whole.
         is_sure = is_enforced and (request.grammar is None or request.tool_choice != "auto" or tool_format.marks_calls)
         once = not request.parallel_tool_calls or isinstance(request.tool_choice, NamedTool)
+        answered = frozenset((name, write_json(args)) for name, args in list_answered_calls(request.messages))
 
         def open_parser() -> OutputParser:
             reasoning = None
             if tags is not None and not turn.has_thought:
                 reasoning = ReasoningSplitter(tags, is_open=turn.is_thinking)
             calls = tool_format.open_parser(tools, is_enforced=is_sure) if tools else None
-            if calls is not None and once:
-                calls.max_calls = 1
+            if calls is not None:
+                calls.max_calls = 1 if once else None
+                calls.answered = answered
             return OutputParser(reasoning, calls)
 
         shown = [*((tags.open, tags.close) if tags is not None else ()), *(tool_format.markers if tools else ())]

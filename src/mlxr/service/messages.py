@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pydantic_core import from_json
 
 from mlxr.core.errors import InvalidRequest
 
@@ -102,19 +105,49 @@ def _check_call(call: object, field: str) -> dict[str, object]:
     return checked
 
 
+def list_answered_calls(messages: Sequence[Mapping[str, object]]) -> list[tuple[str, Mapping[str, object]]]:
+    """Name and arguments of the calls made since the last message of the user, if results of tools come last.
+
+    The messages are ones that `check_messages` takes.
+    """
+    if not messages or messages[-1].get("role") != "tool":
+        return []
+    calls = []
+    for message in reversed(messages):
+        if message.get("role") not in ("assistant", "tool"):
+            break
+        calls += _check_calls(message.get("tool_calls"), "tool_calls")
+    functions = [cast(dict[str, Any], call["function"]) for call in calls]
+    return [(function["name"], function["arguments"]) for function in functions]
+
+
 def parse_arguments(arguments: object, field: str) -> Mapping[str, object]:
-    """The arguments of a call as a mapping; raises InvalidRequest unless they are one, or JSON text of one."""
+    """The arguments of a call as a mapping; raises InvalidRequest unless they are one, or JSON text of one.
+
+    JSON text that breaks off, as that of an answer that ran out of tokens does, counts as far as it goes: clients send
+    such calls back as they got them.
+    """
     if arguments is None or arguments == "":
         return {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(field, f"is not JSON ({error})") from None
+            arguments = _parse_beginning(str(arguments))
+            if arguments is None:
+                raise InvalidRequest(field, f"is not JSON ({error})") from None
     if not isinstance(arguments, Mapping):
         raise InvalidRequest(field, f"must be a JSON object, got {type(arguments).__name__}")
     _check_unicode(json.dumps(arguments, ensure_ascii=False, default=str), field)
     return arguments
+
+
+def _parse_beginning(text: str) -> object:
+    """The value of JSON text that breaks off, None where it is not the beginning of JSON."""
+    try:
+        return from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return None
 
 
 def _check_text(value: object, field: str) -> str:

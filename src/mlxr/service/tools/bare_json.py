@@ -60,6 +60,9 @@ class BareJsonParser(CallParser):
     def _read_call(self, reader: CallReader) -> bool:
         pieces, rest = reader.push(self._text)
         self._text = rest
+        if any((piece.name, piece.arguments) in self.answered for piece in pieces):
+            self._give_text(reader.raw)
+            return bool(self._text)
         self._found += pieces
         if reader.is_complete:
             self.calls += 1

@@ -34,11 +34,15 @@ class CallPiece:
 
 
 class CallParser(ABC):
-    """Reads one answer. `calls` counts those that are complete; nothing counts any more after `max_calls`."""
+    """Reads one answer. `calls` counts those that are complete; nothing counts any more after `max_calls`.
+
+    `answered` are name and arguments (as `write_json` writes them) of the calls whose results the prompt ends with.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
         self.max_calls: int | None = None
+        self.answered: frozenset[tuple[str, str]] = frozenset()
         self._text = ""  # not decided yet
         self._found: list[str | CallPiece] = []
 

@@ -70,7 +70,8 @@ class HermesFormat:
 class FirstLook(CallParser):
     """Small models forget the markers: an answer that begins as JSON, or as a block of it, may be a call all the same.
 
-    What such an answer turns out to be besides calls is read as any other.
+    What such an answer turns out to be besides calls is read as any other. A call that has been answered already is
+    text: such models write it once more instead of an answer, and a client that ran it again would never end.
     """
 
     def __init__(self, bare: BareJsonParser, marked: HermesParser) -> None:
@@ -87,6 +88,7 @@ class FirstLook(CallParser):
         if self._is_bare is None:
             self._is_bare = begin in "{`"
             self._bare.max_calls = self._marked.max_calls = self.max_calls
+            self._bare.answered = self.answered
         text, self._text = self._text, ""
         return self._read(self._bare.push(text) if self._is_bare else [text])
 
