@@ -1,5 +1,78 @@
-import { Empty } from "../ui/Notice";
+import { Boxes } from "lucide-react";
+import { lazy, Suspense } from "react";
+import { describeError } from "../api/client";
+import { useListedModels, useLoadedModels } from "../api/manage";
+import { formatBytes } from "../lib/format";
+import { Button } from "../ui/Button";
+import { Empty, Notice } from "../ui/Notice";
+import { ImportForm } from "./ImportForm";
+import { ModelRow } from "./ModelRow";
+import styles from "./ModelsView.module.css";
+import { PullForm } from "./PullForm";
+import { PullList } from "./PullList";
 
-export default function ModelsView(_: { detail: string }) {
-  return <Empty title="Models" />;
+const ModelDetails = lazy(() => import("./ModelDetails"));
+
+/** The models on this machine, or all about the one that the address names. */
+export default function ModelsView({ detail }: { detail: string }) {
+  return (
+    <div className={styles.view}>
+      {detail ? (
+        <Suspense fallback={null}>
+          <ModelDetails name={detail} />
+        </Suspense>
+      ) : (
+        <ModelList />
+      )}
+    </div>
+  );
+}
+
+function ModelList() {
+  const listed = useListedModels();
+  const loaded = useLoadedModels();
+  const models = [...(listed.data ?? [])].sort((a, b) => a.name.localeCompare(b.name));
+  const held = (loaded.data ?? []).reduce((sum, model) => sum + model.size, 0);
+  return (
+    <>
+      <header className={styles.head}>
+        <h1>Models</h1>
+        {listed.data && (
+          <p className={styles.sum}>
+            {models.length} on this machine, {loaded.data?.length ?? 0} loaded
+            {held > 0 && ` in ${formatBytes(held)} of memory`}
+          </p>
+        )}
+      </header>
+      <div className={styles.add}>
+        <PullForm />
+        <ImportForm />
+      </div>
+      <PullList />
+      {listed.error && !listed.data && (
+        <Notice
+          kind="error"
+          actions={
+            <Button small onClick={() => void listed.refetch()}>
+              Try again
+            </Button>
+          }
+        >
+          The list of models could not be read. {describeError(listed.error)}
+        </Notice>
+      )}
+      {listed.data && models.length === 0 && (
+        <Empty title="No model yet" icon={<Boxes aria-hidden="true" />}>
+          <p>Pull one above by its name on Hugging Face, or import a file that is on this machine.</p>
+        </Empty>
+      )}
+      {models.length > 0 && (
+        <ul className={styles.list} aria-label="Models on this machine">
+          {models.map((model) => (
+            <ModelRow key={model.name} model={model} loaded={loaded.data?.find((one) => one.name === model.name)} />
+          ))}
+        </ul>
+      )}
+    </>
+  );
 }

@@ -1,0 +1,137 @@
+import { type QueryClient, useQuery } from "@tanstack/react-query";
+import { getJson, send } from "./client";
+import { readLines } from "./sse";
+
+/** What kind of model it is, as `/api/tags` tells it. */
+export interface Details {
+  format: string;
+  family: string;
+  parameter_size: string;
+  quantization_level: string;
+  context_length: number;
+  embedding_length: number;
+}
+
+/** A model on this machine. Sizes are bytes. */
+export interface ListedModel {
+  name: string;
+  modified_at: string;
+  size: number;
+  digest: string;
+  details: Details;
+  capabilities: string[];
+}
+
+/** A model in memory; `size` counts its weights and its cache. */
+export interface LoadedModel {
+  name: string;
+  size: number;
+  expires_at: string;
+  context_length: number;
+}
+
+export interface Tensor {
+  name: string;
+  type: string;
+  shape: number[];
+}
+
+/** All about one model. */
+export interface ShownModel {
+  license?: string;
+  parameters: string;
+  template: string;
+  system?: string;
+  details: Details;
+  model_info: Record<string, unknown>;
+  tensors: Tensor[];
+  capabilities: string[];
+  modified_at: string;
+}
+
+/** How far a pull is, in one line of its stream. */
+export interface PullLine {
+  status: string;
+  digest?: string;
+  total?: number;
+  completed?: number;
+  error?: string;
+}
+
+export function useListedModels() {
+  return useQuery({
+    queryKey: ["models", "listed"],
+    queryFn: async ({ signal }) => (await getJson<{ models: ListedModel[] }>("/api/tags", { signal })).models,
+  });
+}
+
+/** The models in memory, asked for again every few seconds as they are unloaded by themselves. */
+export function useLoadedModels() {
+  return useQuery({
+    queryKey: ["models", "loaded"],
+    queryFn: async ({ signal }) => (await getJson<{ models: LoadedModel[] }>("/api/ps", { signal })).models,
+    refetchInterval: 4_000,
+  });
+}
+
+export function useShownModel(name: string) {
+  return useQuery({
+    queryKey: ["models", "shown", name],
+    queryFn: ({ signal }) => getJson<ShownModel>("/api/show", { body: { model: name }, signal }),
+  });
+}
+
+export function refreshModels(queries: QueryClient): Promise<void> {
+  return queries.invalidateQueries({ queryKey: ["models"] });
+}
+
+/** Load a model; resolves when it answers. It stays for the server's usual time. */
+export async function loadModel(model: string): Promise<void> {
+  await send("/api/generate", { body: { model, stream: false } });
+}
+
+export async function unloadModel(model: string): Promise<void> {
+  await send("/api/generate", { body: { model, keep_alive: 0, stream: false } });
+}
+
+export async function copyModel(source: string, destination: string): Promise<void> {
+  await send("/api/copy", { body: { source, destination } });
+}
+
+export async function deleteModel(model: string): Promise<void> {
+  await send("/api/delete", { method: "DELETE", body: { model } });
+}
+
+/** Pull a model from the hub, line by line. Ending the loop stops it; what came is kept for the next time. */
+export async function* pullModel(model: string, signal: AbortSignal): AsyncGenerator<PullLine> {
+  yield* readLines<PullLine>(await send("/api/pull", { body: { model }, signal }));
+}
+
+/** The name without ":latest", which says nothing. */
+export function shortName(name: string): string {
+  return name.replace(/:latest$/, "");
+}
+
+/** Give a file or folder on the server's machine a name. Answers with that name. */
+export async function importModel(path: string): Promise<string> {
+  return (await getJson<{ name: string }>("/v1/admin/models/import", { body: { path } })).name;
+}
+
+/** The memory that a model would take, in bytes, and whether the server has it now. */
+export interface MemoryEstimate {
+  weights_bytes: number;
+  cache_bytes: number;
+  other_bytes: number;
+  free_bytes: number;
+  fits: boolean;
+  /** Why it does not fit, and what to do about it. */
+  reason: string | null;
+}
+
+export function useMemoryEstimate(name: string) {
+  return useQuery({
+    queryKey: ["models", "memory", name],
+    queryFn: ({ signal }) => getJson<MemoryEstimate>(`/v1/admin/models/${encodeURIComponent(name)}/memory`, { signal }),
+    retry: false,
+  });
+}

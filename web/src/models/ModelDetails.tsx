@@ -1,0 +1,92 @@
+import { ArrowLeft, MessageSquare } from "lucide-react";
+import { describeError } from "../api/client";
+import { type ShownModel, shortName, useShownModel } from "../api/manage";
+import { formatCount } from "../lib/format";
+import { go, routeHref } from "../lib/route";
+import { Button } from "../ui/Button";
+import { Notice } from "../ui/Notice";
+import { FilteredTable } from "./FilteredTable";
+import { MemoryNeed } from "./MemoryNeed";
+import styles from "./ModelDetails.module.css";
+
+/** All about one model: what it is, the memory it needs, its template, metadata and tensors. */
+export default function ModelDetails({ name }: { name: string }) {
+  const shown = useShownModel(name);
+  return (
+    <>
+      <header className={styles.head}>
+        <a className={styles.back} href={routeHref("models")}>
+          <ArrowLeft aria-hidden="true" /> Models
+        </a>
+        <h1>{shortName(name)}</h1>
+        <Button kind="primary" onClick={() => go("chat", `new:${name}`)}>
+          <MessageSquare aria-hidden="true" /> Chat with it
+        </Button>
+      </header>
+      {shown.error && !shown.data && (
+        <Notice kind="error">
+          {shortName(name)} could not be read. {describeError(shown.error)}
+        </Notice>
+      )}
+      {shown.data && <Parts name={name} model={shown.data} />}
+    </>
+  );
+}
+
+function Parts({ name, model }: { name: string; model: ShownModel }) {
+  const facts = [
+    ["Family", model.details.family],
+    ["Parameters", model.details.parameter_size],
+    ["Type of weights", model.details.quantization_level],
+    ["Format", model.details.format],
+    ["Context", `${formatCount(model.details.context_length)} tokens`],
+    ["Width", formatCount(model.details.embedding_length)],
+    ["Can do", model.capabilities.join(", ")],
+    ["Changed", new Date(model.modified_at).toLocaleString("en")],
+  ] as const;
+  return (
+    <>
+      <dl className={styles.facts}>
+        {facts.map(([term, text]) => (
+          <div key={term}>
+            <dt>{term}</dt>
+            <dd>{text || "–"}</dd>
+          </div>
+        ))}
+      </dl>
+      <MemoryNeed name={name} />
+      <Text title="System prompt" text={model.system} />
+      <Text title="Parameters" text={model.parameters} />
+      <Text title="Chat template" text={model.template} />
+      <Text title="Licence" text={model.license} />
+      <FilteredTable
+        title="Metadata"
+        columns={["Key", "Value"]}
+        rows={Object.entries(model.model_info).map(([key, value]) => [key, describeValue(value)])}
+      />
+      <FilteredTable
+        title="Tensors"
+        columns={["Name", "Type", "Shape"]}
+        rows={model.tensors.map((tensor) => [tensor.name, tensor.type, tensor.shape.map(formatCount).join(" × ")])}
+      />
+    </>
+  );
+}
+
+function Text({ title, text }: { title: string; text: string | undefined }) {
+  if (!text) return null;
+  return (
+    <details className={styles.text}>
+      <summary>{title}</summary>
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a place that scrolls can be reached by the keyboard. */}
+      <section tabIndex={0} aria-label={title}>
+        <pre>{text}</pre>
+      </section>
+    </details>
+  );
+}
+
+function describeValue(value: unknown): string {
+  if (value === null) return "a long list, not shown";
+  return typeof value === "string" ? value : JSON.stringify(value);
+}

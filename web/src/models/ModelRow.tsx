@@ -1,0 +1,76 @@
+import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { Copy, Info, MessageSquare, Trash2 } from "lucide-react";
+import { useState } from "react";
+import { describeError } from "../api/client";
+import { type ListedModel, type LoadedModel, loadModel, refreshModels, shortName, unloadModel } from "../api/manage";
+import { formatBytes, formatCount, formatSeconds } from "../lib/format";
+import { go, routeHref } from "../lib/route";
+import { Button } from "../ui/Button";
+import { Menu, MenuItem } from "../ui/Menu";
+import { Notice } from "../ui/Notice";
+import { CopyDialog } from "./CopyDialog";
+import { DeleteDialog } from "./DeleteDialog";
+import styles from "./ModelRow.module.css";
+
+/** One model: what it is, whether it is loaded, and what can be done with it. */
+export function ModelRow({ model, loaded }: { model: ListedModel; loaded: LoadedModel | undefined }) {
+  const queries = useQueryClient();
+  const [asked, setAsked] = useState<"copy" | "delete" | null>(null);
+  const change = useMutation({
+    mutationFn: () => (loaded ? unloadModel(model.name) : loadModel(model.name)),
+    onSettled: () => refreshModels(queries),
+  });
+  const name = shortName(model.name);
+  const { family, parameter_size, quantization_level, context_length } = model.details;
+  const verb = loaded ? "Unload" : "Load";
+  return (
+    <li className={styles.row}>
+      <div className={styles.what}>
+        <a className={styles.name} href={routeHref("models", model.name)}>
+          {name}
+        </a>
+        <p className={styles.facts}>
+          {family} · {parameter_size} · {quantization_level} · {formatCount(context_length)} tokens of context
+        </p>
+      </div>
+      <span className={styles.size}>{formatBytes(model.size)}</span>
+      <span className={loaded ? styles.loaded : styles.resting}>
+        {loaded ? `Loaded · ${formatBytes(loaded.size)}${describeExpiry(loaded.expires_at)}` : "Not loaded"}
+      </span>
+      <div className={styles.actions}>
+        <Button small onClick={() => change.mutate()} disabled={change.isPending} aria-label={`${verb} ${name}`}>
+          {change.isPending ? `${verb}ing…` : verb}
+        </Button>
+        <Menu label={`More for ${name}`}>
+          <MenuItem onSelect={() => go("chat", `new:${model.name}`)}>
+            <MessageSquare /> Chat with it
+          </MenuItem>
+          <MenuItem onSelect={() => go("models", model.name)}>
+            <Info /> Details
+          </MenuItem>
+          <MenuItem onSelect={() => setAsked("copy")}>
+            <Copy /> Copy
+          </MenuItem>
+          <MenuItem danger onSelect={() => setAsked("delete")}>
+            <Trash2 /> Delete
+          </MenuItem>
+        </Menu>
+      </div>
+      {change.error && (
+        <div className={styles.error}>
+          <Notice kind="error">
+            {name} could not be {loaded ? "unloaded" : "loaded"}. {describeError(change.error)}
+          </Notice>
+        </div>
+      )}
+      {asked === "copy" && <CopyDialog name={model.name} onClose={() => setAsked(null)} />}
+      {asked === "delete" && <DeleteDialog model={model} onClose={() => setAsked(null)} />}
+    </li>
+  );
+}
+
+/** When an idle model is unloaded; nothing for one that stays. */
+function describeExpiry(expiresAt: string): string {
+  const seconds = (Date.parse(expiresAt) - Date.now()) / 1000;
+  return seconds > 0 && seconds < 30 * 86_400 ? ` · idle until ${formatSeconds(seconds)} from now` : "";
+}
