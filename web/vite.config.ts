@@ -1,11 +1,19 @@
+import { execFileSync } from "node:child_process";
 import react from "@vitejs/plugin-react";
-import { defineConfig } from "vite";
+import { defineConfig, type Plugin } from "vite";
 
 /** The server that `npm run dev` passes API requests on to. */
 const SERVER = process.env.MLXR_SERVER ?? "http://127.0.0.1:8080";
 
+/** Records which sources the page was built of; a test in Python tells by that when the page is older than they are. */
+const recordSources: Plugin = {
+  name: "record-sources",
+  apply: "build",
+  closeBundle: () => void execFileSync("python3", ["../tools/page_sources.py"], { stdio: "inherit" }),
+};
+
 export default defineConfig({
-  plugins: [react()],
+  plugins: [react(), recordSources],
   base: "./",
   build: {
     outDir: "../src/mlxr/server/page",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import webbrowser
 from dataclasses import replace
 from typing import Annotated
 
 import typer
+from starlette.applications import Starlette
 
 import mlxr
 from mlxr.cli.flags import ServerSettings
 from mlxr.cli.terminal import print_note
+from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.listen import build_app, name_address, open_socket
@@ -25,9 +29,10 @@ Model = Annotated[
         metavar="MODEL", help="The model that answers requests that name none; the same as --default-model."
     ),
 ]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser once the models are loaded.")]
 
 
-def serve(settings: ServerSettings, model: Model = None) -> None:
+def serve(settings: ServerSettings, model: Model = None, open_page: Open = False) -> None:
     """Answer OpenAI, Ollama and Anthropic clients over HTTP. Settings come from flags, variables and a file."""
     if model is not None:
         settings = replace(settings, default_model=model)
@@ -36,10 +41,40 @@ def serve(settings: ServerSettings, model: Model = None) -> None:
         start_tracing()
     app = build_app(settings)
     app.state.served.find(settings.default_model)  # a wrong name shall end the command, not every request
+    if open_page:
+        check_page(app, settings)
     listener = open_socket(settings)
-    print_note(describe(settings, name_address(listener)))
+    address = name_address(listener)
+    print_note(describe(settings, address))
     served = app.state.served
-    serve_app(app, settings, [listener], lambda lifecycle: print_note(describe_ready(settings, served, lifecycle)))
+
+    def on_ready(lifecycle: Lifecycle) -> None:
+        print_note(describe_ready(settings, served, lifecycle))
+        if open_page and lifecycle.is_ready:  # on a thread, as some browsers return when they are closed
+            threading.Thread(target=open_browser, args=(name_local(address),), daemon=True).start()
+
+    serve_app(app, settings, [listener], on_ready)
+
+
+def check_page(app: Starlette, settings: Settings) -> None:
+    """Raise SettingError where no browser could open the page."""
+    if settings.unix_socket is not None:
+        raise SettingError("--open: no browser reaches a Unix socket; leave out --unix-socket")
+    if not settings.page:
+        raise SettingError("--open: the page is turned off; leave out --page false")
+    if app.state.page is None:
+        raise SettingError("--open: the page was not built; run `make page` in the sources")
+
+
+def open_browser(address: str) -> None:
+    """Open the page, or tell where it is."""
+    if not webbrowser.open(address):
+        print_note(f"no browser was found; the page is at {address}")
+
+
+def name_local(address: str) -> str:
+    """The address by which a browser on this machine reaches a server, also one that listens on every address."""
+    return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def describe(settings: Settings, address: str) -> str:

@@ -167,6 +167,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Web pages that may use this server besides local ones, such as https://my.page or chrome-extension://*.",
         scope="server",
     ),
+    Setting("page", "flag", True, "Answer browsers that open the server's address with its page.", scope="server"),
+    Setting(
+        "page_tool_origins",
+        "list",
+        (),
+        "Servers that the page may call for the tools of a conversation, such as http://localhost:9000.",
+        scope="server",
+    ),
     Setting("max_body_bytes", "bytes", 32 * 2**20, "Largest request body.", minimum=1024, scope="server"),
     Setting(
         "requests_per_minute",
@@ -254,6 +262,8 @@ class Settings:
     api_keys_file: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    page: bool = True
+    page_tool_origins: tuple[str, ...] = ()
     max_body_bytes: int = 32 * 2**20
     requests_per_minute: int = 0
     request_timeout_s: float = 60.0

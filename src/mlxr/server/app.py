@@ -31,6 +31,7 @@ from mlxr.server.metrics import Metrics
 from mlxr.server.openai.response_store import ResponseStore
 from mlxr.server.openapi import describe_routes
 from mlxr.server.origins import Origins
+from mlxr.server.page_files import Page
 from mlxr.server.routes import RouteRow, build_route
 from mlxr.server.security import Keys
 
@@ -42,7 +43,7 @@ DIALECTS: tuple[Dialect, ...] = (own.DIALECT, openai.DIALECT, anthropic.DIALECT,
 
 
 def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Starlette:
-    """The application; raises SettingError for keys that cannot be read. Its end also ends `pool`."""
+    """The application; raises SettingError for keys that cannot be read and the like. Its end also ends `pool`."""
     metrics, activity = Metrics(settings.metric_names), Activity()
     lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models], served.registry.sweep)
 
@@ -57,7 +58,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
     rows = [row for dialect in DIALECTS for row in dialect.router.rows]
     app = Starlette(routes=[_document_route(rows), *map(build_route, rows)], lifespan=lifespan)
     state = {"pool": pool, "registry": served.registry, "served": served, "settings": settings}
-    state |= {"responses": ResponseStore(settings.responses_bytes)}
+    state |= {"responses": ResponseStore(settings.responses_bytes), "page": Page.read(settings)}
     state |= {"metrics": metrics, "activity": activity, "lifecycle": lifecycle}
     for name, value in state.items():
         setattr(app.state, name, value)
@@ -83,7 +84,7 @@ def _add_layers(app: Starlette, settings: Settings, activity: Activity, metrics:
 
     app.add_exception_handler(HTTPException, answer)
     keys = Keys.read(settings)
-    app.add_middleware(Guard, settings=settings, keys=keys, dialects=DIALECTS, lifecycle=lifecycle)
+    app.add_middleware(Guard, settings=settings, keys=keys, dialects=DIALECTS, lifecycle=lifecycle, page=app.state.page)
     app.add_middleware(
         CORSMiddleware,
         allow_origin_regex=Origins.read(settings).pattern,

@@ -30,6 +30,7 @@ from mlxr.server.limits import RateLimit, bound_body, bound_silence, check_lengt
 from mlxr.server.logs import log_request
 from mlxr.server.metrics import Metrics
 from mlxr.server.origins import Hosts, Origins
+from mlxr.server.page_files import Page
 from mlxr.server.security import OPEN_PATHS, Head, Keys
 from mlxr.server.streaming import dump_json
 
@@ -90,8 +91,9 @@ class Guard:
         keys: Keys,
         dialects: Sequence[Dialect],
         lifecycle: Lifecycle,
+        page: Page | None,
     ) -> None:
-        self._app, self._keys, self._dialects, self._lifecycle = app, keys, dialects, lifecycle
+        self._app, self._keys, self._dialects, self._lifecycle, self._page = app, keys, dialects, lifecycle, page
         self._rate = RateLimit(settings.requests_per_minute)
         self._hosts, self._origins = Hosts.read(settings), Origins.read(settings)
         self._max_body_bytes, self._request_timeout_s = settings.max_body_bytes, settings.request_timeout_s
@@ -127,7 +129,7 @@ class Guard:
         head = _read_head(scope, row)
         self._hosts.check(head)
         self._origins.check(head, self._hosts)
-        if head.path in OPEN_PATHS:
+        if head.path in OPEN_PATHS or (self._page is not None and self._page.has(head)):
             return receive
         row.key_id = self._keys.check(head)
         if self._lifecycle.is_draining:

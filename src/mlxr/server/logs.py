@@ -13,6 +13,7 @@ from typing import TextIO
 
 from mlxr.core.settings import Settings
 from mlxr.server.activity import InFlight
+from mlxr.server.page_files import ASSET_PATH, ICON_PATH
 from mlxr.server.security import OPEN_PATHS
 
 access = logging.getLogger("mlxr.access")
@@ -20,7 +21,7 @@ prompts = logging.getLogger("mlxr.prompts")
 bodies = logging.getLogger("mlxr.bodies")
 _FIELDS = "fields"
 MAX_REASON_CHARACTERS = 300
-WATCHING = OPEN_PATHS | {"/metrics"}
+QUIET_ROUTES = OPEN_PATHS | {"/metrics", ICON_PATH, ASSET_PATH}
 
 
 class JsonLines(logging.Formatter):
@@ -70,9 +71,9 @@ def start_logging(settings: Settings, stream: TextIO | None = None) -> logging.H
 def log_request(row: InFlight, status: int, seconds: float) -> None:
     """One line for a request that has ended, with the reason if it was refused or failed.
 
-    What only watches the server is told on the level debug.
+    What only watches the server, and the files that the page is made of, are told on the level debug.
     """
-    level = logging.DEBUG if row.path in WATCHING else logging.INFO
+    level = logging.DEBUG if row.route in QUIET_ROUTES else logging.INFO
     if not access.isEnabledFor(level):
         return
     fields: dict[str, object] = {

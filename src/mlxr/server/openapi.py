@@ -12,6 +12,7 @@ from typing import Any
 from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 import mlxr
+from mlxr.server.page_files import ASSET_PATH, ICON_PATH
 from mlxr.server.routes import RouteRow
 from mlxr.server.security import OPEN_PATHS
 
@@ -42,7 +43,7 @@ def describe_routes(rows: Sequence[RouteRow]) -> dict[str, Any]:
     for path, operation in _operations(schema):
         operation["responses"].pop("422", None)  # bodies that do not fit are answered with 400, see `errors`
         operation["responses"]["default"] = ERROR
-        if path not in OPEN_PATHS:
+        if path not in OPEN_PATHS | {ICON_PATH, ASSET_PATH}:
             operation["security"] = [{"bearer": []}, {"header": []}, {}]
     components = schema.setdefault("components", {})
     for unused in ("HTTPValidationError", "ValidationError"):

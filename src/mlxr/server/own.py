@@ -1,4 +1,4 @@
-"""Routes of our own: health and metrics.
+"""Routes of our own: health, metrics and the files of the page.
 
 Below `/v1/admin` see `admin`. Errors have one form: `{"error": {"code", "message", "field", "request_id"}}`.
 """
@@ -17,6 +17,7 @@ from mlxr.server import admin
 from mlxr.server.admin import collect_stats
 from mlxr.server.dialect import Dialect
 from mlxr.server.errors import ServerError
+from mlxr.server.page_files import ASSET_PATH, ASSETS, ICON, ICON_PATH, find_page_file
 from mlxr.server.routes import Router
 
 router = Router(tags=["own"])
@@ -61,6 +62,25 @@ async def metrics(request: Request) -> Response:
     stats = await collect_stats(state.pool)
     stored_bytes = await asyncio.to_thread(state.registry.store_bytes)
     return Response(state.metrics.render(len(state.activity), stored_bytes, stats), media_type=METRICS_TYPE)
+
+
+@router.get(ICON_PATH, response_class=Response)
+async def page_icon(request: Request) -> Response:
+    """The icon of the page."""
+    return await _require_file(request, ICON)
+
+
+@router.get(ASSET_PATH, response_class=Response)
+async def page_asset(request: Request, name: str) -> Response:
+    """A file that the page is made of; its name changes with what is in it."""
+    return await _require_file(request, name, ASSETS)
+
+
+async def _require_file(request: Request, name: str, folder: str = "") -> Response:
+    reply = await find_page_file(request, name, folder)
+    if reply is None:
+        raise ServerError(404, "not_found", f"the page has no file {name[:100]!r}", "name")
+    return reply
 
 
 def render_own_error(error: ServerError, request_id: str) -> Mapping[str, object]:

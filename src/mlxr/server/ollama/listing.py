@@ -14,6 +14,7 @@ from mlxr.registry.options import check_options
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
 from mlxr.server.ollama.options import Options, note_options
 from mlxr.server.ollama.route import ERRORS, NamedRequest, find_model, format_time
+from mlxr.server.page_files import INDEX, find_page_file, wants_page
 from mlxr.server.routes import Router, reply_json
 from mlxr.service.catalogue import read_metadata
 from mlxr.service.model_pool import RunningModel
@@ -113,9 +114,13 @@ class ShowReply(ReplyModel):
 
 
 @router.get("/", response_class=PlainTextResponse)
-async def say_running(_: Request) -> Response:
-    """What clients look for to know that the server is there."""
-    return PlainTextResponse("Ollama is running")
+async def say_running(request: Request) -> Response:
+    """The page for a browser; for every other client the text by which it knows that the server is there."""
+    if wants_page(request.headers.get("accept", "")):
+        page = await find_page_file(request, INDEX)
+        if page is not None:
+            return page
+    return PlainTextResponse("Ollama is running", headers={"Vary": "Accept"})
 
 
 @router.get("/api/version", response_model=Version)

@@ -1,0 +1,88 @@
+"""A browser for the tests of the page, and what is watched while a page is open.
+
+`find_chromium` names the program. `Visit` is one open tab: its page, and all that the page asked for and complained
+about. Chromium resolves no name, so nothing of the page can leave this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGUMENTS = ("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--disable-background-networking")
+WAIT_MS = 20_000  # for what a busy machine does in the end
+OWN_SCHEMES = ("data", "blob", "about")
+HARMLESS = ("Failed to load resource",)  # the status of a reply, which tests look at where it matters
+
+
+def find_chromium() -> str | None:
+    """The Chromium to drive: that of the variable CHROMIUM, of the system, or the one that Playwright installed."""
+    named = os.environ.get("CHROMIUM")
+    if named:
+        return named
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is not None:
+        return found
+    with sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+    return own if Path(own).exists() else None
+
+
+@contextmanager
+def start_browser(program: str) -> Iterator[Browser]:
+    """A Chromium without windows; as root it runs without its sandbox, which the superuser cannot have."""
+    arguments = [*ARGUMENTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Visit:
+    """One open tab. `requests` are the addresses that it asked for; `faults` is what must stay empty."""
+
+    page: Page
+    origin: str
+    requests: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def foreign_requests(self) -> list[str]:
+        """Addresses outside the server that the page came from."""
+        return [url for url in self.requests if not self._is_own(url)]
+
+    def watch(self) -> None:
+        """Note requests, errors that nobody caught, and what the browser refused or complained of."""
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.faults.append(f"uncaught: {error}"))
+        self.page.on("console", self._note)
+
+    def check(self) -> None:
+        """Fail where the page had a fault or asked somebody else."""
+        assert not self.faults, self.faults
+        assert not self.foreign_requests, self.foreign_requests
+
+    def _note(self, message: ConsoleMessage) -> None:
+        if message.type == "error" and not message.text.startswith(HARMLESS):
+            self.faults.append(f"console: {message.text}")
+
+    def _is_own(self, url: str) -> bool:
+        return url.startswith(f"{self.origin}/") or urlsplit(url).scheme in OWN_SCHEMES
+
+
+def open_tab(context: BrowserContext, origin: str, path: str = "/") -> Visit:
+    """A new tab of `context` at `path`, watched from its beginning."""
+    context.set_default_timeout(WAIT_MS)
+    visit = Visit(context.new_page(), origin)
+    visit.watch()
+    visit.page.goto(f"{origin}{path}")
+    return visit
