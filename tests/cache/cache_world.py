@@ -84,9 +84,13 @@ class World:
 
     def open(self, tokens: Sequence[int], namespace: bytes = b"") -> PageTable:
         """A table with what is cached of `tokens`, proved; the last token is left to compute."""
-        table = self.cache.open_table(tokens, limit_tokens=len(tokens) - 1, namespace=namespace)
+        table = self.cache.open_table(tokens, self.cache.start_keys(namespace), limit_tokens=len(tokens) - 1)
         self.read(table, tokens)
         return table
+
+    def lookup(self, tokens: Sequence[int], limit_tokens: int = 10**6, namespace: bytes = b"") -> int:
+        """Tokens that a new sequence would find."""
+        return self.cache.lookup(tokens, self.cache.start_keys(namespace), limit_tokens=limit_tokens)
 
     def serve(self, tokens: Sequence[int], namespace: bytes = b"") -> int:
         """A whole request; the tokens that came from the cache."""

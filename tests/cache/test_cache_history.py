@@ -113,6 +113,8 @@ class CacheHistory(RuleBasedStateMachine):
             return
         if fork:
             self.alive.append((self.now.cache.fork(table), tokens[: table.length_tokens]))
+        if table.keys is not None:
+            table.keys = table.keys.fork(table.full_pages)  # of a sequence that goes on otherwise
         tokens[:] = wanted
         self.now.fill(table, tokens, len(tokens))
 
@@ -130,7 +132,9 @@ class CacheHistory(RuleBasedStateMachine):
         store, dropped = self.now.store, self.now.cache.stats().store
         if store is not None and dropped is not None and not dropped.drops[StoreDrop.ROOM] and dropped.writable:
             for table, _ in self.alive:
-                assert all(map(store.contains, table.chain[1:])), "a full page is not stored"
+                assert table.keys is None or all(map(store.contains, table.keys.chain[1 : table.full_pages + 1])), (
+                    "a full page is not stored"
+                )
 
     @rule(waits=st.booleans())
     def restart(self, waits: bool) -> None:

@@ -82,7 +82,7 @@ def test_working_set_changes_when_nobody_comes_back() -> None:
         world.serve([*old, 1])
     for flood in range(5 * 8):
         world.serve([1000 + flood] * PAGE_SIZE)
-    assert world.cache.lookup(old, len(old)) == 0
+    assert world.lookup(old, len(old)) == 0
 
 
 def test_any_held_set_leaves_all_cached_pages_available() -> None:
@@ -95,7 +95,7 @@ def test_any_held_set_leaves_all_cached_pages_available() -> None:
             world.serve(prompt)
         held = [world.open(rng.choice(prompts)) for _ in range(2)]
         available_pages = world.cache.available_pages
-        table = world.cache.open_table((), limit_tokens=0)
+        table = world.open([0])
         world.write(table, [9] * (available_pages * PAGE_SIZE))
         world.cache.check([*held, table])
         assert world.cache.stats().cached_pages == world.cache.available_pages == 0

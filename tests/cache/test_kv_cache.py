@@ -99,17 +99,17 @@ def test_namespaces_do_not_mix() -> None:
     world.serve(PROMPT, b"adapter")
     assert world.serve(PROMPT) == 0
     assert world.serve(PROMPT, b"adapter") == 4 * PAGE_SIZE
-    assert world.cache.lookup(PROMPT, 99) == world.cache.lookup(PROMPT, 99, b"adapter") == 4 * PAGE_SIZE
-    assert world.cache.lookup(PROMPT, 99, b"other") == 0
+    assert world.lookup(PROMPT, 99) == world.lookup(PROMPT, 99, b"adapter") == 4 * PAGE_SIZE
+    assert world.lookup(PROMPT, 99, b"other") == 0
 
 
 def test_lookup_changes_nothing() -> None:
     world = World()
     world.serve(PROMPT)
     before = world.cache.stats()
-    assert world.cache.lookup(PROMPT, 2 * PAGE_SIZE + 1) == 2 * PAGE_SIZE
-    assert world.cache.lookup(PROMPT, 10**6) == 4 * PAGE_SIZE
-    assert world.cache.lookup([5, *PROMPT], 10**6) == 0
+    assert world.lookup(PROMPT, 2 * PAGE_SIZE + 1) == 2 * PAGE_SIZE
+    assert world.lookup(PROMPT, 10**6) == 4 * PAGE_SIZE
+    assert world.lookup([5, *PROMPT], 10**6) == 0
     assert world.cache.stats() == before
 
 
@@ -134,7 +134,7 @@ def test_pages_of_an_interrupted_step_return_to_the_free_ones() -> None:
     world.cache.check([table])
     world.cache.release(table)
     assert world.cache.stats().free_pages == 16
-    assert world.cache.lookup(PROMPT, 99) == 0
+    assert world.lookup(PROMPT, 99) == 0
 
 
 def test_released_table_can_be_filled_again() -> None:
@@ -142,12 +142,12 @@ def test_released_table_can_be_filled_again() -> None:
     table = world.open(PROMPT)
     world.write(table, PROMPT)
     world.cache.release(table)
-    other = [7] * (PAGE_SIZE + 1)
-    world.write(table, other)
-    world.read(table, other)
+    longer = [*PROMPT, *[7] * PAGE_SIZE]
+    world.write(table, longer)
+    world.read(table, longer)
     world.cache.check([table])
     world.cache.release(table)
-    assert world.serve(other) == PAGE_SIZE
+    assert world.serve([*longer, 8]) == 5 * PAGE_SIZE
 
 
 def test_commit_wants_the_tokens_from_the_start() -> None:
@@ -161,7 +161,7 @@ def test_commit_wants_the_tokens_from_the_start() -> None:
 
 def test_without_sharing_nothing_is_found_and_everything_returns() -> None:
     world = World(pages=2, page_size=64, sharing=False)
-    assert world.serve(PROMPT) == world.serve(PROMPT) == world.cache.lookup(PROMPT, 99) == 0
+    assert world.serve(PROMPT) == world.serve(PROMPT) == world.lookup(PROMPT, 99) == 0
     table = world.open(PROMPT)
     world.write(table, PROMPT)
     twin = world.cache.fork(table)
@@ -194,8 +194,8 @@ def test_arena_and_pager_must_agree() -> None:
         lambda world, table: world.pager.drop(table.pages[1]),
         lambda world, table: world.pager.keep(table.pages[4]),
         lambda world, table: table.pages.reverse(),
-        lambda world, table: table.chain.pop(),
-        lambda world, table: table.chain.__setitem__(2, b"x" * 32),
+        lambda world, table: table.keys.chain.__delitem__(slice(4, None)),
+        lambda world, table: table.keys.chain.__setitem__(2, b"x" * 32),
         lambda world, table: table.pages.__setitem__(0, table.pages[1]),
         lambda world, table: setattr(table, "length_tokens", 99),
         lambda world, table: world.cache._index.remove(world.cache._index.at(table.pages[3])),
@@ -249,7 +249,7 @@ def test_run_from_memory_goes_on_from_disk(tmp_path: Path) -> None:
     world.serve(PROMPT)
     world.flush()
     world.serve([9] * (3 * PAGE_SIZE))  # evicts two leaves
-    assert world.cache.lookup(PROMPT, 99) == 4 * PAGE_SIZE
+    assert world.lookup(PROMPT, 99) == 4 * PAGE_SIZE
     table = world.open(PROMPT)
     assert table.length_tokens == 4 * PAGE_SIZE
     assert 0 < world.cache.stats().disk_hit_tokens < 4 * PAGE_SIZE

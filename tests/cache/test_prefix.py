@@ -7,13 +7,13 @@ import struct
 
 import pytest
 
-from mlxr.cache.prefix import KEY_BYTES, PrefixIndex, extend_chain, hash_fields
+from mlxr.cache.prefix import KEY_BYTES, PageKeys, PrefixIndex, hash_fields
 
 
 def chain_of(tokens: list[int], page_size: int = 2, root: bytes = b"root") -> list[bytes]:
-    chain = [root]
-    extend_chain(chain, tokens, page_size, len(tokens) // page_size)
-    return chain
+    keys = PageKeys(root, page_size)
+    keys.cover(tokens, len(tokens) // page_size)
+    return keys.chain
 
 
 def test_key_is_the_documented_hash() -> None:
@@ -30,11 +30,18 @@ def test_key_depends_on_everything_before_it() -> None:
 
 
 def test_chain_grows_by_parts() -> None:
-    tokens = list(range(11))
-    chain = [b"root"]
-    for full_pages in (0, 2, 2, 5):
-        extend_chain(chain, tokens, 2, full_pages)
-    assert chain == chain_of(tokens)
+    tokens, keys = list(range(11)), PageKeys(b"root", 2)
+    for full_pages in (0, 2, 2, 5, 3):
+        assert keys.cover(tokens, full_pages) == chain_of(tokens)[1 : full_pages + 1]
+    assert keys.chain == chain_of(tokens)
+
+
+def test_forked_keys_go_their_own_way() -> None:
+    keys = PageKeys(b"root", 2)
+    keys.cover([1, 2, 3, 4, 5, 6], 3)
+    twin = keys.fork(2)
+    assert twin.cover([1, 2, 3, 4, 7, 8], 3) == chain_of([1, 2, 3, 4, 7, 8])[1:]
+    assert keys.chain == chain_of([1, 2, 3, 4, 5, 6])
 
 
 def test_fields_cannot_run_into_each_other() -> None:

@@ -63,7 +63,7 @@ def payload_of(number: int) -> ByteArray:
 def test_pages_survive_a_restart(tmp_path: Path) -> None:
     fill_store(tmp_path)
     world = World(pages=32, folder=tmp_path)
-    assert world.cache.lookup(PROMPT, 10**6) == 20 * PAGE_SIZE
+    assert world.lookup(PROMPT, 10**6) == 20 * PAGE_SIZE
     assert world.serve(PROMPT) == 20 * PAGE_SIZE
     stats = world.cache.stats()
     assert (stats.memory_hit_tokens, stats.disk_hit_tokens) == (0, 20 * PAGE_SIZE)
@@ -271,8 +271,8 @@ def test_leaves_leave_the_disk_before_roots(tmp_path: Path) -> None:
     world.serve([7] * PAGE_SIZE + [1])
     world.cache.close()
     again = World(pages=32, folder=tmp_path, max_bytes=10 * (page_bytes + HEADER_BYTES))
-    assert 8 * PAGE_SIZE <= again.cache.lookup(PROMPT, 10**6) < 10 * PAGE_SIZE
-    assert again.store_stats.entries == again.cache.lookup(PROMPT, 10**6) // PAGE_SIZE + 1
+    assert 8 * PAGE_SIZE <= again.lookup(PROMPT, 10**6) < 10 * PAGE_SIZE
+    assert again.store_stats.entries == again.lookup(PROMPT, 10**6) // PAGE_SIZE + 1
 
 
 def test_leaves_leave_before_roots_while_a_sequence_grows(tmp_path: Path) -> None:
@@ -291,8 +291,8 @@ def test_leaves_leave_before_roots_while_a_sequence_grows(tmp_path: Path) -> Non
         world.cache.release(other)
         world.flush()
     again = World(pages=32, folder=tmp_path, max_bytes=max_bytes)
-    assert 7 * PAGE_SIZE <= again.cache.lookup(PROMPT, 10**6) < 9 * PAGE_SIZE
-    assert again.store_stats.entries == again.cache.lookup(PROMPT, 10**6) // PAGE_SIZE + 2
+    assert 7 * PAGE_SIZE <= again.lookup(PROMPT, 10**6) < 9 * PAGE_SIZE
+    assert again.store_stats.entries == again.lookup(PROMPT, 10**6) // PAGE_SIZE + 2
     world.cache.release(table)
     world.cache.close()
 

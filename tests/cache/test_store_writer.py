@@ -127,12 +127,12 @@ def test_queue_is_bounded_and_a_last_chance_is_given_when_a_page_leaves(
     assert world.store_stats.drops[StoreDrop.QUEUE_FULL] == 3
     disk.open()
     world.flush()
-    assert world.cache.lookup(PROMPT, 99) == 6 * PAGE_SIZE  # in memory
+    assert world.lookup(PROMPT, 99) == 6 * PAGE_SIZE  # in memory
     assert world.store_stats.entries == 1 + 3
     world.serve([9] * (5 * PAGE_SIZE))  # evicts, and the queue has room again
     world.flush()
     assert world.store_stats.entries >= 1 + 3 + 3
-    assert World(folder=tmp_path).cache.lookup(PROMPT, 99) == 6 * PAGE_SIZE
+    assert World(folder=tmp_path).lookup(PROMPT, 99) == 6 * PAGE_SIZE
 
 
 def test_closing_does_not_wait_for_a_stuck_disk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_forks_continue_apart(prompt_tokens: int, copied_pages: int) -> None:
     cache = KVCache(arena, pager, fingerprint=b"fake", store=None)
     runner = Runner(FakeModel(), arena, cache)
     prompt = list(range(prompt_tokens))
-    tables = [cache.open_table(prompt, limit_tokens=prompt_tokens)]
+    tables = [cache.open_table(prompt, cache.start_keys(), limit_tokens=prompt_tokens)]
     runner.reserve(tables[0], prompt_tokens)
     runner.forward([BatchPart(tables[0], prompt, 1)])
     cache.commit(tables[0], prompt, prompt_tokens)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_model import FakeModel, answer_of, expect_greedy, make_engine, run_all
@@ -158,3 +160,28 @@ def test_auto_is_paged() -> None:
 def test_contradictions_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         make_engine(**settings)  # type: ignore[arg-type]
+
+
+def test_keys_of_a_waiting_prompt_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that look for a prompt again, and those that compute it, use the keys of its pages that are there."""
+    hashed = []
+
+    class Hashes:
+        @staticmethod
+        def blake2b(*args: Any, **options: Any) -> Any:
+            hashed.append(args)
+            return hashlib.blake2b(*args, **options)
+
+    engine = make_engine(max_sequences=2, pages=12)
+    engine.submit([7] * 9, SamplingParams(max_tokens=20))
+    waiting = [engine.submit([index, *range(40)], SamplingParams(max_tokens=2)) for index in range(3)]
+    monkeypatch.setattr("mlxr.cache.prefix.hashlib", Hashes)
+    engine.step()
+    first = len(hashed)
+    for _ in range(10):
+        engine.step()
+    assert engine.stats().waiting_sequences == 3
+    assert 0 < len(hashed) - first <= 10 // 4 + 1  # the pages that the answer has filled
+    events = run_all(engine)
+    pages = sum(len(answer_of(events, request_id)) + 41 for request_id in waiting) // 4
+    assert len(hashed) <= pages + (9 + 20) // 4

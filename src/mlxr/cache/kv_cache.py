@@ -20,7 +20,7 @@ from mlxr.cache.arena import Arena
 from mlxr.cache.eviction import EvictionQueue
 from mlxr.cache.page_table import PageCopy, PageTable
 from mlxr.cache.pager import Pager
-from mlxr.cache.prefix import PrefixEntry, PrefixIndex, extend_chain, hash_fields
+from mlxr.cache.prefix import PageKeys, PrefixEntry, PrefixIndex, hash_fields
 from mlxr.cache.stats import CacheStats, EvictionCause
 from mlxr.cache.store import PageStore
 from mlxr.cache.store_writer import StoreWriter
@@ -70,22 +70,28 @@ class KVCache:
         """Pages that `prepare` can have: free ones, and cached ones, all of which can be given up."""
         return self._pager.free_pages + self._pager.cached_pages
 
-    def open_table(self, tokens: Sequence[int], *, limit_tokens: int, namespace: bytes = b"") -> PageTable:
+    def start_keys(self, namespace: bytes = b"") -> PageKeys:
+        """Keys for the pages of a new sequence, which stays their owner: they are computed once, not per look-up.
+
+        `namespace` keeps apart what is computed differently from the same tokens, such as by an adapter.
+        """
+        return PageKeys(hash_fields(self._fingerprint, namespace, self._layout), self._pager.page_size)
+
+    def open_table(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> PageTable:
         """A table that holds the longest cached run of full pages of tokens[:limit_tokens], from memory, then disk.
 
-        Its `length_tokens` says how far that goes. `namespace` keeps apart what is computed differently from the same
-        tokens, such as by an adapter. Pages read back from disk take pages of the arena, which may evict others.
+        Its `length_tokens` says how far that goes. Pages read back from disk take pages of the arena, which may evict
+        others.
         """
-        table = PageTable(self._pager)
         if not self._sharing:
-            return table
-        chain = self._build_chain(tokens, limit_tokens, namespace)
-        table.chain = chain[:1]
-        found = self._index.find(chain[1:])
+            return PageTable(self._pager)
+        table = PageTable(self._pager, keys)
+        names = self._name_pages(tokens, keys, limit_tokens)
+        found = self._index.find(names)
         self._take(table, found)
         try:
             if self._store is not None:
-                self._restore(table, chain, self._store)
+                self._restore(table, keys, names, self._store)
         except BaseException:
             self.release(table)
             raise
@@ -102,14 +108,14 @@ class KVCache:
         """An empty table whose pages nobody else will find: they are not indexed, and free when it is released."""
         return PageTable(self._pager)
 
-    def lookup(self, tokens: Sequence[int], limit_tokens: int, namespace: bytes = b"") -> int:
+    def lookup(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> int:
         """Tokens that `open_table` would find, in memory or on disk; takes and counts nothing."""
         if not self._sharing:
             return 0
-        keys = self._build_chain(tokens, limit_tokens, namespace)[1:]
-        pages = len(self._index.find(keys))
+        names = self._name_pages(tokens, keys, limit_tokens)
+        pages = len(self._index.find(names))
         if self._store is not None:
-            while pages < len(keys) and self._store.contains(keys[pages]):
+            while pages < len(names) and self._store.contains(names[pages]):
                 pages += 1
         return pages * self._pager.page_size
 
@@ -141,13 +147,13 @@ class KVCache:
         """
         if len(token_ids) < table.length_tokens + tokens:
             raise ValueError(f"{table.length_tokens + tokens} tokens are written, {len(token_ids)} are given")
+        first = table.full_pages
         table.commit(tokens)
-        if table.chain:
-            first = len(table.chain) - 1
-            extend_chain(table.chain, token_ids, table.page_size, table.length_tokens // table.page_size)
-            for place in range(first, len(table.chain) - 1):
-                self._index_page(table, place)
-            if self._writer is not None and len(table.chain) - 1 > first:
+        if table.keys is not None and table.full_pages > first:
+            table.keys.cover(token_ids, table.full_pages)
+            for place in range(first, table.full_pages):
+                self._index_page(table, table.keys, place)
+            if self._writer is not None:
                 self._writer.offer(self._describe(table, first), table.opened_ns)
         if self._writer is not None:
             self._writer.advance()
@@ -214,34 +220,34 @@ class KVCache:
         """A table's full pages must be the very pages indexed under its keys."""
         if self._pager.pages_for(table.length_tokens) > len(table.pages):
             raise AssertionError(f"{table.length_tokens} tokens are in {len(table.pages)} pages")
-        if not table.chain:
+        if table.keys is None:
             if any(map(self._pager.is_kept, table.pages)):
                 raise AssertionError(f"a table without keys holds indexed pages: {table.pages}")
             return
-        if len(table.chain) - 1 != table.length_tokens // table.page_size:
-            raise AssertionError(f"{len(table.chain) - 1} keys name the full pages of {table.length_tokens} tokens")
-        for depth, key in enumerate(table.chain[1:]):
+        if len(table.keys.chain) - 1 < table.full_pages:
+            raise AssertionError(
+                f"{len(table.keys.chain) - 1} keys name the full pages of {table.length_tokens} tokens"
+            )
+        for depth, key in enumerate(table.keys.chain[1 : table.full_pages + 1]):
             entry = self._index.get(key)
             if entry is None or entry.page != table.pages[depth] or entry.depth != depth:
                 raise AssertionError(f"page {table.pages[depth]} at place {depth} of a table is not indexed as such")
 
-    def _build_chain(self, tokens: Sequence[int], limit_tokens: int, namespace: bytes) -> list[bytes]:
-        """The namespace's root key, and the keys of the full pages of tokens[:limit_tokens]."""
-        chain = [hash_fields(self._fingerprint, namespace, self._layout)]
-        extend_chain(chain, tokens, self._pager.page_size, min(limit_tokens, len(tokens)) // self._pager.page_size)
-        return chain
+    def _name_pages(self, tokens: Sequence[int], keys: PageKeys, limit_tokens: int) -> list[bytes]:
+        """The keys of the full pages of tokens[:limit_tokens]."""
+        return keys.cover(tokens, min(limit_tokens, len(tokens)) // self._pager.page_size)
 
     def _take(self, table: PageTable, entries: Sequence[PrefixEntry]) -> None:
         """Let `table` hold the pages of `entries`, after those it has."""
         self._pager.retain(entry.page for entry in entries)
         self._index.reuse(entries)
         table.pages += [entry.page for entry in entries]
-        table.chain += [entry.key for entry in entries]
         table.length_tokens += len(entries) * table.page_size
 
-    def _restore(self, table: PageTable, chain: Sequence[bytes], store: PageStore) -> None:
-        """Read further pages of `chain` back from disk, until one is missing or nothing can be evicted for it."""
-        for key in chain[len(table.chain) :]:
+    def _restore(self, table: PageTable, keys: PageKeys, names: Sequence[bytes], store: PageStore) -> None:
+        """Read further pages of `names` back from disk, until one is missing or nothing can be evicted for it."""
+        for place in range(len(table.pages), len(names)):
+            key = names[place]
             if not store.contains(key) or not self.available_pages:
                 return
             self._evict(1, EvictionCause.RESTORE)
@@ -252,18 +258,17 @@ class KVCache:
                 self._pager.release([table.pages.pop()])
                 return
             self._arena.import_page(page, payload)
-            entry = self._index.add(key, table.chain[-1], page)
+            entry = self._index.add(key, keys.chain[place], page)
             self._pager.keep(page)
             entry.reuses = 1  # somebody came back for it: it is as good as one found in memory
-            table.chain.append(key)
             table.length_tokens += table.page_size
 
-    def _index_page(self, table: PageTable, place: int) -> None:
+    def _index_page(self, table: PageTable, keys: PageKeys, place: int) -> None:
         """Page number `place` of `table` has just become full."""
-        key, page = table.chain[place + 1], table.pages[place]
+        key, page = keys.chain[place + 1], table.pages[place]
         entry = self._index.get(key)
         if entry is None:
-            self._index.add(key, table.chain[place], page)
+            self._index.add(key, keys.chain[place], page)
             self._pager.keep(page)
         elif entry.page != page:
             self._pager.retain([entry.page])
@@ -274,7 +279,10 @@ class KVCache:
     @staticmethod
     def _describe(table: PageTable, first: int = 0) -> list[tuple[bytes, int, int]]:
         """Key, page and depth of the full pages of `table` from number `first` on, as the writer wants them."""
-        return [(key, table.pages[depth], depth) for depth, key in enumerate(table.chain[first + 1 :], first)]
+        if table.keys is None:
+            return []
+        names = table.keys.chain[first + 1 : table.full_pages + 1]
+        return [(key, table.pages[depth], depth) for depth, key in enumerate(names, first)]
 
     def _evict(self, wanted_pages: int, cause: EvictionCause) -> None:
         """Give up cached pages until `wanted_pages` are free; there must be enough."""

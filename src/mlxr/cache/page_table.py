@@ -3,8 +3,8 @@
 Integers only. A table is filled in two moves: `prepare` makes room for the next positions, `commit` counts them once
 their keys and values are really written, so that a step that failed halfway can be repeated or dropped. `fork` shares
 the pages; a page that is shared, or whose contents are kept, is copied when one of its holders is about to write into
-it, and `prepare` tells which. `chain` belongs to the prefix index, which keeps there how it names the full pages, and
-`opened_ns` to the store, for which all pages of a table count as used at that time while it grows.
+it, and `prepare` tells which. `keys` belong to the prefix index: they name the full pages, and may know more pages than
+are written. `opened_ns` belongs to the store, for which all pages of a table count as used at that time while it grows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxr.cache.pager import Pager
+from mlxr.cache.prefix import PageKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +26,24 @@ class PageCopy:
 class PageTable:
     """Page ids of one sequence; `length_tokens` positions of them are written."""
 
-    __slots__ = ("_pager", "chain", "length_tokens", "opened_ns", "pages")
+    __slots__ = ("_pager", "keys", "length_tokens", "opened_ns", "pages")
 
-    def __init__(self, pager: Pager) -> None:
+    def __init__(self, pager: Pager, keys: PageKeys | None = None) -> None:
         self._pager = pager
+        self.keys = keys  # None without an index
         self.pages: list[int] = []
         self.length_tokens = 0
         self.opened_ns = 0
-        self.chain: list[bytes] = []  # key before the first page, then one key per full page; empty without an index
 
     @property
     def page_size(self) -> int:
         """Token positions in a page."""
         return self._pager.page_size
+
+    @property
+    def full_pages(self) -> int:
+        """Pages that are written to their ends."""
+        return self.length_tokens // self._pager.page_size
 
     def missing_pages(self, tokens: int) -> int:
         """Pages that `prepare` would allocate for `tokens` more positions, copies included."""
@@ -84,10 +90,9 @@ class PageTable:
 
     def fork(self) -> PageTable:
         """A table with the same written positions, on the same pages."""
-        twin = PageTable(self._pager)
+        twin = PageTable(self._pager, None if self.keys is None else self.keys.fork(self.full_pages))
         twin.pages = self.pages[: self._pager.pages_for(self.length_tokens)]
         twin.length_tokens, twin.opened_ns = self.length_tokens, self.opened_ns
-        twin.chain = list(self.chain)
         self._pager.retain(twin.pages)
         return twin
 
@@ -96,4 +101,3 @@ class PageTable:
         self._pager.release(self.pages)
         self.pages = []
         self.length_tokens = 0
-        del self.chain[1:]

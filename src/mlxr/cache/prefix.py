@@ -24,15 +24,32 @@ def hash_fields(*fields: bytes) -> bytes:
     return digest.digest()
 
 
-def extend_chain(chain: list[bytes], tokens: Sequence[int], page_size: int, full_pages: int) -> None:
-    """Append the keys of pages up to number `full_pages` of `tokens`; `chain` starts with the key before page 0.
+class PageKeys:
+    """The keys of the full pages of one sequence. Each is computed once, and they stay when the pages go.
 
-    key_i = BLAKE2b-256(key_(i-1) ‖ the page's tokens as little-endian int32).
+    `chain` has the key before the first page, then that of each page: key_i = BLAKE2b-256(key_(i-1) ‖ the page's tokens
+    as little-endian int32). Tokens are only ever added to a sequence, so a key never changes.
     """
-    for page in range(len(chain) - 1, full_pages):
-        ids = tokens[page * page_size : (page + 1) * page_size]
-        packed = struct.pack(f"<{page_size}i", *ids)
-        chain.append(hashlib.blake2b(chain[-1] + packed, digest_size=KEY_BYTES).digest())
+
+    __slots__ = ("_page_size", "chain")
+
+    def __init__(self, root: bytes, page_size: int) -> None:
+        self._page_size = page_size
+        self.chain = [root]
+
+    def cover(self, tokens: Sequence[int], pages: int) -> list[bytes]:
+        """The keys of the first `pages` pages, all of them full of `tokens`, the sequence's own from its start."""
+        for page in range(len(self.chain) - 1, pages):
+            ids = tokens[page * self._page_size : (page + 1) * self._page_size]
+            packed = struct.pack(f"<{self._page_size}i", *ids)
+            self.chain.append(hashlib.blake2b(self.chain[-1] + packed, digest_size=KEY_BYTES).digest())
+        return self.chain[1 : pages + 1]
+
+    def fork(self, pages: int) -> PageKeys:
+        """Keys of a sequence that has the first `pages` pages in common and may go on otherwise."""
+        twin = PageKeys(self.chain[0], self._page_size)
+        twin.chain = self.chain[: pages + 1]
+        return twin
 
 
 @dataclass(slots=True, eq=False)

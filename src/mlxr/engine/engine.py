@@ -183,7 +183,7 @@ class Engine:
                 client=client,
                 arrival=compute_arrival(arrival, priority),
                 asked_s=now,
-                uses_cache=uses_cache and not scores_prompt,
+                keys=self._cache.start_keys() if uses_cache and not scores_prompt else None,
                 scores=scores,
                 masks=None
                 if constraint is None
@@ -225,7 +225,6 @@ class Engine:
             client=client,
             arrival=compute_arrival(self._shares.enter(client, priority, now, len(token_ids), 0), priority),
             asked_s=now,
-            uses_cache=False,
             pool=Pool(pooling),
         )
         self._enqueue(Request(params, [sequence], now, deadline_s), [sequence])
@@ -274,7 +273,7 @@ class Engine:
         self._limits.check_tokens("token_ids", token_ids)
         self._limits.check_score(len(token_ids), self._cache.available_pages)
         chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
-        table = self._cache.open_table((), limit_tokens=0)
+        table = self._cache.open_private_table()
         try:
             return score_tokens(self._runner, table, list(token_ids), chunk_tokens)
         finally:

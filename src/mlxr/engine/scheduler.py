@@ -264,21 +264,29 @@ class Scheduler:
 
     def _lookup(self, sequence: Sequence) -> int:
         """Tokens that the cache has for `sequence`; the last one is computed in any case, for its logits."""
-        return self._cache.lookup(sequence.tokens, len(sequence.tokens) - 1) if sequence.uses_cache else 0
+        if sequence.keys is None:
+            return 0
+        return self._cache.lookup(sequence.tokens, sequence.keys, limit_tokens=len(sequence.tokens) - 1)
 
     def _open_table(self, sequence: Sequence) -> PageTable:
-        if not sequence.uses_cache:
+        if sequence.keys is None:
             return self._cache.open_private_table()
-        return self._cache.open_table(sequence.tokens, limit_tokens=len(sequence.tokens) - 1)
+        return self._cache.open_table(sequence.tokens, sequence.keys, limit_tokens=len(sequence.tokens) - 1)
 
     def _waits_for_prefix(self, sequence: Sequence, chunks: dict[Sequence, Chunk]) -> bool:
         """Whether the next page of the prompt is just being computed for another prompt that begins alike."""
-        page_end = (sequence.table.length_tokens // self._page_size + 1) * self._page_size
-        if not (self._shares_prefixes and sequence.uses_cache) or page_end >= len(sequence.tokens):
+        pages = sequence.table.full_pages + 1
+        key = self._name_page(sequence, pages)
+        if key is None or not self._shares_prefixes or pages * self._page_size >= len(sequence.tokens):
             return False
-        prefix = sequence.tokens[:page_end]
-        others = (other for other in chunks if other.uses_cache and not other.is_decoding)
-        return any(other.tokens[:page_end] == prefix for other in others)
+        return any(not other.is_decoding and self._name_page(other, pages) == key for other in chunks)
+
+    def _name_page(self, sequence: Sequence, pages: int) -> bytes | None:
+        """The key of the last of the first `pages` pages of `sequence`, for which equal tokens up to there have one."""
+        if sequence.keys is None or pages * self._page_size > len(sequence.tokens):
+            return None
+        sequence.keys.cover(sequence.tokens, pages)
+        return sequence.keys.chain[pages]
 
     def _take(self, sequence: Sequence, tokens: int, chunks: dict[Sequence, Chunk]) -> None:
         """Put a chunk in the step if its pages can be had, at the cost of sequences that rank after its own."""

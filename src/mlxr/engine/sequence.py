@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from mlxr.cache.page_table import PageTable
+from mlxr.cache.prefix import PageKeys
 from mlxr.core.events import PromptProgress, TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 from mlxr.engine.constraint import MaskSource
@@ -58,9 +59,9 @@ class Sequence:
     `end_tokens` is where prompt and answer together must end. Sequences are served in the order of their `rank`, and
     give up their pages in the reverse order; see `Scheduler`. `cached_tokens` of the prompt came out of the cache and
     were not computed for this answer; the first `computed_tokens` of all tokens were in its pages at some time.
-    With `uses_cache` off its pages are neither found in the cache nor left there for others. With a `pool` it is a text
-    to embed, which ends where an answer would begin, as does an answer of at most 0 tokens: neither `draws`. `scores`
-    takes down how likely the prompt's tokens are.
+    `keys` name its pages in the cache; without them its pages are neither found there nor left there for others. With a
+    `pool` it is a text to embed, which ends where an answer would begin, as does an answer of at most 0 tokens: neither
+    `draws`. `scores` takes down how likely the prompt's tokens are.
     """
 
     __slots__ = (
@@ -73,6 +74,7 @@ class Sequence:
         "followers",
         "id",
         "index",
+        "keys",
         "logprob_sum",
         "pool",
         "priority",
@@ -82,7 +84,6 @@ class Sequence:
         "scores",
         "table",
         "tokens",
-        "uses_cache",
         "watch",
     )
 
@@ -100,7 +101,7 @@ class Sequence:
         client: str | None = None,
         arrival: float = 0.0,
         asked_s: float = 0.0,
-        uses_cache: bool = True,
+        keys: PageKeys | None = None,
         masks: MaskSource | None = None,
         pool: Pool | None = None,
         scores: PromptScores | None = None,
@@ -116,7 +117,7 @@ class Sequence:
         self.rank: Rank = (arrival, sequence_id, index)
         self.sampler = Sampler(params, self.tokens, index, masks, stop_ids)
         self.watch = Stopwatch(asked_s)
-        self.uses_cache = uses_cache
+        self.keys = keys
         self.pool = pool
         self.draws = pool is None and params.max_tokens != 0
         self.scores = scores
@@ -163,7 +164,7 @@ class Sequence:
 
     def follow(self, leader: Sequence, table: PageTable) -> None:
         """Go on from where `leader` has computed the prompt, on a fork of its pages."""
-        self.table = table
+        self.table, self.keys = table, table.keys or self.keys
         self.watch.follow(leader.watch)
         self.cached_tokens, self.computed_tokens = leader.cached_tokens, leader.computed_tokens
 
