@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 CLIENTS := .venv-clients
+TEST_PAGE := $(BIN)/python -m pytest -n 2 -rs tests/page
+DEMAND ?=
 TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore tests/clients
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
@@ -17,7 +19,7 @@ PYTHON := $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test lint format bench test-gpu test-real test-peers test-wheel clean
+.PHONY: help run test lint format bench page check-page test-page test-gpu test-real test-peers test-wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -25,8 +27,9 @@ help: ## list the targets
 run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
 	@$(BIN)/mlxr run "$(PROMPT)"
 
-test: $(VENV)/.dev $(CLIENTS)/.installed ## all tests that need no peer engine
+test: $(VENV)/.dev $(CLIENTS)/.installed ## all tests that need no peer engine (those of the page need a Chromium)
 	@$(BIN)/python -m pytest -n 2
+	@$(TEST_PAGE) $(DEMAND)
 	@$(TEST_CLIENTS)
 
 lint: $(VENV)/.dev ## ruff, ruff format, mypy --strict, clang-format
@@ -39,6 +42,16 @@ format: $(VENV)/.dev ## let ruff and clang-format rewrite the sources
 	@$(BIN)/ruff check --fix $(CHECKED)
 	@$(BIN)/ruff format $(CHECKED)
 	@find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inc' | xargs $(BIN)/clang-format -i
+
+page: web/node_modules/.installed ## build the page for browsers from web/ (needs Node 20 or newer)
+	@npm --prefix web run --silent build
+
+check-page: web/node_modules/.installed ## lint, types and unit tests of web/ (needs Node 20 or newer)
+	@npm --prefix web run --silent check
+	@npm --prefix web run --silent test
+
+test-page: $(VENV)/.dev ## the page in a real Chromium, which must be there
+	@$(TEST_PAGE) --demand-browser
 
 bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed it, and the machine (BENCH=... for other cases)
 	@test -x $(PEERS)/bin/python || echo "llama.cpp is not installed, so mlxr is measured alone; make test-peers installs it" >&2
@@ -59,7 +72,7 @@ test-wheel: $(VENV)/.dev $(CLIENTS)/.installed ## build the sdist and the wheel,
 	@$(BIN)/python -m pytest -o timeout=1500 tests/wheel
 
 clean: ## remove everything that was built
-	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests tools bench examples -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/python $(PEERS)/bin/python $(CLIENTS)/bin/python:
@@ -83,6 +96,12 @@ $(VENV)/.dev: $(VENV)/.installed
 	@$(BIN)/python -c '$(EXTRA)' dev >$(VENV)/extra.txt && $(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt
 	@$(BIN)/python -c 'import mlx.core' 2>/dev/null || { $(BIN)/python -c '$(EXTRA)' mlx-cpu >$(VENV)/extra.txt && \
 		$(VENV)/$(PIP_INSTALL) -r $(VENV)/extra.txt; } || echo "without mlx the tests of the GPU kernels are skipped" >&2
+	@touch $@
+
+web/node_modules/.installed: web/package-lock.json
+	@command -v npm >/dev/null 2>&1 || { echo "the page is built with Node: install Node 20 or newer with npm (Debian: apt install npm), then run make again." >&2; exit 1; }
+	@echo "installing what the page is built with ..."
+	@npm --prefix web ci --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # Client libraries live apart: what they pin is not what an installation of mlxr gets.

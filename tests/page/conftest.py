@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-
-from browsing import Visit, find_chromium, open_tab, start_browser  # noqa: E402
-from page_server import PageServer  # noqa: E402
-from playwright.sync_api import Browser, BrowserContext, Page  # noqa: E402
+from browsing import Visit, find_chromium, open_tab, start_browser
+from page_server import PageServer
+from playwright.sync_api import Browser, BrowserContext, Page
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "src" / "mlxr" / "server" / "page" / "index.html"

@@ -47,7 +47,11 @@ def test_what_is_missing_is_said_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "target", ["run", "test", "lint", "bench", "test-gpu", "test-real", "test-peers", "test-wheel", "clean"]
+    "target",
+    [
+        *("run", "test", "lint", "bench", "page", "check-page", "test-page"),
+        *("test-gpu", "test-real", "test-peers", "test-wheel", "clean"),
+    ],
 )
 def test_help_lists_the_target(target: str) -> None:
     listing = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

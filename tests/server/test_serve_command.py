@@ -10,11 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+
+from mlxr.server.page_files import FOLDER, INDEX
 
 WAIT_S = 60
 
@@ -94,6 +97,9 @@ def test_a_second_interrupt_ends_at_once(serving: tuple[subprocess.Popen[str], s
         (["--port", "TAKEN"], "cannot be listened on"),
         (["--api-keys-file", "/no/such/file"], "api_keys_file: /no/such/file"),
         (["--unix-socket", "/no/such/folder/socket"], "unix_socket: /no/such/folder/socket"),
+        (["--open", "--page", "false"], "--open: the page is turned off; leave out --page false"),
+        (["--open", "--unix-socket", "socket"], "--open: no browser reaches a Unix socket"),
+        (["--page-tool-origins", "localhost:9000"], "page_tool_origins: 'localhost:9000' is no origin"),
         (["--tracing", "perhaps"], "tracing: must be true or false"),
     ],
 )
@@ -130,6 +136,49 @@ def test_an_open_address_without_keys_is_warned_of(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     assert any("everybody who reaches this address may ask" in line for line in lines)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Path:
+    """The file to which the program `browser` in the same folder writes the address that it is to open."""
+    program = tmp_path / "browser"
+    program.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/part && mv {tmp_path}/part {tmp_path}/opened\n')
+    program.chmod(0o755)
+    return tmp_path / "opened"
+
+
+needs_page = pytest.mark.skipif(not (FOLDER / INDEX).is_file(), reason="the page is not built; `make page` builds it")
+
+
+@needs_page
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
+def test_the_page_is_opened_in_a_browser(host: str, shown: str, opened: Path, tmp_path: Path) -> None:
+    flags = ["--port", "0", "--host", host, "--open"]
+    process = start(tmp_path, *flags, BROWSER=f"{opened.parent}/browser %s")
+    try:
+        port = re.findall(r"http://[\d.]+:(\d+)", read_until(process, "mlxr")[0])[0]
+        read_until(process, "ready")
+        end_s = time.monotonic() + WAIT_S
+        while not opened.exists() and time.monotonic() < end_s:
+            time.sleep(0.02)
+        address = opened.read_text().strip()
+        assert address == f"http://{shown}:{port}"
+        assert "<!doctype html>" in httpx.get(address, headers={"accept": "text/html"}).text
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@needs_page
+def test_without_a_browser_the_address_is_told(tmp_path: Path) -> None:
+    process = start(tmp_path, "--port", "0", "--open", BROWSER=f"{tmp_path}/none %s", PATH=str(tmp_path))
+    try:
+        (*_, line) = read_until(process, "no browser")
+        assert re.fullmatch(r"no browser was found; the page is at http://127\.0\.0\.1:\d+", line)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_settings_tell_where_they_come_from(tmp_path: Path) -> None:

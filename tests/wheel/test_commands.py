@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 from fake_hub import Behaviour, FakeHub
 
 from conftest import ROOT, Installed
@@ -42,6 +43,17 @@ def serving(installed: Installed, *arguments: object) -> Iterator[str]:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
+
+
+def test_a_browser_gets_the_page(installed: Installed) -> None:
+    with serving(installed) as address:
+        page = httpx.get(address, headers={"accept": "text/html"})
+        assert page.headers["content-type"].startswith("text/html")
+        files = re.findall(r'(?:src|href)="\./([^"]+)"', page.text)
+        assert len(files) >= 3
+        for name in files:
+            assert httpx.get(f"{address}/{name}").status_code == 200, name
+        assert httpx.get(address).text == "Ollama is running"
 
 
 def test_every_command(installed: Installed, hub: FakeHub) -> None:

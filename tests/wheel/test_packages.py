@@ -10,6 +10,7 @@ import pytest
 
 from conftest import Installed, list_members
 
+PAGE = "src/mlxr/server/page/index.html"
 CLIENTS = {"anthropic", "langchain-openai", "litellm", "ollama", "openai", "pytest"}
 
 
@@ -17,17 +18,19 @@ def test_the_sdist_holds_the_sources(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--wheel"):
         pytest.skip("a wheel was given, so no sdist is built")
     members = list_members(request.getfixturevalue("sdist"))
-    for path in ("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "src/mlxr/assets/demo.gguf"):
+    for path in ("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "src/mlxr/assets/demo.gguf", PAGE):
         assert path in members
     assert not [
-        path for path in members if path.endswith((".so", ".pyc")) or path.startswith((".ci", ".venv", "build/"))
+        path
+        for path in members
+        if path.endswith((".so", ".pyc")) or path.startswith((".ci", ".venv", "build/", "web/node_modules"))
     ]
 
 
 def test_the_wheel_holds_what_runs(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for path in ("mlxr/py.typed", "mlxr/assets/demo.gguf", "mlxr/assets/demo-draft.gguf"):
+    for path in ("mlxr/py.typed", "mlxr/assets/demo.gguf", "mlxr/assets/demo-draft.gguf", PAGE.removeprefix("src/")):
         assert path in names
     assert [name for name in names if name.startswith("mlxr/_native.")]
     assert any(name.endswith("licenses/LICENSE") for name in names)
