@@ -1,0 +1,77 @@
+import { describeError } from "../api/client";
+import type { ToolCall, ToolUrl } from "./types";
+
+const MOST_CHARACTERS = 200_000;
+const TIMEOUT_MS = 60_000;
+
+/** Send a call's arguments to the address that the person allowed; the result is what it answers, as text. */
+export async function askUrl(call: ToolCall, url: string): Promise<string> {
+  const address = readUrl(url);
+  if (typeof address === "string") throw new Error(address);
+  const refusal = hearRefusal(address.origin);
+  try {
+    const response = await fetch(address, {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: call.arguments || "{}",
+      credentials: "omit",
+      referrerPolicy: "no-referrer",
+      signal: AbortSignal.timeout(TIMEOUT_MS),
+    });
+    const text = await response.text();
+    if (!response.ok) throw new Error(`${address.href} answered with status ${response.status}: ${text.slice(0, 300)}`);
+    return text.length <= MOST_CHARACTERS ? text : `${text.slice(0, MOST_CHARACTERS)}\n… (cut)`;
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "TimeoutError")
+      throw new Error(`${address.href} did not answer within ${TIMEOUT_MS / 1000} s.`);
+    if (!(error instanceof TypeError)) throw error;
+    throw new Error(refusal.heard() ? forbidden(address) : unreachable(address));
+  } finally {
+    refusal.end();
+  }
+}
+
+/** The results of all calls, in their order; null where one of them got none. */
+export async function answerCalls(
+  calls: readonly ToolCall[],
+  urls: Readonly<Record<string, ToolUrl>>,
+): Promise<string[] | null> {
+  const results = await Promise.all(
+    calls.map((call) => askUrl(call, urls[call.name]?.url ?? "").catch((error) => new Error(describeError(error)))),
+  );
+  return results.every((result) => typeof result === "string") ? results : null;
+}
+
+/** The address that a text names, or a sentence why it is none. */
+export function readUrl(text: string): URL | string {
+  let url: URL;
+  try {
+    url = new URL(text);
+  } catch {
+    return "An address looks like http://127.0.0.1:9000/tool.";
+  }
+  if (url.protocol !== "http:" && url.protocol !== "https:") return "The address begins with http:// or https://.";
+  if (url.username || url.password) return "Leave the name and password out of the address.";
+  return url;
+}
+
+function unreachable(url: URL): string {
+  return (
+    `${url.origin} gave no answer that this page may read. ` +
+    "Check that it runs, and that it allows this page (CORS: access-control-allow-origin, access-control-allow-headers: content-type)."
+  );
+}
+
+function forbidden(url: URL): string {
+  return `This page may not reach ${url.origin}: the server that serves the page does not allow it (its Content-Security-Policy, connect-src).`;
+}
+
+/** Listens for the browser's word that the page's own policy forbade a request. */
+function hearRefusal(origin: string) {
+  let refused = false;
+  const listen = (event: SecurityPolicyViolationEvent) => {
+    if (event.blockedURI.startsWith(origin)) refused = true;
+  };
+  document.addEventListener("securitypolicyviolation", listen);
+  return { heard: () => refused, end: () => document.removeEventListener("securitypolicyviolation", listen) };
+}

@@ -1,0 +1,41 @@
+import type { ChatBody, WireMessage } from "../api/chat";
+import { writeSettings } from "./settings";
+import { fence } from "./transfer";
+import type { Message, Settings } from "./types";
+
+/** The request that asks for the message behind a path; with `continues`, for more of the path's last message. */
+export function writeRequest(path: readonly Message[], settings: Settings, seed: number, continues: boolean): ChatBody {
+  const system: WireMessage[] = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
+  const body: ChatBody = { ...writeSettings(settings, seed), messages: [...system, ...path.map(writeMessage)] };
+  if (!continues) return body;
+  // An answer that goes on can neither be made to follow a schema nor to call a tool.
+  const { response_format: _, tool_choice: choice, ...rest } = body;
+  return { ...rest, ...(choice === "none" && { tool_choice: choice }), messages: body.messages };
+}
+
+function writeMessage(message: Message): WireMessage {
+  if (message.role === "user") return { role: "user", content: joinFiles(message) };
+  if (message.role === "tool")
+    return { role: "tool", content: message.content, tool_call_id: message.callId, name: message.name };
+  const calls = message.calls?.map((call) => ({
+    id: call.id,
+    type: "function" as const,
+    function: { name: call.name, arguments: call.arguments },
+  }));
+  return {
+    role: "assistant",
+    content: message.content,
+    ...(message.reasoning && { reasoning_content: message.reasoning }),
+    ...(calls?.length && { tool_calls: calls }),
+  };
+}
+
+/** A message's text with its files before it, each under its name in a code block. */
+function joinFiles({ content, files }: Message & { role: "user" }): string {
+  const parts = (files ?? []).map((file) => `${file.name}:\n${fence(file.text, endingOf(file.name))}`);
+  return [...parts, content].filter(Boolean).join("\n\n");
+}
+
+function endingOf(name: string): string {
+  return /\.([a-z0-9]{1,10})$/i.exec(name)?.[1]?.toLowerCase() ?? "";
+}
