@@ -10,7 +10,7 @@ dialect and no route.
 from __future__ import annotations
 
 import json
-import random
+import secrets
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -74,8 +74,8 @@ def dump_json(value: object, field: str) -> str:
 
 
 def make_id(prefix: str) -> str:
-    """A new name for something in a reply. It is no secret, so the system's randomness is not asked for."""
-    return f"{prefix}{random.getrandbits(128):032x}"
+    """A new name for something in a reply, which nobody can guess: who knows a response's name may read it."""
+    return f"{prefix}{secrets.token_hex(16)}"
 
 
 def describe_call(call_id: str, name: str, arguments: str) -> JsonObject:

@@ -3,7 +3,8 @@
 A page that a browser loaded from elsewhere can reach a server on this machine in two ways. It can point a name of its
 own to this machine (DNS rebinding), which the Host header shows: where only this machine can connect, names that the
 public DNS could hold are refused. Or it sends a plain request to another origin, which the Origin header shows: only
-listed origins pass, and the origin of the server itself where its name is one that nobody else can point here.
+listed origins pass, and the origin of the server itself where its name is one that nobody else can point here. What it
+embeds has no such header; there, those count with which browsers say how a request came about (Sec-Fetch-Site).
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ class Origins:
         pointed here by the page itself.
         """
         origin = head.headers.get("origin")
-        if origin is None or re.fullmatch(self.pattern, origin):
+        if origin is None:
+            check_embedding(head)
+            return
+        if re.fullmatch(self.pattern, origin):
             return
         host = head.headers.get("host", "").lower()
         is_same = host != "" and origin.lower() in (f"http://{host}", f"https://{host}")
@@ -98,6 +102,18 @@ class Origins:
         raise ServerError(
             403, "forbidden", f"the origin {origin[:100]!r} is not allowed; add it to the setting {setting}"
         )
+
+
+def check_embedding(head: Head) -> None:
+    """Raise ServerError 403 for what a page of another site embeds, such as a picture or a frame.
+
+    Browsers send no origin for that. They tell the site and the mode of every request to an address of this machine,
+    and to others where the server is behind HTTPS. Following a link to the server, which embeds nothing, passes.
+    """
+    site, mode = head.headers.get("sec-fetch-site"), head.headers.get("sec-fetch-mode")
+    is_frame = mode == "navigate" and head.headers.get("sec-fetch-dest") != "document"
+    if site == "cross-site" and (mode == "no-cors" or is_frame):
+        raise ServerError(403, "forbidden", "a web page of another site cannot embed what this server answers")
 
 
 def host_name(host: str) -> str:
