@@ -107,12 +107,13 @@ def test_what_a_name_pointed_to_a_public_server_can_read_holds_no_conversation(p
         chat = {"model": "demo", "messages": [{"role": "user", "content": secret}], "max_tokens": 4, "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=chat):  # while it runs, too
             replies = ask_all(public, "reading", host="evil.example:11434")
-        assert secret in client.get(f"/v1/responses/{asked['id']}").text or asked["output"]
+        answer = asked["output"][0]["content"][0]["text"]
+        assert answer[:20] in client.get(f"/v1/responses/{asked['id']}").text, "it is kept for whoever knows its name"
     texts = "".join(reply.text for reply in replies.values())
     assert "mlxr_requests_total" in texts
     assert "ferret" not in texts
     assert asked["id"] not in texts
-    assert asked["output"][0]["content"][0]["text"][:20] not in texts
+    assert answer[:20] not in texts
 
 
 @pytest.mark.parametrize(
@@ -150,13 +151,12 @@ def test_programs_and_the_page_itself_pass_everywhere(local: RunningServer, publ
     for server in (local, public):
         port = server.url.rpartition(":")[2]
         for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", f"192.168.7.9:{port}"):
-            own = {"host": host, "origin": f"http://{host}", "sec_fetch_site": "same-origin"}
+            own = {"host": host, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
             for headers in ({"host": host}, own):
                 with server.client() as client:
                     for method, path in list_routes(server):
-                        named = {name.replace("_", "-"): value for name, value in headers.items()}
                         if method == "DELETE" or (method == "POST" and path in ("/tokenize", "/api/copy", "/api/show")):
-                            status = client.request(method, path, json={}, headers=named).status_code
+                            status = client.request(method, path, json={}, headers=headers).status_code
                             assert status not in (403, 500), (host, method, path)
     with public.client() as client:
         for name in ("ollama:11434", "gpu-box.corp.example:11434"):  # a container's name, a name in a company's DNS
