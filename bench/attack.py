@@ -190,8 +190,10 @@ def run(server: ServerProcess, chosen: argparse.Namespace) -> tuple[dict[str, An
         with Watcher(server.port) as watcher:
             statuses = asyncio.run(run_attack(attack, getattr(chosen, kind), at_once))
         row = {"p99_s": watcher.p99_s, "max_s": watcher.gaps_s[-1], "statuses": dict(sorted(statuses.items()))}
-        figures[kind] = {**row, "seconds": time.monotonic() - start_s}
-        print(f"{kind}: p99 {row['p99_s'] * 1000:.0f} ms, longest {row['max_s'] * 1000:.0f} ms, {row['statuses']}")
+        grown_bytes = read_resident_bytes(server) - start_bytes
+        figures[kind] = {**row, "seconds": time.monotonic() - start_s, "growth_bytes": grown_bytes}
+        times = f"p99 {row['p99_s'] * 1000:.0f} ms, longest {row['max_s'] * 1000:.0f} ms"
+        print(f"{kind}: {times}, {grown_bytes >> 20:+} MiB, {row['statuses']}", flush=True)
         if watcher.p99_s > alone.p99_s + MAX_DELAY_S:
             missed.append(f"{kind}: p99 {watcher.p99_s:.3f} s between two tokens, alone {alone.p99_s:.3f}")
         broken = [status for status in statuses if status.startswith("5") and status != "503"]

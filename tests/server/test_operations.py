@@ -184,6 +184,26 @@ def test_what_takes_longer_than_the_drain_is_ended_with_what_it_has(gate: Gate, 
     running.stop()
 
 
+def test_who_waits_for_a_model_is_told_when_the_drain_is_over(make_server: MakeServer) -> None:
+    may_load, loads = threading.Event(), []
+
+    def load_slowly(record: ModelRecord, settings: Settings, memory_bytes: int) -> AsyncSession:
+        loads.append(record.name)
+        if record.name != "demo:latest":
+            assert may_load.wait(WAIT_S)
+        return open_session(record, settings, memory_bytes)
+
+    running = make_server(open_session=load_slowly, drain_s=0.2)
+    first, responses = ask_in_thread(running, {**LONG, "model": "demo-draft"})
+    wait_until(lambda: "demo-draft:latest" in loads)
+    running.server.should_exit = True
+    first.join(WAIT_S)
+    assert responses[0].status_code == 503
+    assert responses[0].json()["error"]["code"] == "stopping"
+    may_load.set()
+    running.stop()
+
+
 def test_a_request_that_never_comes_whole_does_not_hold_up_the_end(
     make_server: MakeServer, caplog: pytest.LogCaptureFixture
 ) -> None:

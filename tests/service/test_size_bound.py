@@ -6,7 +6,12 @@ import pytest
 from service_models import open_demo
 
 from mlxr.core.errors import ContextFull
+from mlxr.core.types import SamplingParams
+from mlxr.service.chat import Chat
+from mlxr.service.requests import ChatRequest
 from mlxr.service.size_bound import SLACK, SizeBound, count_characters
+from mlxr.service.window import Window
+from mlxr.tokenizers import ChatTemplate
 
 
 def test_only_what_cannot_fit_is_refused() -> None:
@@ -23,6 +28,19 @@ def test_only_what_cannot_fit_is_refused() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "x" * (bound.characters // 2)}]}] * 3
     with pytest.raises(ContextFull, match=r"messages: .*cannot hold a prompt of more than"):
         bound.check("messages", messages)
+
+
+def test_what_a_template_makes_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = open_demo()
+    bound = SizeBound(loaded.tokenizer, 100)
+    template = ChatTemplate("{{ messages[-1].content * 10000 }}", bos_token="", eos_token="", name="repeats")
+    chat = Chat(loaded.tokenizer, template, size_bound=bound)
+    chat.warm_up()
+    monkeypatch.setattr(type(loaded.tokenizer), "encode", lambda *_, **__: pytest.fail("was tokenised"))
+    for window in (None, Window(100, 10)):
+        request = ChatRequest([{"role": "user", "content": "ab"}], SamplingParams(), window=window)
+        with pytest.raises(ContextFull, match="messages: this model's maximum context length is 100 tokens"):
+            chat.encode(request)
 
 
 def test_characters_are_counted_until_there_are_enough() -> None:

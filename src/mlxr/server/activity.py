@@ -6,6 +6,7 @@ exit stack, which is closed when the request ends, however it ends. Knows no dia
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
@@ -25,7 +26,7 @@ class InFlight:
 
     Times are of the monotonic clock; `cancel` ends its answers at the next step. `ignored` names fields of its body
     that have no effect, as `ignored.note_ignored` spells them. `failure` is why it was refused or failed, None if it
-    was not; `is_gone` says that the client closed the connection before it had its answer.
+    was not; `is_gone` says that the client closed the connection before it had its answer. `task` is what serves it.
     """
 
     id: str
@@ -45,11 +46,21 @@ class InFlight:
     failure: ServerError | None = None
     is_gone: bool = False
     cancels: list[Callable[[], None]] = field(default_factory=list)
+    task: asyncio.Task[object] | None = None
+    is_cut_off: bool = False
 
     def cancel(self) -> None:
         """End all answers that grow."""
         for cancel in self.cancels:
             cancel()
+
+    def cut_off(self) -> None:
+        """End the request for a server that stops: its answers, or else whatever it waits for."""
+        if self.cancels:
+            self.cancel()
+        elif self.task is not None:
+            self.is_cut_off = True
+            self.task.cancel()
 
 
 class Activity:
@@ -70,6 +81,7 @@ class Activity:
         client = scope.get("client")
         row = InFlight(request_id, scope["method"], scope["path"], client[0] if client else "local", stack)
         row.peer = _name_peer(client, request_id)
+        row.task = asyncio.current_task()
         self._rows[request_id] = row
         scope.setdefault("state", {})["in_flight"] = row
         return row
@@ -82,10 +94,10 @@ class Activity:
         """The row of a request, None when there is none such."""
         return self._rows.get(request_id)
 
-    def cancel_all(self) -> None:
-        """End all answers that grow."""
+    def cut_off_all(self) -> None:
+        """End all requests for a server that stops."""
         for row in self:
-            row.cancel()
+            row.cut_off()
 
     def _is_usable(self, request_id: str) -> bool:
         plain = request_id.isascii() and request_id.replace("-", "").replace("_", "").isalnum()

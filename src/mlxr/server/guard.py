@@ -37,6 +37,7 @@ from mlxr.server.streaming import dump_json
 logger = logging.getLogger(__name__)
 BLOBS = "/api/blobs/"  # bodies here are files, of any size
 GONE_STATUS = 499  # what the log says where nobody was left to be answered
+NO_FAULTS = {"not_supported", "stopping"}  # codes of errors that the log need not explain
 PREFLIGHT_REFUSED = ServerError(
     400, "forbidden", "a browser asked for a page of an origin that is not allowed; add it to the setting cors_origins"
 )
@@ -118,7 +119,7 @@ class Guard:
             raise
         except Exception as error:
             failure = to_error(error)
-            if failure.status >= 500 and failure.code != "not_supported":
+            if failure.status >= 500 and failure.code not in NO_FAULTS:
                 logger.exception("request %s failed", row.id)
             if started:
                 raise

@@ -121,7 +121,7 @@ class Server(uvicorn.Server):
         """Stop listening, let answers under way go on for `drain_s`, and then end those that are left."""
         self._lifecycle.begin_drain()
         self._telling.cancel()
-        ending = asyncio.get_running_loop().call_later(self._drain_s, self._activity.cancel_all)
+        ending = asyncio.get_running_loop().call_later(self._drain_s, self._activity.cut_off_all)
         try:
             await super().shutdown(sockets)
         finally:

@@ -19,6 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlxr.core.errors import EngineStopped
+from mlxr.server.activity import in_flight
 from mlxr.server.errors import ClientGone, ServerError, explain_body, explain_parsing
 from mlxr.server.ignored import find_ignored, note_ignored
 from mlxr.server.json_models import RequestModel
@@ -94,6 +96,16 @@ def build_route(row: RouteRow) -> Route:
         return get_type_hints(row.handler).get("body")
 
     async def answer(request: Request) -> Response:
+        served = in_flight(request)
+        try:
+            return await handle(request)
+        except asyncio.CancelledError:
+            if not served.is_cut_off or served.task is None:
+                raise
+            served.task.uncancel()
+            raise EngineStopped from None
+
+    async def handle(request: Request) -> Response:
         values: dict[str, object] = {**request.path_params}
         model = find_model()
         if model is not None:

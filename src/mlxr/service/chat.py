@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, fi
 from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool
 from mlxr.service.schema import Enforceable
 from mlxr.service.schema_document import SchemaError
+from mlxr.service.size_bound import SizeBound, count_characters
 from mlxr.service.special_guard import SpecialGuard, refuse_unprotected
 from mlxr.service.tools import ToolFormat, find_format
 from mlxr.service.tools.format import describe_tool, write_json
@@ -58,10 +60,20 @@ class Turn:
 
 
 class Chat:
-    """Conversations with one model. Safe to use from several threads."""
+    """Conversations with one model. Safe to use from several threads.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, *, system: str | None = None) -> None:
-        self._tokenizer, self._template, self._system = tokenizer, template, system
+    A text that the template makes and `size_bound` does not allow is refused before it is tokenised.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        system: str | None = None,
+        size_bound: SizeBound | None = None,
+    ) -> None:
+        self._tokenizer, self._template, self._system, self._size_bound = tokenizer, template, system, size_bound
         self._guard = SpecialGuard(tokenizer)
         self.tags: Tags | None = find_tags(template.source)
 
@@ -81,7 +93,7 @@ class Chat:
             marks = self._guard.choose_marks(*parts)
             for mark in marks:
                 text = self._write(request.ending, *(self._guard.put_marks(part, mark) for part in parts))
-                token_ids = self._guard.take_marks(self._tokenize(text), mark, text.count(mark))
+                token_ids = self._guard.take_marks(self._tokenize(text, request), mark, text.count(mark))
                 if token_ids is not None:
                     return self._make_turn(request, text, token_ids)
         except RecursionError:
@@ -89,7 +101,7 @@ class Chat:
         if marks:
             raise refuse_unprotected()
         text = self._write(request.ending, *parts)
-        return self._make_turn(request, text, self._tokenize(text))
+        return self._make_turn(request, text, self._tokenize(text, request))
 
     def write_rules(self, request: ChatRequest) -> Rules | None:
         """The grammar that the answer must follow, after any reasoning.
@@ -228,9 +240,13 @@ class Chat:
         text = self._template.render(messages, add_generation_prompt=opens_turn, tools=tools, extra=extra)  # type: ignore[arg-type]
         return cut_at_mark(text) if ending == "continued" else text
 
-    def _tokenize(self, text: str) -> list[int]:
+    def _tokenize(self, text: str, request: ChatRequest) -> list[int]:
         """BOS is added where the vocabulary wants it and the template did not write it."""
         tokenizer = self._tokenizer
+        if self._size_bound is not None:
+            # Where a prompt that is too long is cut, the messages may have any length, but a template adds no more.
+            allowance = 0 if request.window is None else 2 * count_characters(request.messages, sys.maxsize)
+            self._size_bound.check("messages", text, allowance)
         has_bos = tokenizer.bos_id is not None and text.startswith(tokenizer.token_text(tokenizer.bos_id))
         token_ids = tokenizer.encode(text, add_special=not has_bos, parse_special=True)
         if not token_ids:

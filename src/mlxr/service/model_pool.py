@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError, SettingError
+from mlxr.core.memory import return_free_memory
 from mlxr.core.settings import Settings
 from mlxr.engine.memory_plan import read_room_bytes
 from mlxr.registry.record import ModelRecord
@@ -325,6 +326,9 @@ class ModelPool:
             return
         entry.loading = None
         await session.stop(drain_s)
+        del session
+        with contextlib.suppress(RuntimeError):  # the pool is being stopped
+            await asyncio.get_running_loop().run_in_executor(self._loader, return_free_memory)
         self._forget(entry)
         logger.info("%s is unloaded", entry.name)
 

@@ -69,10 +69,10 @@ class Preparation:
         host: NativeHost | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self._size_bound = SizeBound(tokenizer, context_tokens)
+        self._size_bound = bound = SizeBound(tokenizer, context_tokens)
         self._vocab_size = vocab_size
         self._model_name = model_name
-        self._chat = None if template is None else Chat(tokenizer, template, system=system)
+        self._chat = None if template is None else Chat(tokenizer, template, system=system, size_bound=bound)
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
         self._host = host

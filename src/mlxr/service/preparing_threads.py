@@ -11,9 +11,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
+from mlxr.core.errors import EngineStopped
+from mlxr.core.memory import return_free_memory
 from mlxr.service.requests import ChatRequest, TextRequest
 from mlxr.service.size_bound import count_characters
 
@@ -30,17 +35,87 @@ class PreparingThreads:
 
     def __init__(self) -> None:
         self._quick = ThreadPoolExecutor(QUICK_THREADS, "mlxr-prepare")
-        self._long = ThreadPoolExecutor(LONG_THREADS, "mlxr-prepare-long", initializer=_give_way)
+        self._long = LongWorkThreads(LONG_THREADS, "mlxr-prepare-long")
 
     async def run(self, work: Callable[..., T], *arguments: object, reads: object = None) -> T:
         """Do `work(*arguments)` and return what it returns. `reads` is the request, or the texts, that it reads."""
-        threads = self._long if weigh(reads) > LONG_CHARACTERS else self._quick
-        return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
+        loop = asyncio.get_running_loop()
+        if weigh(reads) <= LONG_CHARACTERS:
+            return await loop.run_in_executor(self._quick, work, *arguments)
+        try:
+            return await asyncio.wrap_future(self._long.submit(work, *arguments))
+        finally:
+            self._long.submit(return_free_memory)
 
     def stop(self) -> None:
         """Begin nothing more; what is being done is not waited for."""
-        for threads in (self._quick, self._long):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._quick.shutdown(wait=False, cancel_futures=True)
+        self._long.stop()
+
+
+class LongWorkThreads:
+    """Threads of the lowest priority, started when first needed.
+
+    They are daemons: unlike those of an executor, they keep no process from ending that has megabytes left to read.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"{name}_{index}", daemon=True) for index in range(count)
+        ]
+        self._lock = threading.Lock()
+        self._is_started = self._is_stopped = False
+
+    def submit(self, work: Callable[..., T], *arguments: object) -> Future[T]:
+        """Return the future of what `work(*arguments)` returns; after `stop` it fails with EngineStopped."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._is_stopped:
+                future.set_exception(EngineStopped())
+                return future
+            if not self._is_started:
+                self._is_started = True
+                for thread in self._threads:
+                    thread.start()
+            self._waiting.put(_Work(future, partial(work, *arguments)))
+        return future
+
+    def stop(self) -> None:
+        """Refuse what waits and let the threads end; what is being done is not waited for."""
+        with self._lock:
+            self._is_stopped = True
+            with contextlib.suppress(Empty):
+                while (work := self._waiting.get_nowait()) is not None:
+                    work.refuse()
+            for _ in self._threads:
+                self._waiting.put(None)
+
+    def _serve(self) -> None:
+        _give_way()
+        while (work := self._waiting.get()) is not None:
+            work.run()
+            del work  # and with it what it returned, before the next one is waited for
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    future: Future[Any]
+    do: Callable[[], object]
+
+    def refuse(self) -> None:
+        """Let it fail with EngineStopped."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(EngineStopped())
+
+    def run(self) -> None:
+        """Do it and settle the future; nothing happens where nobody waits for it any more."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.do())
+        except BaseException as error:
+            self.future.set_exception(error)
 
 
 def weigh(value: object) -> int:

@@ -31,10 +31,16 @@ class SizeBound:
         """Texts with more characters are refused."""
         return SLACK * self._context_tokens * self._longest
 
-    def check(self, field: str, value: object) -> None:
-        """Raise ContextFull about `field` when the strings in a JSON-like value cannot fit in the context."""
-        characters = count_characters(value, self.characters)
-        if characters > self.characters:
+    def check(self, field: str, value: object, allowance: int = 0) -> None:
+        """Raise ContextFull about `field` when the strings in a JSON-like value cannot fit in the context.
+
+        `allowance` are characters that they may have besides.
+        """
+        enough = SLACK * self._context_tokens + allowance
+        if count_characters(value, enough) <= enough:
+            return  # fits even where each token is one character; the vocabulary need not be read
+        characters = count_characters(value, self.characters + allowance)
+        if characters > self.characters + allowance:
             reason = (
                 f"this model's maximum context length is {self._context_tokens} tokens, which cannot hold a prompt of "
                 f"{characters if isinstance(value, str) else f'more than {self.characters}'} characters"
