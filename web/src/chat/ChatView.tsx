@@ -1,5 +1,135 @@
-import { Empty } from "../ui/Notice";
+import { useEffect, useState } from "react";
+import { useMedia } from "../lib/media";
+import { go } from "../lib/route";
+import { savedStore } from "../lib/saved";
+import { useStore } from "../lib/store";
+import { Button } from "../ui/Button";
+import { Drawer } from "../ui/Drawer";
+import { Empty, Notice } from "../ui/Notice";
+import { sendMessage } from "./answering";
+import styles from "./ChatView.module.css";
+import { Composer } from "./Composer";
+import { ConversationHeader } from "./ConversationHeader";
+import { ConversationList } from "./ConversationList";
+import { conversations, openLibrary, storageProblem } from "./library";
+import { SettingsPanel } from "./SettingsPanel";
+import { Thread } from "./Thread";
+import type { Attachment, Conversation } from "./types";
+import { useDroppedFiles } from "./useDroppedFiles";
+import { useConversation, useThread } from "./useThread";
+import { Welcome } from "./Welcome";
 
-export function ChatView(_: { conversationId: string }) {
-  return <Empty title="Chat" />;
+const isBoolean = (value: unknown): value is boolean => typeof value === "boolean";
+const listOpen = savedStore("chat.list", true, isBoolean);
+const settingsOpen = savedStore("chat.settings", false, isBoolean);
+
+/** The conversations, the one that is open, and its settings. */
+export function ChatView({ conversationId }: { conversationId: string }) {
+  const conversation = useConversation(conversationId);
+  const ready = useStore(conversations) !== null;
+  const panels = usePanels();
+  useEffect(() => {
+    if (conversations.get() === null) void openLibrary();
+  }, []);
+  return (
+    <div className={styles.chat}>
+      <Drawer
+        title="Conversations"
+        side="left"
+        beside={panels.wide}
+        open={panels.list}
+        onClose={() => panels.showList(false)}
+      >
+        <ConversationList current={conversation?.id ?? ""} onChoose={panels.closeSheets} />
+      </Drawer>
+      {conversation ? (
+        <OpenConversation key={conversation.id} conversation={conversation} panels={panels} />
+      ) : (
+        ready && (
+          <Empty title="This conversation is not here">
+            <p>Conversations stay in the browser that had them. It was deleted, or another browser has it.</p>
+            <Button kind="primary" onClick={() => go("chat")}>
+              New chat
+            </Button>
+          </Empty>
+        )
+      )}
+    </div>
+  );
+}
+
+type Panels = ReturnType<typeof usePanels>;
+
+/** Which side columns are open. On narrow screens they lie over the conversation and begin closed. */
+function usePanels() {
+  const wide = useMedia("(min-width: 900px)");
+  const wider = useMedia("(min-width: 1200px)");
+  const wantsList = useStore(listOpen);
+  const wantsSettings = useStore(settingsOpen);
+  const [sheet, setSheet] = useState<"list" | "settings" | null>(null);
+  return {
+    wide,
+    wider,
+    list: wide ? wantsList : sheet === "list",
+    settings: wider ? wantsSettings : sheet === "settings",
+    showList: (shown: boolean) => (wide ? listOpen.set(shown) : setSheet(shown ? "list" : null)),
+    showSettings: (shown: boolean) => (wider ? settingsOpen.set(shown) : setSheet(shown ? "settings" : null)),
+    closeSheets: () => setSheet(null),
+  };
+}
+
+function OpenConversation({ conversation, panels }: { conversation: Conversation; panels: Panels }) {
+  const thread = useThread(conversation.id);
+  const problem = useStore(storageProblem);
+  const { id } = conversation;
+  const path = thread?.path ?? [];
+  const { dropped, isOver, handlers, takeFiles, removeFile, clear, refused } = useDroppedFiles();
+  const send = (text: string, files: Attachment[]) => {
+    sendMessage(id, thread?.tree.leaf ?? null, text, files);
+    clear();
+    go("chat", id);
+  };
+  return (
+    <>
+      <section className={styles.conversation} aria-label={conversation.title} {...handlers}>
+        <ConversationHeader
+          conversation={conversation}
+          path={path}
+          listShown={panels.list}
+          settingsShown={panels.settings}
+          onList={() => panels.showList(!panels.list)}
+          onSettings={() => panels.showSettings(!panels.settings)}
+        />
+        {problem && (
+          <div className={styles.problem}>
+            <Notice kind="warning">{problem}</Notice>
+          </div>
+        )}
+        {thread && path.length === 0 ? (
+          <Welcome model={conversation.settings.model} onAsk={(text) => send(text, [])} />
+        ) : (
+          thread && <Thread tree={thread.tree} path={path} conversation={conversation} />
+        )}
+        <Composer
+          conversation={conversation}
+          path={path}
+          files={dropped}
+          refused={refused}
+          onFiles={takeFiles}
+          onRemoveFile={removeFile}
+          onSend={send}
+        />
+        {isOver && <p className={styles.drop}>Drop text files to add them to the message</p>}
+      </section>
+      <Drawer
+        title="Settings of this conversation"
+        side="right"
+        beside={panels.wider}
+        open={panels.settings}
+        onClose={() => panels.showSettings(false)}
+      >
+        <SettingsPanel conversation={conversation} />
+      </Drawer>
+    </>
+  );
 }

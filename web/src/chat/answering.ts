@@ -72,6 +72,20 @@ export async function giveResults(message: AssistantMessage, results: readonly s
   await answer(message.conversation, parent);
 }
 
+/** A version of a tool's result with another text, the results after it again, and a new answer. */
+export async function editResult(from: ToolMessage, content: string): Promise<void> {
+  const path = listPath(await loadTree(from.conversation));
+  const at = path.findIndex((message) => message.id === from.id);
+  let parent = from.parent;
+  for (const message of path.slice(at)) {
+    if (message.role !== "tool") break;
+    const common = makeCommon(from.conversation, parent, message.id === from.id ? content : message.content);
+    addMessage({ ...message, ...common });
+    parent = common.id;
+  }
+  await answer(from.conversation, parent);
+}
+
 function makeCommon(conversation: string, parent: string | null, content: string) {
   return { id: makeId(), conversation, parent, created: Date.now(), content };
 }

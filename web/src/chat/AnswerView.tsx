@@ -1,0 +1,132 @@
+import { FastForward, RefreshCw } from "lucide-react";
+import { useState } from "react";
+import { Button, IconButton } from "../ui/Button";
+import { Markdown } from "../ui/Markdown";
+import { Notice } from "../ui/Notice";
+import styles from "./AnswerView.module.css";
+import { answer, branchAnswer, continueAnswer, type Run } from "./answering";
+import { CallsView } from "./CallsView";
+import { EditBox } from "./EditBox";
+import { MessageActions } from "./MessageActions";
+import { Reasoning } from "./Reasoning";
+import { StatsLine } from "./StatsLine";
+import { TokensView } from "./TokensView";
+import type { Tree } from "./tree";
+import type { AssistantMessage, Status } from "./types";
+import { useAnswer, useMaybe } from "./useThread";
+
+interface Props {
+  message: AssistantMessage;
+  tree: Tree;
+  showTokens: boolean;
+  isLast: boolean;
+}
+
+/** An answer of the model, while it grows and afterwards. */
+export function AnswerView({ message: stored, tree, showTokens, isLast }: Props) {
+  const { message, status, run } = useAnswer(stored);
+  const [editing, setEditing] = useState(false);
+  const growing = status === "growing";
+  const thinking = useMaybe(run?.thinking) ?? false;
+  if (editing)
+    return (
+      <article className={styles.answer} aria-label="Answer">
+        <EditBox
+          label="Answer"
+          text={message.content}
+          onCancel={() => setEditing(false)}
+          actions={{
+            "Save as a version": (text) => branchAnswer(message, text),
+            "Save and continue": (text) => branchAnswer(message, text, []),
+          }}
+        />
+      </article>
+    );
+  return (
+    <article className={styles.answer} aria-label="Answer" aria-busy={growing}>
+      {message.reasoning && <Reasoning text={message.reasoning} ms={message.reasoningMs ?? 0} thinking={thinking} />}
+      {run && <Waiting run={run} message={message} />}
+      {showTokens && message.tokens ? (
+        <TokensView message={message} growing={growing} />
+      ) : (
+        message.content && <Markdown text={message.content} growing={growing} />
+      )}
+      {message.calls && <CallsView message={message} open={isLast && status === "done"} />}
+      {!growing && <Ending message={message} status={status} />}
+      <StatsLine message={message} growing={growing} />
+      {!growing && (
+        <MessageActions message={message} tree={tree} onEdit={() => setEditing(true)}>
+          <IconButton small label="Another answer" onClick={() => void answer(message.conversation, message.parent)}>
+            <RefreshCw />
+          </IconButton>
+          {isLast && !message.calls && (
+            <IconButton small label="Continue" onClick={() => void continueAnswer(message)}>
+              <FastForward />
+            </IconButton>
+          )}
+        </MessageActions>
+      )}
+    </article>
+  );
+}
+
+/** What happens before the first token: how much of the prompt has been read. */
+function Waiting({ run, message }: { run: Run; message: AssistantMessage }) {
+  const progress = useMaybe(run.progress);
+  if (message.content || message.reasoning || message.calls) return null;
+  const reads = progress && progress.total > 512 && progress.processed < progress.total;
+  return (
+    <p className={styles.waiting}>
+      <span className={styles.dots} aria-hidden="true">
+        <i />
+        <i />
+        <i />
+      </span>
+      {reads ? (
+        <>
+          Reads the prompt
+          <progress value={progress.processed} max={progress.total} aria-label="Tokens of the prompt that are read" />
+        </>
+      ) : (
+        <span className="hidden-text">Waits for the first token</span>
+      )}
+    </p>
+  );
+}
+
+/** How the answer ended, where that is not simply its end, with what can be done. */
+function Ending({ message, status }: { message: AssistantMessage; status: Status }) {
+  const goOn = (text: string) => (
+    <Button small onClick={() => void continueAnswer(message)}>
+      {text}
+    </Button>
+  );
+  const isEmpty = !message.content && !message.reasoning && !message.calls;
+  if (status === "failed")
+    return (
+      <Notice kind="error" actions={goOn("Try again")}>
+        {message.error ?? "There is no answer."}
+      </Notice>
+    );
+  if (status === "interrupted")
+    return (
+      <Notice kind="warning" actions={goOn(isEmpty ? "Try again" : "Continue the answer")}>
+        {message.error ?? "The page was left in the middle of this answer."}
+        {!isEmpty && " What had come is kept."}
+      </Notice>
+    );
+  if (status === "stopped")
+    return (
+      <Notice kind="plain" actions={goOn(isEmpty ? "Ask again" : "Continue the answer")}>
+        You stopped {isEmpty ? "before the first token" : "here"}.
+      </Notice>
+    );
+  if (status === "length")
+    return (
+      <Notice kind="plain" actions={goOn("Continue the answer")}>
+        The answer is as long as it may be: the setting “Longest answer” or the context ended it.
+      </Notice>
+    );
+  if (isEmpty) return <p className={styles.empty}>The model answered nothing.</p>;
+  return null;
+}

@@ -1,0 +1,46 @@
+import { type KeyboardEvent, useEffect, useRef, useState } from "react";
+import { Button } from "../ui/Button";
+import styles from "./EditBox.module.css";
+
+interface Props {
+  label: string;
+  text: string;
+  onCancel: () => void;
+  /** By the button's text: what it does with the new text. The first one is also done by Ctrl+Enter. */
+  actions: Record<string, (text: string) => void>;
+}
+
+/** Writes a new version of a message. */
+export function EditBox({ label, text, onCancel, actions }: Props) {
+  const [value, setValue] = useState(text);
+  const area = useRef<HTMLTextAreaElement>(null);
+  useEffect(() => area.current?.focus(), []);
+  const run = (action: (text: string) => void) => {
+    action(value);
+    onCancel();
+  };
+  const press = (event: KeyboardEvent) => {
+    const [first] = Object.values(actions);
+    if (event.key === "Escape") onCancel();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && first) run(first);
+  };
+  return (
+    <div className={styles.edit}>
+      <textarea
+        ref={area}
+        aria-label={label}
+        value={value}
+        onChange={(event) => setValue(event.target.value)}
+        onKeyDown={press}
+      />
+      <div className={styles.row}>
+        <Button onClick={onCancel}>Cancel</Button>
+        {Object.entries(actions).map(([name, action], index) => (
+          <Button key={name} kind={index === 0 ? "primary" : "plain"} onClick={() => run(action)}>
+            {name}
+          </Button>
+        ))}
+      </div>
+    </div>
+  );
+}

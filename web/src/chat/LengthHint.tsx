@@ -1,0 +1,57 @@
+import { useQuery } from "@tanstack/react-query";
+import { useDeferredValue, useEffect, useState } from "react";
+import { countTokens } from "../api/chat";
+import { formatCount } from "../lib/format";
+import styles from "./LengthHint.module.css";
+import type { Attachment, Conversation, Message, UserMessage } from "./types";
+import { useContextLength } from "./useContextLength";
+import { writeRequest } from "./wire";
+
+const SHORT = 1_000;
+const WAIT_MS = 500;
+
+interface Props {
+  conversation: Conversation;
+  path: readonly Message[];
+  text: string;
+  files: Attachment[];
+}
+
+/** How many tokens a long message makes with what came before, and whether the context takes them. */
+export function LengthHint({ conversation, path, text, files }: Props) {
+  const rested = useRested(useDeferredValue(text));
+  const length = rested.length + files.reduce((sum, file) => sum + file.text.length, 0);
+  const last = path.findLast((message) => message.role === "assistant");
+  const context = useContextLength(conversation.settings.model || (last?.model ?? ""));
+  const count = useQuery({
+    queryKey: ["tokens", conversation.id, conversation.settings, path.at(-1)?.id, rested, files],
+    queryFn: ({ signal }) => {
+      const next: UserMessage = { ...NEXT, content: rested, files };
+      return countTokens(writeRequest([...path, next], conversation.settings, 0, false), signal);
+    },
+    enabled: length > SHORT,
+    retry: false,
+    staleTime: Number.POSITIVE_INFINITY,
+    gcTime: 10_000,
+  });
+  if (length <= SHORT || count.data === undefined) return null;
+  const isTooLong = context !== null && count.data >= context;
+  return (
+    <p className={isTooLong ? styles.over : styles.hint} role={isTooLong ? "alert" : "status"}>
+      {formatCount(count.data)} tokens with what came before
+      {isTooLong && `: the context has ${formatCount(context)}. Shorten the message or start a new chat.`}
+    </p>
+  );
+}
+
+const NEXT: UserMessage = { id: "next", conversation: "", parent: null, created: 0, content: "", role: "user" };
+
+/** A text once it has not changed for a moment. */
+function useRested(text: string): string {
+  const [rested, setRested] = useState(text);
+  useEffect(() => {
+    const timer = setTimeout(() => setRested(text), WAIT_MS);
+    return () => clearTimeout(timer);
+  }, [text]);
+  return text === "" ? "" : rested;
+}

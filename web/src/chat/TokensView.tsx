@@ -1,0 +1,171 @@
+import { Popover } from "radix-ui";
+import { type KeyboardEvent, memo, useMemo, useRef, useState } from "react";
+import { branchAnswer } from "./answering";
+import styles from "./TokensView.module.css";
+import {
+  branchAt,
+  canBranch,
+  cutTokens,
+  formatProbability,
+  type Piece,
+  probability,
+  shadeOf,
+  spellToken,
+} from "./tokens";
+import type { AssistantMessage, Candidate, Token } from "./types";
+
+const CLOSE_MS = 250;
+const RUN = 64;
+
+/** An answer's tokens, shaded by their probability. Hover, focus or a click shows what else could have stood there. */
+export function TokensView({ message, growing }: { message: AssistantMessage; growing: boolean }) {
+  const pieces = useMemo(() => cutTokens(message.content, message.tokens ?? []), [message.content, message.tokens]);
+  const [active, setActive] = useState<number | null>(null);
+  const anchor = useRef<HTMLElement | null>(null);
+  const timer = useRef(0);
+  const show = (element: Element | null) => {
+    window.clearTimeout(timer.current);
+    if (!(element instanceof HTMLElement) || element.dataset.token === undefined) return;
+    anchor.current = element;
+    setActive(Number(element.dataset.token));
+  };
+  const hideSoon = () => {
+    window.clearTimeout(timer.current);
+    timer.current = window.setTimeout(() => setActive(null), CLOSE_MS);
+  };
+  const keep = () => window.clearTimeout(timer.current);
+  const token = active === null ? undefined : message.tokens?.[active];
+  const choose = (candidate: Candidate) => {
+    const branch = active === null ? null : branchAt(message, active, candidate);
+    setActive(null);
+    if (branch) branchAnswer(message, branch.content, branch.tokens);
+  };
+  return (
+    <Popover.Root open={token !== undefined} onOpenChange={(open) => !open && setActive(null)}>
+      <Popover.Anchor virtualRef={anchor as React.RefObject<HTMLElement>} />
+      {/* biome-ignore lint/a11y/noStaticElementInteractions: the tokens inside are the buttons; their events are heard here. */}
+      <div
+        className={styles.tokens}
+        onPointerOver={(event) => show(event.target as Element)}
+        onPointerLeave={hideSoon}
+        onFocus={(event) => show(event.target)}
+        onClick={(event) => show(event.target as Element)}
+        onKeyDown={(event) => moveFocus(event)}
+      >
+        {cutRuns(pieces).map((run, index) => (
+          <TokenRun
+            // biome-ignore lint/suspicious/noArrayIndexKey: tokens never change places.
+            key={index}
+            pieces={run}
+            first={index === 0}
+            growing={growing && (index + 1) * RUN >= pieces.length}
+          />
+        ))}
+      </div>
+      {token && (
+        <Popover.Portal>
+          <Popover.Content
+            className={styles.panel ?? ""}
+            sideOffset={4}
+            collisionPadding={8}
+            onOpenAutoFocus={(event) => event.preventDefault()}
+            onPointerEnter={keep}
+            onPointerLeave={hideSoon}
+            onCloseAutoFocus={(event) => event.preventDefault()}
+          >
+            <Alternatives token={token} onChoose={growing ? null : choose} />
+          </Popover.Content>
+        </Popover.Portal>
+      )}
+    </Popover.Root>
+  );
+}
+
+const TokenRun = memo(
+  function TokenRun({ pieces, first }: { pieces: readonly Piece[]; first: boolean; growing: boolean }) {
+    const start = pieces.findIndex((piece) => piece.index !== null);
+    return pieces.map((piece, at) =>
+      piece.token === null ? (
+        // biome-ignore lint/suspicious/noArrayIndexKey: tokens never change places.
+        <span key={at}>{piece.text}</span>
+      ) : (
+        // biome-ignore lint/a11y/useSemanticElements: a real button cannot be broken over lines within a text.
+        <span
+          // biome-ignore lint/suspicious/noArrayIndexKey: tokens never change places.
+          key={at}
+          role="button"
+          tabIndex={first && at === start ? 0 : -1}
+          data-token={piece.index}
+          className={styles[`shade${shadeOf(piece.token.logprob)}`]}
+          aria-label={`${spellToken(piece.text)}, ${formatProbability(probability(piece.token.logprob))}`}
+        >
+          {piece.text}
+        </span>
+      ),
+    );
+  },
+  (a, b) => !a.growing && !b.growing && isSameRun(a.pieces, b.pieces),
+);
+
+function isSameRun(a: readonly Piece[], b: readonly Piece[]): boolean {
+  return (
+    a.length === b.length && a.every((piece, index) => piece.token === b[index]?.token && piece.text === b[index]?.text)
+  );
+}
+
+function cutRuns(pieces: readonly Piece[]): (readonly Piece[])[] {
+  const runs: (readonly Piece[])[] = [];
+  for (let at = 0; at < pieces.length; at += RUN) runs.push(pieces.slice(at, at + RUN));
+  return runs;
+}
+
+/** The arrow keys go from token to token; Enter goes into the list of alternatives. */
+function moveFocus(event: KeyboardEvent<HTMLElement>): void {
+  const all = [...event.currentTarget.querySelectorAll<HTMLElement>("[data-token]")];
+  const at = all.indexOf(event.target as HTMLElement);
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }[event.key];
+  if (at >= 0 && step !== undefined) {
+    event.preventDefault();
+    all[Math.max(0, Math.min(all.length - 1, at + step))]?.focus();
+  }
+  if (at >= 0 && event.key === "Enter") {
+    event.preventDefault();
+    document.querySelector<HTMLElement>("[data-alternative]:not(:disabled)")?.focus();
+  }
+}
+
+/** What could have stood in a token's place; a choice makes a branch that goes on from there. */
+function Alternatives({ token, onChoose }: { token: Token; onChoose: ((candidate: Candidate) => void) | null }) {
+  const isListed = token.top.some((candidate) => candidate.text === token.text);
+  const all = isListed ? token.top : [token, ...token.top];
+  return (
+    <>
+      <h3>
+        <code>{spellToken(token.text)}</code> {formatProbability(probability(token.logprob))}
+      </h3>
+      <ul>
+        {all.map((candidate, index) => {
+          const isChosen = candidate.text === token.text && candidate.logprob === token.logprob;
+          const share = probability(candidate.logprob);
+          return (
+            // biome-ignore lint/suspicious/noArrayIndexKey: two parts of characters may be spelt alike.
+            <li key={index}>
+              <button
+                type="button"
+                data-alternative
+                disabled={isChosen || token.at === null || !canBranch(candidate) || onChoose === null}
+                aria-current={isChosen ? "true" : undefined}
+                onClick={() => onChoose?.(candidate)}
+              >
+                <code>{spellToken(candidate.text)}</code>
+                <span className={styles.bar} style={{ width: `${Math.max(1, share * 100)}%` }} />
+                <span className={styles.share}>{formatProbability(share)}</span>
+              </button>
+            </li>
+          );
+        })}
+      </ul>
+      <p>{onChoose ? "Choose one to branch the answer there." : "Branch once the answer is complete."}</p>
+    </>
+  );
+}

@@ -1,0 +1,46 @@
+import { useState } from "react";
+import { formatCount } from "../lib/format";
+import { Button } from "../ui/Button";
+import { branchMessage } from "./answering";
+import { FileChips } from "./Composer";
+import { EditBox } from "./EditBox";
+import { MessageActions } from "./MessageActions";
+import type { Tree } from "./tree";
+import type { UserMessage } from "./types";
+import styles from "./UserMessageView.module.css";
+
+const LONG = 2_000;
+
+/** What the person wrote, as plain text; of a long text only the beginning, until all is asked for. */
+export function UserMessageView({ message, tree }: { message: UserMessage; tree: Tree }) {
+  const [editing, setEditing] = useState(false);
+  const [whole, setWhole] = useState(false);
+  const isLong = message.content.length > LONG;
+  if (editing)
+    return (
+      <article className={styles.message} aria-label="You">
+        <EditBox
+          label="Your message"
+          text={message.content}
+          onCancel={() => setEditing(false)}
+          actions={{ "Save and ask again": (text) => branchMessage(message, text) }}
+        />
+      </article>
+    );
+  return (
+    <article className={styles.message} aria-label="You">
+      <div className={styles.bubble}>
+        <FileChips files={message.files ?? []} />
+        {message.content && (
+          <p className={styles.text}>{isLong && !whole ? `${message.content.slice(0, LONG)}…` : message.content}</p>
+        )}
+        {isLong && (
+          <Button kind="quiet" small aria-expanded={whole} onClick={() => setWhole(!whole)}>
+            {whole ? "Show less" : `Show all ${formatCount(message.content.length)} characters`}
+          </Button>
+        )}
+      </div>
+      <MessageActions message={message} tree={tree} onEdit={() => setEditing(true)} align="end" />
+    </article>
+  );
+}

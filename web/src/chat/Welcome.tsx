@@ -1,0 +1,42 @@
+import { MessageSquare } from "lucide-react";
+import { useModels } from "../api/models";
+import { routeHref } from "../lib/route";
+import { Button } from "../ui/Button";
+import { Empty, Notice } from "../ui/Notice";
+import styles from "./Welcome.module.css";
+
+/** The demo model knows Python's library and little else. */
+const FOR_DEMO = ["What does os.path.join do?", "How do I read a file line by line?", "What does itertools.chain do?"];
+const FOR_OTHERS = [
+  "Write a Python function that merges two sorted lists.",
+  "Explain recursion with a short example.",
+  "Compare TCP and UDP in a table.",
+];
+
+/** An empty conversation: what this is, and questions that a click asks. */
+export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string) => void }) {
+  const models = useModels();
+  const name = model || models.data?.[0]?.id || "";
+  if (models.data?.length === 0)
+    return (
+      <Empty title="There is no model yet">
+        <p>Pull one or import a file first.</p>
+        <a href={routeHref("models")}>Go to the models</a>
+      </Empty>
+    );
+  return (
+    <Empty title="Ask the model on this machine" icon={<MessageSquare className={styles.icon} aria-hidden="true" />}>
+      <p>Nothing leaves this machine. Conversations stay in this browser.</p>
+      {models.error && <Notice kind="error">{models.error.message}</Notice>}
+      <ul className={styles.questions} aria-label="Questions to begin with">
+        {(name.startsWith("demo") ? FOR_DEMO : FOR_OTHERS).map((question) => (
+          <li key={question}>
+            <Button className={styles.question ?? ""} onClick={() => onAsk(question)}>
+              {question}
+            </Button>
+          </li>
+        ))}
+      </ul>
+    </Empty>
+  );
+}

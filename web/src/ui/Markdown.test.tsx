@@ -1,0 +1,62 @@
+import { cleanup, render, waitFor } from "@testing-library/react";
+import { afterEach, expect, it } from "vitest";
+import { Markdown } from "./Markdown";
+
+afterEach(cleanup);
+
+it("draws headings, tables, lists, code with its language", () => {
+  const { container } = render(<Markdown text={"# A\n\n| x |\n|---|\n| 1 |\n\n- [x] done\n\n```py\nx = 1\n```"} />);
+  expect(container.querySelector("h3")?.textContent).toBe("A");
+  expect(container.querySelector("td")?.textContent).toBe("1");
+  expect(container.querySelector("input")?.checked).toBe(true);
+  expect(container.querySelector("figcaption")?.textContent).toContain("py");
+  expect(container.querySelector("pre")?.textContent).toBe("x = 1");
+});
+
+it("renders no HTML, drops other addresses and fetches no image", () => {
+  const hostile = [
+    "<script>window.hit = 1</script>",
+    '<img src="http://evil.example/p.png" onerror="hit()">',
+    "text <b onclick=hit()>bold</b>",
+    "[click](javascript:hit())",
+    "[data](data:text/html,<script>1</script>)",
+    "[vb]( vbscript:x) <javascript:hit()>",
+    "![alt](http://evil.example/i.png)",
+    "![alt](javascript:hit())",
+    "[ok](https://good.example)",
+    "[mail](mailto:a@b.example)",
+    "$\\href{javascript:hit()}{x}$",
+    "<iframe src=http://evil.example></iframe>",
+  ].join("\n\n");
+  const { container } = render(<Markdown text={hostile} />);
+  expect(container.querySelectorAll("script, img, iframe, b, object, style, link")).toHaveLength(0);
+  const addresses = [...container.querySelectorAll("a")].map((link) => link.getAttribute("href"));
+  expect(addresses).toEqual(["http://evil.example/i.png", "https://good.example", "mailto:a@b.example"]);
+  for (const link of container.querySelectorAll("a")) {
+    expect(link.rel).toContain("noopener");
+    expect(link.target).toBe("_blank");
+  }
+  expect(container.textContent).toContain("<script>");
+});
+
+it("loads what draws maths when there is some", async () => {
+  const { container } = render(<Markdown text={"So \\(x^2\\) and\n\n$$\ny\n$$\n\nfor $5."} />);
+  await waitFor(() => expect(container.querySelectorAll("math")).toHaveLength(2), { timeout: 5000 });
+  expect(container.querySelector('math[display="block"]')).not.toBeNull();
+  expect(container.textContent).toContain("for $5.");
+  expect(container.querySelector("[style]")).toBeNull();
+});
+
+it("keeps the elements of finished blocks while the text grows", () => {
+  const { container, rerender } = render(<Markdown text={"First.\n\nSec"} growing />);
+  const first = container.querySelector("p");
+  rerender(<Markdown text={"First.\n\nSecond **bo"} growing />);
+  expect(container.querySelector("p")).toBe(first);
+  expect(container.querySelector("strong")?.textContent).toBe("bo");
+});
+
+it("colours code", async () => {
+  const { container } = render(<Markdown text={"```python\ndef f(): pass\n```"} />);
+  await waitFor(() => expect(container.querySelector(".hljs-keyword")?.textContent).toBe("def"), { timeout: 5000 });
+  expect(container.querySelector("pre")?.textContent).toBe("def f(): pass");
+});

@@ -1,0 +1,83 @@
+import { memo, useEffect, useMemo, useState } from "react";
+import ReactMarkdown, { type Options } from "react-markdown";
+import remarkGfm from "remark-gfm";
+import { CodeBlock } from "./CodeBlock";
+import styles from "./Markdown.module.css";
+import { type Block, closeOpen, mayHaveMath, splitBlocks, unifyMath } from "./markdownBlocks";
+import { COMPONENTS, readAddress } from "./markdownParts";
+
+type Plugins = Pick<Options, "remarkPlugins" | "rehypePlugins">;
+
+const PLAIN: Plugins = { remarkPlugins: [remarkGfm] };
+const MOST_CHARACTERS = 60_000;
+
+let maths: Plugins | null = null;
+
+/** The plugins that draw maths; their code is loaded when the first formula is shown. */
+async function loadMaths(): Promise<Plugins> {
+  const [{ default: remarkMath }, { default: rehypeKatex }] = await Promise.all([
+    import("remark-math"),
+    import("rehype-katex"),
+  ]);
+  maths = {
+    remarkPlugins: [remarkGfm, [remarkMath, { singleDollarTextMath: false }]],
+    rehypePlugins: [
+      [rehypeKatex, { output: "mathml", throwOnError: false, strict: false, maxSize: 20, maxExpand: 500 }],
+    ],
+  };
+  return maths;
+}
+
+/**
+ * A text in Markdown. HTML in it is shown as text, addresses that are no web pages are dropped, and images are shown as
+ * links, since a picture from elsewhere tells its server who reads. While `growing`, only the last block is read again.
+ */
+export const Markdown = memo(function Markdown({ text, growing = false }: { text: string; growing?: boolean }) {
+  const blocks = useMemo(() => splitBlocks(text), [text]);
+  return (
+    <div className={styles.markdown}>
+      {blocks.map((block, index) => {
+        const isOpen = growing && index === blocks.length - 1;
+        // biome-ignore lint/suspicious/noArrayIndexKey: blocks never change places.
+        return <BlockView key={index} {...flatten(block)} growing={isOpen} />;
+      })}
+    </div>
+  );
+});
+
+interface BlockProps {
+  kind: Block["kind"];
+  text: string;
+  language: string;
+  closed: boolean;
+  growing: boolean;
+}
+
+/** A block as plain values, so that one that has not changed is not drawn again. */
+function flatten(block: Block): Omit<BlockProps, "growing"> {
+  if (block.kind === "code") return { kind: "code", text: block.code, language: block.language, closed: block.closed };
+  return { kind: block.kind, text: block.text, language: "", closed: block.kind === "text" || block.closed };
+}
+
+const BlockView = memo(function BlockView({ kind, text, language, closed, growing }: BlockProps) {
+  if (kind === "code") return <CodeBlock code={text} language={language} growing={growing && !closed} />;
+  if (text.length > MOST_CHARACTERS || (kind === "math" && !closed)) return <pre className={styles.raw}>{text}</pre>;
+  return <TextBlock text={growing && kind === "text" ? closeOpen(text) : text} />;
+});
+
+function TextBlock({ text }: { text: string }) {
+  const plugins = usePlugins(mayHaveMath(text));
+  return (
+    <ReactMarkdown {...plugins} components={COMPONENTS} urlTransform={readAddress}>
+      {plugins === PLAIN ? text : unifyMath(text)}
+    </ReactMarkdown>
+  );
+}
+
+function usePlugins(wantsMaths: boolean): Plugins {
+  const [, setLoaded] = useState(maths !== null);
+  useEffect(() => {
+    if (wantsMaths && maths === null) void loadMaths().then(() => setLoaded(true));
+  }, [wantsMaths]);
+  return wantsMaths && maths !== null ? maths : PLAIN;
+}

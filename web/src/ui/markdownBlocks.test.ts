@@ -1,0 +1,123 @@
+import { describe, expect, it } from "vitest";
+import { closeOpen, mayHaveMath, splitBlocks, unifyMath } from "./markdownBlocks";
+
+const TEXT = `# Title
+Some *text*
+goes on.
+
+- one
+
+  more of one
+- two
+  \`\`\`sh
+  ls
+
+  pwd
+  \`\`\`
+
+After the list.
+\`\`\`python
+def f():
+
+    return "\`\`"
+\`\`\`
+| a | b |
+|---|---|
+| 1 | 2 |
+
+1. first
+
+2. second
+
+$$
+x^2
+
++ y
+$$
+
+\\[ a + b \\]
+
+> quote
+> - with a list
+`;
+
+function describeBlocks(text: string): string[] {
+  return splitBlocks(text).map((block) =>
+    block.kind === "code" ? `code ${block.language}: ${block.code}` : `${block.kind}: ${block.text}`,
+  );
+}
+
+describe("splitBlocks", () => {
+  it("cuts at the top level only", () => {
+    expect(describeBlocks(TEXT)).toEqual([
+      "text: # Title\nSome *text*\ngoes on.",
+      "text: - one\n\n  more of one\n- two\n  ```sh\n  ls\n\n  pwd\n  ```",
+      "text: After the list.",
+      'code python: def f():\n\n    return "``"',
+      "text: | a | b |\n|---|---|\n| 1 | 2 |",
+      "text: 1. first\n\n2. second",
+      "math: $$\nx^2\n\n+ y\n$$",
+      "math: \\[ a + b \\]",
+      "text: > quote\n> - with a list",
+    ]);
+  });
+
+  it("leaves finished blocks as they are while the text grows", () => {
+    let before: string[] = [];
+    for (let size = 1; size <= TEXT.length; size++) {
+      const now = describeBlocks(TEXT.slice(0, size));
+      const stable = before.slice(0, Math.max(0, Math.min(before.length, now.length) - 2));
+      expect(now.slice(0, stable.length), `after ${size} characters`).toEqual(stable);
+      before = now;
+    }
+  });
+
+  it("keeps all text in its order", () => {
+    const plain = (text: string) => text.replace(/[\s`]|python/g, "");
+    const joined = splitBlocks(TEXT).map((block) => (block.kind === "code" ? block.code : block.text));
+    expect(plain(joined.join("\n"))).toBe(plain(TEXT));
+  });
+
+  it("says whether code is complete", () => {
+    expect(splitBlocks("```js\nlet a")).toEqual([{ kind: "code", language: "js", code: "let a", closed: false }]);
+    expect(splitBlocks("~~~~\n~~~\n~~~~")).toEqual([{ kind: "code", language: "", code: "~~~", closed: true }]);
+  });
+
+  it("does not tear named links and footnotes apart", () => {
+    expect(splitBlocks("See [it][a].\n\n[a]: http://a.example\n\nEnd[^1].\n\n[^1]: Note")).toHaveLength(1);
+  });
+});
+
+describe("closeOpen", () => {
+  it.each([
+    ["a **bold", "a **bold**"],
+    ["a **", "a "],
+    ["a `cod", "a `cod`"],
+    ["a `", "a "],
+    ["a ``x`y", "a ``x`y``"],
+    ["see [the page](http://exam", "see the page"],
+    ["text\n-", "text"],
+    ["text\n--", "text"],
+    ["text\n2.", "text"],
+    ["2 ** 3 ** ", "2 ** 3 ** "],
+    ["| a | b", ""],
+    ["| a | b |\n|--", ""],
+    ["| a | b |\n|---|---|", "| a | b |\n|---|---|"],
+    ["plain", "plain"],
+  ])("%j is shown as %j", (given, shown) => expect(closeOpen(given)).toBe(shown));
+});
+
+describe("unifyMath", () => {
+  it.each([
+    ["\\(x\\) and $y$", "$$x$$ and $$y$$"],
+    ["$5 and $10", "$5 and $10"],
+    ["costs $5, not $ 6", "costs $5, not $ 6"],
+    ["`$x$` stays", "`$x$` stays"],
+    ["$$z$$ stays", "$$z$$ stays"],
+  ])("%j becomes %j", (given, unified) => expect(unifyMath(given)).toBe(unified));
+
+  it("is asked for only where there may be some", () => {
+    expect(mayHaveMath("no maths (really) [here]")).toBe(false);
+    expect(mayHaveMath("\\(x\\)")).toBe(true);
+  });
+});
