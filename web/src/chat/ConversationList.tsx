@@ -27,7 +27,7 @@ export function ConversationList({ current, onChoose }: { current: string; onCho
   return (
     <div className={styles.place}>
       <div className={styles.head}>
-        <Button kind="primary" className={styles.new ?? ""} onClick={startNew}>
+        <Button className={styles.new ?? ""} onClick={startNew}>
           <Plus /> New chat
         </Button>
         <TransferMenu all={all} />

@@ -31,7 +31,7 @@ export function NumberInput({ field, value, onChange }: Props) {
           {...ids}
           inputMode={field.step === 1 ? "numeric" : "decimal"}
           autoComplete="off"
-          placeholder="by itself"
+          placeholder="auto"
           title={field.hint}
           value={text}
           onChange={(event) => type(event.target.value)}

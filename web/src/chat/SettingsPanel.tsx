@@ -1,4 +1,4 @@
-import { Field } from "../ui/Field";
+import { SelectField } from "../ui/SelectField";
 import { changeSettings } from "./library";
 import { NumberInput } from "./NumberInput";
 import { PresetPicker } from "./PresetPicker";
@@ -42,21 +42,12 @@ export function SettingsPanel({ conversation }: { conversation: Conversation }) 
           />
         ))}
       </fieldset>
-      <Field label="Thinking">
-        {(ids) => (
-          <select
-            {...ids}
-            value={settings.reasoning}
-            onChange={(event) => change({ reasoning: event.target.value as Settings["reasoning"] })}
-          >
-            {Object.entries(EFFORTS).map(([name, label]) => (
-              <option key={name} value={name}>
-                {label}
-              </option>
-            ))}
-          </select>
-        )}
-      </Field>
+      <SelectField
+        label="Thinking"
+        choices={EFFORTS}
+        value={settings.reasoning}
+        onChange={(reasoning) => change({ reasoning })}
+      />
       <TextSetting
         label="Stop at"
         hint="The answer ends before one of these texts; one a line."

@@ -140,9 +140,6 @@ function Alternatives({ token, onChoose }: { token: Token; onChoose: ((candidate
   const all = isListed ? token.top : [token, ...token.top];
   return (
     <>
-      <h3>
-        <code>{spellToken(token.text)}</code> {formatProbability(probability(token.logprob))}
-      </h3>
       <ul>
         {all.map((candidate, index) => {
           const isChosen = candidate.text === token.text && candidate.logprob === token.logprob;

@@ -1,4 +1,5 @@
 import { Field } from "../ui/Field";
+import { SelectField } from "../ui/SelectField";
 import { readTools } from "./settings";
 import { TextSetting } from "./TextSetting";
 import styles from "./ToolsSettings.module.css";
@@ -48,21 +49,12 @@ export function ToolsSettings({
         onChange={(text) => onChange({ tools: text })}
       />
       {names.length > 0 && (
-        <Field label="Calls">
-          {(ids) => (
-            <select
-              {...ids}
-              value={settings.toolChoice}
-              onChange={(event) => onChange({ toolChoice: event.target.value as Settings["toolChoice"] })}
-            >
-              {Object.entries(CHOICES).map(([name, label]) => (
-                <option key={name} value={name}>
-                  {label}
-                </option>
-              ))}
-            </select>
-          )}
-        </Field>
+        <SelectField
+          label="Calls"
+          choices={CHOICES}
+          value={settings.toolChoice}
+          onChange={(toolChoice) => onChange({ toolChoice })}
+        />
       )}
       {names.map((name) => (
         <UrlField key={name} name={name} value={settings.toolUrls[name]} onChange={(url) => setUrl(name, url)} />

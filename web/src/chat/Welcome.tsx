@@ -25,8 +25,8 @@ export function Welcome({ model, onAsk }: { model: string; onAsk: (text: string)
       </Empty>
     );
   return (
-    <Empty title="Ask the model on this machine" icon={<MessageSquare className={styles.icon} aria-hidden="true" />}>
-      <p>Nothing leaves this machine. Conversations stay in this browser.</p>
+    <Empty title="What would you like to know?" icon={<MessageSquare className={styles.icon} aria-hidden="true" />}>
+      <p>The model runs where this page comes from. Conversations stay in this browser.</p>
       {models.error && <Notice kind="error">{models.error.message}</Notice>}
       <ul className={styles.questions} aria-label="Questions to begin with">
         {(name.startsWith("demo") ? FOR_DEMO : FOR_OTHERS).map((question) => (

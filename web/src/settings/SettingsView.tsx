@@ -2,7 +2,7 @@ import { apiKey, forgetKey, keyWanted } from "../api/key";
 import { useStore } from "../lib/store";
 import { type Theme, theme } from "../lib/theme";
 import { Button } from "../ui/Button";
-import { Field } from "../ui/Field";
+import { SelectField } from "../ui/SelectField";
 import styles from "./SettingsView.module.css";
 
 const THEMES: Record<Theme, string> = { system: "Like the system", light: "Light", dark: "Dark" };
@@ -13,17 +13,7 @@ export default function SettingsView(_: { detail: string }) {
   return (
     <div className={styles.settings}>
       <h1>Settings</h1>
-      <Field label="Theme">
-        {(ids) => (
-          <select {...ids} value={chosen} onChange={(event) => theme.set(event.target.value as Theme)}>
-            {Object.entries(THEMES).map(([name, label]) => (
-              <option key={name} value={name}>
-                {label}
-              </option>
-            ))}
-          </select>
-        )}
-      </Field>
+      <SelectField label="Theme" choices={THEMES} value={chosen} onChange={theme.set} />
       <section className={styles.section} aria-labelledby="key-heading">
         <h2 id="key-heading">API key</h2>
         <p>{key ? "This browser sends a key with each request." : "No key is used."}</p>
