@@ -36,7 +36,8 @@ from mlxr.formats import (
 )
 from mlxr.formats.recipes import RECIPES
 from mlxr.kernels.attend import default_kv_type
-from mlxr.kernels.context import Context, choose_device
+from mlxr.kernels.context import Context
+from mlxr.kernels.context import choose_device as choose_device
 from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig

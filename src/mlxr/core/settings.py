@@ -167,6 +167,13 @@ SETTINGS: tuple[Setting, ...] = (
         "Web pages that may use this server besides local ones, such as https://my.page or chrome-extension://*.",
         scope="server",
     ),
+    Setting(
+        "import_folders",
+        "list",
+        (),
+        "Folders below which requests may import model files, which stay there; default: none.",
+        scope="server",
+    ),
     Setting("page", "flag", True, "Answer browsers that open the server's address with its page.", scope="server"),
     Setting(
         "page_tool_origins",
@@ -262,6 +269,7 @@ class Settings:
     api_keys_file: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    import_folders: tuple[str, ...] = ()
     page: bool = True
     page_tool_origins: tuple[str, ...] = ()
     max_body_bytes: int = 32 * 2**20

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from mlxr.cache.arena import Arena, measure_page_bytes, parse_kv_type
+from mlxr.cache.arena import Arena
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.pager import Pager
-from mlxr.cache.sizing import FREE_MEMORY_PERCENT, choose_pages
+from mlxr.cache.sizing import FREE_MEMORY_PERCENT
 from mlxr.core.errors import InvalidRequest, QueueFull, SettingError
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.constraint import MaskSource, TokenConstraint
 from mlxr.engine.limits import Limits, choose_context
-from mlxr.engine.memory_plan import bound_free_bytes, open_store, plan_memory
+from mlxr.engine.memory_plan import open_store, plan_arena, plan_memory
 from mlxr.engine.pace import Pace
 from mlxr.engine.pooling import Floats, Pool, Pooling
 from mlxr.engine.request import Request
@@ -86,18 +86,20 @@ class Engine:
             store_folder=store_folder,
             has_fingerprint=bool(fingerprint),
         )
-        shape = (self._config.kv_heads, self.plan.page_size, self._config.head_dim, parse_kv_type(kv_type))
-        pages = choose_pages(
-            measure_page_bytes(ctx, self._config.layers, *shape),
-            self.plan.page_size,
+        arena = plan_arena(
+            ctx,
+            self._config,
+            self.plan,
+            context_tokens=self.context_tokens,
+            max_sequences=max_sequences,
+            kv_type=kv_type,
             arena_bytes=arena_bytes,
+            arena_percent=arena_percent,
+            memory_bytes=memory_bytes,
             pages=pages,
-            wanted_pages=max_sequences * -(-self.context_tokens // self.plan.page_size),
-            available_bytes=bound_free_bytes(ctx, memory_bytes),
-            available_percent=arena_percent,
         )
-        self._arena = Arena(ctx, self._config.layers, pages, *shape)
-        self._pager = Pager(pages, self.plan.page_size)
+        self._arena = Arena(ctx, self._config.layers, arena.pages, *arena.shape)
+        self._pager = Pager(arena.pages, self.plan.page_size)
         self._cache = KVCache(
             self._arena,
             self._pager,
@@ -118,7 +120,7 @@ class Engine:
             shares_prefixes=self.plan.shares_prefixes,
         )
         self._limits = Limits(
-            self._config.vocab_size, self.context_tokens, pages, self.plan.page_size, self._scheduler.max_running
+            self._config.vocab_size, self.context_tokens, arena.pages, self.plan.page_size, self._scheduler.max_running
         )
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count(1)

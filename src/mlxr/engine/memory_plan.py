@@ -9,10 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from mlxr.cache.arena import measure_page_bytes, parse_kv_type
 from mlxr.cache.memory import read_available_bytes
+from mlxr.cache.sizing import choose_pages
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
-from mlxr.kernels.context import choose_device
+from mlxr.engine.limits import choose_context
+from mlxr.engine.runner import ModelShape
+from mlxr.kernels.attend import KVType
+from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.gpu.memory import read_free_bytes
 
@@ -71,6 +76,83 @@ def plan_memory(
     if store_bytes and not shares_prefixes:
         raise SettingError("store_bytes: pages that are not shared are not stored; set store_bytes to 0")
     return MemoryPlan("paged", page_size, shares_prefixes, store_bytes, store_folder if store_bytes else None)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPlan:
+    """The arena of a model: how many pages, the bytes of one, and `shape` as `Arena` takes it, from kv_heads on."""
+
+    pages: int
+    page_bytes: int
+    shape: tuple[int, int, int, KVType | None]
+
+    @property
+    def nbytes(self) -> int:
+        """What the whole arena takes."""
+        return self.pages * self.page_bytes
+
+
+def plan_arena(
+    ctx: Context,
+    config: ModelShape,
+    plan: MemoryPlan,
+    *,
+    context_tokens: int,
+    max_sequences: int,
+    kv_type: str | None,
+    arena_bytes: int | None,
+    arena_percent: int,
+    memory_bytes: int | None,
+    pages: int | None = None,
+) -> ArenaPlan:
+    """The arena that `Engine` makes of the arguments of the same names; nothing is allocated. Raises SettingError."""
+    shape = (config.kv_heads, plan.page_size, config.head_dim, parse_kv_type(kv_type))
+    page_bytes = measure_page_bytes(ctx, config.layers, *shape)
+    pages = choose_pages(
+        page_bytes,
+        plan.page_size,
+        arena_bytes=arena_bytes,
+        pages=pages,
+        wanted_pages=max_sequences * -(-context_tokens // plan.page_size),
+        available_bytes=bound_free_bytes(ctx, memory_bytes),
+        available_percent=arena_percent,
+    )
+    return ArenaPlan(pages, page_bytes, shape)
+
+
+def estimate_arena(
+    device: str,
+    config: ModelShape,
+    *,
+    kv_cache: str,
+    page_size: int,
+    context_tokens: int | None,
+    max_sequences: int,
+    kv_type: str | None,
+    arena_bytes: int | None,
+    arena_percent: int,
+    memory_bytes: int | None,
+) -> ArenaPlan:
+    """The arena that an `Engine` with these arguments would make now, on a device of the settings, without a model.
+
+    Raises SettingError and DeviceError as making the engine does.
+    """
+    chosen = choose_device(device)
+    tokens = choose_context(context_tokens, config.context_length)
+    plan = plan_memory(
+        kv_cache, page_size, tokens, shares_prefixes=True, store_bytes=0, store_folder=None, has_fingerprint=True
+    )
+    return plan_arena(
+        Context(chosen, 1 if chosen == "cpu" else None),
+        config,
+        plan,
+        context_tokens=tokens,
+        max_sequences=max_sequences,
+        kv_type=kv_type,
+        arena_bytes=arena_bytes,
+        arena_percent=arena_percent,
+        memory_bytes=memory_bytes,
+    )
 
 
 def open_store(plan: MemoryPlan) -> PageStore | None:

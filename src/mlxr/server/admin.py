@@ -1,4 +1,4 @@
-"""Routes for who runs the server: what is loaded, what the caches hold, which requests are in flight."""
+"""Routes for who runs the server: what it is, what is loaded, what the caches hold, which requests are in flight."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 
+import mlxr
 from mlxr.core.errors import EngineStopped
+from mlxr.core.settings import Settings
+from mlxr.server import admin_models
 from mlxr.server.activity import Activity, InFlight
 from mlxr.server.errors import ServerError
 from mlxr.server.routes import Router
+from mlxr.service.opening import find_device
 
 if TYPE_CHECKING:
     from mlxr.service.model_pool import ModelPool, RunningModel
     from mlxr.service.stats import SessionStats
 
 router = Router(prefix="/v1/admin", tags=["admin"])
+router.include(admin_models.router)
 
 
 class _Row(BaseModel):
@@ -85,6 +90,54 @@ class Done(_Row):
     """What was asked for has been done."""
 
     status: str = "ok"
+
+
+class Info(_Row):
+    """What the server is and may do, for the page and others who show it.
+
+    `models_memory_bytes` is for all loaded models with their caches. Where `context_tokens` is null, each model has its
+    own context.
+    """
+
+    version: str
+    device: str
+    dialects: list[str]
+    needs_key: bool
+    default_model: str
+    context_tokens: int | None
+    max_sequences: int
+    max_waiting: int
+    max_body_bytes: int
+    keep_alive_s: float
+    models_memory_bytes: int
+    store_bytes: int
+    hub_url: str
+    import_folders: list[str]
+    tool_origins: list[str]
+
+
+@router.get("/info")
+async def show_info(request: Request) -> Info:
+    """What the server is and may do."""
+    state = request.app.state
+    settings: Settings = state.settings
+    return Info(
+        version=str(mlxr.__version__),
+        device=await asyncio.to_thread(find_device, settings),
+        dialects=list(state.dialects),
+        needs_key=bool(settings.api_keys or settings.api_keys_file),
+        default_model=settings.default_model,
+        context_tokens=settings.context_tokens,
+        max_sequences=settings.max_sequences,
+        max_waiting=settings.max_waiting,
+        max_body_bytes=settings.max_body_bytes,
+        keep_alive_s=settings.keep_alive_s,
+        models_memory_bytes=state.pool.budget_bytes,
+        store_bytes=settings.store_bytes,
+        hub_url=settings.hub_url,
+        import_folders=list(settings.import_folders),
+        tool_origins=list(settings.page_tool_origins),
+    )
 
 
 @router.get("/models")

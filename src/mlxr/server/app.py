@@ -59,6 +59,7 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
     app = Starlette(routes=[_document_route(rows), *map(build_route, rows)], lifespan=lifespan)
     state = {"pool": pool, "registry": served.registry, "served": served, "settings": settings}
     state |= {"responses": ResponseStore(settings.responses_bytes), "page": Page.read(settings)}
+    state |= {"dialects": [dialect.name for dialect in DIALECTS]}
     state |= {"metrics": metrics, "activity": activity, "lifecycle": lifecycle}
     for name, value in state.items():
         setattr(app.state, name, value)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -95,6 +95,14 @@ class _Entry:
     @property
     def name(self) -> str:
         return self.record.name
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory that a model would find: `free_bytes` for it, once the models named in `leaving` are unloaded."""
+
+    free_bytes: int
+    leaving: tuple[str, ...]
 
 
 class ModelLease:
@@ -182,6 +190,19 @@ class ModelPool:
             if (session := entry.session) is not None and not entry.is_leaving
         ]
 
+    def find_room(self, record: ModelRecord) -> Room:
+        """The memory for a model and its cache if it were loaded now; raises DoesNotFit."""
+        others = [other for other in self._list_others(record.name) if not other.is_leaving]
+        needed_bytes = self._check_fit(record, others)
+        free_bytes = self.budget_bytes - sum(other.size_bytes for other in others)
+        leaving = []
+        for other in sorted((other for other in others if not other.is_pinned), key=_rank_to_leave):
+            if needed_bytes <= free_bytes:
+                break
+            free_bytes += other.size_bytes
+            leaving.append(other.record.short_name)
+        return Room(free_bytes, tuple(leaving))
+
     def refresh(self) -> None:
         """Ask the catalogue again for every name; called after it was changed."""
         self._found.clear()
@@ -262,28 +283,32 @@ class ModelPool:
 
     async def _make_room(self, entry: _Entry) -> int:
         """Let others go until the model fits; returns the bytes that its cache may take."""
-        weight_bytes = entry.record.size_bytes
-        entry.size_bytes = weight_bytes + (self._settings.arena_bytes or MIN_ARENA_BYTES)
-        # Only what is loaded, or on its way out, has a size: this is the one place where models get one.
-        others = [other for other in self._entries.values() if other is not entry and other.size_bytes]
-        pinned_bytes = sum(other.size_bytes for other in others if other.is_pinned)
-        if entry.size_bytes > self.budget_bytes - pinned_bytes:
-            raise DoesNotFit(entry.record.short_name, entry.size_bytes, self.budget_bytes, pinned_bytes)
+        others = self._list_others(entry.name)
+        entry.size_bytes = self._check_fit(entry.record, others)
         while True:
             others = [other for other in others if not other.gone.is_set()]
             free_bytes = self.budget_bytes - sum(other.size_bytes for other in others)
             if entry.size_bytes <= free_bytes:
-                return free_bytes - weight_bytes
+                return free_bytes - entry.record.size_bytes
             leaving = [other for other in others if other.is_leaving]
             if not leaving:
-                # Idle ones first. One in use takes no more requests now and goes when those it has are answered.
-                oldest = min(
-                    (other for other in others if not other.is_pinned),
-                    key=lambda other: (other.leases > 0, other.used_at_s),
-                )
+                # One in use takes no more requests now and goes when those it has are answered.
+                oldest = min((other for other in others if not other.is_pinned), key=_rank_to_leave)
                 self._leave(oldest)
                 leaving = [oldest]
             await leaving[0].gone.wait()
+
+    def _list_others(self, name: str) -> list[_Entry]:
+        """Models besides that of this name that are loaded or on their way out: only those have a size."""
+        return [other for other in self._entries.values() if other.name != name and other.size_bytes]
+
+    def _check_fit(self, record: ModelRecord, others: Sequence[_Entry]) -> int:
+        """The least that a model takes, with the smallest cache; raises DoesNotFit where pinned ones leave less."""
+        needed_bytes = record.size_bytes + (self._settings.arena_bytes or MIN_ARENA_BYTES)
+        pinned_bytes = sum(other.size_bytes for other in others if other.is_pinned)
+        if needed_bytes > self.budget_bytes - pinned_bytes:
+            raise DoesNotFit(record.short_name, needed_bytes, self.budget_bytes, pinned_bytes)
+        return needed_bytes
 
     def _leave(self, entry: _Entry) -> None:
         """From now on the entry is for nobody new; it goes with its last lease."""
@@ -356,3 +381,8 @@ class ModelPool:
         if entry.loading is None:
             raise EngineStopped
         return entry.loading
+
+
+def _rank_to_leave(entry: _Entry) -> tuple[bool, float]:
+    """Order in which models make room, the lowest first: idle ones before those in use, then the longest unused."""
+    return entry.leases > 0, entry.used_at_s

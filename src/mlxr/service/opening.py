@@ -11,7 +11,7 @@ from mlxr.core.errors import InvalidRequest, NotFound
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
 from mlxr.engine.runner import Model
-from mlxr.loading import LoadedModel, Progress, find_model, load
+from mlxr.loading import LoadedModel, Progress, choose_device, find_model, load
 from mlxr.registry import ModelRecord
 from mlxr.service.catalogue import open_registry
 from mlxr.service.session import Session
@@ -98,6 +98,11 @@ def build_engine(
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
         max_waiting=settings.max_waiting,
     )
+
+
+def find_device(settings: Settings) -> str:
+    """The device that models run on: that of the settings, or what this machine has."""
+    return choose_device(settings.device)
 
 
 def find_store_folder(settings: Settings) -> Path:

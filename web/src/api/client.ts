@@ -57,16 +57,16 @@ export function describeError(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
-/** The error of a refused request: OpenAI's `{error: {message, param}}` or Ollama's `{error: "..."}`. */
+/** The error of a refused request: OpenAI's `{error: {message, param}}`, our `field` for `param`, or Ollama's text. */
 async function readError(response: Response): Promise<ApiError> {
   const text = await response.text().catch(() => "");
   try {
     const { error } = JSON.parse(text) as { error?: unknown };
     if (typeof error === "string") return new ApiError(response.status, error);
     if (error && typeof error === "object") {
-      const { message, param } = error as { message?: unknown; param?: unknown };
+      const { message, param, field = param } = error as { message?: unknown; param?: unknown; field?: unknown };
       if (typeof message === "string")
-        return new ApiError(response.status, message, typeof param === "string" ? param : null);
+        return new ApiError(response.status, message, typeof field === "string" ? field : null);
     }
   } catch {
     // Not JSON: the status has to do.

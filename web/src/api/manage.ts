@@ -117,13 +117,15 @@ export async function importModel(path: string): Promise<string> {
   return (await getJson<{ name: string }>("/v1/admin/models/import", { body: { path } })).name;
 }
 
-/** The memory that a model would take, in bytes, and whether the server has it now. */
+/** The memory that a model takes, or would take if it were loaded now, in bytes. */
 export interface MemoryEstimate {
+  is_loaded: boolean;
   weights_bytes: number;
   cache_bytes: number;
-  other_bytes: number;
   free_bytes: number;
   fits: boolean;
+  /** Models that would be unloaded to make room. */
+  unloads: string[];
   /** Why it does not fit, and what to do about it. */
   reason: string | null;
 }

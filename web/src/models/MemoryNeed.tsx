@@ -12,14 +12,17 @@ export function MemoryNeed({ name }: { name: string }) {
   const parts = [
     ["Weights", data.weights_bytes, styles.weights],
     ["Cache", data.cache_bytes, styles.cache],
-    ["Work", data.other_bytes, styles.other],
   ] as const;
   const needed = parts.reduce((sum, [, bytes]) => sum + bytes, 0);
   const whole = Math.max(needed, data.free_bytes, 1);
   return (
     <section className={styles.need} aria-label="Memory">
       <h2>
-        Memory <span>{formatBytes(needed)} needed</span> <span>{formatBytes(data.free_bytes)} free for models</span>
+        Memory{" "}
+        <span>
+          {formatBytes(needed)} {data.is_loaded ? "in use" : "needed"}
+        </span>{" "}
+        <span>{formatBytes(data.free_bytes)} free for models</span>
       </h2>
       <div className={styles.bar} aria-hidden="true">
         {parts.map(([label, bytes, part]) => (
@@ -33,6 +36,9 @@ export function MemoryNeed({ name }: { name: string }) {
           </li>
         ))}
       </ul>
+      {data.unloads.length > 0 && (
+        <Notice kind="plain">Loading it unloads {data.unloads.join(", ")} to make room.</Notice>
+      )}
       {!data.fits && <Notice kind="error">{data.reason ?? "It does not fit."}</Notice>}
     </section>
   );

@@ -1,0 +1,79 @@
+"""What a model takes in memory, or would take if it were loaded now, and why it does not fit if so.
+
+Asks the same functions as a load does, so both give the same numbers and the same reasons. What prepared weights take
+is known only once they are; before that, the size of the files stands for it, as in the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from mlxr.core.errors import DoesNotFit, MlxrError
+from mlxr.core.settings import Settings
+from mlxr.engine.memory_plan import estimate_arena, read_room_bytes
+from mlxr.loading import open_source
+from mlxr.registry import ModelRecord
+from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool, Room
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes of weights and cache, and `free_bytes` that models may take besides those that stay loaded.
+
+    `leaving` names the models that would be unloaded for it; `reason` says why it does not fit, None if it does.
+    """
+
+    is_loaded: bool
+    weight_bytes: int
+    cache_bytes: int
+    free_bytes: int
+    leaving: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+async def find_memory_need(pool: ModelPool, record: ModelRecord, settings: Settings) -> MemoryNeed:
+    """The need of a model; what it takes where it is loaded. Raises what reading its files raises."""
+    loaded = next((model for model in pool.running() if model.name == record.name), None)
+    refusal: str | None = None
+    try:
+        room = pool.find_room(record)
+    except DoesNotFit as error:
+        room, refusal = Room(error.budget_bytes - error.pinned_bytes, ()), str(error)
+    if loaded is not None:
+        stats = await loaded.session.stats()
+        return MemoryNeed(True, stats.weight_bytes, stats.engine.arena_bytes, room.free_bytes)
+    if refusal is not None:
+        least_bytes = settings.arena_bytes or MIN_ARENA_BYTES
+        return MemoryNeed(False, record.size_bytes, least_bytes, room.free_bytes, reason=refusal)
+    cache_bytes, reason = await asyncio.to_thread(_plan_cache, record, settings, room.free_bytes)
+    return MemoryNeed(False, record.size_bytes, cache_bytes, room.free_bytes, room.leaving, reason)
+
+
+def _plan_cache(record: ModelRecord, settings: Settings, free_bytes: int) -> tuple[int, str | None]:
+    """Bytes of the cache, and why there can be none."""
+    source = open_source(record.path)
+    source.file.close()
+    machine_bytes = read_room_bytes(settings.device)
+    if machine_bytes is not None and machine_bytes < record.size_bytes:
+        return MIN_ARENA_BYTES, (
+            f"{record.short_name}: needs {record.size_bytes >> 20} MiB for its weights, and this machine has "
+            f"{machine_bytes >> 20} MiB of memory free; end other programs or take a smaller model"
+        )
+    rooms = [free_bytes] if machine_bytes is None else [free_bytes, machine_bytes]
+    try:
+        arena = estimate_arena(
+            settings.device,
+            source.config,
+            kv_cache=settings.kv_cache,
+            page_size=settings.page_size,
+            context_tokens=settings.context_tokens,
+            max_sequences=settings.max_sequences,
+            kv_type=settings.kv_type,
+            arena_bytes=settings.arena_bytes,
+            arena_percent=settings.arena_percent,
+            memory_bytes=min(rooms) - record.size_bytes,
+        )
+    except MlxrError as error:
+        return settings.arena_bytes or MIN_ARENA_BYTES, f"{record.short_name}: {error}"
+    return arena.nbytes, None
