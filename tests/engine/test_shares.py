@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NoReturn, cast
+
 import pytest
-from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_engine, run_all
+from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_engine
 
 from mlxr.core.types import SamplingParams
+from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.shares import Shares
@@ -43,28 +47,31 @@ class World:
         while self.engine.has_work:
             self.step()
 
+    def expect_short_one_soon(self, steps: int) -> None:
+        """After so many steps another client's short request is answered within three steps; then all are."""
+        for _ in range(steps):
+            self.step()
+        asked_s = self.now
+        short = self.submit("short", 7, 10)
+        self.run()
+        assert self.first_s[short] - asked_s < 3 * 32 * TOKEN_S
+
+    def order(self, ids: Iterable[int]) -> list[int]:
+        """The requests in the order of their first tokens."""
+        return sorted(ids, key=self.first_s.__getitem__)
+
 
 def test_a_short_request_does_not_wait_for_a_flood() -> None:
     world = World()
     flood = [world.submit("flood", stem, 200) for stem in range(20)]
-    for _ in range(10):
-        world.step()
-    asked_s = world.now
-    short = world.submit("short", 7, 10)
-    world.run()
-    assert world.first_s[short] - asked_s < 3 * 32 * TOKEN_S
-    assert sorted(flood, key=world.first_s.__getitem__) == flood
+    world.expect_short_one_soon(steps=10)
+    assert world.order(flood) == flood
 
 
 def test_a_long_prompt_lets_short_ones_by() -> None:
     world = World()
     world.submit("long", 1, 900)
-    for _ in range(5):
-        world.step()
-    asked_s = world.now
-    short = world.submit("short", 7, 10)
-    world.run()
-    assert world.first_s[short] - asked_s < 3 * 32 * TOKEN_S
+    world.expect_short_one_soon(steps=5)
 
 
 def test_two_floods_get_the_same() -> None:
@@ -72,7 +79,7 @@ def test_two_floods_get_the_same() -> None:
     mine = [world.submit("a", stem, 100) for stem in range(10)]
     theirs = [world.submit("b", stem + 20, 100) for stem in range(10)]
     world.run()
-    order = sorted([*mine, *theirs], key=world.first_s.__getitem__)
+    order = world.order([*mine, *theirs])
     for count in range(2, 20, 2):
         assert abs(len(set(order[:count]) & set(mine)) - count // 2) <= 1
 
@@ -80,12 +87,7 @@ def test_two_floods_get_the_same() -> None:
 def test_answers_beyond_the_share_make_place() -> None:
     world = World(max_sequences=4)
     flood = [world.submit("flood", stem, 20, answer=100) for stem in range(8)]
-    for _ in range(10):
-        world.step()
-    asked_s = world.now
-    short = world.submit("short", 7, 10)
-    world.run()
-    assert world.first_s[short] - asked_s < 3 * 32 * TOKEN_S
+    world.expect_short_one_soon(steps=10)
     assert world.engine.stats().preemptions >= 1
     for stem, request in enumerate(flood):
         prompt = [(stem + index * (stem + 3)) % 50 for index in range(20)]
@@ -97,15 +99,14 @@ def test_one_client_keeps_the_order_and_the_priorities() -> None:
     ids = [world.submit("one", stem, 50) for stem in range(5)]
     urgent = world.submit("one", 9, 50, priority=1)
     world.run()
-    order = sorted(world.first_s, key=world.first_s.__getitem__)
-    assert order == [urgent, *ids]
+    assert world.order([*ids, urgent]) == [urgent, *ids]
 
 
 def test_requests_without_a_client_come_first_come_first_served() -> None:
     world = World(max_sequences=1)
     ids = [world.submit(None, stem, 50) for stem in range(5)]
     world.run()
-    assert sorted(world.first_s, key=world.first_s.__getitem__) == ids
+    assert world.order(reversed(ids)) == ids
 
 
 def test_accounts_end_with_the_last_request() -> None:
@@ -122,10 +123,25 @@ def test_accounts_end_with_the_last_request() -> None:
 
 
 def test_a_request_that_ends_early_owes_no_more() -> None:
-    world = World()
+    world = World(max_sequences=1)
     for stem in range(10):
         world.engine.cancel(world.submit("a", stem, 500))
-    late = world.submit("a", 1, 10)
-    other = world.submit("b", 2, 10)
-    run_all(world.engine)
-    assert late < other
+    late, other = world.submit("a", 1, 10), world.submit("b", 2, 10)
+    world.run()
+    assert world.order([other, late]) == [late, other]
+
+
+def test_a_request_that_cannot_be_made_leaves_no_account() -> None:
+    class Broken:
+        end_tokens = (0,)
+
+        def fork(self) -> NoReturn:
+            raise RuntimeError("no fork")
+
+    world = World(max_sequences=1)
+    for _ in range(10):
+        with pytest.raises(RuntimeError, match="no fork"):
+            world.engine.submit([1] * 500, SamplingParams(), client="a", constraint=cast(TokenConstraint, Broken()))
+    late, other = world.submit("a", 1, 10), world.submit("b", 2, 10)
+    world.run()
+    assert world.order([other, late]) == [late, other]

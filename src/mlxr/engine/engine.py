@@ -170,7 +170,6 @@ class Engine:
         end_tokens = self._limits.choose_end(len(token_ids), params.max_tokens)
         self._check_queue()
         now, request_id = self._clock(), next(self._ids)
-        arrival = self._shares.enter(client, priority, now, len(token_ids), params.streams)
         scores = self._open_scores(token_ids, params.logprobs or 0) if scores_prompt else None
         sequences = [
             Sequence(
@@ -183,7 +182,6 @@ class Engine:
                 index=index,
                 priority=priority,
                 client=client,
-                arrival=compute_arrival(arrival, priority),
                 asked_s=now,
                 keys=self._cache.start_keys() if uses_cache and not scores_prompt else None,
                 scores=scores,
@@ -193,7 +191,7 @@ class Engine:
             )
             for index in range(params.streams)
         ]
-        self._enqueue(Request(params, sequences, now, deadline_s), sequences)
+        self._enqueue(Request(params, sequences, now, deadline_s), sequences, now)
         return request_id
 
     def submit_embedding(
@@ -225,11 +223,10 @@ class Engine:
             end_tokens=len(token_ids) + 1,  # all of them are written
             priority=priority,
             client=client,
-            arrival=compute_arrival(self._shares.enter(client, priority, now, len(token_ids), 0), priority),
             asked_s=now,
             pool=Pool(pooling),
         )
-        self._enqueue(Request(params, [sequence], now, deadline_s), [sequence])
+        self._enqueue(Request(params, [sequence], now, deadline_s), [sequence], now)
         return request_id
 
     def step(self) -> list[TokenEvent]:
@@ -329,8 +326,12 @@ class Engine:
         chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
         return PromptScores(list(token_ids), top, self._runner.project, chunk_tokens)
 
-    def _enqueue(self, request: Request, sequences: list[Sequence]) -> None:
+    def _enqueue(self, request: Request, sequences: list[Sequence], now: float) -> None:
         leader, *leader.followers = sequences
+        answers = 0 if leader.pool is not None else len(sequences)
+        arrival = self._shares.enter(leader.client, leader.priority, now, leader.prompt_tokens, answers)
+        for sequence in sequences:
+            sequence.rank = (compute_arrival(arrival, leader.priority), sequence.id, sequence.index)
         self._requests[leader.id] = request
         self._scheduler.add(leader)
 

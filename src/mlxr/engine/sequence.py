@@ -99,7 +99,6 @@ class Sequence:
         index: int = 0,
         priority: int = 0,
         client: str | None = None,
-        arrival: float = 0.0,
         asked_s: float = 0.0,
         keys: PageKeys | None = None,
         masks: MaskSource | None = None,
@@ -114,7 +113,7 @@ class Sequence:
         self.table = table
         self.priority = priority
         self.client = client
-        self.rank: Rank = (arrival, sequence_id, index)
+        self.rank: Rank = (0.0, sequence_id, index)
         self.sampler = Sampler(params, self.tokens, index, masks, stop_ids)
         self.watch = Stopwatch(asked_s)
         self.keys = keys
