@@ -107,7 +107,7 @@ async def post(port: int, path: str, body: dict[str, Any]) -> str:
 
 
 def make_attacks(port: int) -> dict[str, Attack]:
-    """What is done with attempt number `index`, by the kind of attack; each gives the status it got."""
+    """Return what is done with attempt number `index`, by the kind of attack; each gives the status it got."""
 
     async def template(index: int) -> str:
         made = {"model": f"t{index}", "from": "demo", "template": make_template(index), "stream": False}

@@ -1,4 +1,4 @@
-"""What each rule of sampling adds to a step of eight answers.
+"""Measures what each rule of sampling adds to a step of eight answers.
 
     python bench/samplers.py MODEL                     # a file or a name; --rounds 7 --tokens 48 --threads 2
 

@@ -31,7 +31,7 @@ def write_model(
 
 
 def plan_tensors(model: SourceModel, recipe_name: str) -> list[TensorToWrite]:
-    """What will be written, with the type that the recipe gives each tensor; ModelError for an unknown recipe."""
+    """Return the tensors to write with the type that the recipe gives each; ModelError for an unknown recipe."""
     planned = []
     for name, source in model.tensors.items():
         wanted = tensor_type(

@@ -19,7 +19,7 @@ for name in ("fastapi", "httpx", "uvicorn"):
     pytest.importorskip(name)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
-from demo_texts import ANSWER, QUESTION  # noqa: E402
+from questions import ANSWER, MESSAGES  # noqa: E402
 from running_server import RunningServer, start_server  # noqa: E402
 
 REAL = Path(__file__).parents[1] / "real"
@@ -52,11 +52,11 @@ def ask(server: RunningServer, messages: list[dict[str, str]], **options: Any) -
 
 
 def test_a_question_is_answered(server: RunningServer) -> None:
-    assert ask(server, QUESTION) == ANSWER
+    assert ask(server, MESSAGES) == ANSWER
 
 
 def test_a_stream_says_the_same(server: RunningServer) -> None:
-    body = {"model": "demo", "messages": QUESTION, "temperature": 0, "stream": True}
+    body = {"model": "demo", "messages": MESSAGES, "temperature": 0, "stream": True}
     with server.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as reply:
         lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
     assert lines.pop() == "[DONE]"
@@ -81,7 +81,7 @@ def test_texts_are_embedded_as_on_the_cpu(server: RunningServer, tmp_path: Path)
 
 def test_json_keeps_to_its_schema(server: RunningServer) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
-    value = json.loads(ask(server, QUESTION, response_format=wanted, temperature=1, seed=1, max_tokens=200))
+    value = json.loads(ask(server, MESSAGES, response_format=wanted, temperature=1, seed=1, max_tokens=200))
     assert set(value) == {"name", "big"}
     assert isinstance(value["big"], bool)
 

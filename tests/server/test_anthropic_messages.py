@@ -10,7 +10,7 @@ import anthropic
 import httpx
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
-from demo_texts import ANSWER, QUESTION
+from questions import ANSWER, MESSAGES
 
 TOOL = {
     "name": "get_weather",
@@ -35,7 +35,7 @@ def make_body(options: dict[str, object]) -> dict[str, object]:
     """The client has no parameter for the temperature; the field is part of the dialect all the same."""
     temperature = options.pop("temperature", 0)
     extra = {"temperature": temperature, **options.pop("extra_body", {})}  # type: ignore[dict-item]
-    return {"model": "demo", "messages": QUESTION, "max_tokens": 100, "extra_body": extra, **options}
+    return {"model": "demo", "messages": MESSAGES, "max_tokens": 100, "extra_body": extra, **options}
 
 
 def ask(ai: anthropic.Anthropic, **options: object) -> Message:
@@ -91,7 +91,7 @@ def test_the_events_of_a_text(ai: anthropic.Anthropic) -> None:
 
 
 def test_the_stream_on_the_wire(server: str) -> None:
-    body = {"model": "demo", "messages": QUESTION, "max_tokens": 3, "temperature": 0, "stream": True}
+    body = {"model": "demo", "messages": MESSAGES, "max_tokens": 3, "temperature": 0, "stream": True}
     reply = httpx.post(f"{server}/v1/messages", json=body)
     assert reply.headers["content-type"].startswith("text/event-stream")
     frames = [frame.splitlines() for frame in reply.text.strip().split("\n\n")]
@@ -123,7 +123,7 @@ def test_a_system_prompt_as_text_and_as_blocks(ai: anthropic.Anthropic) -> None:
     blocks = [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]
     as_text, as_blocks = ask(ai, system="Be short."), ask(ai, system=blocks)
     assert as_text.content[0].text == as_blocks.content[0].text  # type: ignore[union-attr]
-    assert as_text.usage.input_tokens + (as_text.usage.cache_read_input_tokens or 0) > count(ai, QUESTION)
+    assert as_text.usage.input_tokens + (as_text.usage.cache_read_input_tokens or 0) > count(ai, MESSAGES)
 
 
 def count(ai: anthropic.Anthropic, messages: object, **options: object) -> int:
@@ -133,7 +133,7 @@ def count(ai: anthropic.Anthropic, messages: object, **options: object) -> int:
 def test_tokens_are_counted_as_they_are_read(ai: anthropic.Anthropic) -> None:
     for options in ({}, {"system": "Be short."}, {"tools": [TOOL]}):
         usage = ask(ai, max_tokens=1, **options).usage
-        assert count(ai, QUESTION, **options) == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+        assert count(ai, MESSAGES, **options) == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
 def test_a_stop_sequence_is_named(ai: anthropic.Anthropic) -> None:
@@ -260,13 +260,13 @@ def test_what_is_wrong_is_named(ai: anthropic.Anthropic, options: dict[str, obje
 
 
 def test_max_tokens_must_be_there(server: str) -> None:
-    refused = httpx.post(f"{server}/v1/messages", json={"model": "demo", "messages": QUESTION})
+    refused = httpx.post(f"{server}/v1/messages", json={"model": "demo", "messages": MESSAGES})
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith("max_tokens:")
 
 
 def test_threads_are_refused_in_the_words_that_clients_fall_back_upon(server: str, ai: anthropic.Anthropic) -> None:
-    body = {"model": "demo", "max_tokens": 8, "messages": QUESTION, "thread": {"type": "create"}}
+    body = {"model": "demo", "max_tokens": 8, "messages": MESSAGES, "thread": {"type": "create"}}
     refused = httpx.post(f"{server}/v1/messages", json=body).json()["error"]
     assert refused["message"].startswith("thread:")
     assert refused["details"] == {"error_code": "thread_unsupported_request"}
@@ -279,7 +279,7 @@ def test_threads_are_refused_in_the_words_that_clients_fall_back_upon(server: st
         return "sunny"
 
     forced = {"type": "tool", "name": "get_weather"}
-    common = {"model": "demo", "max_tokens": 60, "messages": QUESTION, "max_iterations": 2}
+    common = {"model": "demo", "max_tokens": 60, "messages": MESSAGES, "max_iterations": 2}
     runner = ai.beta.messages.tool_runner(**common, tools=[get_weather], tool_choice=forced)  # type: ignore[call-overload]
     assert [reply.stop_reason for reply in runner] == ["tool_use", "tool_use"]
     assert len(asked) == 2
@@ -325,7 +325,7 @@ def ask_as_claude_code(server: str, nonce: str) -> httpx.Response:
             },
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": found, **hint}]},
             {"role": "system", "content": [{"type": "text", "text": "The date is today."}]},
-            {"role": "user", "content": QUESTION[0]["content"]},
+            {"role": "user", "content": MESSAGES[0]["content"]},
         ],
         "tools": [
             {

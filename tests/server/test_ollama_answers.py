@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import ollama
 import pytest
-from demo_texts import ANSWER
 from jsonschema import validate
+from questions import ANSWER
 from running_server import RunningServer
 
 from mlxr.registry import Changes

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from demo_texts import ANSWER, QUESTION, WEATHER
+from questions import ANSWER, MESSAGES, WEATHER
 
 TIME = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
 
@@ -21,7 +21,7 @@ def ai(server: str) -> Iterator[openai.OpenAI]:
 
 
 def ask(ai: openai.OpenAI, **options: object) -> openai.types.chat.ChatCompletion:
-    wanted = {"model": "demo", "messages": QUESTION, "temperature": 0, **options}
+    wanted = {"model": "demo", "messages": MESSAGES, "temperature": 0, **options}
     return ai.chat.completions.create(**wanted)  # type: ignore[call-overload, no-any-return]
 
 
@@ -104,7 +104,7 @@ def test_the_asynchronous_client_gets_the_same(server: str) -> None:
         async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as ai:
             replies = await asyncio.gather(
                 *(
-                    ai.chat.completions.create(model="demo", messages=QUESTION, temperature=0)  # type: ignore[call-overload]
+                    ai.chat.completions.create(model="demo", messages=MESSAGES, temperature=0)  # type: ignore[call-overload]
                     for _ in range(8)
                 )
             )
@@ -114,7 +114,7 @@ def test_the_asynchronous_client_gets_the_same(server: str) -> None:
 
 
 def test_the_stream_accumulator_of_the_client_works(ai: openai.OpenAI) -> None:
-    with ai.chat.completions.stream(model="demo", messages=QUESTION, temperature=0) as events:  # type: ignore[arg-type]
+    with ai.chat.completions.stream(model="demo", messages=MESSAGES, temperature=0) as events:  # type: ignore[arg-type]
         kinds = {event.type for event in events}
         final = events.get_final_completion()
     assert {"chunk", "content.delta", "content.done"} <= kinds
@@ -234,7 +234,7 @@ def test_a_long_conversation(ai: openai.OpenAI) -> None:
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "Hello!", "refusal": None, "annotations": [], "audio": None},
-        *QUESTION,
+        *MESSAGES,
     ]
     reply = ask(ai, messages=messages, max_tokens=4)
     assert reply.usage is not None
@@ -279,7 +279,7 @@ def test_the_parse_method_of_the_client_works(ai: openai.OpenAI) -> None:
 
     reply = ai.chat.completions.parse(
         model="demo",
-        messages=QUESTION,
+        messages=MESSAGES,
         temperature=1,
         seed=1,
         response_format=Verdict,  # type: ignore[arg-type]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from demo_texts import ANSWER
 from openai.types.responses import Response, ResponseStreamEvent
+from questions import ANSWER
 
-QUESTION = "What does os.path.join do?"
+MESSAGES = "What does os.path.join do?"
 TOOL = {
     "type": "function",
     "name": "get_weather",
@@ -49,11 +49,11 @@ def ai(server: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def ask(ai: openai.OpenAI, wanted: object = QUESTION, **options: object) -> Response:
+def ask(ai: openai.OpenAI, wanted: object = MESSAGES, **options: object) -> Response:
     return ai.responses.create(model="demo", input=wanted, **{"temperature": 0, **options})  # type: ignore[call-overload, no-any-return]
 
 
-def stream(ai: openai.OpenAI, wanted: object = QUESTION, **options: object) -> list[ResponseStreamEvent]:
+def stream(ai: openai.OpenAI, wanted: object = MESSAGES, **options: object) -> list[ResponseStreamEvent]:
     return list(ask(ai, wanted, stream=True, **options))  # type: ignore[arg-type]
 
 
@@ -106,7 +106,7 @@ def test_the_events_of_a_text(ai: openai.OpenAI) -> None:
 
 
 def test_the_stream_accumulator_of_the_client_works(ai: openai.OpenAI) -> None:
-    with ai.responses.stream(model="demo", input=QUESTION, temperature=0) as events:
+    with ai.responses.stream(model="demo", input=MESSAGES, temperature=0) as events:
         for _ in events:
             pass
         assert events.get_final_response().output_text == ANSWER
@@ -118,7 +118,7 @@ def test_a_conversation_as_items(ai: openai.OpenAI) -> None:
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
         *[item.model_dump(exclude_none=True) for item in first.output],
-        {"type": "message", "role": "user", "content": QUESTION},
+        {"type": "message", "role": "user", "content": MESSAGES},
     ]
     reply = ask(ai, items, max_output_tokens=8)
     assert reply.output_text
@@ -176,7 +176,7 @@ def test_the_parse_method_of_the_client_works(ai: openai.OpenAI) -> None:
     class Verdict(pydantic.BaseModel):
         good: bool
 
-    reply = ai.responses.parse(model="demo", input=QUESTION, text_format=Verdict, temperature=1)
+    reply = ai.responses.parse(model="demo", input=MESSAGES, text_format=Verdict, temperature=1)
     assert isinstance(reply.output_parsed, Verdict)
 
 
@@ -202,5 +202,5 @@ def test_the_parse_method_of_the_client_works(ai: openai.OpenAI) -> None:
 )
 def test_what_is_not_supported_is_refused_by_name(ai: openai.OpenAI, options: dict[str, object], field: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        ai.responses.create(**{"model": "demo", "input": QUESTION, **options})  # type: ignore[call-overload]
+        ai.responses.create(**{"model": "demo", "input": MESSAGES, **options})  # type: ignore[call-overload]
     assert refused.value.param == field

@@ -8,9 +8,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from demo_texts import ANSWER
-from demo_texts import QUESTION as MESSAGES
 from openai.types.responses import Response
+from questions import ANSWER, MESSAGES
 from running_server import MakeServer
 
 from mlxr.server.errors import ServerError
@@ -21,7 +20,7 @@ from mlxr.server.openai.response_store import ResponseStore
 from mlxr.server.openai.responses import begin_response
 from mlxr.server.openai.route import Head
 
-QUESTION = MESSAGES[0]["content"]
+MESSAGES = MESSAGES[0]["content"]
 PATCH = {
     "type": "custom",
     "name": "apply_patch",
@@ -68,7 +67,7 @@ HISTORY: list[dict[str, Any]] = [
     {"type": "additional_tools", "role": "developer", "tools": [{**PLAN, "name": "late"}, PLAN]},
     {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
     {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "id": "msg_1"},
-    {"type": "message", "role": "user", "content": QUESTION},
+    {"type": "message", "role": "user", "content": MESSAGES},
 ]
 
 
@@ -87,9 +86,9 @@ def count(ai: openai.OpenAI, wanted: object, **options: object) -> int:
 
 
 def test_a_response_goes_on_from_an_earlier_one(ai: openai.OpenAI) -> None:
-    first = ask(ai, QUESTION, instructions="Be kind.")
+    first = ask(ai, MESSAGES, instructions="Be kind.")
     assert (first.store, first.output_text) == (True, ANSWER)  # type: ignore[attr-defined]
-    whole = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    whole = [{"role": "user", "content": MESSAGES}, {"role": "assistant", "content": ANSWER}]
     second = ask(ai, "And then?", previous_response_id=first.id, max_output_tokens=4)
     assert second.usage is not None
     assert second.usage.input_tokens == count(ai, [*whole, {"role": "user", "content": "And then?"}])
@@ -159,7 +158,7 @@ def test_the_store_is_bounded() -> None:
 
 def test_a_long_input_loses_its_oldest_items(ai: openai.OpenAI) -> None:
     long = [{"role": "user", "content": f"{number} " + "words and more words " * 10} for number in range(90)]
-    asked = [{"role": "system", "content": "Be brief."}, *long, {"role": "user", "content": QUESTION}]
+    asked = [{"role": "system", "content": "Be brief."}, *long, {"role": "user", "content": MESSAGES}]
     assert 1900 < count(ai, asked, truncation="auto") < 2048
     reply = ask(ai, asked, truncation="auto", max_output_tokens=1)
     assert reply.truncation == "auto"

@@ -86,7 +86,8 @@ def test_stopping_ends_what_is_on_its_way() -> None:
     own = TemplateWorkers()
     with ThreadPoolExecutor(1) as pool:
         bomb = pool.submit(render, own, ENDLESS)
-        time.sleep(0.5)
+        while not own._busy:
+            time.sleep(0.01)
         start_s = time.monotonic()
         own.stop()
         with pytest.raises(TemplateError, match="it was stopped"):

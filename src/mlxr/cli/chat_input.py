@@ -1,4 +1,4 @@
-"""What a chat is told: lines of a terminal or a pipe, as text; several lines as one between three quotes."""
+"""Reads what a chat is told: lines of a terminal or a pipe, as text; several lines as one between three quotes."""
 
 from __future__ import annotations
 

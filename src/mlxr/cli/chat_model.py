@@ -24,7 +24,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What `/show` shows of a model; `parameters` are lines of name and value."""
+    """Holds what `/show` shows of a model; `parameters` are lines of name and value."""
 
     info: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[str] = ()
@@ -48,7 +48,7 @@ class ChatModel:
 
     @property
     def title(self) -> str:
-        """What people call the model."""
+        """Return the name that people use for the model."""
         return self.name or self._url or DEFAULT_MODEL
 
     @property
@@ -91,7 +91,7 @@ class ChatModel:
         ask_server(self._settings, self._url, "/api/create", body, timeout_s=None)
 
     def describe(self) -> ModelCard:
-        """What is known of the model; raises MlxrError."""
+        """Return the details of the model; raises MlxrError."""
         if self._url is not None:
             return self._ask_card(self._url)
         record = self._record

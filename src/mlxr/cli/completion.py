@@ -1,4 +1,4 @@
-"""What the shell offers when a person presses Tab behind a command that takes the name of a model."""
+"""Tells the shell what to offer when a person presses Tab behind a command that takes the name of a model."""
 
 from __future__ import annotations
 

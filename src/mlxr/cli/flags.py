@@ -127,7 +127,7 @@ def _setting_parameter(setting: Setting) -> inspect.Parameter:
 
 
 def name_unit(row: Setting | Parameter) -> str:
-    """What stands behind the flag in the help: the unit of the value where it has one, else its kind."""
+    """Return what stands behind the flag in the help: the unit of the value where it has one, else its kind."""
     last = row.name.rsplit("_", 1)[-1]
     return last.upper() if row.kind == "int" and last in UNITS else METAVARS[row.kind]
 

@@ -28,7 +28,7 @@ def ask_server(
     *,
     timeout_s: float | None = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """What the server answers to a POST with `body`, or to a GET without one; None as `timeout_s` waits for ever.
+    """Return the server's answer to a POST with `body`, or to a GET without one; None as `timeout_s` waits for ever.
 
     `url` is the server's address, None that of the settings. Raises MlxrError with what the server says, or where
     none answers.

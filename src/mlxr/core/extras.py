@@ -1,4 +1,4 @@
-"""What to install for the optional parts of mlxr, in words that work wherever mlxr itself came from.
+"""Says what to install for the optional parts of mlxr, in words that work wherever mlxr itself came from.
 
 mlxr is on no package index, so the remedy names the packages that an extra of `pyproject.toml` stands for.
 """

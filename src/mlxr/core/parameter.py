@@ -1,4 +1,4 @@
-"""What is known of one sampling parameter: its values, its help text, and what each dialect calls it.
+"""Describes one sampling parameter: its values, its help text, and what each dialect calls it.
 
 The table of all of them is the class `SamplingParams`, each of whose rows is declared with `parameter`; `core.sampling`
 reads it. Flags, fields of requests, options of models and checks follow from the rows.
@@ -46,7 +46,7 @@ class Parameter:
         return "--" + self.name.replace("_", "-")
 
     def list_names(self, *dialects: Dialect) -> list[str]:
-        """What these dialects call it, the preferred name last; `name` itself is understood everywhere."""
+        """Return the names of it in these dialects, the preferred name last; `name` itself is understood everywhere."""
         return list(dict.fromkeys([self.name, *(self.names.get(dialect, self.name) for dialect in dialects)]))
 
     def check(self, value: Any, name: str | None = None) -> Any:

@@ -57,7 +57,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like. `text` is the JSON schema, the regular expression or the grammar in GBNF or Lark.
+    """Tells the form of an answer. `text` is the JSON schema, the regular expression or the grammar in GBNF or Lark.
 
     For `json_object` (any JSON object) `text` is empty. `field` is what the caller calls it; errors name that.
     """

@@ -5,8 +5,9 @@ Refusals name the field, what was asked and what there is. Knows no running requ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import chain
 
 from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, SettingError
 from mlxr.core.types import SamplingParams
@@ -33,8 +34,7 @@ class Limits:
         """Tokens named in the parameters are in the vocabulary, and all answers to a prompt can grow together."""
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        for breaker in params.dry_breaker_ids:
-            self.check_tokens("dry_breaker_ids", breaker)
+        self._check_vocabulary("dry_breaker_ids", [*chain.from_iterable(params.dry_breaker_ids)])
         if params.streams > self.max_running:
             raise InvalidRequest(
                 "n" if params.best_of is None else "best_of",
@@ -91,10 +91,10 @@ class Limits:
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def _check_vocabulary(self, field: str, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise InvalidRequest(field, f"token {token_id} is not from 0 to {self.vocab_size - 1}")
+    def _check_vocabulary(self, field: str, token_ids: Collection[int]) -> None:
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            foreign = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
+            raise InvalidRequest(field, f"token {foreign} is not from 0 to {self.vocab_size - 1}")
 
 
 def choose_context(context_tokens: int | None, model_tokens: int) -> int:

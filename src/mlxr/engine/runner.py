@@ -69,7 +69,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a batch gives: the wanted logits of all parts, (R, vocab_size), and states of each part that wants any."""
+    """Holds what a batch gives: the wanted logits of all parts, (R, vocab_size), and states of parts that want any."""
 
     logits: Floats
     hidden: list[Floats]

@@ -230,6 +230,6 @@ class Sequence:
         return [TokenEvent(self.id, None, self.usage, index=self.index, progress=progress) for progress in told]
 
     def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:
-        """What the answer's first event has of the prompt; it is the first with `first_of` tokens generated."""
+        """Return what the answer's first event has of the prompt; it is the first with `first_of` tokens generated."""
         is_first = len(self.tokens) - self.prompt_tokens == first_of
         return self.scores.read() if self.scores is not None and is_first else ()

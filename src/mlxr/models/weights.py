@@ -68,7 +68,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
 
 
 def read_rope_factors(tensors: Mapping[str, TensorSource]) -> list[float] | None:
-    """What divides the frequencies of the rotary positions, or None; ModelError unless all are finite and positive."""
+    """Return the divisors of the rotary frequencies, or None; ModelError unless all are finite and positive."""
     tensor = tensors.get(ROPE_FACTORS)
     if tensor is None:
         return None

@@ -1,4 +1,4 @@
-"""What engines and the system tell now, in the form of a collector for Prometheus.
+"""Collects what engines and the system tell now, in the form of a collector for Prometheus.
 
 Engines count pages, cache and dispatches themselves; this is read when somebody asks, never on the way of a token.
 """

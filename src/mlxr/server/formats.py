@@ -1,4 +1,4 @@
-"""What an answer must look like, however a dialect says it, as one Grammar.
+"""Reads what an answer must look like, however a dialect says it, as one Grammar.
 
 Here are OpenAI's `response_format` and `text.format`, with `regex` and `grammar` as additions; the fields `grammar` and
 `json_schema` of llama.cpp; `guided_json` and its kin and `structured_outputs` of vLLM; and schemas as Ollama and
@@ -81,7 +81,7 @@ class StructuredOutputs(RequestModel):
     json_object: bool | None = None
 
     def list_grammars(self) -> list[Grammar | None]:
-        """What is asked for, and None for what is not."""
+        """Return what is asked for, and None for what is not."""
         place = "structured_outputs"
         return [
             make_schema_grammar(self.json_schema, f"{place}.json"),

@@ -1,4 +1,4 @@
-"""What a request says that has no effect here: named in a header of the response and in the debug log.
+"""Finds the fields of a request that have no effect here: they go into a header of the response and the debug log.
 
 Clients of other servers send fields that change no answer: labels, hints, what their own server stores. Such a field
 passes when the request's model does not declare it. Here is the one place that finds those fields; `routes` calls it

@@ -46,7 +46,7 @@ class RequestModel(BaseModel):
         return value
 
     def list_left_out(self) -> Iterable[str]:
-        """What has no effect although it is declared, such as one kind of tool; named with the undeclared fields."""
+        """Return declared fields without effect, such as one kind of tool; they are named with the undeclared ones."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""What the server has done, for Prometheus: requests, answers, tokens and times.
+"""Counts what the server has done, for Prometheus: requests, answers, tokens and times.
 
 Counters of this process live in a registry of their own, one for each application. What engines count themselves is
 read when somebody asks (`engine_metrics`). Names begin with `mlxr_`; seconds and bytes are base units. The same numbers

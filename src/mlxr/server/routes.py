@@ -32,6 +32,19 @@ INLINE_BYTES = 1 << 16
 MAX_MESSAGES = 1 << 14  # of one conversation
 
 
+def describe_errors(model: type[BaseModel], place: str) -> Responses:
+    """Return what the document says of a dialect's errors; `place` tells where they name the field at fault."""
+    return {
+        "4XX": {"model": model, "description": f"The request cannot be served; {place} the field at fault."},
+        "5XX": {"model": model, "description": "The server failed."},
+    }
+
+
+def describe_stream(description: str, media_type: str, errors: Responses) -> Responses:
+    """Return what the document says of an answer that may be a stream of `media_type`, and of its errors."""
+    return {200: {"description": description, "content": {media_type: {}}}, **errors}
+
+
 class Description(TypedDict, total=False):
     """What the document says beside what the handler's annotations and its docstring do, in FastAPI's words."""
 

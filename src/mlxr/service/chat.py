@@ -291,7 +291,7 @@ def list_tools(request: ChatRequest) -> Sequence[Tool]:
 
 
 def _enforce(tool: Tool, field: str, *, must_hold: bool) -> Enforceable:
-    """What a grammar can hold of a tool's schema. Broken ones are refused where the model must call a tool."""
+    """Return what a grammar can hold of a tool's schema. Broken ones are refused where the model must call a tool."""
     from mlxr.service.schema_check import enforce  # the library takes a while to import
 
     try:

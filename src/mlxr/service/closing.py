@@ -26,7 +26,7 @@ _FILLING = (*"-_@.:/+#,", *"0123456789", *"aA")  # signs first: in patterns they
 
 
 class ClosingTokens:
-    """What closing needs of one vocabulary; `tokens` are the bytes of each, empty for those that are never drawn."""
+    """Finds the tokens that can close JSON; `tokens` are the bytes of each, empty for those that are never drawn."""
 
     def __init__(self, tokens: Sequence[bytes], eos_ids: Collection[int]) -> None:
         self.tokens, self.eos_ids = tokens, sorted(eos_ids)

@@ -79,7 +79,7 @@ class _TokenizerInit(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one grammar may ask of the library: states of its lexer, symbols, items of the parser in one step."""
+    """Says what one grammar may ask of the library: states of its lexer, symbols, items of the parser in one step."""
 
     lexer_states: int
     symbols: int

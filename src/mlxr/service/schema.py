@@ -188,7 +188,7 @@ class _Writer:
             out["items"] = self.write(items)
 
     def _write_members(self, schema: Schema, out: Schema) -> None:
-        """What the properties of an object may be."""
+        """Return what the properties of an object may be."""
         for key in ("properties", "patternProperties"):
             members = schema.get(key, {})
             if not is_object(members):

@@ -53,7 +53,7 @@ def find_fault(schema: Schema, *, coerces: bool = False) -> str:
 
 
 def summarize(text: str) -> str:
-    """What the library says, without the lines that show the grammar."""
+    """Return what the library says, without the lines that show the grammar."""
     lines = text.splitlines() or [""]
     reasons = [line for line in lines[1:] if line.startswith("error: ")]
     return " ".join([lines[0], *reasons])[:MAX_REASON_CHARACTERS]

@@ -42,7 +42,7 @@ class Document:
         self._root = root
 
     def find(self, reference: object) -> Schema | bool | None:
-        """What a reference stands for; None where it names another document.
+        """Return what a reference stands for; None where it names another document.
 
         Raises SchemaError for a reference that is none, or that leads nowhere in this document.
         """

@@ -1,4 +1,4 @@
-"""What the fields of Ollama's Go templates are called in the conversation that chat templates get.
+"""Says what the fields of Ollama's Go templates are called in the conversation that chat templates get.
 
 A table: the kinds of values there are, the fields of each, and how a value of that kind is written out.
 Names: https://github.com/ollama/ollama/blob/main/docs/template.md and api/types.go there.

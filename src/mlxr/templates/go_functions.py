@@ -20,7 +20,7 @@ def write_json(expression: str) -> str:
 
 
 def call(name: str, arguments: Sequence[Typed]) -> Typed:
-    """What the function `name` gives; raises ValueError for one that is not known, or not with these arguments."""
+    """Return what the function `name` gives; raises ValueError for an unknown one, or for wrong arguments."""
     if name in _COMPARISONS:
         left, right = _take(arguments, 2)
         return f"({left[0]} {_COMPARISONS[name]} {right[0]})", "bool"

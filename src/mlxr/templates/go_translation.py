@@ -106,7 +106,7 @@ def _cut_after_response(nodes: Sequence[Node], is_cut: bool = False) -> tuple[tu
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What the dot and the variables are at one place."""
+    """Says what the dot and the variables are at one place."""
 
     dot: Typed | None  # None: the whole
     variables: Mapping[str, Typed]

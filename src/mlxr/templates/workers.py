@@ -111,12 +111,13 @@ class _Worker:
 class TemplateWorkers:
     """The worker processes of this process, which may use `processor_s` for a rendering. Safe to use from threads."""
 
+    _idle: list[_Worker]
+    _busy: set[_Worker]
+    _in_use: Counter[str]
+
     def __init__(self, processor_s: int = MAX_PROCESSOR_S) -> None:
         self._processor_s = processor_s
-        self._changed = threading.Condition()
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
-        self._in_use: Counter[str] = Counter()
+        self.forget()
 
     def prepare(self) -> None:
         """Start a worker unless there is one, and do not wait for it."""
@@ -156,7 +157,7 @@ class TemplateWorkers:
             worker.end()
 
     def forget(self) -> None:
-        """Let go of the parent's workers in a process that was forked from it."""
+        """Begin without workers: in the process that starts, and in one that is forked from it."""
         self._changed = threading.Condition()
         self._idle, self._busy, self._in_use = [], set(), Counter()
 

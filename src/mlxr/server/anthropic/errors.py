@@ -30,7 +30,7 @@ _TYPES: dict[int, ErrorType] = {
 
 
 class ErrorDetail(ReplyModel):
-    """What went wrong; the message begins with the field at fault. `details` holds a code that clients act upon."""
+    """Tells an error; the message begins with the field at fault. `details` holds a code that clients act upon."""
 
     type: ErrorType
     message: str

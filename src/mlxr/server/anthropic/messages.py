@@ -19,7 +19,7 @@ from mlxr.server.generation import Generation, borrow, start
 from mlxr.server.json_models import JsonObject, make_id
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
-from mlxr.server.routes import Responses, Router, reply_json
+from mlxr.server.routes import Router, describe_errors, describe_stream, reply_json
 from mlxr.server.streaming import SSE, EventStream, sse, until_disconnected
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
@@ -30,17 +30,10 @@ FIELDS = {
     "stop": "stop_sequences",
     "think": "thinking",
 }  # the service's words for what may be wrong
-ERRORS: Responses = {
-    "4XX": {"model": ErrorReply, "description": "The request cannot be served; the message names the field at fault."},
-    "5XX": {"model": ErrorReply, "description": "The server failed."},
-}
-STREAMED: Responses = {
-    200: {
-        "description": "The message, or, with `stream`, server-sent events that it is the sum of.",
-        "content": {"text/event-stream": {}},
-    },
-    **ERRORS,
-}
+ERRORS = describe_errors(ErrorReply, "the message names")
+STREAMED = describe_stream(
+    "The message, or, with `stream`, server-sent events that it is the sum of.", "text/event-stream", ERRORS
+)
 
 
 @router.post("/v1/messages", response_model=MessageReply, responses=STREAMED)

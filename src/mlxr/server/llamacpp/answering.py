@@ -1,4 +1,4 @@
-"""What `/completion` and `/infill` do with their prompts: start the answers, then write them whole or as a stream."""
+"""Answers the prompts of `/completion` and `/infill`: starts the answers, then writes them whole or as a stream."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from mlxr.server.errors import ServerError
 from mlxr.server.json_models import JsonObject, ReplyModel
-from mlxr.server.routes import Responses
+from mlxr.server.routes import describe_errors, describe_stream
 from mlxr.server.streaming import sse
 
 ErrorType = Literal[
@@ -29,7 +29,7 @@ _TYPES: dict[int, ErrorType] = {
 
 
 class ErrorDetail(ReplyModel):
-    """What went wrong. `field` and `request_id` are additions: the part at fault, and the id that the log has."""
+    """Tells an error. `field` and `request_id` are additions: the part at fault, and the id that the log has."""
 
     code: int
     message: str
@@ -46,17 +46,10 @@ class ErrorReply(ReplyModel):
     error: ErrorDetail
 
 
-ERRORS: Responses = {
-    "4XX": {"model": ErrorReply, "description": "The request cannot be served; `field` names the part at fault."},
-    "5XX": {"model": ErrorReply, "description": "The server failed."},
-}
-STREAMED: Responses = {
-    200: {
-        "description": "The whole answer, or, with `stream`, server-sent events that it is the sum of.",
-        "content": {"text/event-stream": {}},
-    },
-    **ERRORS,
-}
+ERRORS = describe_errors(ErrorReply, "`field` names")
+STREAMED = describe_stream(
+    "The whole answer, or, with `stream`, server-sent events that it is the sum of.", "text/event-stream", ERRORS
+)
 
 
 def render_error(error: ServerError, request_id: str = "") -> JsonObject:

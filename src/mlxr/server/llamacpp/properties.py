@@ -27,7 +27,7 @@ router = Router()
 
 @router.get("/props", responses=ERRORS)
 async def show_properties(request: Request) -> Response:
-    """What holds for all requests, and the parameters of those that say nothing, for the model `?model=`."""
+    """Return what holds for all requests, and the parameters of those that say nothing, for the model `?model=`."""
     lease = await borrow(request, request.query_params.get("model"))
     record = lease.record
     return JSONResponse(

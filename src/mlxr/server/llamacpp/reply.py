@@ -14,7 +14,7 @@ from mlxr.server.openai.replies import RunningTimings, describe_progress, descri
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is the same for all answers of a request. `prompts` are the texts that the model read, one for each answer.
+    """Holds what all answers of a request share. `prompts` are the texts that the model read, one for each answer.
 
     `fields` are the wanted fields of a whole reply, all where there are none; with `is_silent` no token was wanted.
     """

@@ -116,7 +116,7 @@ async def create(request: Request, body: CreateBody) -> Response:
 
 
 def _report_quantizing(lines: Lines, type_name: str) -> Progress:
-    """What a thread that quantises calls with bytes written and in all; it raises when nobody reads on."""
+    """Return what a thread that quantises calls with bytes written and in all; it raises when nobody reads on."""
 
     def report(done_bytes: int, total_bytes: int) -> None:
         if lines.is_closed:

@@ -13,7 +13,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.registry import ModelRecord, Registry
 from mlxr.server.errors import ServerError
 from mlxr.server.json_models import JsonObject, ReplyModel, RequestModel, Text
-from mlxr.server.routes import Responses
+from mlxr.server.routes import describe_errors, describe_stream
 from mlxr.server.streaming import ndjson
 
 if TYPE_CHECKING:
@@ -28,20 +28,10 @@ class ErrorReply(ReplyModel):
     error: str
 
 
-ERRORS: Responses = {
-    "4XX": {
-        "model": ErrorReply,
-        "description": "The request cannot be served; the text begins with the field at fault.",
-    },
-    "5XX": {"model": ErrorReply, "description": "The server failed."},
-}
-STREAMED: Responses = {
-    200: {
-        "description": "One JSON object on each line; with `stream` false a single one.",
-        "content": {"application/x-ndjson": {}},
-    },
-    **ERRORS,
-}
+ERRORS = describe_errors(ErrorReply, "the text begins with")
+STREAMED = describe_stream(
+    "One JSON object on each line; with `stream` false a single one.", "application/x-ndjson", ERRORS
+)
 
 
 class NamedRequest(RequestModel):

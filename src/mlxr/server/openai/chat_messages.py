@@ -73,7 +73,7 @@ class ChatMessage(RequestModel):
 
     @property
     def thought(self) -> str:
-        """What the assistant thought before, "" for nothing; it is the same in whichever field it stands."""
+        """Return what the assistant thought before, "" for nothing; it is the same in whichever field it stands."""
         pieces = self.thinking_blocks or self.reasoning_details or ()
         joined = "".join(piece.thinking or piece.text or piece.summary or "" for piece in pieces)
         return self.reasoning_content or self.reasoning or joined or _join(self.content, thoughts=True)

@@ -48,7 +48,7 @@ class ChatChoice(ReplyModel):
 
 
 class VerboseReply(ReplyModel):
-    """What the model read."""
+    """Says what the model read."""
 
     prompt: str
 

@@ -19,7 +19,7 @@ _CODES = {
 
 
 class ErrorDetail(ReplyModel):
-    """What went wrong; `param` names the field at fault. Of a prompt that is too long llama.cpp's clients read `type`,
+    """Tells an error; `param` names the field at fault. Of a prompt that is too long llama.cpp's clients read `type`,
     `n_prompt_tokens` and `n_ctx`.
     """
 

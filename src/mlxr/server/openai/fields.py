@@ -25,13 +25,13 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 
 
 class StreamOptions(RequestModel):
-    """What a stream carries besides the answer."""
+    """Says what a stream carries besides the answer."""
 
     include_usage: bool | None = None
 
 
 class SamplingFields(GrammarFields, SamplerFields):
-    """What all requests for an answer have besides the sampling parameters. All but `model` are additions."""
+    """Says what all requests for an answer have besides the sampling parameters. All but `model` are additions."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None

@@ -157,7 +157,7 @@ class ForeignItem(RequestModel):
 
 
 class ReasoningItem(RequestModel):
-    """What the assistant thought earlier. Thoughts travel in the open here."""
+    """Says what the assistant thought earlier. Thoughts travel in the open here."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningText] | None = None

@@ -78,7 +78,7 @@ class ResponseRequest(ResponsesParameters, SamplingFields):
         yield from (f"input[].{item.type}" for item in list_items(self.input) if isinstance(item, ForeignItem))
 
     def to_request(self, history: Sequence[InputItem] = (), given: Sequence[InputItem] | None = None) -> ChatRequest:
-        """What the service is asked, with `history` before the input, or before `given` in its place.
+        """Return what the service is asked, with `history` before the input, or before `given` in its place.
 
         Raises InvalidRequest naming the field.
         """

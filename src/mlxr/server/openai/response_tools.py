@@ -150,7 +150,7 @@ ResponseToolChoice = Mode | Annotated[OneChoice | AllowedChoice, Field(discrimin
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """What a call of a function of the model's is to the client."""
+    """Says what a call of a function of the model's is to the client."""
 
     kind: CallKind
     name: str
@@ -237,7 +237,7 @@ def read_text(arguments: str) -> str:
 
 
 def read_command(arguments: str) -> JsonObject:
-    """What `local_shell` is called with; an empty command where the answer ended within."""
+    """Return what `local_shell` is called with; an empty command where the answer ended within."""
     read = read_arguments(arguments)
     return {
         "type": "exec",

@@ -79,7 +79,7 @@ class Asked:
         return cls(store, owner, items, body.to_request(history, items), callees)
 
     async def fit(self, request: Request, lease: ModelLease, body: ResponseRequest) -> ChatRequest:
-        """What the model is asked, with what it brings along, and shorter where the request lets it be cut."""
+        """Return what the model is asked, with what it brings along, and shorter where the request lets it be cut."""
         wanted = fill_chat(fit_effort(request, lease, self.wanted, "reasoning.effort"), lease.record, body)
         return await lease.session.run(drop_oldest, lease.session, wanted) if body.truncation == "auto" else wanted
 

@@ -12,22 +12,15 @@ from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject, make_id
 from mlxr.server.openai.errors import ErrorReply, render_error
 from mlxr.server.openai.replies import TokenBytes
-from mlxr.server.routes import Responses
+from mlxr.server.routes import describe_errors, describe_stream
 from mlxr.server.streaming import sse
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
 
-ERRORS: Responses = {
-    "4XX": {"model": ErrorReply, "description": "The request cannot be served; `param` names the field at fault."},
-    "5XX": {"model": ErrorReply, "description": "The server failed."},
-}
-STREAMED: Responses = {
-    200: {
-        "description": "The whole answer, or, with `stream`, server-sent events that it is the sum of.",
-        "content": {"text/event-stream": {}},
-    },
-    **ERRORS,
-}
+ERRORS = describe_errors(ErrorReply, "`param` names")
+STREAMED = describe_stream(
+    "The whole answer, or, with `stream`, server-sent events that it is the sum of.", "text/event-stream", ERRORS
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a GBNF grammar is made of: sets of characters, and sequences, choices and repetitions of them.
+"""Says what a GBNF grammar is made of: sets of characters, and sequences, choices and repetitions of them.
 
 Two nodes are the same only if they are the same object, as what follows a part depends on where it stands.
 """
