@@ -3,6 +3,7 @@ import { ApiError, describeError, isAbort } from "../api/client";
 import { makeId } from "../lib/id";
 import { createStore, type Store } from "../lib/store";
 import { Growth } from "./growth";
+import { leave } from "./left";
 import { addMessage, changeMessage, findConversation, keepMessage, loadTree } from "./library";
 import { answerCalls } from "./tools";
 import { listPath } from "./tree";
@@ -136,7 +137,8 @@ function follow(growth: Growth, message: AssistantMessage, controller: AbortCont
   let frame = 0;
   const keep = () => keepMessage(growth.read("growing"), true);
   const timer = window.setInterval(keep, KEEP_MS);
-  window.addEventListener("pagehide", keep);
+  const keepNow = () => leave(growth.read("growing"));
+  window.addEventListener("pagehide", keepNow);
   return {
     shown,
     progress,
@@ -153,7 +155,7 @@ function follow(growth: Growth, message: AssistantMessage, controller: AbortCont
     end() {
       cancelAnimationFrame(frame);
       window.clearInterval(timer);
-      window.removeEventListener("pagehide", keep);
+      window.removeEventListener("pagehide", keepNow);
     },
   };
 }

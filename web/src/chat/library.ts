@@ -1,6 +1,7 @@
 import { makeId } from "../lib/id";
 import { savedStore } from "../lib/saved";
 import { createStore, type Store } from "../lib/store";
+import { takeLeft } from "./left";
 import * as storage from "./storage";
 import { hearTabs, type News, tellTabs } from "./tabs";
 import type { Whole } from "./transfer";
@@ -43,6 +44,7 @@ export function makeConversation(settings: Partial<Settings> = {}): Conversation
 /** Read the list of conversations; once, when the chat is first shown. */
 export async function openLibrary(): Promise<void> {
   try {
+    for (const message of takeLeft()) await storage.mendMessage(message);
     sortIn(await storage.listConversations());
   } catch (error) {
     complain(error);

@@ -46,6 +46,13 @@ export async function storeMessage(message: Message): Promise<void> {
   await (await database()).put("messages", message);
 }
 
+/** Put what is known of a message over what is stored of it, if it is stored. */
+export async function mendMessage(message: Message): Promise<void> {
+  const store = (await database()).transaction("messages", "readwrite").store;
+  const stored = await store.get(message.id);
+  if (stored) await store.put({ ...stored, ...message } as Message);
+}
+
 /** Store whole conversations, all or none. */
 export async function storeWholes(wholes: readonly Whole[]): Promise<void> {
   const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");

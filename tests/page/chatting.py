@@ -1,0 +1,99 @@
+"""What flows of the chat do again and again: ask, wait for the answer, change a setting, give an answer of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Locator, Page, Route, expect
+
+COMPLETIONS = "**/v1/chat/completions"
+QUESTION = "What does os.path.join do?"
+
+
+def answers(page: Page) -> Locator:
+    """All answers that are shown."""
+    return page.get_by_role("article", name="Answer")
+
+
+def questions(page: Page) -> Locator:
+    """All messages of the person that are shown."""
+    return page.get_by_role("article", name="You")
+
+
+def composer(page: Page) -> Locator:
+    """Where the next message is written."""
+    return page.get_by_role("textbox", name="Message", exact=True)
+
+
+def send(page: Page, text: str) -> None:
+    """Write a message and send it."""
+    composer(page).fill(text)
+    composer(page).press("Enter")
+
+
+def wait_for_answer(page: Page) -> Locator:
+    """The last answer, once it is complete."""
+    last = answers(page).last
+    expect(last).to_have_attribute("aria-busy", "false")
+    expect(page.get_by_role("button", name="Stop the answer")).to_have_count(0)
+    return last
+
+
+def ask(page: Page, text: str = QUESTION) -> Locator:
+    """Send a message and return its answer once that is complete."""
+    count = answers(page).count()
+    send(page, text)
+    expect(answers(page)).to_have_count(count + 1)
+    return wait_for_answer(page)
+
+
+def text_of(answer: Locator) -> str:
+    """What an answer says, as it was copied to the clipboard."""
+    answer.get_by_role("button", name="Copy", exact=True).last.click()
+    expect(answer.get_by_role("button", name="Copied")).to_be_visible()
+    text = answer.page.evaluate("() => navigator.clipboard.readText()")
+    assert isinstance(text, str)
+    return text
+
+
+def open_settings(page: Page) -> Locator:
+    """The settings of the conversation."""
+    button = page.get_by_role("button", name="Settings of this conversation")
+    if button.get_attribute("aria-expanded") != "true":
+        button.click()
+    return page.get_by_label("Settings of this conversation").last
+
+
+def set_up(page: Page, **fields: str) -> None:
+    """Fill fields of the settings, by label with _ for a space."""
+    open_settings(page)
+    for label, value in fields.items():
+        field = page.get_by_label(label.replace("_", " "), exact=True)
+        field.fill(value)
+        field.blur()
+
+
+@contextmanager
+def endless_answers(page: Page) -> Iterator[None]:
+    """Have the server go on after the end of an answer, so that there is time to do something in the middle."""
+
+    def add(route: Route) -> None:
+        body = json.loads(route.request.post_data or "{}")
+        route.continue_(post_data=json.dumps({**body, "ignore_eos": True}))
+
+    page.route(COMPLETIONS, add)
+    yield
+    page.unroute(COMPLETIONS, add)
+
+
+def answer_with(page: Page, *deltas: dict[str, object]) -> None:
+    """Answer the next requests with these deltas, which no model here would make."""
+    chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    page.route(COMPLETIONS, lambda route: route.fulfill(content_type="text/event-stream", body=_frames([*chunks, end])))
+
+
+def _frames(chunks: Iterable[object]) -> str:
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

@@ -1,0 +1,208 @@
+"""The conversations of a browser: finding, renaming, deleting, exporting and importing them; many of them; two tabs."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from chatting import QUESTION, answers, ask, composer, endless_answers, questions, send, wait_for_answer
+from page_server import PageServer, wait_until
+from playwright.sync_api import Locator, Page, expect
+
+from conftest import OpenTab
+
+OTHER = "What does len do?"
+
+
+def list_of(page: Page) -> Locator:
+    """The conversations in the column at the side."""
+    return page.get_by_role("navigation", name="Conversations").get_by_role("link")
+
+
+def choose(page: Page, action: str, name: str = "Import and export") -> None:
+    """Choose something from a menu."""
+    page.get_by_role("button", name=name).first.click()
+    page.get_by_role("menuitem", name=action).click()
+
+
+def import_file(page: Page, path: Path) -> None:
+    """Import a file of conversations."""
+    page.get_by_label("File of conversations").set_input_files(path)
+
+
+def make_file(path: Path, conversations: int, messages: int) -> Path:
+    """An exported file with many conversations of many messages each."""
+    made = []
+    for number in range(conversations):
+        rows = []
+        for index in range(messages):
+            role = "assistant" if index % 2 else "user"
+            content = f"Message {index} of {number}. " + "Some **words** to read.\n\n" * (1 + index % 5)
+            rows.append(
+                {"id": f"{index}", "parent": f"{index - 1}" if index else None, "created": index, "content": content}
+                | ({"role": role} if role == "user" else {"role": role, "status": "done", "model": "demo"})
+            )
+        made.append(
+            {"title": f"Talk {number}", "named": True, "updated": number, "leaf": rows[-1]["id"], "messages": rows}
+        )
+    path.write_text(json.dumps({"format": "mlxr-conversations", "version": 1, "conversations": made}))
+    return path
+
+
+def test_conversations_are_searched_renamed_and_deleted(page: Page) -> None:
+    ask(page)
+    page.get_by_role("button", name="New chat").click()
+    ask(page, OTHER)
+    expect(list_of(page)).to_have_count(2)
+    search = page.get_by_role("searchbox", name="Search the conversations")
+    search.fill("LEN do")
+    expect(list_of(page)).to_have_text([OTHER])
+    search.fill("pathname components")  # what the model said
+    expect(list_of(page)).to_have_text([QUESTION])
+    search.fill("nowhere at all")
+    expect(page.get_by_text("Nothing has “nowhere at all” in it.")).to_be_visible()
+    search.fill("")
+    choose(page, "Rename", f"Actions for “{OTHER}”")
+    page.get_by_role("textbox", name="Title").fill("Lengths")
+    page.get_by_role("button", name="Rename").click()
+    expect(list_of(page).first).to_have_text("Lengths")
+    page.reload()
+    expect(list_of(page)).to_have_text(["Lengths", QUESTION])
+    expect(page.get_by_role("heading", level=1, name="Lengths")).to_be_visible()
+    choose(page, "Delete", "Actions for “Lengths”")
+    page.get_by_role("button", name="Keep it").click()
+    expect(list_of(page)).to_have_count(2)
+    choose(page, "Delete", "Actions for “Lengths”")
+    page.get_by_role("button", name="Delete it").click()
+    expect(list_of(page)).to_have_text([QUESTION])
+    page.reload()
+    expect(list_of(page)).to_have_text([QUESTION])
+
+
+def test_what_was_exported_can_be_imported(page: Page, tmp_path: Path) -> None:
+    first = ask(page).inner_text()
+    answers(page).last.get_by_role("button", name="Another answer").click()
+    wait_for_answer(page)
+    with page.expect_download() as waiting:
+        choose(page, "Export all")
+    file = tmp_path / "conversations.json"
+    waiting.value.save_as(file)
+    choose(page, "Delete", f"Actions for “{QUESTION}”")
+    page.get_by_role("button", name="Delete it").click()
+    expect(list_of(page)).to_have_count(0)
+    import_file(page, file)
+    expect(page.get_by_text("Imported 1 conversation.")).to_be_visible()
+    list_of(page).first.click()
+    expect(answers(page).last.get_by_text("2 of 2")).to_be_visible()
+    answers(page).last.get_by_role("button", name="Version before").click()
+    expect(answers(page).last).to_contain_text(first.splitlines()[0])
+    ask(page, OTHER)
+
+
+def test_a_conversation_is_exported_as_markdown(page: Page, tmp_path: Path) -> None:
+    ask(page)
+    with page.expect_download() as waiting:
+        choose(page, "Export as Markdown", f"Actions for “{QUESTION}”")
+    assert waiting.value.suggested_filename == "What-does-os.path.join-do.md"
+    waiting.value.save_as(tmp_path / "talk.md")
+    text = (tmp_path / "talk.md").read_text()
+    assert text.startswith(f"# {QUESTION}\n\n## You\n\n{QUESTION}\n\n## demo\n\n`os.path.join`")
+
+
+def test_a_file_that_is_no_export_is_refused_in_words(page: Page, tmp_path: Path) -> None:
+    for text, said in (("{", "is not JSON"), ('{"a": 1}', "no conversations of this page")):
+        (tmp_path / "file.json").write_text(text)
+        import_file(page, tmp_path / "file.json")
+        expect(page.get_by_text(re.compile(said))).to_be_visible()
+    expect(list_of(page)).to_have_count(0)
+
+
+def test_an_address_of_no_conversation_says_so(tab: OpenTab, server: PageServer) -> None:
+    page = tab(server, "/#/chat/nothing").page
+    expect(page.get_by_text("This conversation is not here")).to_be_visible()
+    page.get_by_role("main").get_by_role("button", name="New chat").last.click()
+    expect(composer(page)).to_be_visible()
+
+
+def test_what_was_typed_survives_a_reload(page: Page) -> None:
+    composer(page).fill("Half a question")
+    page.wait_for_timeout(500)
+    page.reload()
+    expect(composer(page)).to_have_value("Half a question")
+
+
+def test_two_tabs_lose_no_message(tab: OpenTab, server: PageServer) -> None:
+    one = tab(server).page
+    ask(one)
+    other = tab(server, f"/#{urlsplit(one.url).fragment}").page
+    expect(answers(other)).to_have_count(1)
+    ask(one, OTHER)
+    expect(questions(other).last).to_contain_text(OTHER)
+    expect(answers(other).last).to_have_attribute("aria-busy", "false")
+    with endless_answers(one), endless_answers(other):
+        send(one, "First tab")
+        expect(questions(other).last).to_contain_text("First tab")
+        expect(answers(other).last).to_have_attribute("aria-busy", "true")
+        questions(other).first.hover()
+        questions(other).first.get_by_role("button", name="Edit").click()
+        other.get_by_role("textbox", name="Your message").fill("Second tab")
+        other.get_by_role("button", name="Save and ask again").click()
+        expect(questions(one).first.get_by_text("1 of 2")).to_be_visible()
+        for page in (one, other):
+            page.get_by_role("button", name="Stop the answer").click()
+            wait_for_answer(page)
+    wait_until(lambda: server.answers_in_flight() == 0)
+    for page in (one, other):
+        page.reload()
+        first = questions(page).first
+        expect(first).to_be_visible()
+        if "Second tab" not in first.inner_text():
+            first.get_by_role("button", name="Next version").click()
+        expect(questions(page).first).to_contain_text("Second tab")
+        expect(answers(page)).to_have_count(1)
+        questions(page).first.get_by_role("button", name="Version before").click()
+        expect(questions(page).last).to_contain_text("First tab")
+
+
+def test_a_thousand_conversations_stay_smooth(page: Page, tmp_path: Path) -> None:
+    import_file(page, make_file(tmp_path / "many.json", 1000, 2))
+    expect(page.get_by_text("Imported 1000 conversations.")).to_be_visible()
+    assert list_of(page).count() < 60
+    expect(list_of(page).first).to_have_text("Talk 999")
+    page.get_by_role("searchbox").fill("Talk 500")
+    expect(list_of(page)).to_have_text(["Talk 500"])
+    page.reload()
+    started = time.monotonic()
+    expect(list_of(page).first).to_have_text("Talk 999")
+    assert time.monotonic() - started < 3
+
+
+def test_two_thousand_messages_stay_smooth(page: Page, tmp_path: Path) -> None:
+    import_file(page, make_file(tmp_path / "long.json", 1, 2000))
+    list_of(page).first.click()
+    expect(answers(page).last).to_contain_text("Message 1999 of 0.")
+    drawn = page.get_by_role("log").get_by_role("article")
+    assert drawn.count() < 40
+    frames = page.evaluate(SCROLL)
+    assert frames["most_ms"] < 500 and frames["mean_ms"] < 60, frames
+    assert drawn.count() < 60
+    expect(page.get_by_role("button", name="To the end")).to_be_visible()
+    page.get_by_role("button", name="To the end").click()
+    expect(answers(page).last).to_contain_text("Message 1999 of 0.")
+
+
+SCROLL = """async () => {
+  const log = document.querySelector('[role=log]');
+  const times = [];
+  let last = performance.now();
+  for (let step = 0; step < 60; step++) {
+    log.scrollTop -= 900;
+    await new Promise(requestAnimationFrame);
+    times.push(performance.now() - last);
+    last = performance.now();
+  }
+  return { most_ms: Math.max(...times), mean_ms: times.reduce((a, b) => a + b) / times.length };
+}"""
