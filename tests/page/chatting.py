@@ -1,4 +1,4 @@
-"""What flows of the chat do again and again: ask, wait for the answer, change a setting, give an answer of their own."""
+"""Steps that flows of the chat share: ask, wait for the answer, change a setting, give an answer of their own."""
 
 from __future__ import annotations
 

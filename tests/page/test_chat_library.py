@@ -187,7 +187,8 @@ def test_two_thousand_messages_stay_smooth(page: Page, tmp_path: Path) -> None:
     drawn = page.get_by_role("log").get_by_role("article")
     assert drawn.count() < 40
     frames = page.evaluate(SCROLL)
-    assert frames["most_ms"] < 500 and frames["mean_ms"] < 60, frames
+    assert frames["most_ms"] < 500, frames
+    assert frames["mean_ms"] < 60, frames
     assert drawn.count() < 60
     expect(page.get_by_role("button", name="To the end")).to_be_visible()
     page.get_by_role("button", name="To the end").click()
