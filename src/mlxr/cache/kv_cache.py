@@ -21,10 +21,12 @@ from mlxr.cache.eviction import EvictionQueue
 from mlxr.cache.page_table import PageCopy, PageTable
 from mlxr.cache.pager import Pager
 from mlxr.cache.prefix import PageKeys, PrefixEntry, PrefixIndex, hash_fields
-from mlxr.cache.stats import CacheStats, EvictionCause
+from mlxr.cache.stats import CacheStats, CacheTotals, EvictionCause
 from mlxr.cache.store import PageStore
 from mlxr.cache.store_writer import StoreWriter
+from mlxr.cache.watch import CacheWatch, describe_page
 from mlxr.core.errors import OutOfPages
+from mlxr.core.live import PageRecord
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -61,6 +63,7 @@ class KVCache:
         self._memory_hit_tokens = self._disk_hit_tokens = self._missed_tokens = 0
         self._store = store
         self._writer = None
+        self._watch: CacheWatch | None = None
         if store is not None:
             store.open(hash_fields(b"model", fingerprint, self._layout), arena.page_bytes)
             self._writer = StoreWriter(store, arena)
@@ -132,6 +135,8 @@ class KVCache:
             raise OutOfPages(missing_pages, self.available_pages, self._pager.page_size)
         self._evict(missing_pages, EvictionCause.GROW)
         copies = table.prepare(tokens)
+        if copies and self._watch is not None:
+            self._watch.note_copies(copies)
         for copy in copies:  # a page that is full for others, and which this table was the last to hold
             entry = self._index.at(copy.source)
             if entry is not None and self._may_go(entry):
@@ -189,6 +194,33 @@ class KVCache:
             evictions={cause: self._evictions[cause] for cause in EvictionCause},
             store=None if self._writer is None else self._writer.stats(),
         )
+
+    def totals(self) -> CacheTotals:
+        """What the cache has done, without the numbers that take a look at every page."""
+        return CacheTotals(
+            memory_hit_tokens=self._memory_hit_tokens,
+            disk_hit_tokens=self._disk_hit_tokens,
+            missed_tokens=self._missed_tokens,
+            evictions={cause: self._evictions[cause] for cause in EvictionCause},
+            store=None if self._writer is None else self._writer.stats(),
+        )
+
+    def watch(self) -> CacheWatch:
+        """Begin to note which pages change; one watch at a time."""
+        self._watch = CacheWatch(self._arena, self._pager, self._index, self._store, self._writer)
+        return self._watch
+
+    def unwatch(self) -> None:
+        """Note them no longer."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def describe_page(self, page: int) -> PageRecord | None:
+        """One page in full, its sequences aside; None if there is no such page."""
+        if not 0 <= page < self._pager.pages:
+            return None
+        return describe_page(page, self._pager, self._index, self._writer)
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Wait until all full pages are on disk; False when that took longer than `timeout_s`."""
@@ -294,6 +326,8 @@ class KVCache:
                 self._writer.evict(entry.key, entry.page, entry.depth)
             self._index.remove(entry)
             self._pager.drop(entry.page)
+            if self._watch is not None:
+                self._watch.note_eviction(entry.page)
             self._evictions[cause] += 1
             if entry.parent is not None and self._may_go(entry.parent):
                 self._queue.push(entry.parent)

@@ -12,10 +12,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 from mlxr.core.errors import OutOfPages
+from mlxr.core.live import Holder
 
 
 class Pager:
-    """Free list and reference counts of `pages` pages with `page_size` token positions each."""
+    """Free list and reference counts of `pages` pages with `page_size` token positions each.
+
+    While somebody watches, `touched` collects the pages whose holders may have changed; otherwise it is None.
+    """
 
     def __init__(self, pages: int, page_size: int) -> None:
         if pages < 1 or page_size < 1:
@@ -24,6 +28,7 @@ class Pager:
         self.page_size = page_size
         self.peak_pages = 0
         self.cached_pages = 0
+        self.touched: set[int] | None = None
         self._counts = [0] * pages
         self._kept = [False] * pages
         self._free = list(range(pages - 1, -1, -1))  # a stack: the page freed last is reused first, while it is warm
@@ -55,6 +60,21 @@ class Pager:
         """Whether the contents of `page` are kept: nobody may write into it any more."""
         return self._kept[self._known(page)]
 
+    def find_holder(self, page: int) -> Holder:
+        """Who holds `page`."""
+        count = self._counts[page]
+        if count:
+            return Holder.PRIVATE if count == 1 else Holder.SHARED
+        return Holder.CACHED if self._kept[page] else Holder.FREE
+
+    def list_holders(self) -> bytearray:
+        """`find_holder` of every page, as fast as Python has it."""
+        cached = Holder.CACHED.value
+        return bytearray(
+            (cached if kept else 0) if not count else 1 if count == 1 else 2
+            for count, kept in zip(self._counts, self._kept, strict=True)
+        )
+
     def is_own(self, page: int) -> bool:
         """Whether the one who holds `page` may write into it: nobody else does, and its contents are not kept."""
         return self._counts[self._known(page)] <= 1 and not self._kept[page]
@@ -68,6 +88,7 @@ class Pager:
         taken = [self._free.pop() for _ in range(pages)]
         for page in taken:
             self._counts[page] = 1
+        self._note(taken)
         self.peak_pages = max(self.peak_pages, self.used_pages)
         return taken
 
@@ -80,6 +101,7 @@ class Pager:
         for page in pages:
             self.cached_pages -= self._counts[page] == 0
             self._counts[page] += 1
+        self._note(pages)
         self.peak_pages = max(self.peak_pages, self.used_pages)
 
     def release(self, pages: Iterable[int]) -> None:
@@ -95,12 +117,14 @@ class Pager:
             self._counts[page] -= 1
             if self._counts[page] == 0:
                 self._leave(page)
+        self._note(pages)
 
     def keep(self, page: int) -> None:
         """Keep the contents of a held page after its last holder has gone."""
         if self._counts[self._known(page)] == 0:
             raise ValueError(f"page {page} has no holder and cannot be kept")
         self._kept[page] = True
+        self._note([page])
 
     def drop(self, page: int) -> None:
         """Keep the contents of `page` no longer; it becomes free if it is cached."""
@@ -110,6 +134,11 @@ class Pager:
         if self._counts[page] == 0:
             self.cached_pages -= 1
             self._free.append(page)
+        self._note([page])
+
+    def _note(self, pages: Iterable[int]) -> None:
+        if self.touched is not None:
+            self.touched.update(pages)
 
     def _leave(self, page: int) -> None:
         """The last holder of `page` has gone."""

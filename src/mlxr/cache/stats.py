@@ -49,6 +49,17 @@ class StoreStats:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheTotals:
+    """What the cache has done; takes no time to collect, whatever the number of pages."""
+
+    memory_hit_tokens: int
+    disk_hit_tokens: int
+    missed_tokens: int
+    evictions: Mapping[EvictionCause, int]
+    store: StoreStats | None
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStats:
     """`shared` pages are held by two or more; `cached` pages by nobody, but can be found.
 

@@ -72,6 +72,7 @@ class PageStore:
         self._written_pages = self._read_pages = 0
         self._warned: set[StoreDrop] = set()
         self._writable = False
+        self._touched: set[bytes] | None = None  # keys whose place may have changed, while somebody watches
         self._lock = Lock()  # for the fields, never held while the disk works
 
     @property
@@ -124,7 +125,7 @@ class PageStore:
             read_entry(self._path(key), self._model, key, self._payload)
         except FileNotFoundError:  # removed by another process
             with self._lock:
-                self._keys.discard(key)
+                self._forget(key)
             return None
         except EntryError as error:
             self._drop(key, error.cause)
@@ -152,6 +153,7 @@ class PageStore:
             return False
         with self._lock:
             self._keys.add(key)
+            self._touch({key})
             self._written_pages += 1
         return True
 
@@ -161,9 +163,32 @@ class PageStore:
             os.utime(self._path(key), ns=(stamp_ns, stamp_ns))
         except FileNotFoundError:
             with self._lock:
-                self._keys.discard(key)
+                self._forget(key)
         except OSError as error:
             self._stop_writing(error)
+
+    def watch(self) -> None:
+        """Begin to note which keys come and go."""
+        with self._lock:
+            self._touched = set()
+
+    def unwatch(self) -> None:
+        """Note them no longer."""
+        with self._lock:
+            self._touched = None
+
+    def take_touched(self) -> set[bytes]:
+        """The keys that have come or gone, or been noted, since the last time; none while nobody watches."""
+        with self._lock:
+            touched = self._touched or set()
+            self._touched = None if self._touched is None else set()
+        return touched
+
+    def note(self, key: bytes) -> None:
+        """The place of `key` may have changed, if that is of interest to anybody."""
+        if self._touched is not None:
+            with self._lock:
+                self._touch({key})
 
     def count_drop(self, cause: StoreDrop) -> None:
         """Count a page that did not reach the store, or left it."""
@@ -230,7 +255,18 @@ class PageStore:
         """Know exactly the pages that `files` are."""
         keys = {key for file in files if (key := _parse_name(file.path.name)) is not None}
         with self._lock:
+            self._touch(self._keys ^ keys)
             self._keys = keys
+
+    def _forget(self, key: bytes) -> None:
+        """The page is gone; with the lock held."""
+        self._keys.discard(key)
+        self._touch({key})
+
+    def _touch(self, keys: set[bytes]) -> None:
+        """Note keys that have come or gone; with the lock held."""
+        if self._touched is not None:
+            self._touched |= keys
 
     def _make_room(self) -> None:
         """See to it that one more page keeps within the bound; raises OSError."""
@@ -262,7 +298,7 @@ class PageStore:
         """Forget and remove a page that must not be served; the first of each cause is warned of."""
         removed = remove_file(self._path(key))
         with self._lock:
-            self._keys.discard(key)
+            self._forget(key)
             self._drops[cause] += 1
         self._warn(
             cause,

@@ -20,6 +20,7 @@ from mlxr.cache.arena import Arena
 from mlxr.cache.stats import StoreDrop, StoreStats
 from mlxr.cache.store import PageStore
 from mlxr.cache.store_file import allocate_payload
+from mlxr.core.live import StorePlace
 from mlxr.kernels.tensor import ByteArray
 
 logger = logging.getLogger(__name__)
@@ -132,8 +133,9 @@ class StoreWriter:
             self._is_closing = True
         self.flush(timeout_s)
         with self._changed:
-            for _ in self._waiting:
+            for key in self._waiting:
                 self._store.count_drop(StoreDrop.CLOSED)
+                self._store.note(key)
             self._waiting.clear()
             self._aside_pages = 0
             self._changed.notify_all()
@@ -144,6 +146,13 @@ class StoreWriter:
         """The store's numbers, with those that wait for it."""
         with self._changed:
             return self._store.stats(len(self._waiting) + (self._writing is not None))
+
+    def find_place(self, key: bytes) -> StorePlace:
+        """How far the page named `key` is on its way to disk."""
+        if self._store.contains(key):
+            return StorePlace.ON_DISK
+        is_waiting = key in self._waiting or key == self._writing
+        return StorePlace.WAITING if is_waiting else StorePlace.NONE
 
     def check(self, indexed: Mapping[bytes, int]) -> None:
         """Prove that pages waiting in the arena are `indexed` there (key to page), and the bounds; AssertionError."""
@@ -167,6 +176,7 @@ class StoreWriter:
             waiting.stamp_ns = stamp_ns
         elif not self._is_closing and len(self._waiting) < self._max_queued_pages:
             self._waiting[key] = _Waiting(page, stamp_ns)
+            self._store.note(key)
         elif counts_drop:
             self._store.count_drop(StoreDrop.CLOSED if self._is_closing else StoreDrop.QUEUE_FULL)
 
@@ -215,14 +225,16 @@ class StoreWriter:
     def _next(self, buffer: ByteArray) -> tuple[bytes, ByteArray | None, int] | None:
         """The page whose turn it is, its bytes (None if it is stored already) and its stamp; None at the end."""
         with self._changed:
+            if self._writing is not None:
+                self._store.note(self._writing)
             self._writing = None
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._find_ready() is not None or (self._is_closing and not self._waiting))
             key = self._find_ready()
             if key is None:
                 return None
-            waiting = self._waiting.pop(key)
             self._writing = key
+            waiting = self._waiting.pop(key)
             self._aside_pages -= waiting.payload is not None
             if self._store.contains(key):
                 return key, None, waiting.stamp_ns

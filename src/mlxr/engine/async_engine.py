@@ -13,13 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mlxr.core.errors import RequestFailed
+from mlxr.core.live import PageRecord
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.engine import Engine
+from mlxr.engine.live import LiveReading
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
 from mlxr.engine.worker import Job, Receiver, Worker
+from mlxr.models.step_work import StepWork
 
 T = TypeVar("T")
 
@@ -118,6 +121,18 @@ class AsyncEngine:
     async def stats(self) -> EngineStats:
         """The engine's numbers between two steps."""
         return await self._call(lambda engine: engine.stats())
+
+    async def read_live(self, work: StepWork, *, full: bool) -> LiveReading:
+        """What happened since the last reading, read between two steps; see `Live.read`."""
+        return await self._call(lambda engine: engine.live.read(work, full=full))
+
+    async def stop_live(self) -> None:
+        """Record no longer what happens."""
+        await self._call(lambda engine: engine.live.stop())
+
+    async def describe_page(self, page: int) -> PageRecord | None:
+        """One page of the cache in full, None if there is no such page."""
+        return await self._call(lambda engine: engine.live.describe_page(page))
 
     async def check(self) -> None:
         """Run `Engine.check` between two steps."""

@@ -20,6 +20,7 @@ from mlxr.core.errors import InvalidRequest, QueueFull, SettingError
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.constraint import MaskSource, TokenConstraint
 from mlxr.engine.limits import Limits, choose_context
+from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import open_store, plan_arena, plan_memory
 from mlxr.engine.pace import Pace
 from mlxr.engine.pooling import Floats, Pool, Pooling
@@ -125,6 +126,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count(1)
         self._pace, self._work = Pace(), Work()
+        self.live = Live(self._arena, self._cache, self._scheduler, self._work, ctx.ledger, clock)
 
     @property
     def room_tokens(self) -> int:
@@ -239,6 +241,8 @@ class Engine:
         chunks = self._scheduler.schedule()
         if not chunks:
             return events
+        record = self.live.record
+        step = None if record is None else record.begin_step(chunks)
         try:
             outputs = self._runner.forward([chunk.to_part() for chunk in chunks])
             results = self._sample(outputs.logits, [chunk.sequence for chunk in chunks if chunk.draws_token])
@@ -249,6 +253,9 @@ class Engine:
         seconds = self._clock() - start
         self._pace.count_step(seconds)
         self._shares.count_step(seconds, sum(chunk.tokens for chunk in chunks))
+        if record is not None and step is not None:
+            record.end_step(step, seconds)
+            self.live.stop_if_forgotten(start)
         return events
 
     def cancel(self, request_id: int, index: int | None = None) -> list[TokenEvent]:
@@ -386,6 +393,8 @@ class Engine:
 
     def _fail(self, chunks: list[Chunk], error: Exception) -> list[TokenEvent]:
         self._work.failed_steps += 1
+        if self.live.record is not None:
+            self.live.record.note_failure(str(error))
         text = f"the step failed: {type(error).__name__}: {error}"
         answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.followers)]
         return self._end_all(answers, FinishReason.ERROR, text)
@@ -423,6 +432,8 @@ class Engine:
             self._cache.release(sequence.table)
 
     def _deliver(self, sequence: Sequence, event: TokenEvent) -> list[TokenEvent]:
+        if self.live.record is not None and event.finish_reason is not None:
+            self.live.record.note_end(sequence, event.finish_reason, event.error)
         request = self._requests[sequence.id]
         events = request.deliver(sequence, event)
         if not request.growing:

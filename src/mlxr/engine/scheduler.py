@@ -32,6 +32,7 @@ AGING_S = 10.0  # seconds of waiting that make up for one point of priority
 MAX_OVERTAKING_S = 30.0  # how much later a request may come and still be admitted before one that does not fit yet
 MAX_HELD_CLIENTS = 8  # clients whose first request does not fit, before a step looks no further
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
+FOR_PLACE, FOR_PAGES = "place", "pages"  # what a sequence is preempted for
 _BY_RANK = attrgetter("rank")
 
 
@@ -105,6 +106,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.preempted: list[tuple[Sequence, str]] | None = None  # and why; a list while somebody watches
 
     @property
     def has_work(self) -> bool:
@@ -152,12 +154,14 @@ class Scheduler:
                 self._take(sequence, tokens, chunks)
         return list(chunks.values())
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Take the pages of a running sequence, which then waits for its next turn."""
+    def preempt(self, sequence: Sequence, reason: str = FOR_PAGES) -> None:
+        """Take the pages of a running sequence, which then waits for its next turn; `reason` is for who watches."""
         self.running.remove(sequence)
         self._cache.release(sequence.table)
         self.add(sequence)
         self.preemptions += 1
+        if self.preempted is not None:
+            self.preempted.append((sequence, reason))
 
     def check(self, growing: Iterable[Sequence]) -> None:
         """Prove that each of the `growing` sequences has one place, in order, and that only running ones hold pages."""
@@ -201,7 +205,7 @@ class Scheduler:
             victim = self._find_victim(candidate)
             if victim is None:
                 return False
-            self.preempt(victim)
+            self.preempt(victim, FOR_PLACE)
         return True
 
     def _find_victim(self, candidate: Sequence) -> Sequence | None:

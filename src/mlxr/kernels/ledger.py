@@ -58,6 +58,11 @@ class Ledger:
         """Count bytes of keys or values that were copied out of their pages instead of being read in place."""
         self._copied_bytes += count_bytes
 
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that `add_copied_bytes` has counted."""
+        return self._copied_bytes
+
     def snapshot(self) -> LedgerSnapshot:
         """The counts so far, sorted by operator, implementation and variant."""
         counts = Counter(self._counts.copy())  # one step under the GIL, so the writer cannot change it half-way

@@ -22,6 +22,7 @@ from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.config import ModelConfig
 from mlxr.models.layer import load_layer
+from mlxr.models.step_work import AttentionWork, StepWork
 from mlxr.models.weights import check_tensors, read_rope_factors
 
 FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
@@ -90,6 +91,17 @@ class Decoder:
     def weight_bytes(self) -> int:
         """Size of all weights in bytes."""
         return self.step_bytes + self._weights.table.nbytes
+
+    @property
+    def work(self) -> StepWork:
+        """What a step reads and computes; see StepWork."""
+        *inner, output = (weight.in_features * weight.out_features for weight in self.linear_weights())
+        return StepWork(self.step_bytes, sum(inner), output, (self._attention_work,))
+
+    @property
+    def _attention_work(self) -> AttentionWork:
+        config = self.config
+        return AttentionWork(2 * config.layers * config.q_features, config.sliding_window)
 
     def linear_weights(self) -> list[LinearWeight]:
         """Every weight that activations are multiplied by, layer by layer, the output's last."""

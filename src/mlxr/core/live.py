@@ -1,0 +1,230 @@
+"""What a watcher of an engine is told: its state at one moment, and what has changed since the moment before.
+
+docs/page-live.md explains every field; the server sends these values as JSON under these names. Values are never
+changed once they are made, so any thread may read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Literal
+
+Run = tuple[int, int, int]  # first page, number of pages, their code
+Phase = Literal["prefill", "decode"]
+Kind = Literal["started", "ended", "preempted", "refused", "evicted", "dropped", "failed"]
+
+
+class Holder(IntEnum):
+    """Who holds a page; the first part of its code."""
+
+    FREE = 0
+    PRIVATE = 1
+    SHARED = 2
+    CACHED = 3
+
+
+class StorePlace(IntEnum):
+    """How far a page is on its way to disk; the second part of its code."""
+
+    NONE = 0
+    WAITING = 1
+    ON_DISK = 2
+
+
+def make_code(holder: int, place: int) -> int:
+    """The code of a page in runs."""
+    return holder + 4 * place
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """The pages of layers whose cache has one shape; `runs` cover all of them."""
+
+    group: int
+    name: str
+    layers: int
+    pages: int
+    page_size: int
+    page_bytes: int
+    runs: list[Run]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """Pages of a group that have another code now, those that were given up, and copies on write (source, target)."""
+
+    group: int
+    runs: list[Run]
+    evicted: list[int]
+    copied: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """The pages of a sequence in one group from place `start` on, to the end."""
+
+    group: int
+    start: int
+    pages: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRow:
+    """An answer that runs."""
+
+    request: int
+    index: int
+    client: str | None
+    priority: int
+    phase: Phase
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    written_tokens: int
+    end_tokens: int
+    tables: list[TablePart]
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """How many answers wait for their turn, and how many run."""
+
+    waiting: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What an engine has done since it was made."""
+
+    steps: int = 0
+    failed_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    late_answers: int = 0
+    refused_requests: int = 0
+    memory_hit_tokens: int = 0
+    disk_hit_tokens: int = 0
+    missed_tokens: int = 0
+    evicted_pages: int = 0
+    dropped_pages: int = 0
+    copied_bytes: int = 0
+
+    def since(self, before: Counters) -> dict[str, int]:
+        """What was added since `before`, without what was not."""
+        added = {row.name: getattr(self, row.name) - getattr(before, row.name) for row in fields(self)}
+        return {name: count for name, count in added.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class StepSum:
+    """The sum of one step or of several that followed one another."""
+
+    steps: int
+    seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    read_bytes: int
+    macs: int
+
+    def __add__(self, other: StepSum) -> StepSum:
+        return StepSum(
+            self.steps + other.steps,
+            self.seconds + other.seconds,
+            self.prefill_tokens + other.prefill_tokens,
+            self.decode_tokens + other.decode_tokens,
+            self.read_bytes + other.read_bytes,
+            self.macs + other.macs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """A model's pages on disk; `queued_pages` wait to be written."""
+
+    entries: int
+    bytes: int
+    queued_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """Something that happened; `time` is in seconds since 1970."""
+
+    time: float
+    kind: Kind
+    reason: str
+    request: int | None
+    index: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCalls:
+    """How often a kernel ran."""
+
+    operator: str
+    implementation: str
+    variant: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """What the machine can do, as the probe measured it at `measured_at` (seconds since 1970)."""
+
+    read_bytes_per_s: float
+    int8_macs_per_s: float
+    measured_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PageHolder:
+    """An answer that holds a page, as number `place` of its text."""
+
+    request: int
+    index: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageRecord:
+    """One page in full; what only indexed pages have is None for the others."""
+
+    holder: str
+    store: str
+    references: int
+    sequences: list[PageHolder]
+    place: int | None
+    reuses: int | None
+    followers: int | None
+    age_pages: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """All that is known of an engine at one moment, its kernels aside."""
+
+    groups: list[GroupState] = field(default_factory=list)
+    sequences: list[SequenceRow] = field(default_factory=list)
+    queue: Queue = Queue(0, 0)
+    counters: Counters = Counters()
+    store: StoreState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveChange:
+    """What has changed since the moment before, its kernels aside; what has not is empty, None or 0."""
+
+    groups: list[GroupChange] = field(default_factory=list)
+    sequences: list[SequenceRow] = field(default_factory=list)
+    gone: list[tuple[int, int]] = field(default_factory=list)
+    queue: Queue | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+    steps: list[StepSum] = field(default_factory=list)
+    store: StoreState | None = None
+    log: list[LogEntry] = field(default_factory=list)
+    log_left_out: int = 0

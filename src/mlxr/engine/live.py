@@ -1,0 +1,347 @@
+"""What an engine does, for whoever watches: recorded between two readings, and only while somebody reads.
+
+Belongs to the engine's thread. While it is off it holds nothing and its notes are not called; a reading turns it on,
+and it turns itself off when nobody has read for a while. All that it keeps is bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from mlxr.cache.arena import Arena
+from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.stats import CacheTotals
+from mlxr.cache.watch import CacheWatch
+from mlxr.core.live import (
+    Counters,
+    Kind,
+    LiveChange,
+    LiveState,
+    LogEntry,
+    PageHolder,
+    PageRecord,
+    Queue,
+    SequenceRow,
+    StepSum,
+    StoreState,
+    TablePart,
+)
+from mlxr.core.types import FinishReason
+from mlxr.engine.scheduler import Chunk, Scheduler
+from mlxr.engine.sequence import Sequence
+from mlxr.engine.stats import Work
+from mlxr.kernels.ledger import Ledger
+from mlxr.models.step_work import StepWork
+
+MAX_STEP_SUMS = 16
+MAX_LOG = 256
+FORGET_S = 10.0  # after which a record that nobody reads ends
+MAX_ERROR_CHARACTERS = 500
+Cause = TypeVar("Cause", bound=str)
+Key = tuple[int, int]  # request and index of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class LiveReading:
+    """`change` is what happened since the reading before, None if there was none; `state` is there where asked for."""
+
+    change: LiveChange | None
+    state: LiveState | None
+
+
+class Live:
+    """The record of one engine, off at first."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        cache: KVCache,
+        scheduler: Scheduler,
+        work: Work,
+        ledger: Ledger,
+        clock: Callable[[], float],
+    ) -> None:
+        self._arena, self._cache, self._scheduler, self._clock = arena, cache, scheduler, clock
+        self._work, self._ledger = work, ledger
+        self.record: Record | None = None
+
+    def read(self, step_work: StepWork, *, full: bool) -> LiveReading:
+        """What has happened since the last reading, and with `full` the state now. The first one begins the record."""
+        change = None
+        if self.record is None:
+            watch = self._cache.watch()
+            self._scheduler.preempted = []
+            self.record = Record(watch, self._scheduler, step_work, self._arena, self.count)
+        else:
+            change = self.record.read_change()
+        self.record.read_s = self._clock()
+        return LiveReading(change, self.record.read_state() if full else None)
+
+    def stop(self) -> None:
+        """End the record and forget it."""
+        if self.record is not None:
+            self.record = None
+            self._scheduler.preempted = None
+            self._cache.unwatch()
+
+    def stop_if_forgotten(self, now: float) -> None:
+        """End a record that nobody reads."""
+        if self.record is not None and now - self.record.read_s > FORGET_S:
+            self.stop()
+
+    def describe_page(self, page: int) -> PageRecord | None:
+        """One page in full; None if there is no such page."""
+        record = self._cache.describe_page(page)
+        if record is None:
+            return None
+        holders = [
+            PageHolder(sequence.id, sequence.index, table.pages.index(page))
+            for sequence in self._scheduler.running
+            if page in (table := sequence.table).pages
+        ]
+        return replace(record, sequences=holders)
+
+    def count(self) -> tuple[Counters, CacheTotals]:
+        """The totals, and the cache's part of them by cause."""
+        work, totals = self._work, self._cache.totals()
+        drops = {} if totals.store is None else totals.store.drops
+        counters = Counters(
+            steps=work.steps,
+            failed_steps=work.failed_steps,
+            prefill_tokens=work.prefill_tokens,
+            decode_tokens=work.decode_tokens,
+            recomputed_tokens=work.recomputed_tokens,
+            preemptions=self._scheduler.preemptions,
+            late_answers=work.late_answers,
+            refused_requests=work.refused_requests,
+            memory_hit_tokens=totals.memory_hit_tokens,
+            disk_hit_tokens=totals.disk_hit_tokens,
+            missed_tokens=totals.missed_tokens,
+            evicted_pages=sum(totals.evictions.values()),
+            dropped_pages=sum(drops.values()),
+            copied_bytes=self._ledger.copied_bytes,
+        )
+        return counters, totals
+
+
+class Record:
+    """From the first reading on: what was given out last, and what has happened since. Notes come from the engine."""
+
+    def __init__(
+        self,
+        watch: CacheWatch,
+        scheduler: Scheduler,
+        step_work: StepWork,
+        arena: Arena,
+        count: Callable[[], tuple[Counters, CacheTotals]],
+    ) -> None:
+        self.watch, self.read_s = watch, 0.0
+        self._scheduler, self._count = scheduler, count
+        self._meter = _Meter(step_work, arena)
+        self._sums = _StepSums()
+        self._log: deque[LogEntry] = deque(maxlen=MAX_LOG)
+        self._logged = 0
+        self._running = {_key(sequence) for sequence in scheduler.running}
+        self._preempted = {_key(sequence) for sequence in scheduler.waiting if _was_running(sequence)}
+        self._rows = {_key(sequence): _describe(sequence) for sequence in scheduler.running}
+        self._queue = self._read_queue()
+        self._counters, self._totals = count()
+
+    def begin_step(self, chunks: Iterable[Chunk]) -> StepSum:
+        """A step with `chunks` is about to be computed; what it will have done when it is, its time aside."""
+        self._note_moves()
+        return self._meter.measure(chunks)
+
+    def end_step(self, step: StepSum, seconds: float) -> None:
+        """The step was computed."""
+        self._sums.add(replace(step, seconds=seconds))
+
+    def note_failure(self, error: str) -> None:
+        """A step failed."""
+        self._note("failed", "step", None, error)
+
+    def note_end(self, sequence: Sequence, reason: FinishReason, error: str | None) -> None:
+        """An answer ended."""
+        self._note_moves()
+        self._running.discard(_key(sequence))
+        self._preempted.discard(_key(sequence))
+        self._note("ended", reason.value, sequence, error or "")
+
+    def read_change(self) -> LiveChange:
+        """What has happened since the last time."""
+        self._note_moves()
+        counters, totals = self._count()
+        self._note_counts("evicted", self._totals.evictions, totals.evictions)
+        if totals.store is not None and self._totals.store is not None:
+            self._note_counts("dropped", self._totals.store.drops, totals.store.drops)
+        queue, store, stored = self._read_queue(), _describe_store(totals), _describe_store(self._totals)
+        rows = {_key(sequence): _describe(sequence) for sequence in self._scheduler.running}
+        change = LiveChange(
+            groups=self.watch.read_changes(),
+            sequences=[changed for key, row in rows.items() if (changed := _compare(self._rows.get(key), row))],
+            gone=[key for key in self._rows if key not in rows],
+            queue=None if queue == self._queue else queue,
+            counters=counters.since(self._counters),
+            steps=self._sums.take(),
+            store=None if store == stored else store,
+            log=list(self._log),
+            log_left_out=self._logged - len(self._log),
+        )
+        self._rows, self._queue, self._counters, self._totals = rows, queue, counters, totals
+        self._log.clear()
+        self._logged = 0
+        return change
+
+    def read_state(self) -> LiveState:
+        """Everything as it was when the change was read last."""
+        return LiveState(
+            groups=self.watch.read_state(),
+            sequences=list(self._rows.values()),
+            queue=self._queue,
+            counters=self._counters,
+            store=_describe_store(self._totals),
+        )
+
+    def check(self) -> None:
+        """Prove that what was given out is how things are, right after a reading; raises AssertionError."""
+        self.watch.check()
+        rows = {_key(sequence): _describe(sequence) for sequence in self._scheduler.running}
+        if rows != self._rows:
+            raise AssertionError("the rows of running answers are not those that were given out")
+        if self._read_queue() != self._queue or self._count()[0] != self._counters:
+            raise AssertionError("queue and counters are not those that were given out")
+
+    def _note_moves(self) -> None:
+        """Log who was preempted and who has begun to run since the last time."""
+        for sequence, reason in self._scheduler.preempted or ():
+            self._running.discard(_key(sequence))
+            self._preempted.add(_key(sequence))
+            self._note("preempted", reason, sequence)
+        if self._scheduler.preempted:
+            self._scheduler.preempted.clear()
+        for sequence in self._scheduler.running:
+            key = _key(sequence)
+            if key not in self._running:
+                self._running.add(key)
+                self._note("started", "resumed" if key in self._preempted else "new", sequence)
+                self._preempted.discard(key)
+
+    def _note_counts(self, kind: Kind, before: Mapping[Cause, int], now: Mapping[Cause, int]) -> None:
+        """Log pages that have gone, by cause."""
+        for cause, count in now.items():
+            if count != before[cause]:
+                self._note(kind, str(cause), None, str(count - before[cause]))
+
+    def _note(self, kind: Kind, reason: str, sequence: Sequence | None, text: str = "") -> None:
+        request, index = (None, None) if sequence is None else _key(sequence)
+        self._log.append(LogEntry(time.time(), kind, reason, request, index, text[:MAX_ERROR_CHARACTERS]))
+        self._logged += 1
+
+    def _read_queue(self) -> Queue:
+        return Queue(sum(sequence.width for sequence in self._scheduler.waiting), self._scheduler.running_answers)
+
+
+class _Meter:
+    """Counts what steps read and compute."""
+
+    def __init__(self, work: StepWork, arena: Arena) -> None:
+        self._work = work
+        self._position_bytes = [arena.page_bytes / arena.page_size]  # of each group
+
+    def measure(self, chunks: Iterable[Chunk]) -> StepSum:
+        """One step, which takes no time yet."""
+        work = self._work
+        prefill_tokens = decode_tokens = macs = 0
+        read_bytes = float(work.weight_bytes)
+        for chunk in chunks:
+            sequence, tokens = chunk.sequence, chunk.tokens
+            if sequence.is_decoding:
+                decode_tokens += tokens
+            else:
+                prefill_tokens += tokens
+            outputs = chunk.draws_token + (0 if sequence.scores is None else chunk.hidden_tokens)
+            macs += tokens * work.token_macs + outputs * work.output_macs
+            start = sequence.table.length_tokens
+            for attention, position_bytes in zip(work.attention, self._position_bytes, strict=True):
+                macs += attention.pair_macs * attention.count_pairs(start, tokens)
+                read_bytes += position_bytes * attention.count_positions(start, tokens)
+        return StepSum(1, 0.0, prefill_tokens, decode_tokens, round(read_bytes), macs)
+
+
+class _StepSums:
+    """Steps in the order of time, at most MAX_STEP_SUMS: when more come, neighbours are added up."""
+
+    def __init__(self) -> None:
+        self._sums: list[StepSum] = []
+        self._width = 1  # steps in each sum, the last one perhaps aside
+
+    def add(self, step: StepSum) -> None:
+        """One more step."""
+        if self._sums and self._sums[-1].steps < self._width:
+            self._sums[-1] += step
+            return
+        if len(self._sums) == MAX_STEP_SUMS:
+            self._sums = [one + other for one, other in zip(self._sums[::2], self._sums[1::2], strict=True)]
+            self._width *= 2
+        self._sums.append(step)
+
+    def take(self) -> list[StepSum]:
+        """All since the last time."""
+        taken, self._sums, self._width = self._sums, [], 1
+        return taken
+
+
+def _key(sequence: Sequence) -> Key:
+    return sequence.id, sequence.index
+
+
+def _was_running(sequence: Sequence) -> bool:
+    """Whether a sequence that waits has run before."""
+    return sequence.computed_tokens > sequence.cached_tokens or len(sequence.tokens) > sequence.prompt_tokens
+
+
+def _describe(sequence: Sequence) -> SequenceRow:
+    table = sequence.table
+    return SequenceRow(
+        request=sequence.id,
+        index=sequence.index,
+        client=sequence.client,
+        priority=sequence.priority,
+        phase="decode" if len(sequence.tokens) > sequence.prompt_tokens else "prefill",
+        prompt_tokens=sequence.prompt_tokens,
+        cached_tokens=sequence.cached_tokens,
+        tokens=len(sequence.tokens),
+        written_tokens=table.length_tokens,
+        end_tokens=sequence.end_tokens,
+        tables=[TablePart(group, 0, list(part.pages)) for group, part in enumerate((table,))],
+    )
+
+
+def _compare(before: SequenceRow | None, now: SequenceRow) -> SequenceRow | None:
+    """The row with those parts of its tables that are other than `before`; None if nothing is."""
+    if before is None:
+        return now
+    if now == before:
+        return None
+    parts = [_cut(one, other) for one, other in zip(before.tables, now.tables, strict=True)]
+    return replace(now, tables=[part for part in parts if part is not None])
+
+
+def _cut(before: TablePart, now: TablePart) -> TablePart | None:
+    """What has to replace the end of `before`."""
+    if before.pages == now.pages:
+        return None
+    start = len(before.pages)
+    if now.pages[:start] != before.pages:
+        pairs = enumerate(zip(before.pages, now.pages, strict=False))
+        start = next((place for place, (one, other) in pairs if one != other), min(start, len(now.pages)))
+    return TablePart(now.group, start, now.pages[start:])
+
+
+def _describe_store(totals: CacheTotals) -> StoreState | None:
+    store = totals.store
+    return None if store is None else StoreState(store.entries, store.bytes, store.queued_pages)
