@@ -211,7 +211,7 @@ class KVCache:
         return self._watch
 
     def unwatch(self) -> None:
-        """Note them no longer."""
+        """End what `watch` began."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None

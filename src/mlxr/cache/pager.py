@@ -61,7 +61,7 @@ class Pager:
         return self._kept[self._known(page)]
 
     def find_holder(self, page: int) -> Holder:
-        """Who holds `page`."""
+        """Tell who holds `page`, if anybody."""
         count = self._counts[page]
         if count:
             return Holder.PRIVATE if count == 1 else Holder.SHARED

@@ -173,7 +173,7 @@ class PageStore:
             self._touched = set()
 
     def unwatch(self) -> None:
-        """Note them no longer."""
+        """End what `watch` began."""
         with self._lock:
             self._touched = None
 

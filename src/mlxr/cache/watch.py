@@ -67,7 +67,9 @@ class CacheWatch:
         if self._store is not None:
             entries = map(self._index.get, self._store.take_touched())
             self._touched.update(entry.page for entry in entries if entry is not None)
-        changed = [(page, code) for page in sorted(self._touched) if (code := self._find_code(page)) != self._codes[page]]
+        changed = [
+            (page, code) for page in sorted(self._touched) if (code := self._find_code(page)) != self._codes[page]
+        ]
         self._touched.clear()
         for page, code in changed:
             self._codes[page] = code
@@ -76,7 +78,7 @@ class CacheWatch:
         return [change] if change.runs or change.evicted or change.copied else []
 
     def close(self) -> None:
-        """Watch no longer."""
+        """End the watch; nothing is noted any more."""
         self._pager.touched = None
         if self._store is not None:
             self._store.unwatch()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Literal
 
+MAX_LOG = 256  # entries in a change
 Run = tuple[int, int, int]  # first page, number of pages, their code
 Phase = Literal["prefill", "decode"]
 Kind = Literal["started", "ended", "preempted", "refused", "evicted", "dropped", "failed"]
@@ -179,6 +180,20 @@ class MachineLimits:
     read_bytes_per_s: float
     int8_macs_per_s: float
     measured_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedModel:
+    """The model of an engine, and where it runs."""
+
+    name: str
+    architecture: str
+    device: str
+    isa: str
+    threads: int
+    context_tokens: int
+    kv_cache: str
+    weight_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

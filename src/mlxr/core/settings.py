@@ -227,6 +227,14 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("vllm", "llamacpp", "otel"),
         scope="server",
     ),
+    Setting(
+        "live_watchers",
+        "int",
+        8,
+        "How many may watch the engine at a time; 0: nobody.",
+        maximum=1000,
+        scope="server",
+    ),
     Setting("log_prompts", "flag", False, "Log every prompt in full.", scope="server"),
     Setting("tracing", "flag", False, "Send OpenTelemetry spans (needs the extra `tracing`).", scope="server"),
 )
@@ -280,6 +288,7 @@ class Settings:
     log_level: str = "info"
     log_format: str = "text"
     metric_names: tuple[str, ...] = ()
+    live_watchers: int = 8
     log_prompts: bool = False
     tracing: bool = False
 

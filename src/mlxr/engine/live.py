@@ -17,6 +17,7 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.stats import CacheTotals
 from mlxr.cache.watch import CacheWatch
 from mlxr.core.live import (
+    MAX_LOG,
     Counters,
     Kind,
     LiveChange,
@@ -38,7 +39,6 @@ from mlxr.kernels.ledger import Ledger
 from mlxr.models.step_work import StepWork
 
 MAX_STEP_SUMS = 16
-MAX_LOG = 256
 FORGET_S = 10.0  # after which a record that nobody reads ends
 MAX_ERROR_CHARACTERS = 500
 Cause = TypeVar("Cause", bound=str)
@@ -157,15 +157,15 @@ class Record:
         return self._meter.measure(chunks)
 
     def end_step(self, step: StepSum, seconds: float) -> None:
-        """The step was computed."""
+        """The step has been computed."""
         self._sums.add(replace(step, seconds=seconds))
 
     def note_failure(self, error: str) -> None:
-        """A step failed."""
+        """A step has failed."""
         self._note("failed", "step", None, error)
 
     def note_end(self, sequence: Sequence, reason: FinishReason, error: str | None) -> None:
-        """An answer ended."""
+        """An answer has ended."""
         self._note_moves()
         self._running.discard(_key(sequence))
         self._preempted.discard(_key(sequence))
@@ -280,7 +280,7 @@ class _StepSums:
         self._width = 1  # steps in each sum, the last one perhaps aside
 
     def add(self, step: StepSum) -> None:
-        """One more step."""
+        """Take in one more step."""
         if self._sums and self._sums[-1].steps < self._width:
             self._sums[-1] += step
             return

@@ -1,7 +1,7 @@
 """The web application: all dialects around one pool of models.
 
 `create_app` puts the layers together; `serve` in `listen` runs the result. Handlers find `pool`, `registry`,
-`served`, `settings`, `metrics`, `activity` and `lifecycle` in `request.app.state`.
+`served`, `settings`, `metrics`, `activity`, `lifecycle` and `live` in `request.app.state`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mlxr.server.errors import to_error
 from mlxr.server.guard import Guard, RequestScope, render_error
 from mlxr.server.ignored import HEADER as IGNORED
 from mlxr.server.lifecycle import Lifecycle
+from mlxr.server.live import Hub
 from mlxr.server.metrics import Metrics
 from mlxr.server.openai.response_store import ResponseStore
 from mlxr.server.openapi import describe_routes
@@ -47,12 +48,15 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
     metrics, activity = Metrics(settings.metric_names), Activity()
     lifecycle = Lifecycle(pool, metrics, [settings.default_model, *settings.pinned_models], served.registry.sweep)
 
+    live = Hub(pool, settings.live_watchers, lambda: lifecycle.is_draining)
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         lifecycle.start()
         try:
             yield
         finally:
+            await live.stop()
             await lifecycle.stop()
 
     rows = [row for dialect in DIALECTS for row in dialect.router.rows]
@@ -60,10 +64,10 @@ def create_app(pool: ModelPool, served: ServedModels, settings: Settings) -> Sta
     state = {"pool": pool, "registry": served.registry, "served": served, "settings": settings}
     state |= {"responses": ResponseStore(settings.responses_bytes), "page": Page.read(settings)}
     state |= {"dialects": [dialect.name for dialect in DIALECTS]}
-    state |= {"metrics": metrics, "activity": activity, "lifecycle": lifecycle}
+    state |= {"metrics": metrics, "activity": activity, "lifecycle": lifecycle, "live": live}
     for name, value in state.items():
         setattr(app.state, name, value)
-    _add_layers(app, settings, activity, metrics, lifecycle)
+    _add_layers(app, settings, activity, metrics, lifecycle, live)
     return app
 
 
@@ -77,7 +81,9 @@ def _document_route(rows: Sequence[RouteRow]) -> Route:
     return Route("/openapi.json", openapi)
 
 
-def _add_layers(app: Starlette, settings: Settings, activity: Activity, metrics: Metrics, lifecycle: Lifecycle) -> None:
+def _add_layers(
+    app: Starlette, settings: Settings, activity: Activity, metrics: Metrics, lifecycle: Lifecycle, live: Hub
+) -> None:
     """Put the layers around the routes, from the innermost to the outermost."""
 
     async def answer(request: Request, error: Exception) -> Response:
@@ -94,4 +100,4 @@ def _add_layers(app: Starlette, settings: Settings, activity: Activity, metrics:
         allow_private_network=True,
         expose_headers=["x-request-id", IGNORED],
     )
-    app.add_middleware(RequestScope, activity=activity, metrics=metrics)
+    app.add_middleware(RequestScope, activity=activity, metrics=metrics, live=live)

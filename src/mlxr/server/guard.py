@@ -27,6 +27,7 @@ from mlxr.server.ignored import HEADER as IGNORED
 from mlxr.server.ignored import join_names
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.limits import RateLimit, bound_body, bound_silence, check_length
+from mlxr.server.live import Hub
 from mlxr.server.logs import log_request
 from mlxr.server.metrics import Metrics
 from mlxr.server.origins import Hosts, Origins
@@ -46,8 +47,8 @@ PREFLIGHT_REFUSED = ServerError(
 class RequestScope:
     """See the module; `app` is the rest of the server."""
 
-    def __init__(self, app: ASGIApp, activity: Activity, metrics: Metrics) -> None:
-        self._app, self._activity, self._metrics = app, activity, metrics
+    def __init__(self, app: ASGIApp, activity: Activity, metrics: Metrics, live: Hub) -> None:
+        self._app, self._activity, self._metrics, self._live = app, activity, metrics, live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, and afterwards count and log it, however it ended."""
@@ -80,6 +81,7 @@ class RequestScope:
                 seconds = monotonic() - row.arrived_s
                 self._metrics.count_request(row, status, seconds)
                 log_request(row, status, seconds)
+                self._live.note_end(row)
 
 
 class Guard:

@@ -48,11 +48,12 @@ def describe_stream(description: str, media_type: str, errors: Responses) -> Res
 class Description(TypedDict, total=False):
     """What the document says beside what the handler's annotations and its docstring do, in FastAPI's words."""
 
-    response_model: type[BaseModel]
+    response_model: type[Any]
     responses: Responses
     response_class: type[Response]
     status_code: int
     deprecated: bool
+    openapi_extra: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,8 @@ async def until_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> 
 class EventStream(Response):
     """A response of frames. An error among them becomes `on_error(error)`, the last frame.
 
-    Where the client understands comments (`SSE`), one is sent every 15 seconds in which nothing else was.
+    Where the client understands comments (`SSE`), one is sent every 15 seconds in which nothing else was. A client that
+    takes nothing for `patience_s` counts as gone.
     """
 
     def __init__(
@@ -90,11 +91,12 @@ class EventStream(Response):
         on_error: Callable[[ServerError], bytes],
         headers: Mapping[str, str] | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
+        patience_s: float | None = None,
     ) -> None:
         self.status_code, self.media_type, self.background = 200, media_type, None
         self._request, self._frames, self._on_error = request, frames, on_error
         self._comment = KEEP_ALIVE if media_type == SSE else None
-        self._keep_alive_s = keep_alive_s
+        self._keep_alive_s, self._patience_s = keep_alive_s, patience_s
         self._sent_s = monotonic()
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
 
@@ -132,7 +134,11 @@ class EventStream(Response):
 
     async def _send(self, send: Send, message: Message) -> None:
         try:
-            await send(message)
+            if self._patience_s is None:
+                await send(message)
+            else:
+                async with asyncio.timeout(self._patience_s):
+                    await send(message)
         except OSError as error:
             raise ClientGone from error
 

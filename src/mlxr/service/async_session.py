@@ -15,8 +15,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 from mlxr.core.events import Event, Finish
+from mlxr.core.live import PageRecord, WatchedModel
 from mlxr.core.settings import Settings
 from mlxr.engine.async_engine import AsyncEngine, Ticket
+from mlxr.engine.live import LiveReading
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import LoadedModel, ModelConfig
@@ -25,7 +27,7 @@ from mlxr.service.preparation import Preparation, Prepared
 from mlxr.service.preparing_threads import PreparingThreads
 from mlxr.service.prompt import Prompt
 from mlxr.service.requests import ChatRequest, TextRequest
-from mlxr.service.stats import SessionStats, collect_stats
+from mlxr.service.stats import OperatorCount, SessionStats, collect_dispatches, collect_stats
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class AsyncSession:
         engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
         self.context_tokens, self.room_tokens = engine.context_tokens, engine.room_tokens
         self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
+        self._kv_cache = engine.plan.kv_cache
         self._engine = AsyncEngine(engine)
         self._threads = PreparingThreads()
         self._preparation = Preparation(
@@ -159,6 +162,39 @@ class AsyncSession:
     async def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed."""
         return collect_stats(self._loaded, await self._engine.stats())
+
+    def describe(self, name: str) -> WatchedModel:
+        """The model, called `name`, and where it runs."""
+        loaded = self._loaded
+        return WatchedModel(
+            name=name,
+            architecture=loaded.config.architecture,
+            device=loaded.ctx.device,
+            isa=loaded.ctx.isa,
+            threads=loaded.ctx.threads,
+            context_tokens=self.context_tokens,
+            kv_cache=self._kv_cache,
+            weight_bytes=loaded.weight_bytes,
+        )
+
+    async def read_live(self, *, full: bool) -> LiveReading:
+        """What the engine did since the last reading, and with `full` its state now.
+
+        The first reading begins the record; it ends with `stop_live`, or when nobody has read for ten seconds.
+        """
+        return await self._engine.read_live(self._loaded.model.work, full=full)
+
+    async def stop_live(self) -> None:
+        """Record no longer what the engine does."""
+        await self._engine.stop_live()
+
+    async def describe_page(self, page: int) -> PageRecord | None:
+        """One page of the cache in full, None if there is no such page."""
+        return await self._engine.describe_page(page)
+
+    def count_kernels(self) -> tuple[OperatorCount, ...]:
+        """How often each kernel ran since the model was loaded."""
+        return collect_dispatches(self._loaded)
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, let those under way end for at most `drain_s` seconds, cancel the rest, free the model.

@@ -70,8 +70,6 @@ class SessionStats:
 
 def collect_stats(loaded: LoadedModel, engine: EngineStats) -> SessionStats:
     """Bring together what the loader, the engine and the ledger know."""
-    ledger = loaded.ctx.ledger.snapshot()
-    names = {"gpu": "mlx-cpu"} if loaded.ctx.device == "mlx-cpu" else {}  # MLX's own operations, no kernel of ours
     return SessionStats(
         model=loaded.name,
         device=loaded.ctx.device,
@@ -81,9 +79,16 @@ def collect_stats(loaded: LoadedModel, engine: EngineStats) -> SessionStats:
         weight_bytes=loaded.weight_bytes,
         file_bytes=loaded.file_bytes,
         engine=engine,
-        dispatches=tuple(
-            OperatorCount(row.operator, names.get(row.implementation, row.implementation), row.variant, row.count)
-            for row in ledger.dispatches
-        ),
-        copied_bytes=ledger.copied_bytes,
+        dispatches=collect_dispatches(loaded),
+        copied_bytes=loaded.ctx.ledger.copied_bytes,
+    )
+
+
+def collect_dispatches(loaded: LoadedModel) -> tuple[OperatorCount, ...]:
+    """Which implementations have run how often. May be called from any thread."""
+    ctx = loaded.ctx
+    names = {"gpu": "mlx-cpu"} if ctx.device == "mlx-cpu" else {}  # MLX's own operations, no kernel of ours
+    return tuple(
+        OperatorCount(row.operator, names.get(row.implementation, row.implementation), row.variant, row.count)
+        for row in ctx.ledger.snapshot().dispatches
     )

@@ -40,8 +40,8 @@ class EmbeddingReply(ReplyModel):
     embedding: list[list[float]]
 
 
-@router.post("/embedding", response_model=list[EmbeddingReply], responses=ERRORS)  # type: ignore[arg-type]
-@router.post("/embeddings", response_model=list[EmbeddingReply], responses=ERRORS)  # type: ignore[arg-type]
+@router.post("/embedding", response_model=list[EmbeddingReply], responses=ERRORS)
+@router.post("/embeddings", response_model=list[EmbeddingReply], responses=ERRORS)
 async def create_embedding(request: Request, body: EmbeddingBody) -> Response:
     """Turn texts into vectors; special tokens spelt in texts count as such, as in prompts."""
     field = "content" if body.input is None else "input"

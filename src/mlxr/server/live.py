@@ -1,0 +1,283 @@
+"""Who watches which engine: reads engines ten times a second while somebody does, and tells all watchers the same.
+
+A `Watcher` is one stream, a `Channel` the reading of one engine, and `Hub` brings them together. While there is no
+watcher there is no task, no channel and no record in any engine. Belongs to the server's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from mlxr.core.errors import EngineStopped
+from mlxr.core.live import MAX_LOG, KernelCalls, LiveChange, LogEntry
+from mlxr.server.activity import InFlight
+from mlxr.server.errors import ServerError
+from mlxr.server.live_events import Change, Snapshot, parts_of, write_change, write_snapshot
+
+if TYPE_CHECKING:
+    from mlxr.service.async_session import AsyncSession
+    from mlxr.service.model_pool import RunningModel
+    from mlxr.service.stats import OperatorCount
+
+logger = logging.getLogger(__name__)
+INTERVAL_S = 0.1
+MAX_FRAMES, MAX_BYTES = 50, 4 << 20  # that wait for one watcher
+RETRY_S = 5.0
+
+
+class Models(Protocol):
+    """What the hub needs of the pool."""
+
+    def running(self) -> list[RunningModel]:
+        """The models that are loaded, the last used one first."""
+        ...
+
+
+class Watcher:
+    """One stream: frames that wait to be sent, bounded. `name` is the model that is wanted, None for any."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.session: AsyncSession | None = None
+        self.is_new = True  # it needs a snapshot
+        self._frames: deque[bytes] = deque()
+        self._bytes = 0
+        self._is_closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether a snapshot is needed and can be sent; one that does not read gets none."""
+        return self.is_new and not self._frames
+
+    def push(self, frame: bytes) -> None:
+        """Send a frame, or, when too much waits, nothing until that was sent, and then a snapshot."""
+        if len(self._frames) == MAX_FRAMES or self._bytes + len(frame) > max(MAX_BYTES, len(frame)):
+            self.is_new = True
+            return
+        self._frames.append(frame)
+        self._bytes += len(frame)
+        self._changed.set()
+
+    async def take(self) -> bytes | None:
+        """The frames that wait, at least one; None when the stream has ended."""
+        while not self._frames and not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        frames = b"".join(self._frames)
+        self._frames.clear()
+        self._bytes = 0
+        return frames or None
+
+    def close(self) -> None:
+        """End the stream once what waits was sent."""
+        self._is_closed = True
+        self._changed.set()
+
+
+@dataclass(slots=True)
+class Channel:
+    """The reading of one engine. `calls` are those of its kernels at the last reading."""
+
+    session: AsyncSession
+    name: str
+    models: list[str] = field(default_factory=list)
+    calls: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    read_at: float = 0.0
+    refusals: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=MAX_LOG))
+    reading: asyncio.Task[None] | None = None
+
+    async def read(self, watchers: list[Watcher], model: RunningModel, models: list[str]) -> None:
+        """Read the engine once and tell those of `watchers` that still watch it."""
+        reading = await self.session.read_live(full=any(watcher.wants_snapshot for watcher in watchers))
+        watchers = [watcher for watcher in watchers if watcher.session is self.session]
+        now, kernels = time.time(), _list_kernels(self.session.count_kernels())
+        if reading.change is None:  # the record begins here: what was before is not known
+            for watcher in watchers:
+                watcher.is_new = True
+        else:
+            self._send_change(reading.change, watchers, now, kernels, [] if models == self.models else models)
+        self.read_at, self.models = now, models
+        self.calls = {_key(row): row.calls for row in kernels}
+        if reading.state is not None:
+            described = self.session.describe(model.name)
+            state = parts_of(reading.state)
+            _send_snapshot(Snapshot(**state, time=now, models=models, model=described, kernels=kernels), watchers)
+
+    def _send_change(
+        self, change: LiveChange, watchers: list[Watcher], now: float, kernels: list[KernelCalls], models: list[str]
+    ) -> None:
+        entries = sorted([*change.log, *self.refusals], key=lambda entry: entry.time)
+        self.refusals.clear()
+        log = entries[-MAX_LOG:]
+        parts = parts_of(change) | {"log": log, "log_left_out": change.log_left_out + len(entries) - len(log)}
+        new = self._count_new(kernels)
+        whole = Change(**parts, time=now, seconds=now - self.read_at, models=models, kernels=new)
+        if not whole.is_empty:
+            frame = write_change(whole)
+            for watcher in watchers:
+                if not watcher.is_new:
+                    watcher.push(frame)
+
+    def _count_new(self, kernels: list[KernelCalls]) -> list[KernelCalls]:
+        """The calls since the last reading, of kernels that ran."""
+        new = ((row, row.calls - self.calls.get(_key(row), 0)) for row in kernels)
+        return [KernelCalls(*_key(row), calls) for row, calls in new if calls]
+
+
+class Hub:
+    """All watchers, at most `max_watchers`, and the channels of the engines that they watch.
+
+    Streams end when `is_ending` says that the server does.
+    """
+
+    def __init__(self, pool: Models, max_watchers: int, is_ending: Callable[[], bool]) -> None:
+        self._pool, self._max_watchers, self._is_ending = pool, max_watchers, is_ending
+        self._watchers: set[Watcher] = set()
+        self._channels: dict[AsyncSession, Channel] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._models: list[str] = []
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def watchers(self) -> int:
+        """How many streams are open."""
+        return len(self._watchers)
+
+    def enter(self, name: str | None) -> Watcher:
+        """One more watcher, of the model of that name or of the one used last; ServerError when there are too many."""
+        if len(self._watchers) >= self._max_watchers:
+            raise ServerError(
+                429,
+                "rate_limited",
+                f"{len(self._watchers)} streams watch, at most {self._max_watchers} may; close one, or raise the "
+                "setting live_watchers",
+                retry_after_s=RETRY_S,
+            )
+        watcher = Watcher(name)
+        self._watchers.add(watcher)
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        """A watcher has gone; the task ends soon after the last one."""
+        self._watchers.discard(watcher)
+
+    def close(self) -> None:
+        """End all streams that are open."""
+        for watcher in self._watchers:
+            watcher.close()
+
+    def note_end(self, row: InFlight) -> None:
+        """A request has ended; those that were refused or failed are told to who watches their model."""
+        if not self._channels or row.failure is None or row.method != "POST":
+            return
+        entry = LogEntry(time.time(), "refused", row.failure.code, None, None, row.failure.reason)
+        for channel in self._channels.values():
+            if row.model in (None, channel.name):
+                channel.refusals.append(entry)
+
+    async def stop(self) -> None:
+        """End all streams and what reads for them."""
+        self.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def _run(self) -> None:
+        """Read until the last watcher has gone, or the server is being stopped."""
+        try:
+            while self._watchers and not self._is_ending():
+                start_s = time.monotonic()
+                self._read_all()
+                await asyncio.sleep(max(0.0, start_s + INTERVAL_S - time.monotonic()))
+        except Exception:
+            logger.exception("engines cannot be watched; all streams end")
+        finally:
+            self._task = None
+            for watcher in self._watchers:
+                watcher.close()
+            self._drop(list(self._channels))
+
+    def _read_all(self) -> None:
+        """Begin to read every engine that is watched and not being read."""
+        running = self._pool.running()
+        models = [model.name for model in running]
+        watched: dict[AsyncSession, tuple[RunningModel, list[Watcher]]] = {}
+        idle = []
+        for watcher in self._watchers:
+            model = _find_model(watcher, running)
+            session = None if model is None else model.session
+            watcher.is_new = watcher.is_new or session is not watcher.session
+            watcher.session = session
+            if model is None:
+                watcher.is_new = watcher.is_new or models != self._models
+                idle.append(watcher)
+            else:
+                watched.setdefault(model.session, (model, []))[1].append(watcher)
+        self._models = models
+        if any(watcher.wants_snapshot for watcher in idle):
+            _send_snapshot(Snapshot(time=time.time(), models=models), idle)
+        for session, (model, watchers) in watched.items():
+            channel = self._channels.setdefault(session, Channel(session, model.name))
+            if channel.reading is None or channel.reading.done():
+                channel.reading = asyncio.create_task(self._read(channel, watchers, model, models))
+        self._drop([session for session in self._channels if session not in watched])
+
+    async def _read(self, channel: Channel, watchers: list[Watcher], model: RunningModel, models: list[str]) -> None:
+        try:
+            await channel.read(watchers, model, models)
+        except EngineStopped:
+            self._channels.pop(channel.session, None)  # the pool will soon not list it any more
+        except Exception:
+            logger.exception("the engine of %s cannot be watched; its streams end", channel.name)
+            self._channels.pop(channel.session, None)
+            for watcher in watchers:
+                watcher.close()
+
+    def _drop(self, sessions: Iterable[AsyncSession]) -> None:
+        """Watch engines no longer."""
+        for session in sessions:
+            task = asyncio.create_task(_end(self._channels.pop(session)))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+
+async def _end(channel: Channel) -> None:
+    if channel.reading is not None:
+        await asyncio.gather(channel.reading, return_exceptions=True)
+    with suppress(EngineStopped):
+        await channel.session.stop_live()
+
+
+def _find_model(watcher: Watcher, running: list[RunningModel]) -> RunningModel | None:
+    """What a watcher should see: the model that it names; else the one that it sees already, or the one used last."""
+    if watcher.name is not None:
+        return next((model for model in running if model.name == watcher.name), None)
+    seen = next((model for model in running if model.session is watcher.session), None)
+    return seen or (running[0] if running else None)
+
+
+def _send_snapshot(snapshot: Snapshot, watchers: list[Watcher]) -> None:
+    frame = write_snapshot(snapshot)
+    for watcher in watchers:
+        if watcher.wants_snapshot:
+            watcher.is_new = False
+            watcher.push(frame)
+
+
+def _list_kernels(rows: tuple[OperatorCount, ...]) -> list[KernelCalls]:
+    return [KernelCalls(row.operator, row.implementation, row.variant, row.count) for row in rows]
+
+
+def _key(row: KernelCalls) -> tuple[str, str, str]:
+    return row.operator, row.implementation, row.variant
