@@ -117,6 +117,22 @@ export async function importModel(path: string): Promise<string> {
   return (await getJson<{ name: string }>("/v1/admin/models/import", { body: { path } })).name;
 }
 
+/** What the server is and may do, of what `GET /v1/admin/info` tells. */
+export interface ServerInfo {
+  version: string;
+  device: string;
+  default_model: string;
+  import_folders: string[];
+}
+
+export function useServerInfo() {
+  return useQuery({
+    queryKey: ["info"],
+    queryFn: ({ signal }) => getJson<ServerInfo>("/v1/admin/info", { signal }),
+    staleTime: 60_000,
+  });
+}
+
 /** The memory that a model takes, or would take if it were loaded now, in bytes. */
 export interface MemoryEstimate {
   is_loaded: boolean;

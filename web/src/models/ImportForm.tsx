@@ -2,7 +2,7 @@ import { useMutation, useQueryClient } from "@tanstack/react-query";
 import { FolderInput } from "lucide-react";
 import { useState } from "react";
 import { describeError } from "../api/client";
-import { importModel, refreshModels } from "../api/manage";
+import { importModel, refreshModels, useServerInfo } from "../api/manage";
 import { Button } from "../ui/Button";
 import { Field } from "../ui/Field";
 import styles from "./PullForm.module.css";
@@ -10,6 +10,7 @@ import styles from "./PullForm.module.css";
 /** Asks for the path of a model on the server's machine and gives it a name. */
 export function ImportForm() {
   const queries = useQueryClient();
+  const folders = useServerInfo().data?.import_folders;
   const [path, setPath] = useState("");
   const add = useMutation({
     mutationFn: () => importModel(path.trim()),
@@ -27,7 +28,7 @@ export function ImportForm() {
     >
       <Field
         label="Import a file or folder"
-        hint="A GGUF file or a folder from Hugging Face on the server's machine. It stays where it is."
+        hint={describeFolders(folders)}
         error={add.error ? describeError(add.error) : null}
       >
         {(ids) => (
@@ -40,6 +41,7 @@ export function ImportForm() {
               spellCheck={false}
               autoCapitalize="off"
               autoComplete="off"
+              disabled={folders?.length === 0}
             />
             <Button type="submit" disabled={!path.trim() || add.isPending}>
               <FolderInput aria-hidden="true" />
@@ -50,4 +52,12 @@ export function ImportForm() {
       </Field>
     </form>
   );
+}
+
+/** What may be imported, or how to allow it. */
+function describeFolders(folders: readonly string[] | undefined): string {
+  if (folders?.length === 0)
+    return "To import files of the server's machine here, start it with --import-folders FOLDER; or run “mlxr import PATH” there.";
+  const where = folders ? `, below ${folders.join(" or ")}` : "";
+  return `A GGUF file or a folder from Hugging Face on the server's machine${where}. It stays where it is.`;
 }

@@ -1,8 +1,9 @@
 import { ArrowLeft, MessageSquare } from "lucide-react";
 import { describeError } from "../api/client";
 import { type ShownModel, shortName, useShownModel } from "../api/manage";
+import { startChat } from "../chat/startChat";
 import { formatCount } from "../lib/format";
-import { go, routeHref } from "../lib/route";
+import { routeHref } from "../lib/route";
 import { Button } from "../ui/Button";
 import { Notice } from "../ui/Notice";
 import { FilteredTable } from "./FilteredTable";
@@ -19,7 +20,7 @@ export default function ModelDetails({ name }: { name: string }) {
           <ArrowLeft aria-hidden="true" /> Models
         </a>
         <h1>{shortName(name)}</h1>
-        <Button kind="primary" onClick={() => go("chat", `new:${name}`)}>
+        <Button kind="primary" onClick={() => startChat(shortName(name))}>
           <MessageSquare aria-hidden="true" /> Chat with it
         </Button>
       </header>

@@ -3,6 +3,7 @@ import { Copy, Info, MessageSquare, Trash2 } from "lucide-react";
 import { useState } from "react";
 import { describeError } from "../api/client";
 import { type ListedModel, type LoadedModel, loadModel, refreshModels, shortName, unloadModel } from "../api/manage";
+import { startChat } from "../chat/startChat";
 import { formatBytes, formatCount, formatSeconds } from "../lib/format";
 import { go, routeHref } from "../lib/route";
 import { Button } from "../ui/Button";
@@ -42,7 +43,7 @@ export function ModelRow({ model, loaded }: { model: ListedModel; loaded: Loaded
           {change.isPending ? `${verb}ing…` : verb}
         </Button>
         <Menu label={`More for ${name}`}>
-          <MenuItem onSelect={() => go("chat", `new:${model.name}`)}>
+          <MenuItem onSelect={() => startChat(name)}>
             <MessageSquare /> Chat with it
           </MenuItem>
           <MenuItem onSelect={() => go("models", model.name)}>

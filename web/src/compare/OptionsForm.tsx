@@ -1,0 +1,33 @@
+import { useId } from "react";
+import { ModelSelect } from "../chat/ModelSelect";
+import { NumberInput } from "../chat/NumberInput";
+import { NUMBERS } from "../chat/settings";
+import styles from "./CompareView.module.css";
+import type { Options } from "./options";
+
+const KEYS = ["temperature", "seed", "maxTokens"] as const;
+
+/** The model, and the numbers that matter most. */
+export function OptionsForm({ options, onChange }: { options: Options; onChange: (options: Options) => void }) {
+  const id = useId();
+  return (
+    <div className={styles.ask}>
+      <ModelSelect value={options.model} onChange={(model) => onChange({ ...options, model })} />
+      <div className={styles.numbers} id={id}>
+        {KEYS.map((key) => {
+          const field = NUMBERS.find((one) => one.key === key);
+          return (
+            field && (
+              <NumberInput
+                key={key}
+                field={field}
+                value={options[key]}
+                onChange={(value) => onChange({ ...options, [key]: value })}
+              />
+            )
+          );
+        })}
+      </div>
+    </div>
+  );
+}

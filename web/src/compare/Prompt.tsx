@@ -1,0 +1,61 @@
+import { Play, Square } from "lucide-react";
+import { type ReactNode, useState } from "react";
+import { Button } from "../ui/Button";
+import { Field } from "../ui/Field";
+import styles from "./CompareView.module.css";
+
+interface Props {
+  label: string;
+  verb: string;
+  isRunning: boolean;
+  onAsk: (prompt: string) => void;
+  onStop: () => void;
+  note?: ReactNode;
+  children?: ReactNode;
+}
+
+/** The question, and the button that asks it or stops the answers. */
+export function Prompt({ label, verb, isRunning, onAsk, onStop, note, children }: Props) {
+  const [prompt, setPrompt] = useState("What does os.path.join do?");
+  const ask = () => {
+    if (prompt.trim() && !isRunning) onAsk(prompt);
+  };
+  return (
+    <form
+      className={styles.ask}
+      onSubmit={(event) => {
+        event.preventDefault();
+        ask();
+      }}
+    >
+      <Field label={label}>
+        {(ids) => (
+          <textarea
+            {...ids}
+            rows={3}
+            value={prompt}
+            onChange={(event) => setPrompt(event.target.value)}
+            onKeyDown={(event) => {
+              if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
+            }}
+          />
+        )}
+      </Field>
+      {children}
+      <div className={styles.row}>
+        {isRunning ? (
+          <Button onClick={onStop}>
+            <Square aria-hidden="true" /> Stop
+          </Button>
+        ) : (
+          <Button kind="primary" type="submit" disabled={!prompt.trim()}>
+            <Play aria-hidden="true" /> {verb}
+          </Button>
+        )}
+        <p className={styles.note} role="status">
+          {note}
+        </p>
+      </div>
+    </form>
+  );
+}
