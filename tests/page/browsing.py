@@ -1,7 +1,7 @@
 """A browser for the tests of the page, and what is watched while a page is open.
 
 `find_chromium` names the program. `Visit` is one open tab: its page, and all that the page asked for and complained
-about. Chromium resolves no name, so nothing of the page can leave this machine.
+about. Chromium resolves one name, to this machine, so nothing of the page can leave it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-ARGUMENTS = ("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--disable-background-networking")
+FOREIGN = "foreign.test"  # a name that somebody else made point to this machine
+RULES = f"MAP {FOREIGN} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+ARGUMENTS = (f"--host-resolver-rules={RULES}", "--disable-background-networking")
 WAIT_MS = 20_000  # for what a busy machine does in the end
 OWN_SCHEMES = ("data", "blob", "about")
 HARMLESS = ("Failed to load resource",)  # the status of a reply, which tests look at where it matters
