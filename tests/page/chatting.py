@@ -1,4 +1,4 @@
-"""Steps that flows of the chat share: ask, wait for the answer, change a setting, give an answer of their own."""
+"""What flows of the chat do again and again: ask, wait for the answer, change a setting, put in an answer."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def answers(page: Page) -> Locator:
 def questions(page: Page) -> Locator:
     """All messages of the person that are shown."""
     return page.get_by_role("article", name="You")
+
+
+def first_question(page: Page) -> Locator:
+    """The first message of the conversation, which is drawn where it can be seen."""
+    expect(questions(page).last).to_be_visible()
+    page.get_by_role("log").evaluate("log => log.scrollTo(0, 0)")
+    first = page.locator("[data-index='0']").get_by_role("article", name="You")
+    expect(first).to_be_visible()
+    return first
 
 
 def composer(page: Page) -> Locator:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from chatting import QUESTION, answers, ask, composer, endless_answers, questions, send, wait_for_answer
+from chatting import QUESTION, answers, ask, composer, endless_answers, first_question, questions, send, wait_for_answer
 from page_server import PageServer, wait_until
 from playwright.sync_api import Locator, Page, expect
 
@@ -146,24 +146,22 @@ def test_two_tabs_lose_no_message(tab: OpenTab, server: PageServer) -> None:
         send(one, "First tab")
         expect(questions(other).last).to_contain_text("First tab")
         expect(answers(other).last).to_have_attribute("aria-busy", "true")
-        questions(other).first.hover()
-        questions(other).first.get_by_role("button", name="Edit").click()
+        first_question(other).hover()
+        first_question(other).get_by_role("button", name="Edit").click()
         other.get_by_role("textbox", name="Your message").fill("Second tab")
         other.get_by_role("button", name="Save and ask again").click()
-        expect(questions(one).first.get_by_text("1 of 2")).to_be_visible()
+        expect(first_question(one).get_by_text("1 of 2")).to_be_visible()
         for page in (one, other):
             page.get_by_role("button", name="Stop the answer").click()
             wait_for_answer(page)
     wait_until(lambda: server.answers_in_flight() == 0)
     for page in (one, other):
         page.reload()
-        first = questions(page).first
-        expect(first).to_be_visible()
-        if "Second tab" not in first.inner_text():
-            first.get_by_role("button", name="Next version").click()
-        expect(questions(page).first).to_contain_text("Second tab")
+        if "Second tab" not in first_question(page).inner_text():
+            first_question(page).get_by_role("button", name="Next version").click()
+        expect(first_question(page)).to_contain_text("Second tab")
         expect(answers(page)).to_have_count(1)
-        questions(page).first.get_by_role("button", name="Version before").click()
+        first_question(page).get_by_role("button", name="Version before").click()
         expect(questions(page).last).to_contain_text("First tab")
 
 

@@ -27,7 +27,13 @@ export function ContextMeter({ conversation, path }: { conversation: Conversatio
         </Button>
       </Popover.Trigger>
       <Popover.Portal>
-        <Popover.Content className={styles.details ?? ""} align="end" sideOffset={6} collisionPadding={8}>
+        <Popover.Content
+          aria-label="Context"
+          className={styles.details ?? ""}
+          align="end"
+          sideOffset={6}
+          collisionPadding={8}
+        >
           <h2>Context</h2>
           <dl>
             <Row label="Used" value={context ? `${formatCount(used)} of ${formatCount(context)}` : formatCount(used)} />

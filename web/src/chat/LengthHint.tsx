@@ -2,6 +2,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useDeferredValue, useEffect, useState } from "react";
 import { countTokens } from "../api/chat";
 import { formatCount } from "../lib/format";
+import { explain } from "./explain";
 import styles from "./LengthHint.module.css";
 import type { Attachment, Conversation, Message, UserMessage } from "./types";
 import { useContextLength } from "./useContextLength";
@@ -34,7 +35,14 @@ export function LengthHint({ conversation, path, text, files }: Props) {
     staleTime: Number.POSITIVE_INFINITY,
     gcTime: 10_000,
   });
-  if (length <= SHORT || count.data === undefined) return null;
+  if (length <= SHORT) return null;
+  if (count.error)
+    return (
+      <p className={styles.over} role="alert">
+        {explain(count.error)}
+      </p>
+    );
+  if (count.data === undefined) return null;
   const isTooLong = context !== null && count.data >= context;
   return (
     <p className={isTooLong ? styles.over : styles.hint} role={isTooLong ? "alert" : "status"}>

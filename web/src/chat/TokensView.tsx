@@ -50,7 +50,14 @@ export function TokensView({ message, growing }: { message: AssistantMessage; gr
         onPointerLeave={hideSoon}
         onFocus={(event) => show(event.target)}
         onClick={(event) => show(event.target as Element)}
-        onKeyDown={(event) => moveFocus(event)}
+        onBlur={hideSoon}
+        onKeyDown={(event) => {
+          moveFocus(event);
+          if (event.key !== "Enter") return;
+          event.preventDefault();
+          show(event.target as Element);
+          requestAnimationFrame(focusAlternative);
+        }}
       >
         {cutRuns(pieces).map((run, index) => (
           <TokenRun
@@ -68,6 +75,11 @@ export function TokensView({ message, growing }: { message: AssistantMessage; gr
             className={styles.panel ?? ""}
             sideOffset={4}
             collisionPadding={8}
+            aria-label="What else could stand here"
+            onFocusOutside={(event) => event.preventDefault()}
+            onEscapeKeyDown={() => anchor.current?.focus()}
+            onFocus={keep}
+            onBlur={hideSoon}
             onOpenAutoFocus={(event) => event.preventDefault()}
             onPointerEnter={keep}
             onPointerLeave={hideSoon}
@@ -119,7 +131,11 @@ function cutRuns(pieces: readonly Piece[]): (readonly Piece[])[] {
   return runs;
 }
 
-/** The arrow keys go from token to token; Enter goes into the list of alternatives. */
+function focusAlternative(): void {
+  document.querySelector<HTMLElement>("[data-alternative]:not(:disabled)")?.focus();
+}
+
+/** The arrow keys go from token to token. */
 function moveFocus(event: KeyboardEvent<HTMLElement>): void {
   const all = [...event.currentTarget.querySelectorAll<HTMLElement>("[data-token]")];
   const at = all.indexOf(event.target as HTMLElement);
@@ -127,10 +143,6 @@ function moveFocus(event: KeyboardEvent<HTMLElement>): void {
   if (at >= 0 && step !== undefined) {
     event.preventDefault();
     all[Math.max(0, Math.min(all.length - 1, at + step))]?.focus();
-  }
-  if (at >= 0 && event.key === "Enter") {
-    event.preventDefault();
-    document.querySelector<HTMLElement>("[data-alternative]:not(:disabled)")?.focus();
   }
 }
 

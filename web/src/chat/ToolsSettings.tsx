@@ -34,7 +34,7 @@ export function ToolsSettings({
   const names = typeof tools === "string" ? [] : tools.map((tool) => tool.function.name);
   const setUrl = (name: string, url: ToolUrl) => onChange({ toolUrls: { ...settings.toolUrls, [name]: url } });
   return (
-    <section className={styles.tools} aria-label="Tools">
+    <section className={styles.tools} aria-label="Tools and who answers them">
       <TextSetting
         label="Tools"
         hint="A JSON list of functions, as OpenAI's clients send them. You type a call's result, or an address answers it."

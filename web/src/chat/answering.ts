@@ -1,7 +1,8 @@
 import { streamChat } from "../api/chat";
-import { ApiError, describeError, isAbort } from "../api/client";
+import { isAbort } from "../api/client";
 import { makeId } from "../lib/id";
 import { createStore, type Store } from "../lib/store";
+import { explain } from "./explain";
 import { Growth } from "./growth";
 import { leave } from "./left";
 import { addMessage, changeMessage, findConversation, keepMessage, loadTree } from "./library";
@@ -177,12 +178,4 @@ async function answerAutomatically(message: AssistantMessage): Promise<void> {
   if (asked.filter((one) => one.role === "assistant").length > MOST_ROUNDS) return;
   const results = await answerCalls(calls, settings.toolUrls);
   if (results) await giveResults(message, results);
-}
-
-/** Why an answer failed or broke off, in words, with the remedy. */
-function explain(error: unknown): string {
-  if (error instanceof ApiError && error.status === 401)
-    return "The server wants an API key. Enter it, then try again.";
-  if (error instanceof TypeError) return "The connection to the server broke.";
-  return describeError(error);
 }

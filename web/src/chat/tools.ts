@@ -25,7 +25,7 @@ export async function askUrl(call: ToolCall, url: string): Promise<string> {
     if (error instanceof DOMException && error.name === "TimeoutError")
       throw new Error(`${address.href} did not answer within ${TIMEOUT_MS / 1000} s.`);
     if (!(error instanceof TypeError)) throw error;
-    throw new Error(refusal.heard() ? forbidden(address) : unreachable(address));
+    throw new Error((await refusal.heard()) ? forbidden(address) : unreachable(address));
   } finally {
     refusal.end();
   }
@@ -63,7 +63,7 @@ function unreachable(url: URL): string {
 }
 
 function forbidden(url: URL): string {
-  return `This page may not reach ${url.origin}: the server that serves the page does not allow it (its Content-Security-Policy, connect-src).`;
+  return `This page may not reach ${url.origin}. Start the server with “--page-tool-origins ${url.origin}” to allow it.`;
 }
 
 /** Listens for the browser's word that the page's own policy forbade a request. */
@@ -73,5 +73,10 @@ function hearRefusal(origin: string) {
     if (event.blockedURI.startsWith(origin)) refused = true;
   };
   document.addEventListener("securitypolicyviolation", listen);
-  return { heard: () => refused, end: () => document.removeEventListener("securitypolicyviolation", listen) };
+  const heard = async () => {
+    // The browser tells of a refusal a moment after the request has failed.
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    return refused;
+  };
+  return { heard, end: () => document.removeEventListener("securitypolicyviolation", listen) };
 }

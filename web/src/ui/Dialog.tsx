@@ -1,7 +1,8 @@
 import { X } from "lucide-react";
-import { type ReactNode, useEffect, useId, useRef } from "react";
+import { type ReactNode, useEffect, useId, useRef, useState } from "react";
 import { IconButton } from "./Button";
 import styles from "./Dialog.module.css";
+import { closeOnEscape, PortalHost } from "./portal";
 
 interface Props {
   open: boolean;
@@ -16,15 +17,16 @@ interface Props {
 /** A window over the page. The browser's own dialog keeps the focus inside it and closes it on Escape. */
 export function Dialog({ open, title, onClose, children, actions, wide = false }: Props) {
   const dialog = useRef<HTMLDialogElement>(null);
+  const [host, setHost] = useState<HTMLElement | null>(null);
   const heading = useId();
   useEffect(() => {
     const element = dialog.current;
     if (element === null) return;
+    setHost(element);
     if (open && !element.open) element.showModal();
     if (!open && element.open) element.close();
   }, [open]);
   return (
-    // biome-ignore lint/a11y/useKeyWithClickEvents: a click beside the window closes it; Escape does so for the keyboard.
     <dialog
       ref={dialog}
       className={`${styles.dialog} ${wide ? styles.wide : ""}`}
@@ -33,21 +35,24 @@ export function Dialog({ open, title, onClose, children, actions, wide = false }
         event.preventDefault();
         onClose();
       }}
+      onKeyDown={closeOnEscape(onClose)}
       onClick={(event) => {
         if (event.target === dialog.current) onClose();
       }}
     >
       {open && (
-        <div className={styles.body}>
-          <header className={styles.head}>
-            <h2 id={heading}>{title}</h2>
-            <IconButton label="Close" small onClick={onClose}>
-              <X />
-            </IconButton>
-          </header>
-          {children}
-          {actions && <footer className={styles.actions}>{actions}</footer>}
-        </div>
+        <PortalHost value={host}>
+          <div className={styles.body}>
+            <header className={styles.head}>
+              <h2 id={heading}>{title}</h2>
+              <IconButton label="Close" small onClick={onClose}>
+                <X />
+              </IconButton>
+            </header>
+            {children}
+            {actions && <footer className={styles.actions}>{actions}</footer>}
+          </div>
+        </PortalHost>
       )}
     </dialog>
   );

@@ -1,7 +1,8 @@
 import { X } from "lucide-react";
-import { type ReactNode, useEffect, useRef } from "react";
+import { type ReactNode, useEffect, useRef, useState } from "react";
 import { IconButton } from "./Button";
 import styles from "./Drawer.module.css";
+import { closeOnEscape, PortalHost } from "./portal";
 
 interface Props {
   open: boolean;
@@ -31,12 +32,13 @@ export function Drawer({ open, title, side, beside, onClose, children }: Props) 
 
 function Sheet({ title, side, onClose, children }: Omit<Props, "open" | "beside">) {
   const dialog = useRef<HTMLDialogElement>(null);
+  const [host, setHost] = useState<HTMLElement | null>(null);
   useEffect(() => {
     const element = dialog.current;
     if (element && !element.open) element.showModal();
+    setHost(element);
   }, []);
   return (
-    // biome-ignore lint/a11y/useKeyWithClickEvents: a click beside the column closes it; Escape does so for the keyboard.
     <dialog
       ref={dialog}
       className={`${styles.sheet} ${styles[side]}`}
@@ -46,18 +48,21 @@ function Sheet({ title, side, onClose, children }: Omit<Props, "open" | "beside"
         event.preventDefault();
         onClose();
       }}
+      onKeyDown={closeOnEscape(onClose)}
       onClick={(event) => {
         if (event.target === dialog.current) onClose();
       }}
     >
-      <div className={styles.inside}>
-        <div className={styles.close}>
-          <IconButton label="Close" onClick={onClose}>
-            <X />
-          </IconButton>
+      <PortalHost value={host}>
+        <div className={styles.inside}>
+          <div className={styles.close}>
+            <IconButton label="Close" onClick={onClose}>
+              <X />
+            </IconButton>
+          </div>
+          {children}
         </div>
-        {children}
-      </div>
+      </PortalHost>
     </dialog>
   );
 }

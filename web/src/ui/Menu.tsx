@@ -3,6 +3,7 @@ import { DropdownMenu } from "radix-ui";
 import type { ReactNode } from "react";
 import { Button } from "./Button";
 import styles from "./Menu.module.css";
+import { usePortalHost } from "./portal";
 
 /** A button "…" that opens a list of actions. */
 export function Menu({ label, small = true, children }: { label: string; small?: boolean; children: ReactNode }) {
@@ -13,7 +14,7 @@ export function Menu({ label, small = true, children }: { label: string; small?:
           <Ellipsis />
         </Button>
       </DropdownMenu.Trigger>
-      <DropdownMenu.Portal>
+      <DropdownMenu.Portal container={usePortalHost()}>
         <DropdownMenu.Content className={styles.menu ?? ""} align="end" sideOffset={4} collisionPadding={8}>
           {children}
         </DropdownMenu.Content>

@@ -1,5 +1,6 @@
 import { Tooltip } from "radix-ui";
 import type { ReactElement } from "react";
+import { usePortalHost } from "./portal";
 import styles from "./Tip.module.css";
 
 /** A short text beside an element while it is hovered or has the focus. The element needs a label of its own. */
@@ -7,7 +8,7 @@ export function Tip({ text, children }: { text: string; children: ReactElement }
   return (
     <Tooltip.Root>
       <Tooltip.Trigger asChild>{children}</Tooltip.Trigger>
-      <Tooltip.Portal>
+      <Tooltip.Portal container={usePortalHost()}>
         <Tooltip.Content className={styles.tip ?? ""} sideOffset={6} collisionPadding={8}>
           {text}
         </Tooltip.Content>

@@ -1,0 +1,334 @@
+"""What answers and messages may contain: Markdown, also hostile, thoughts, files, long texts, calls, schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import ClassVar
+
+import pytest
+from browsing import Visit
+from chatting import (
+    answer_with,
+    answers,
+    ask,
+    composer,
+    open_settings,
+    questions,
+    send,
+    set_up,
+    text_of,
+    wait_for_answer,
+)
+from page_server import PageServer
+from playwright.sync_api import Page, expect
+
+from conftest import MakePageServer, OpenTab
+
+HOSTILE = """<script>window.hit = 1</script>
+
+<img src="http://evil.example/a.png" onerror="window.hit = 2">
+
+<iframe src="http://evil.example/"></iframe><style>body { display: none }</style>
+
+[click me](javascript:window.hit=3) and [data](data:text/html,<script>window.hit=4</script>)
+
+![a picture](http://evil.example/b.png)
+
+[a page](https://good.example/page)
+
+$$\\href{javascript:window.hit=5}{x}$$
+"""
+
+MARKDOWN = """## Heading
+
+| name | use |
+|------|-----|
+| `join` | joins |
+
+1. one
+2. two
+
+```python
+def greet(name):
+    return f"Hello {name}"
+```
+
+The area is \\(\\pi r^2\\), it costs $5.
+"""
+
+TOOL = {
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Bern", "Rome"]}},
+        "required": ["city"],
+    },
+}
+
+
+def test_hostile_markdown_runs_nothing_and_fetches_nothing(visit: Visit) -> None:
+    page = visit.page
+    answer_with(page, {"content": HOSTILE})
+    answer = ask(page, "Attack")
+    expect(answer.locator("math")).to_have_count(1)
+    expect(answer).to_contain_text("<script>window.hit = 1</script>")
+    for tag in ("script", "img", "iframe", "style"):
+        assert answer.locator(tag).count() == 0, tag
+    links = answer.get_by_role("link")
+    assert [link.get_attribute("href") for link in links.all()] == [
+        "http://evil.example/b.png",
+        "https://good.example/page",
+    ]
+    for link in links.all():
+        assert "noopener" in (link.get_attribute("rel") or "")
+    answer.get_by_text("click me").click()
+    assert page.evaluate("() => window.hit") is None
+    assert not visit.foreign_requests
+
+
+def test_markdown_is_drawn_with_tables_colours_and_maths(page: Page) -> None:
+    answer_with(page, {"content": MARKDOWN})
+    answer = ask(page, "Show me")
+    expect(answer.get_by_role("heading", name="Heading")).to_be_visible()
+    expect(answer.get_by_role("cell", name="joins")).to_be_visible()
+    expect(answer.get_by_role("listitem")).to_have_text(["one", "two"])
+    expect(answer.locator("figcaption")).to_contain_text("python")
+    expect(answer.locator(".hljs-keyword").first).to_have_text("def")
+    expect(answer.locator("math")).to_have_count(1)
+    expect(answer).to_contain_text("it costs $5.")
+    answer.get_by_role("button", name="Copy code").click()
+    copied = page.evaluate("() => navigator.clipboard.readText()")
+    assert copied == 'def greet(name):\n    return f"Hello {name}"'
+
+
+def test_thoughts_are_folded_with_their_time(page: Page) -> None:
+    answer_with(page, {"reasoning_content": "First I think."}, {"content": "Then I say."})
+    answer = ask(page, "Think")
+    thought = answer.get_by_role("button", name=re.compile(r"Thought for \d+ ms"))
+    expect(thought).to_have_attribute("aria-expanded", "false")
+    expect(answer.get_by_text("First I think.")).to_have_count(0)
+    thought.click()
+    expect(answer.get_by_text("First I think.")).to_be_visible()
+    page.reload()
+    expect(answers(page).last.get_by_role("button", name=re.compile("Thought for"))).to_be_visible()
+
+
+def test_a_quarter_of_a_megabyte_can_be_pasted(page: Page, server: PageServer) -> None:
+    text = "All work and no play makes a long text. " * 6554
+    assert len(text) > 256 * 1024
+    page.evaluate("text => navigator.clipboard.writeText(text)", text)
+    composer(page).press("Control+V")
+    expect(composer(page)).to_have_value(text)
+    expect(page.get_by_role("alert")).to_contain_text(re.compile(r"context length is 2048.*Shorten the message"))
+    page.get_by_role("button", name="Send").click()
+    expect(answers(page).last.get_by_role("alert")).to_contain_text(re.compile("2,?048"))
+    expect(page.get_by_role("button", name=f"Show all {len(text):,} characters")).to_be_visible()
+    assert len(questions(page).first.inner_text()) < 3000
+    page.reload()
+    expect(page.get_by_role("button", name=f"Show all {len(text):,} characters")).to_be_visible()
+
+
+def test_dropped_text_files_become_part_of_the_message(page: Page) -> None:
+    set_up(page, Longest_answer="5")
+    _drop(page, [("notes.txt", "Remember the milk."), ("image.png", "\0\1\2")])
+    expect(page.get_by_role("list", name="Files of the message")).to_contain_text("notes.txt")
+    expect(page.get_by_role("alert")).to_contain_text("“image.png” is no text file")
+    with page.expect_request("**/v1/chat/completions") as waiting:
+        ask(page, "What do the notes say?")
+    sent = json.loads(waiting.value.post_data or "")["messages"]
+    assert sent == [
+        {"role": "user", "content": "notes.txt:\n```txt\nRemember the milk.\n```\n\nWhat do the notes say?"}
+    ]
+    expect(questions(page).first).to_contain_text("notes.txt")
+
+
+def test_chosen_files_can_be_removed_again(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("x = 1\n")
+    with page.expect_file_chooser() as waiting:
+        page.get_by_role("button", name="Add text files").click()
+    waiting.value.set_files(tmp_path / "code.py")
+    expect(page.get_by_role("list", name="Files of the message")).to_contain_text("code.py")
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    page.get_by_role("button", name="Remove code.py").click()
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+
+
+def test_an_answer_keeps_to_its_schema(page: Page) -> None:
+    schema = {"type": "object", "properties": {"word": {"enum": ["yes", "no"]}}, "required": ["word"]}
+    set_up(page, JSON_schema_of_the_answer='{"type":')
+    expect(page.get_by_text("This is not JSON")).to_be_visible()
+    send(page, "Is it so?")
+    expect(answers(page).last.get_by_role("alert")).to_contain_text("The schema of this conversation is wrong.")
+    set_up(page, JSON_schema_of_the_answer=json.dumps(schema))
+    expect(page.get_by_text("This is not JSON")).to_have_count(1)
+    page.get_by_role("button", name="Try again").click()
+    assert json.loads(text_of(wait_for_answer(page)))["word"] in ("yes", "no")
+
+
+def test_calls_are_shown_and_their_results_typed(page: Page) -> None:
+    set_up(page, Tools=json.dumps([TOOL]), Longest_answer="60")
+    page.get_by_label("Calls", exact=True).select_option("It must call one")
+    send(page, "What is the weather in Rome?")
+    call = page.get_by_role("region", name="Call of get_weather")
+    expect(call).to_contain_text(re.compile('"city": "(Bern|Rome)"'))
+    page.get_by_label("Calls", exact=True).select_option("The model decides")
+    field = page.get_by_role("textbox", name="Result of get_weather")
+    expect(page.get_by_role("button", name="Send the result")).to_be_disabled()
+    field.fill('{"sky": "blue"}')
+    with page.expect_request("**/v1/chat/completions") as waiting:
+        page.get_by_role("button", name="Send the result").click()
+    sent = json.loads(waiting.value.post_data or "")["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
+    assert sent[2]["content"] == '{"sky": "blue"}'
+    assert sent[2]["tool_call_id"] == sent[1]["tool_calls"][0]["id"]
+    expect(page.get_by_role("article", name="Result of get_weather")).to_contain_text("blue")
+    expect(answers(page)).to_have_count(2)
+    wait_for_answer(page)
+
+
+class Weather(BaseHTTPRequestHandler):
+    """A tool behind an address."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_OPTIONS(self) -> None:
+        self._head(204)
+
+    def do_POST(self) -> None:
+        self.asked.append(self.rfile.read(int(self.headers["content-length"])).decode())
+        self._head(200)
+        self.wfile.write(b'{"sky": "green"}')
+
+    def _head(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("access-control-allow-origin", "*")
+        self.send_header("access-control-allow-headers", "content-type")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def weather() -> Iterator[str]:
+    """The address of a tool."""
+    Weather.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Weather) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def _call_weather(page: Page, address: str, *, automatic: bool) -> None:
+    set_up(page, Tools=json.dumps([TOOL]), Longest_answer="60")
+    page.get_by_label("Address that answers get_weather").fill(f"{address}/tool")
+    if automatic:
+        page.get_by_label("Send calls there without asking me").check()
+    page.get_by_label("Calls", exact=True).select_option("It must call one")
+    send(page, "What is the weather in Rome?")
+
+
+def test_an_address_answers_calls_once_it_is_allowed(weather: str, make_server: MakePageServer, tab: OpenTab) -> None:
+    visit = tab(make_server(page_tool_origins=weather))
+    page = visit.page
+    _call_weather(page, weather, automatic=False)
+    button = page.get_by_role("button", name=f"Ask {weather}/tool")
+    expect(button).to_be_visible()
+    assert not Weather.asked
+    page.get_by_label("Calls", exact=True).select_option("The model decides")
+    button.click()
+    expect(page.get_by_role("textbox", name="Result of get_weather")).to_have_value('{"sky": "green"}')
+    assert json.loads(Weather.asked[0])["city"] in ("Bern", "Rome")
+    page.get_by_label("Send calls there without asking me").check()
+    page.get_by_label("Calls", exact=True).select_option("It must call one")
+    page.get_by_role("button", name="New chat").click()
+    _call_weather(page, weather, automatic=True)
+    expect(page.get_by_role("article", name="Result of get_weather").first).to_contain_text("green")
+    page.get_by_label("Calls", exact=True).select_option("It calls none")
+    wait_for_answer(page)
+    visit.requests = [url for url in visit.requests if not url.startswith(weather)]
+
+
+def test_an_address_that_the_server_does_not_allow_is_refused_in_words(weather: str, visit: Visit) -> None:
+    page = visit.page
+    _call_weather(page, weather, automatic=False)
+    page.get_by_role("button", name=f"Ask {weather}/tool").click()
+    expect(page.get_by_role("alert")).to_contain_text(f"--page-tool-origins {weather}")
+    assert not Weather.asked
+    assert all("Content Security Policy" in fault for fault in visit.faults)
+    visit.faults.clear()
+    visit.requests = [url for url in visit.requests if not url.startswith(weather)]
+
+
+def test_the_context_meter_tells_what_was_used_and_cached(page: Page) -> None:
+    ask(page)
+    ask(page, "And os.path.split?")
+    meter = page.get_by_role("button", name=re.compile(r"Context: \d+ % used"))
+    meter.click()
+    details = page.get_by_role("dialog")
+    expect(details).to_contain_text(re.compile(r"Used\d+ of 2,048"))
+    expect(details).to_contain_text(re.compile(r"of it from the cache[1-9]\d*"))
+
+
+def test_presets_are_chosen_saved_and_deleted(page: Page) -> None:
+    settings = open_settings(page)
+    preset = settings.get_by_label("Preset", exact=True)
+    preset.select_option("Always the likeliest")
+    expect(settings.get_by_label("Temperature")).to_have_value("0")
+    set_up(page, System_prompt="Be brief.", Seed="5")
+    expect(preset).to_have_value("")
+    page.get_by_role("button", name="Save as a preset").click()
+    page.get_by_role("textbox", name="Name").fill("Brief")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(preset).to_have_value("Brief")
+    preset.select_option("As the model was made")
+    expect(settings.get_by_label("System prompt")).to_have_value("")
+    page.reload()
+    preset.select_option("Brief")
+    expect(settings.get_by_label("System prompt")).to_have_value("Be brief.")
+    with page.expect_request("**/v1/chat/completions") as waiting:
+        ask(page)
+    sent = json.loads(waiting.value.post_data or "")
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (sent["temperature"], sent["seed"]) == (0, 5)
+    page.get_by_role("button", name="Delete the preset “Brief”").click()
+    expect(preset.get_by_role("option", name="Brief")).to_have_count(0)
+
+
+def test_wrong_numbers_are_told_and_not_sent(page: Page) -> None:
+    settings = open_settings(page)
+    settings.get_by_label("Temperature").fill("hot")
+    expect(settings.get_by_role("alert")).to_have_text("Temperature is a number.")
+    with page.expect_request("**/v1/chat/completions") as waiting:
+        ask(page)
+    assert "temperature" not in json.loads(waiting.value.post_data or "")
+
+
+def test_the_model_is_chosen_for_each_conversation(page: Page) -> None:
+    page.get_by_label("Model").select_option("demo-draft")
+    answer = ask(page)
+    expect(answer.get_by_label("Figures of this answer")).to_contain_text("demo-draft")
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_label("Model")).to_have_value("demo-draft")
+    page.get_by_label("Model").select_option("demo")
+    page.get_by_role("navigation", name="Conversations").get_by_role("link").first.click()
+    expect(page.get_by_label("Model")).to_have_value("demo-draft")
+
+
+DROP = """([target, files]) => {
+  const data = new DataTransfer();
+  for (const [name, text] of files) data.items.add(new File([text], name));
+  for (const type of ["dragenter", "dragover", "drop"])
+    target.dispatchEvent(new DragEvent(type, { bubbles: true, cancelable: true, dataTransfer: data }));
+}"""
+
+
+def _drop(page: Page, files: list[tuple[str, str]]) -> None:
+    target = composer(page).element_handle()
+    page.evaluate(DROP, [target, files])

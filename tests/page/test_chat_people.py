@@ -1,0 +1,118 @@
+"""The chat for everybody: a phone, both themes, screen readers, and frames while a long answer streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from chatting import answer_with, answers, ask, composer, open_settings, send, wait_for_answer
+from page_server import PageServer
+from playwright.sync_api import Page, expect
+from test_chat_content import MARKDOWN, TOOL
+
+from conftest import OpenTab
+
+
+def test_a_phone_has_room_for_everything(server: PageServer, tab: OpenTab) -> None:
+    page = tab(server, width=360, height=640, has_touch=True).page
+    ask(page)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
+    page.get_by_role("button", name="Conversations", exact=True).click()
+    column = page.get_by_role("dialog", name="Conversations")
+    expect(column.get_by_role("link", name="What does os.path.join do?")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(column).to_have_count(0)
+    page.get_by_role("button", name="Settings of this conversation").click()
+    column = page.get_by_role("dialog", name="Settings of this conversation")
+    column.get_by_label("Temperature").fill("0")
+    column.get_by_role("button", name="Close").click()
+    expect(composer(page)).to_be_visible()
+    page.get_by_role("button", name="Conversations", exact=True).click()
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_role("button", name="What does itertools.chain do?")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_of_the_chat_stands_in_the_way_of_anybody(
+    scheme: str, width: int, server: PageServer, tab: OpenTab, find_violations: Callable[[Page], list[str]]
+) -> None:
+    page = tab(server, color_scheme=scheme, width=width).page
+    answer_with(page, {"reasoning_content": "Hm."}, {"content": MARKDOWN})
+    ask(page, "Show me")
+    page.get_by_role("button", name="Thought for").click()
+    expect(answers(page).last.locator(".hljs-keyword").first).to_be_visible()
+    page.unroute_all()
+    answer_with(page, {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "look", "arguments": "{}"}}]})
+    send(page, "Look")
+    expect(page.get_by_role("textbox", name="Result of look")).to_be_visible()
+    assert find_violations(page) == []
+    page.unroute_all()
+    page.get_by_role("button", name="Tokens by probability").click()
+    ask(page)
+    answers(page).last.locator("[data-token]").nth(3).hover()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert find_violations(page) == []
+    page.mouse.move(2, 2)
+    settings = open_settings(page)
+    settings.get_by_label("Tools", exact=True).fill(json.dumps([TOOL]))
+    expect(settings.get_by_label("Address that answers get_weather")).to_be_visible()
+    settings.get_by_label("Temperature").fill("hot")
+    assert find_violations(page) == []
+
+
+STREAM = """() => {
+  const real = window.fetch;
+  const words = "The| function| takes| a| **path**| and| joins| it| with| `sep`|.\\n\\n".split("|");
+  const code = "```python\\ndef join(a, *parts):\\n    return '/'.join(parts)  # a comment\\n```\\n\\n".split(/(?= )/);
+  const text = Array.from({ length: 2000 }, (_, n) => {
+    const list = Math.floor(n / 200) % 2 ? code : words;
+    return list[n % list.length];
+  });
+  window.fetch = (path, options) => {
+    if (!String(path).endsWith("/v1/chat/completions")) return real(path, options);
+    const body = new ReadableStream({
+      start(controller) {
+        const encoder = new TextEncoder();
+        const started = performance.now();
+        let sent = 0;
+        const timer = setInterval(() => {
+          const due = Math.min(text.length, Math.floor((performance.now() - started) / 5));
+          for (; sent < due; sent++) {
+            const chunk = { choices: [{ index: 0, delta: { content: text[sent] }, finish_reason: null }],
+              timings: { cache_n: 0, prompt_n: 9, predicted_n: sent, predicted_per_second: 200, queue_ms: 0 } };
+            controller.enqueue(encoder.encode("data: " + JSON.stringify(chunk) + "\\n\\n"));
+          }
+          if (sent < text.length) return;
+          clearInterval(timer);
+          controller.enqueue(encoder.encode("data: [DONE]\\n\\n"));
+          controller.close();
+        }, 5);
+      },
+    });
+    return Promise.resolve(new Response(body, { headers: { "content-type": "text/event-stream" } }));
+  };
+  window.frames_ms = [];
+  const note = (now) => { window.frames_ms.push(now); requestAnimationFrame(note); };
+  requestAnimationFrame(note);
+}"""
+
+
+def test_a_fast_answer_keeps_fifty_frames_a_second(page: Page) -> None:
+    page.evaluate(STREAM)
+    send(page, "Tell me everything")
+    expect(answers(page).last).to_contain_text("The function takes")
+    page.evaluate("() => { window.frames_ms.length = 0 }")
+    page.wait_for_timeout(8_000)
+    frames = page.evaluate("() => window.frames_ms")
+    wait_for_answer(page)
+    seconds = (frames[-1] - frames[0]) / 1000
+    rate = (len(frames) - 1) / seconds
+    print(f"{rate:.1f} frames a second over {seconds:.1f} s, the longest {max(_gaps(frames)):.0f} ms")
+    assert rate > 50
+
+
+def _gaps(frames: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(frames)]
