@@ -23,6 +23,17 @@ interface Props {
 const HEIGHT = 150;
 const SPAN_S = 60;
 
+const MARKS_S = [60, 45, 30, 15, 0];
+
+/** Where the marks below a chart stand: counted back from the newest moment. */
+function markTimes(plot: uPlot): number[] {
+  return MARKS_S.map((seconds) => (plot.scales.x?.max ?? 0) - seconds);
+}
+
+function describeMark(_: number, index: number): string {
+  return MARKS_S[index] === 0 ? "now" : `−${MARKS_S[index]} s`;
+}
+
 /** Lines over the last minute. */
 export function Chart({ title, summary, lines, data }: Props) {
   const box = useRef<HTMLDivElement>(null);
@@ -48,11 +59,7 @@ export function Chart({ title, summary, lines, data }: Props) {
           y: { range: (_, __, most) => [0, Math.max(most * 1.1, 1)] },
         },
         axes: [
-          {
-            ...axis,
-            size: 24,
-            values: (_, marks) => marks.map((mark) => `${Math.round(mark - (marks.at(-1) ?? mark))} s`),
-          },
+          { ...axis, size: 24, splits: markTimes, values: (_, marks) => marks.map(describeMark) },
           { ...axis, size: 48 },
         ],
         series: [

@@ -73,5 +73,7 @@ export function ModelRow({ model, loaded }: { model: ListedModel; loaded: Loaded
 /** When an idle model is unloaded; nothing for one that stays. */
 function describeExpiry(expiresAt: string): string {
   const seconds = (Date.parse(expiresAt) - Date.now()) / 1000;
-  return seconds > 0 && seconds < 30 * 86_400 ? ` · idle until ${formatSeconds(seconds)} from now` : "";
+  return seconds > 0 && seconds < 30 * 86_400
+    ? ` · unloads in ${formatSeconds(seconds < 60 ? Math.ceil(seconds) : 60 * Math.round(seconds / 60))} if unused`
+    : "";
 }

@@ -1,0 +1,98 @@
+"""The compare view: two answers side by side, and 16 equal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from browsing import Visit
+from page_server import PageServer, wait_until
+from playwright.sync_api import Page, expect
+from questions import ANSWER, QUESTION
+
+from conftest import OpenTab
+
+
+@pytest.fixture
+def compare(visit: Visit, server: PageServer) -> Page:
+    visit.page.goto(f"{server.url}/#/compare")
+    return visit.page
+
+
+def test_two_answers_stand_side_by_side(compare: Page) -> None:
+    compare.get_by_label("One question for both").fill(QUESTION)
+    right = compare.get_by_role("region", name="Right")
+    right.get_by_label("Longest answer").fill("3")
+    compare.get_by_role("button", name="Ask both").click()
+    left = compare.get_by_role("region", name="Left")
+    expect(left).to_contain_text("Join two or more pathname components")
+    expect(left).to_contain_text("tokens/s")
+    expect(right).to_contain_text("3 tokens")
+    expect(compare.get_by_role("button", name="Ask both")).to_be_visible()
+
+
+def test_two_models_answer(compare: Page, server: PageServer) -> None:
+    compare.get_by_role("region", name="Right").get_by_label("Model").select_option("demo-draft")
+    for side in ("Left", "Right"):
+        compare.get_by_role("region", name=side).get_by_label("Longest answer").fill("8")
+    compare.get_by_role("button", name="Ask both").click()
+    expect(compare.get_by_text("8 tokens")).to_have_count(2)
+    with server.client() as client:
+        names = {model["name"] for model in client.get("/api/ps").json()["models"]}
+    assert names >= {"demo:latest", "demo-draft:latest"}
+
+
+def test_stopping_ends_both_on_the_server(compare: Page, server: PageServer) -> None:
+    for side in ("Left", "Right"):
+        compare.get_by_role("region", name=side).get_by_label("Longest answer").fill("")
+        compare.get_by_role("region", name=side).get_by_label("Temperature").fill("5")
+    compare.get_by_role("button", name="Ask both").click()
+    expect(compare.get_by_text("first after")).to_have_count(2)
+    compare.get_by_role("button", name="Stop").click()
+    expect(compare.get_by_text("stopped")).to_have_count(2)
+    wait_until(lambda: server.answers_in_flight() == 0, 20)
+
+
+def test_a_model_that_is_gone_is_an_error_in_words(compare: Page) -> None:
+    compare.route("**/v1/chat/completions", lambda route: route.abort())
+    compare.get_by_role("button", name="Ask both").click()
+    expect(compare.get_by_role("alert").first).to_contain_text("The server does not answer")
+
+
+def test_sixteen_answers_are_the_one_asked_alone(compare: Page) -> None:
+    compare.get_by_role("tab", name="16 times at once").click()
+    compare.get_by_label("A question, asked alone").fill(QUESTION)
+    compare.get_by_label("Longest answer").fill("24")
+    compare.get_by_role("button", name="Ask it 16 times").click()
+    expect(compare.get_by_text("All 16 answers are equal")).to_be_visible(timeout=90_000)
+    expect(compare.get_by_text("equal", exact=True)).to_have_count(16)
+    assert compare.url.endswith("#/compare/sixteen")
+
+
+def test_answers_that_differ_are_shown_as_such(compare: Page) -> None:
+    """The server is made to say something else to the fourth of them."""
+    asked: list[None] = []
+
+    def answer(route: object) -> None:
+        asked.append(None)
+        text = "other" if len(asked) == 4 else "same"
+        chunk = f'{{"choices": [{{"index": 0, "delta": {{"content": "{text}"}}, "finish_reason": null}}]}}'
+        route.fulfill(content_type="text/event-stream", body=f"data: {chunk}\n\ndata: [DONE]\n\n")  # type: ignore[attr-defined]
+
+    compare.route("**/v1/chat/completions", answer)
+    compare.get_by_role("tab", name="16 times at once").click()
+    compare.get_by_role("button", name="Ask it 16 times").click()
+    expect(compare.get_by_text("1 of 16 answers differ")).to_be_visible()
+    expect(compare.get_by_text("differs at character 0")).to_have_count(1)
+    assert ANSWER not in compare.inner_text("main")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["/#/compare", "/#/compare/sixteen"])
+def test_nothing_is_in_the_way(
+    scheme: str, path: str, tab: OpenTab, server: PageServer, find_violations: Callable[[Page], list[str]]
+) -> None:
+    page = tab(server, path, color_scheme=scheme, width=360).page
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    assert find_violations(page) == []
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
