@@ -54,13 +54,13 @@ def engine(visit: Visit, server: PageServer) -> Page:
 def test_sixteen_requests_are_seen_as_they_run(engine: Page, server: PageServer) -> None:
     expect(engine.get_by_text("Nothing runs")).to_be_visible()
     with answers(server, 16):
-        rows = engine.get_by_role("region", name="Running answers").get_by_role("listitem")
+        rows = engine.get_by_role("region", name="Running answers", exact=True).get_by_role("listitem")
         expect(rows).to_have_count(16)
         wait_until(lambda: count_of(engine, "Private") + count_of(engine, "Shared") > 0, 20)
-        expect(engine.get_by_role("region", name="Kernels")).to_contain_text("attend")
-        expect(engine.get_by_role("region", name="Events")).to_contain_text("started")
+        expect(engine.get_by_role("region", name="Kernels", exact=True)).to_contain_text("attend")
+        expect(engine.get_by_role("region", name="Events", exact=True)).to_contain_text("started")
     expect(rows).to_have_count(0)
-    expect(engine.get_by_role("region", name="Events")).to_contain_text("ended")
+    expect(engine.get_by_role("region", name="Events", exact=True)).to_contain_text("ended")
     wait_until(lambda: count_of(engine, "Private") == 0, 20)
 
 
@@ -80,14 +80,16 @@ def test_evictions_are_told(make_server: MakePageServer, tab: OpenTab) -> None:
         for number in range(12):
             client.post("/v1/completions", json={"prompt": f"{number}: " + "import sys\n" * 150, "max_tokens": 1})
     page.get_by_label("Show").select_option("evicted")
-    events = page.get_by_role("region", name="Events")
+    events = page.get_by_role("region", name="Events", exact=True)
     expect(events.get_by_role("listitem").first).to_contain_text("evicted")
     expect(events).not_to_contain_text("started")
 
 
 def test_a_page_says_who_holds_it(engine: Page, server: PageServer) -> None:
     with answers(server, 1):
-        expect(engine.get_by_role("region", name="Running answers").get_by_role("listitem")).to_have_count(1)
+        expect(engine.get_by_role("region", name="Running answers", exact=True).get_by_role("listitem")).to_have_count(
+            1
+        )
         cells = engine.get_by_role("region", name="Map of pages")
         cells.focus()
         note = engine.get_by_text(re.compile(r"^Page [\d,]+ is"))
@@ -143,7 +145,7 @@ def test_without_a_model_it_says_what_to_do(make_server: MakePageServer, tab: Op
     expect(page.get_by_role("heading", name="No model is loaded")).to_be_visible()
     with server.client() as client:
         client.post("/v1/completions", json={"prompt": "import", "max_tokens": 1})
-    expect(page.get_by_role("region", name="Kernels")).to_be_visible()
+    expect(page.get_by_role("region", name="Kernels", exact=True)).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -152,7 +154,7 @@ def test_nothing_is_in_the_way(
 ) -> None:
     page = tab(server, "/#/engine", color_scheme=scheme, width=360).page
     with answers(server, 2):
-        rows = page.get_by_role("region", name="Running answers").get_by_role("listitem")
+        rows = page.get_by_role("region", name="Running answers", exact=True).get_by_role("listitem")
         expect(rows).to_have_count(2)
         assert find_violations(page) == []
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 360

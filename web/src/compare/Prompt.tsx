@@ -44,11 +44,12 @@ export function Prompt({ label, verb, isRunning, onAsk, onStop, note, children }
       {children}
       <div className={styles.row}>
         {isRunning ? (
-          <Button onClick={onStop}>
+          // With a key of its own: as one element, the click on it would go on to submit the form.
+          <Button key="stop" onClick={onStop}>
             <Square aria-hidden="true" /> Stop
           </Button>
         ) : (
-          <Button kind="primary" type="submit" disabled={!prompt.trim()}>
+          <Button key="ask" kind="primary" type="submit" disabled={!prompt.trim()}>
             <Play aria-hidden="true" /> {verb}
           </Button>
         )}
