@@ -7,10 +7,15 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from live_client import LiveView, follow, watch
+from live_client import follow, watch
+from live_view import LiveView
 from running_server import MakeServer, RunningServer, start_server, wait_until
 
-QUESTION = {"messages": [{"role": "user", "content": "What does os.path.join do? " * 8}], "max_tokens": 24, "seed": 1}
+QUESTION = {
+    "messages": [{"role": "user", "content": "What does os.path.join do? " * 8}],
+    "max_tokens": 300,
+    "ignore_eos": True,
+}
 
 
 @pytest.fixture(scope="module")

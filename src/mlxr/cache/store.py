@@ -153,7 +153,6 @@ class PageStore:
             return False
         with self._lock:
             self._keys.add(key)
-            self._touch({key})
             self._written_pages += 1
         return True
 
@@ -168,7 +167,7 @@ class PageStore:
             self._stop_writing(error)
 
     def watch(self) -> None:
-        """Begin to note which keys come and go."""
+        """Begin to collect the keys whose place changes; the writer notes those that come."""
         with self._lock:
             self._touched = set()
 
@@ -178,7 +177,7 @@ class PageStore:
             self._touched = None
 
     def take_touched(self) -> set[bytes]:
-        """The keys that have come or gone, or been noted, since the last time; none while nobody watches."""
+        """The keys that have gone, or been noted, since the last time; none while nobody watches."""
         with self._lock:
             touched = self._touched or set()
             self._touched = None if self._touched is None else set()

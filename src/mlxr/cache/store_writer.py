@@ -176,7 +176,6 @@ class StoreWriter:
             waiting.stamp_ns = stamp_ns
         elif not self._is_closing and len(self._waiting) < self._max_queued_pages:
             self._waiting[key] = _Waiting(page, stamp_ns)
-            self._store.note(key)
         elif counts_drop:
             self._store.count_drop(StoreDrop.CLOSED if self._is_closing else StoreDrop.QUEUE_FULL)
 

@@ -1,0 +1,172 @@
+"""The engine's random moves once more, with somebody who watches now and then: what is told adds up to what is there.
+
+The watcher knows events only, as JSON. After every look it must know each page's holder and place, each running
+answer's pages, queue, store and counters, as they are computed here from the books of cache and scheduler.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from live_view import LiveView
+from test_engine_machine import EngineMachine
+
+from mlxr.core.live import LiveChange, LiveState
+from mlxr.engine.engine import Engine
+from mlxr.engine.live import FORGET_S
+from mlxr.models.step_work import AttentionWork, StepWork
+from mlxr.server.live_events import Change, Snapshot, parts_of, write_change, write_snapshot
+
+WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(2, None),))
+
+
+def decode_frame(frame: bytes) -> tuple[str, dict[str, Any]]:
+    head, data, _, _ = frame.decode().split("\n")
+    return head.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def to_snapshot(state: LiveState) -> tuple[str, dict[str, Any]]:
+    return decode_frame(write_snapshot(Snapshot(**parts_of(state), time=1.0, models=[])))
+
+
+def to_change(change: LiveChange) -> tuple[str, dict[str, Any]]:
+    return decode_frame(write_change(Change(**parts_of(change), time=1.0, seconds=1.0)))
+
+
+def expect_codes(engine: Engine) -> list[int]:
+    """The code of each page, from tables, index and store."""
+    cache = engine._cache
+    holders = Counter(page for sequence in engine._scheduler.running for page in sequence.table.pages)
+    codes = [min(holders[page], 2) for page in range(engine._pager.pages)]
+    for entry in cache._index:
+        codes[entry.page] = codes[entry.page] or 3
+        if cache._store is not None and cache._writer is not None:
+            is_waiting = entry.key in cache._writer._waiting
+            codes[entry.page] += 4 * (2 if entry.key in cache._store._keys else is_waiting)
+    return codes
+
+
+class WatchedMachine(EngineMachine):
+    """The same moves, and somebody who looks."""
+
+    view: LiveView | None = None
+    has_looked = is_eager = False
+
+    @initialize(eager=st.booleans())
+    def begin_to_watch(self, eager: bool) -> None:
+        self.is_eager = eager
+
+    @rule(full=st.booleans())
+    def look(self, full: bool) -> None:
+        self.engine._cache.flush()  # so that no page reaches the disk between the reading and the look at the books
+        reading = self.engine.live.read(WORK, full=full or self.view is None)
+        if reading.change is None:
+            self.view = None  # the record begins here
+        elif self.view is not None:
+            self.view.apply(*to_change(reading.change))
+        if reading.state is not None:
+            fresh = LiveView.of(to_snapshot(reading.state)[1])
+            self.compare(fresh)
+            self.view = self.view or fresh
+        self.has_looked = True
+
+    @precondition(lambda self: self.view is not None)
+    @rule(often=st.integers(0, 4))
+    def look_away(self, often: int) -> None:
+        if not often:
+            self.engine.live.stop()
+            self.view = None
+
+    @invariant()
+    def an_eager_watcher_looks(self) -> None:
+        if hasattr(self, "engine") and self.is_eager:
+            self.look(full=False)
+
+    @invariant()
+    def the_view_is_right(self) -> None:
+        if hasattr(self, "engine") and self.has_looked and self.view is not None:
+            self.compare(self.view)
+            assert self.engine.live.record is not None
+            self.engine.live.record.check()
+        self.has_looked = False
+
+    @invariant()
+    def nothing_is_noted_unwatched(self) -> None:
+        if hasattr(self, "engine") and self.engine.live.record is None:
+            cache = self.engine._cache
+            assert self.engine._pager.touched is None
+            assert self.engine._scheduler.preempted is None
+            assert cache._watch is None
+            assert cache._store is None or cache._store._touched is None
+
+    def compare(self, view: LiveView) -> None:
+        """Everything that `view` knows is so."""
+        scheduler, stats = self.engine._scheduler, self.engine.stats()
+        assert view.codes[0] == expect_codes(self.engine)
+        rows = {(sequence.id, sequence.index): sequence for sequence in scheduler.running}
+        assert view.rows.keys() == rows.keys()
+        for key, row in view.rows.items():
+            assert row["tables"][0]["pages"] == rows[key].table.pages
+            assert row["tokens"] == len(rows[key].tokens)
+            assert row["written_tokens"] == rows[key].table.length_tokens
+        assert view.queue["running"] == sum(sequence.width for sequence in scheduler.running)
+        assert view.queue["waiting"] == sum(sequence.width for sequence in scheduler.waiting)
+        assert view.counters["steps"] == stats.steps
+        assert view.counters["prefill_tokens"] == stats.prefill_tokens
+        assert view.counters["decode_tokens"] == stats.decode_tokens
+        for name in ("steps", "prefill_tokens", "decode_tokens"):
+            assert view.snapshot["counters"][name] + sum(step[name] for step in view.steps) == view.counters[name]
+        assert view.counters["preemptions"] == stats.preemptions
+        assert view.counters["evicted_pages"] == sum(stats.cache.evictions.values())
+        assert (view.store is None) == (stats.cache.store is None)
+        if view.store is not None and stats.cache.store is not None:
+            assert view.store["entries"] == stats.cache.store.entries
+            assert view.counters["dropped_pages"] == sum(stats.cache.store.drops.values())
+
+    def take(self, events: list[Any]) -> None:
+        super().take(events)
+        if self.engine.live.record is None:
+            self.view = None  # after some seconds without a look, or in a new engine
+
+
+WatchedMachine.TestCase.settings = settings(
+    max_examples=50,
+    stateful_step_count=80,
+    deadline=None,
+    derandomize=True,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+test_watched_machine = WatchedMachine.TestCase
+
+
+def test_the_record_ends_when_nobody_reads() -> None:
+    machine = WatchedMachine()
+    machine.begin(20, False, "paged", 8)
+    machine.submit((1, 2, 3), 0.0, 12, 1, 0, None, None, True, None)
+    machine.look(full=True)
+    machine.step(1)
+    assert machine.engine.live.record is not None
+    machine.now += FORGET_S
+    machine.step(1)
+    assert machine.engine.live.record is None
+    assert machine.engine.live.read(WORK, full=False).change is None
+    machine.teardown()
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 64])
+@pytest.mark.parametrize("start", [0, 3, 4, 40])
+@pytest.mark.parametrize("tokens", [1, 2, 7, 50])
+def test_pairs_and_positions_are_those_that_are_seen(window: int | None, start: int, tokens: int) -> None:
+    seen = [
+        range(max(0, position - window + 1) if window else 0, position + 1) for position in range(start, start + tokens)
+    ]
+    work = AttentionWork(1, window)
+    assert work.count_pairs(start, tokens) == sum(map(len, seen))
+    assert work.count_positions(start, tokens) == len({position for row in seen for position in row})

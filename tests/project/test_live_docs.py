@@ -1,0 +1,82 @@
+"""The live stream is described once: Python's types, those of the page, and docs/page-live.md name the same fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from mlxr.core import live
+from mlxr.server import live_events
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "page-live.md").read_text()
+SOURCE = (ROOT / "web" / "src" / "api" / "live.ts").read_text()
+SENT = [
+    *(live.GroupState, live.GroupChange, live.TablePart, live.SequenceRow, live.Queue, live.Counters, live.StepSum),
+    *(live.StoreState, live.KernelCalls, live.MachineLimits, live.LogEntry, live.WatchedModel),
+    *(live_events.Snapshot, live_events.Change, live_events.PageDetails),
+]
+IS_NUMBER = {"int": "number", "float": "number", "str": "string"}
+
+
+def find_interface(name: str) -> dict[str, str]:
+    """The fields of a TypeScript interface with their types; a `?` counts to the name."""
+    body = re.search(rf"^export interface {name} {{\n(.*?)^}}", SOURCE, re.MULTILINE | re.DOTALL)
+    assert body is not None, f"web/src/api/live.ts has no interface {name}"
+    return dict(re.findall(r"^  (\w+\??): (.*);$", body[1], re.MULTILINE))
+
+
+@pytest.mark.parametrize("kind", SENT, ids=lambda kind: kind.__name__)
+def test_the_page_knows_the_same_fields(kind: Any) -> None:
+    fields = {row.name: row for row in dataclasses.fields(kind)}
+    known = find_interface(kind.__name__)
+    assert {name.rstrip("?") for name in known} == fields.keys()
+    for name, type_name in known.items():
+        assert name.endswith("?") == (kind is live_events.Change and name not in ("time", "seconds"))
+        written = str(fields[name.rstrip("?")].type)
+        if written in IS_NUMBER and not type_name.startswith('"'):
+            assert type_name == IS_NUMBER[written]
+
+
+@pytest.mark.parametrize(
+    ("literal", "kind", "name"),
+    [(live.Phase, "SequenceRow", "phase"), (live.Kind, "LogEntry", "kind")],
+)
+def test_the_page_knows_the_same_words(literal: Any, kind: str, name: str) -> None:
+    assert re.findall(r'"(\w+)"', find_interface(kind)[name]) == list(get_args(literal))
+
+
+@pytest.mark.parametrize("name", [*get_args(live.Kind), *(row.name for row in dataclasses.fields(live.Counters))])
+def test_the_document_names_it(name: str) -> None:
+    assert f"`{name}`" in TEXT
+
+
+def test_the_examples_have_these_fields() -> None:
+    examples = [json.loads(text) for text in re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)]
+    snapshot, change, page = examples
+    check_example(snapshot, live_events.Snapshot)
+    check_example(change, live_events.Change)
+    check_example(page, live_events.PageDetails)
+
+
+def check_example(value: dict[str, Any], kind: Any) -> None:
+    """`value` has the fields of the dataclass `kind`; those with a default may be missing where the class is Change."""
+    hints = get_type_hints(kind)
+    assert value.keys() <= hints.keys()
+    if kind is not live_events.Change:
+        missing = hints.keys() - value.keys()
+        assert not missing or (kind is live.Counters and "..." in str(value)), missing
+    for name, inner in value.items():
+        for item in inner if isinstance(inner, list) else [inner]:
+            nested = [arg for arg in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(arg)]
+            if nested and isinstance(item, dict) and "..." not in item:
+                check_example(item, nested[0])
+
+
+def test_bounds() -> None:
+    assert f"At most {live.MAX_LOG} entries" in TEXT
