@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--demand-browser", action="store_true", help="fail where there is no Chromium instead of skipping"
     )
+    parser.addoption("--save-pictures", action="store_true", help="write the pictures of the documentation")
 
 
 @pytest.fixture(scope="session")
