@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from chatting import QUESTION, answers, ask, composer, endless_answers, first_question, questions, send, wait_for_answer
 from page_server import PageServer, wait_until
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from conftest import OpenTab
 
@@ -191,6 +191,47 @@ def test_two_thousand_messages_stay_smooth(page: Page, tmp_path: Path) -> None:
     expect(page.get_by_role("button", name="To the end")).to_be_visible()
     page.get_by_role("button", name="To the end").click()
     expect(answers(page).last).to_contain_text("Message 1999 of 0.")
+
+
+def test_a_browser_that_keeps_nothing_says_so_and_answers(
+    context: BrowserContext, tab: OpenTab, server: PageServer
+) -> None:
+    context.add_init_script("IDBFactory.prototype.open = () => { throw new DOMException('no room here') }")
+    page = tab(server).page
+    expect(page.get_by_text("This browser does not keep the conversation: no room here")).to_be_visible()
+    expect(ask(page)).to_contain_text("os.path.join")
+    expect(ask(page, OTHER)).not_to_be_empty()
+
+
+def test_an_edit_that_is_scrolled_away_is_kept(page: Page, tmp_path: Path) -> None:
+    import_file(page, make_file(tmp_path / "long.json", 1, 200))
+    list_of(page).first.click()
+    first_question(page).hover()
+    first_question(page).get_by_role("button", name="Edit").click()
+    page.get_by_role("textbox", name="Your message").fill("Half an edit")
+    page.get_by_role("button", name="To the end").click()
+    expect(page.get_by_role("textbox", name="Your message")).to_have_count(0)
+    page.get_by_role("log").evaluate("log => log.scrollTo(0, 0)")
+    expect(page.get_by_role("textbox", name="Your message")).to_have_value("Half an edit")
+    page.get_by_role("button", name="Cancel").click()
+    expect(first_question(page)).to_contain_text("Message 0 of 0.")
+
+
+def test_answers_grow_in_several_conversations_at_once(page: Page, server: PageServer) -> None:
+    with endless_answers(page):
+        send(page, QUESTION)
+        expect(answers(page).last).to_contain_text("os.path.join")
+        page.get_by_role("button", name="New chat").click()
+        send(page, OTHER)
+        expect(answers(page).last).not_to_be_empty()
+        assert server.answers_in_flight() == 2
+        list_of(page).filter(has_text=QUESTION).click()
+        page.get_by_role("button", name="Stop the answer").click()
+        expect(page.get_by_text("You stopped here.")).to_be_visible()
+        list_of(page).filter(has_text=OTHER).click()
+        page.get_by_role("button", name="Stop the answer").click()
+        expect(page.get_by_text("You stopped here.")).to_be_visible()
+    wait_until(lambda: server.answers_in_flight() == 0)
 
 
 SCROLL = """async () => {

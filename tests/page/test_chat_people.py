@@ -17,7 +17,11 @@ from conftest import OpenTab
 
 def test_a_phone_has_room_for_everything(server: PageServer, tab: OpenTab) -> None:
     page = tab(server, width=360, height=640, has_touch=True).page
-    ask(page)
+    composer(page).fill("What does os.path.join do?")
+    composer(page).press("Enter")
+    expect(composer(page)).to_have_value("What does os.path.join do?\n")
+    page.get_by_role("button", name="Send").click()
+    wait_for_answer(page)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
     page.get_by_role("button", name="Conversations", exact=True).click()
     column = page.get_by_role("dialog", name="Conversations")

@@ -1,5 +1,5 @@
 import { FastForward, RefreshCw } from "lucide-react";
-import { useState } from "react";
+import { useKept } from "../lib/kept";
 import { Button, IconButton } from "../ui/Button";
 import { Markdown } from "../ui/Markdown";
 import { Notice } from "../ui/Notice";
@@ -25,13 +25,14 @@ interface Props {
 /** An answer of the model, while it grows and afterwards. */
 export function AnswerView({ message: stored, tree, showTokens, isLast }: Props) {
   const { message, status, run } = useAnswer(stored);
-  const [editing, setEditing] = useState(false);
+  const [editing, setEditing] = useKept(`editing ${message.id}`, false);
   const growing = status === "growing";
   const thinking = useMaybe(run?.thinking) ?? false;
   if (editing)
     return (
       <article className={styles.answer} aria-label="Answer">
         <EditBox
+          id={message.id}
           label="Answer"
           text={message.content}
           onCancel={() => setEditing(false)}
@@ -44,7 +45,9 @@ export function AnswerView({ message: stored, tree, showTokens, isLast }: Props)
     );
   return (
     <article className={styles.answer} aria-label="Answer" aria-busy={growing}>
-      {message.reasoning && <Reasoning text={message.reasoning} ms={message.reasoningMs ?? 0} thinking={thinking} />}
+      {message.reasoning && (
+        <Reasoning id={message.id} text={message.reasoning} ms={message.reasoningMs ?? 0} thinking={thinking} />
+      )}
       {run && <Waiting run={run} message={message} />}
       {showTokens && message.tokens ? (
         <TokensView message={message} growing={growing} />

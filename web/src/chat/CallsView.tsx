@@ -1,6 +1,7 @@
 import { Globe, Wrench } from "lucide-react";
 import { useState } from "react";
 import { describeError } from "../api/client";
+import { useKept } from "../lib/kept";
 import { Button } from "../ui/Button";
 import { CodeBlock } from "../ui/CodeBlock";
 import { Field } from "../ui/Field";
@@ -29,11 +30,13 @@ export function CallsView({ message, open }: { message: AssistantMessage; open: 
   );
 }
 
+const NO_RESULTS: readonly string[] = [];
+
 /** Takes a result for each call: typed in, or from the address that the person allowed. */
 function ResultsForm({ message, calls }: { message: AssistantMessage; calls: readonly ToolCall[] }) {
-  const [results, setResults] = useState(() => calls.map(() => ""));
+  const [results, setResults] = useKept(`results ${message.id}`, NO_RESULTS);
   const setResult = (index: number, text: string) =>
-    setResults((before) => before.map((one, at) => (at === index ? text : one)));
+    setResults((before) => calls.map((_, at) => (at === index ? text : (before[at] ?? ""))));
   const send = (event: React.FormEvent) => {
     event.preventDefault();
     void giveResults(message, results);
@@ -51,7 +54,7 @@ function ResultsForm({ message, calls }: { message: AssistantMessage; calls: rea
         />
       ))}
       <div>
-        <Button kind="primary" type="submit" disabled={results.some((result) => result.trim() === "")}>
+        <Button kind="primary" type="submit" disabled={calls.some((_, index) => !results[index]?.trim())}>
           {calls.length === 1 ? "Send the result" : "Send the results"}
         </Button>
       </div>

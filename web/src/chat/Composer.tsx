@@ -19,6 +19,11 @@ interface Props {
   onSend: (text: string, files: Attachment[]) => void;
 }
 
+/** Whether the keyboard is one on a screen, whose Enter begins a line. */
+function isTouch(): boolean {
+  return window.matchMedia("(hover: none) and (pointer: coarse)").matches;
+}
+
 /** Where the next message is written. Enter sends it, with Shift it begins a line. */
 export function Composer({ conversation, path, files, refused, onFiles, onRemoveFile, onSend }: Props) {
   const place = path.length === 0 ? "new" : conversation.id;
@@ -31,7 +36,7 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
     return () => clearTimeout(timer);
   }, [place, text]);
   useEffect(() => {
-    if (window.matchMedia("(pointer: fine)").matches) area.current?.focus();
+    if (!isTouch()) area.current?.focus();
   }, []);
   const send = () => {
     if (!canSend) return;
@@ -42,7 +47,7 @@ export function Composer({ conversation, path, files, refused, onFiles, onRemove
   };
   const press = (event: KeyboardEvent) => {
     if (event.key === "Escape" && run) run.stop();
-    if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing) return;
+    if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing || isTouch()) return;
     event.preventDefault();
     send();
   };

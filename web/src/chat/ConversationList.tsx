@@ -7,6 +7,7 @@ import { useStore } from "../lib/store";
 import { Button } from "../ui/Button";
 import { Menu, MenuItem } from "../ui/Menu";
 import { Notice } from "../ui/Notice";
+import { runs } from "./answering";
 import styles from "./ConversationList.module.css";
 import { ConversationMenu } from "./ConversationMenu";
 import { saveFile } from "./files";
@@ -51,6 +52,7 @@ const ROW = 44;
 
 function Rows({ rows, current, onChoose }: { rows: readonly Conversation[]; current: string; onChoose: () => void }) {
   const scroll = useRef<HTMLElement>(null);
+  const answering = new Set([...useStore(runs).values()].map((run) => run.conversation));
   const virtual = useVirtualizer({
     count: rows.length,
     getScrollElement: () => scroll.current,
@@ -65,7 +67,12 @@ function Rows({ rows, current, onChoose }: { rows: readonly Conversation[]; curr
           const row = rows[item.index];
           if (!row) return null;
           return (
-            <li key={item.key} style={{ transform: `translateY(${item.start}px)` }} data-current={row.id === current}>
+            <li
+              key={item.key}
+              style={{ transform: `translateY(${item.start}px)` }}
+              data-current={row.id === current}
+              data-answering={answering.has(row.id)}
+            >
               <a
                 href={routeHref("chat", row.id)}
                 aria-current={row.id === current ? "page" : undefined}
@@ -73,6 +80,7 @@ function Rows({ rows, current, onChoose }: { rows: readonly Conversation[]; curr
                 onClick={onChoose}
               >
                 {row.title}
+                {answering.has(row.id) && <span className="hidden-text">, the model answers</span>}
               </a>
               <ConversationMenu conversation={row} />
             </li>

@@ -1,8 +1,11 @@
-import { type KeyboardEvent, useEffect, useRef, useState } from "react";
+import { type KeyboardEvent, useEffect, useRef } from "react";
+import { forgetKept, useKept } from "../lib/kept";
 import { Button } from "../ui/Button";
 import styles from "./EditBox.module.css";
 
 interface Props {
+  /** Of the message; what is written stays under it while the message is scrolled away. */
+  id: string;
   label: string;
   text: string;
   onCancel: () => void;
@@ -11,17 +14,22 @@ interface Props {
 }
 
 /** Writes a new version of a message. */
-export function EditBox({ label, text, onCancel, actions }: Props) {
-  const [value, setValue] = useState(text);
+export function EditBox({ id, label, text, onCancel, actions }: Props) {
+  const name = `edit ${id}`;
+  const [value, setValue] = useKept(name, text);
   const area = useRef<HTMLTextAreaElement>(null);
   useEffect(() => area.current?.focus(), []);
+  const close = () => {
+    onCancel();
+    forgetKept(name);
+  };
   const run = (action: (text: string) => void) => {
     action(value);
-    onCancel();
+    close();
   };
   const press = (event: KeyboardEvent) => {
     const [first] = Object.values(actions);
-    if (event.key === "Escape") onCancel();
+    if (event.key === "Escape") close();
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && first) run(first);
   };
   return (
@@ -34,7 +42,7 @@ export function EditBox({ label, text, onCancel, actions }: Props) {
         onKeyDown={press}
       />
       <div className={styles.row}>
-        <Button onClick={onCancel}>Cancel</Button>
+        <Button onClick={close}>Cancel</Button>
         {Object.entries(actions).map(([name, action], index) => (
           <Button key={name} kind={index === 0 ? "primary" : "plain"} onClick={() => run(action)}>
             {name}

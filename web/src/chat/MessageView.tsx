@@ -1,4 +1,5 @@
-import { memo, useState } from "react";
+import { memo } from "react";
+import { useKept } from "../lib/kept";
 import { AnswerView } from "./AnswerView";
 import { editResult } from "./answering";
 import { EditBox } from "./EditBox";
@@ -34,7 +35,7 @@ function isSame(a: Props, b: Props): boolean {
 
 /** The result of a tool's call. */
 function ResultView({ message, tree }: { message: ToolMessage; tree: Tree }) {
-  const [editing, setEditing] = useState(false);
+  const [editing, setEditing] = useKept(`editing ${message.id}`, false);
   return (
     <article className={styles.result} aria-label={`Result of ${message.name}`}>
       <p className={styles.name}>
@@ -42,6 +43,7 @@ function ResultView({ message, tree }: { message: ToolMessage; tree: Tree }) {
       </p>
       {editing ? (
         <EditBox
+          id={message.id}
           label={`Result of ${message.name}`}
           text={message.content}
           onCancel={() => setEditing(false)}

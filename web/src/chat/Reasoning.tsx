@@ -1,12 +1,20 @@
 import { ChevronRight } from "lucide-react";
-import { useState } from "react";
 import { formatSeconds } from "../lib/format";
+import { useKept } from "../lib/kept";
 import { Markdown } from "../ui/Markdown";
 import styles from "./Reasoning.module.css";
 
+interface Props {
+  /** Of the message. */
+  id: string;
+  text: string;
+  ms: number;
+  thinking: boolean;
+}
+
 /** What the model thought before it answered, folded, with the time it took. */
-export function Reasoning({ text, ms, thinking }: { text: string; ms: number; thinking: boolean }) {
-  const [open, setOpen] = useState(false);
+export function Reasoning({ id, text, ms, thinking }: Props) {
+  const [open, setOpen] = useKept(`thought ${id}`, false);
   return (
     <div className={styles.reasoning}>
       <button type="button" aria-expanded={open} onClick={() => setOpen(!open)}>

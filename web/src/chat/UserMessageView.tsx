@@ -1,5 +1,5 @@
-import { useState } from "react";
 import { formatCount } from "../lib/format";
+import { useKept } from "../lib/kept";
 import { Button } from "../ui/Button";
 import { branchMessage } from "./answering";
 import { FileChips } from "./Composer";
@@ -13,13 +13,14 @@ const LONG = 2_000;
 
 /** What the person wrote, as plain text; of a long text only the beginning, until all is asked for. */
 export function UserMessageView({ message, tree }: { message: UserMessage; tree: Tree }) {
-  const [editing, setEditing] = useState(false);
-  const [whole, setWhole] = useState(false);
+  const [editing, setEditing] = useKept(`editing ${message.id}`, false);
+  const [whole, setWhole] = useKept(`whole ${message.id}`, false);
   const isLong = message.content.length > LONG;
   if (editing)
     return (
       <article className={styles.message} aria-label="You">
         <EditBox
+          id={message.id}
           label="Your message"
           text={message.content}
           onCancel={() => setEditing(false)}

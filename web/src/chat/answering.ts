@@ -13,6 +13,7 @@ import { writeRequest } from "./wire";
 
 /** An answer that grows in this tab. */
 export interface Run {
+  readonly conversation: string;
   /** The message as it was at the last frame. */
   readonly shown: Store<AssistantMessage>;
   /** How much of the prompt the server has read. */
@@ -141,6 +142,7 @@ function follow(growth: Growth, message: AssistantMessage, controller: AbortCont
   const keepNow = () => leave(growth.read("growing"));
   window.addEventListener("pagehide", keepNow);
   return {
+    conversation: message.conversation,
     shown,
     progress,
     thinking,

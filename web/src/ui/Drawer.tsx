@@ -32,10 +32,12 @@ export function Drawer({ open, title, side, beside, onClose, children }: Props) 
 
 function Sheet({ title, side, onClose, children }: Omit<Props, "open" | "beside">) {
   const dialog = useRef<HTMLDialogElement>(null);
+  const inside = useRef<HTMLDivElement>(null);
   const [host, setHost] = useState<HTMLElement | null>(null);
   useEffect(() => {
     const element = dialog.current;
     if (element && !element.open) element.showModal();
+    inside.current?.focus();
     setHost(element);
   }, []);
   return (
@@ -54,7 +56,7 @@ function Sheet({ title, side, onClose, children }: Omit<Props, "open" | "beside"
       }}
     >
       <PortalHost value={host}>
-        <div className={styles.inside}>
+        <div className={styles.inside} tabIndex={-1} ref={inside}>
           <div className={styles.close}>
             <IconButton label="Close" onClick={onClose}>
               <X />

@@ -85,6 +85,7 @@ describe("splitBlocks", () => {
 
   it("does not tear named links and footnotes apart", () => {
     expect(splitBlocks("See [it][a].\n\n[a]: http://a.example\n\nEnd[^1].\n\n[^1]: Note")).toHaveLength(1);
+    expect(splitBlocks("In code:\n\n```\n[a]: b\n```\n\nend")).toHaveLength(3);
   });
 });
 

@@ -10,10 +10,11 @@ const MATH_OPENERS: Record<string, string> = { $$: "$$", "\\[": "\\]" };
 
 /** Cut a Markdown text into blocks. Footnotes and named links tie blocks together, so a text with those stays in one. */
 export function splitBlocks(text: string): Block[] {
-  if (/^ {0,3}\[[^\]\n]+\]:/m.test(text)) return [{ kind: "text", text }];
   const splitter = new Splitter();
   for (const line of text.split("\n")) splitter.push(line);
-  return splitter.end();
+  const blocks = splitter.end();
+  const isTied = blocks.some((block) => block.kind === "text" && /^ {0,3}\[[^\]\n]+\]:/m.test(block.text));
+  return isTied ? [{ kind: "text", text }] : blocks;
 }
 
 class Splitter {
