@@ -1,32 +1,38 @@
 """A server under attack, and what another client notices of it.
 
-    python bench/attack.py                                     # 500 templates, 300 schemas, 80 floods, 200 connections
-    python bench/attack.py --templates 20 --schemas 20 --floods 8 --connections 20 --json FILE
+    python bench/attack.py        # 500 templates, 300 schemas, 300 tokenizers, 80 floods, 200 connections
+    python bench/attack.py --templates 20 --schemas 20 --tokenizers 20 --floods 8 --connections 20 --json FILE
 
 One client reads a streamed answer over and over, first alone and then while others send what `hostile` makes: chat
-templates that never end, schemas that no machine can compile, prompts of megabytes, requests that are never finished.
-Compared are the 99th percentiles of the time between two tokens. At the end memory must have come back, no request may
-have been answered with an internal error, and SIGTERM must end the server within its drain time, in the middle of all
-that. Ends with exit code 1 when a bound is missed.
+templates that never end, schemas that no machine can compile, tokenizers that grow a text without bound, prompts of
+megabytes, requests that are never finished. Compared are the 99th percentiles of the time between two tokens. Then 16
+clients ask short questions, alone and beside one that sends long prompts, texts to embed and the floods in a loop;
+compared are the 95th percentiles of the time to the first token. At the end memory must have come back, no request may
+have been answered with an internal error, and SIGTERM must end the server soon after its drain time in the middle of
+each kind of attack. Ends with exit code 1 when a bound is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import hashlib
 import json
 import multiprocessing
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Sequence
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from hostile import make_flood, make_schema, make_template
+from hostile_tokenizers import TEXT, make_config, make_tokenizer, make_weights
 from http_client import Connection, Refused
 from server_process import ServerProcess, start_own
 
@@ -34,6 +40,9 @@ AT_ONCE = 4
 DRAIN_S = 5.0
 MAX_DELAY_S = 0.1
 MAX_GROWTH_BYTES = 200 * 2**20
+MAX_SLOWDOWN = 3.0  # of a short question's first token beside a flood
+SHORT_CLIENTS = 16
+AFTER_DRAIN_S = 2.0  # for the last events, and to let go of the models
 ANSWER_TOKENS = 48
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 HALVES = (
@@ -44,7 +53,9 @@ HALVES = (
     HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"pro\r\n',
     HEAD + b"Transfer-Encoding: chunked\r\n\r\nffffff\r\n",
 )
-Attack = Callable[[int], Awaitable[str]]
+Attack = Callable[[int], Coroutine[Any, Any, str]]
+CONFIG, WEIGHTS_DATA = make_config(), make_weights()
+WEIGHTS = f"sha256:{hashlib.sha256(WEIGHTS_DATA).hexdigest()}"
 
 
 def watch(port: int, is_over: Event, found: Queue[list[float]]) -> None:
@@ -140,7 +151,78 @@ def make_attacks(port: int) -> dict[str, Attack]:
             writer.transport.abort()
         return reply.split(b" ")[1].decode() if b" " in reply else "closed"
 
-    return {"templates": template, "schemas": schema, "floods": flood, "connections": connection}
+    async def tokenizer(index: int) -> str:
+        name, data = f"k{index}", make_tokenizer(index)
+        files = {"tokenizer.json": digest_of(data), "config.json": digest_of(CONFIG), "model.safetensors": WEIGHTS}
+        await upload(port, data)
+        status = await post(port, "/api/create", {"model": name, "files": files, "stream": False})
+        if status != "200":
+            return status
+        options = {"num_predict": 2}
+        wanted = {"model": name, "prompt": TEXT, "raw": True, "stream": False, "options": options, "keep_alive": 0}
+        return await post(port, "/api/generate", wanted)
+
+    return {
+        "templates": template,
+        "schemas": schema,
+        "tokenizers": tokenizer,
+        "floods": flood,
+        "connections": connection,
+    }
+
+
+def digest_of(data: bytes) -> str:
+    """The name of a blob."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+async def upload(port: int, data: bytes) -> None:
+    """Store a blob on the server."""
+    request = Request(f"http://127.0.0.1:{port}/api/blobs/{digest_of(data)}", data=data, method="POST")
+    await asyncio.to_thread(lambda: urlopen(request, timeout=30).close())
+
+
+async def ask_short(port: int, seconds: float) -> list[float]:
+    """Times to the first token, in order, of clients that ask short questions for so many seconds."""
+    found: list[float] = []
+    end_s = time.monotonic() + seconds
+
+    async def ask(client: int) -> None:
+        connection, turn = Connection("127.0.0.1", port), 0
+        while time.monotonic() < end_s:
+            turn += 1
+            body = {"prompt": f"# {client} {turn}\nimport os\n", "max_tokens": 8, "ignore_eos": True, "stream": True}
+            start_s, first_s = time.perf_counter(), 0.0
+            async for _ in connection.stream("/v1/completions", body):
+                first_s = first_s or time.perf_counter() - start_s
+            found.append(first_s)
+        connection.close()
+
+    await asyncio.gather(*map(ask, range(SHORT_CLIENTS)))
+    return sorted(found)
+
+
+async def ask_beside_flood(port: int, seconds: float) -> list[float]:
+    """The same while one client sends long prompts, texts to embed and the other floods in a loop, one of each."""
+    is_over = False
+
+    async def flood(kinds: Sequence[int]) -> None:
+        connection, turn = Connection("127.0.0.1", port), 0
+        while not is_over:
+            path, body = make_flood(kinds[turn % len(kinds)])
+            turn += 1
+            with contextlib.suppress(Refused, ConnectionError, asyncio.IncompleteReadError):
+                await connection.post(path, body)
+        connection.close()
+
+    floods = [asyncio.create_task(flood(kinds)) for kinds in ((4,), (5,), (0, 1, 2, 3, 6, 7))]
+    await asyncio.sleep(2.0)
+    found = await ask_short(port, seconds)
+    is_over = True
+    for task in floods:
+        task.cancel()
+    await asyncio.gather(*floods, return_exceptions=True)
+    return found
 
 
 async def run_attack(attack: Attack, attempts: int, at_once: int) -> Counter[str]:
@@ -161,9 +243,10 @@ def read_resident_bytes(server: ServerProcess) -> int:
     return int(float(next(line for line in lines if line.startswith("mlxr_process_resident_bytes ")).split()[1]))
 
 
-async def end_in_the_middle(server: ServerProcess, attacks: dict[str, Attack]) -> float:
-    """Seconds from SIGTERM, while attacks of every kind are under way, until the process has ended."""
-    tasks = [asyncio.create_task(attacks[kind](index)) for index in range(6) for kind in attacks]
+async def end_in_the_middle(server: ServerProcess, kinds: Sequence[str]) -> float:
+    """Seconds from SIGTERM, while attacks of these kinds are under way, until the process has ended."""
+    attacks = make_attacks(server.port)
+    tasks = [asyncio.create_task(attacks[kind](index)) for index in range(6) for kind in kinds]
     await asyncio.sleep(1.0)
     start_s = time.monotonic()
     await asyncio.to_thread(server.__exit__, None, None, None)
@@ -177,6 +260,8 @@ async def end_in_the_middle(server: ServerProcess, attacks: dict[str, Attack]) -
 def run(server: ServerProcess, chosen: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """The figures, and which bounds were missed."""
     attacks = make_attacks(server.port)
+    for data in (CONFIG, WEIGHTS_DATA):
+        asyncio.run(upload(server.port, data))
     for warming in (4, 5):  # these fill the cache, whose memory is the server's from then on
         asyncio.run(post(server.port, *make_flood(warming)))
     with Watcher(server.port) as alone:
@@ -189,7 +274,8 @@ def run(server: ServerProcess, chosen: argparse.Namespace) -> tuple[dict[str, An
         start_s = time.monotonic()
         with Watcher(server.port) as watcher:
             statuses = asyncio.run(run_attack(attack, getattr(chosen, kind), at_once))
-        row = {"p99_s": watcher.p99_s, "max_s": watcher.gaps_s[-1], "statuses": dict(sorted(statuses.items()))}
+        row: dict[str, Any] = {"p99_s": watcher.p99_s, "max_s": watcher.gaps_s[-1]}
+        row["statuses"] = dict(sorted(statuses.items()))
         grown_bytes = read_resident_bytes(server) - start_bytes
         figures[kind] = {**row, "seconds": time.monotonic() - start_s, "growth_bytes": grown_bytes}
         times = f"p99 {row['p99_s'] * 1000:.0f} ms, longest {row['max_s'] * 1000:.0f} ms"
@@ -202,10 +288,32 @@ def run(server: ServerProcess, chosen: argparse.Namespace) -> tuple[dict[str, An
     figures["growth_bytes"] = read_resident_bytes(server) - start_bytes
     if figures["growth_bytes"] > MAX_GROWTH_BYTES:
         missed.append(f"memory grew by {figures['growth_bytes'] >> 20} MiB")
-    figures["end_s"] = asyncio.run(end_in_the_middle(server, attacks))
-    if figures["end_s"] > DRAIN_S + 2:
-        missed.append(f"SIGTERM took {figures['end_s']:.1f} s, the drain time is {DRAIN_S:g} s")
+    alone_s = asyncio.run(ask_short(server.port, chosen.seconds))
+    beside_s = asyncio.run(ask_beside_flood(server.port, chosen.seconds))
+    figures["short_p95_s"] = {"alone": p95(alone_s), "beside a flood": p95(beside_s)}
+    print(f"short questions: p95 {p95(alone_s) * 1000:.0f} ms alone, {p95(beside_s) * 1000:.0f} ms beside a flood")
+    if p95(beside_s) > MAX_SLOWDOWN * p95(alone_s):
+        missed.append(f"short questions: {p95(beside_s) / p95(alone_s):.1f} times as long beside a flood")
     return figures, missed
+
+
+def p95(times_s: list[float]) -> float:
+    """The 95th percentile of times in order."""
+    return times_s[int(len(times_s) * 0.95)]
+
+
+def run_ends(start: Callable[[], ServerProcess]) -> tuple[dict[str, float], list[str]]:
+    """Seconds that SIGTERM took in the middle of each kind of attack, and which took too long."""
+    took_s, missed = {}, []
+    for kinds in (*((kind,) for kind in make_attacks(0)), tuple(make_attacks(0))):
+        with start() as server:
+            asyncio.run(upload(server.port, CONFIG))
+            asyncio.run(upload(server.port, WEIGHTS_DATA))
+            seconds = took_s["+".join(kinds)] = asyncio.run(end_in_the_middle(server, kinds))
+        print(f"SIGTERM beside {', '.join(kinds)}: {seconds:.1f} s", flush=True)
+        if seconds > DRAIN_S + AFTER_DRAIN_S:
+            missed.append(f"SIGTERM beside {kinds} took {seconds:.1f} s, the drain time is {DRAIN_S:g} s")
+    return took_s, missed
 
 
 def main() -> int:
@@ -213,14 +321,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--templates", type=int, default=500)
     parser.add_argument("--schemas", type=int, default=300)
+    parser.add_argument("--tokenizers", type=int, default=300)
     parser.add_argument("--floods", type=int, default=80)
     parser.add_argument("--connections", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20.0, help="that the other client is alone first")
     parser.add_argument("--json", type=Path, help="write the figures here")
     chosen = parser.parse_args()
     flags = ("--pinned-models", "demo", "--arena-bytes", "128M", "--request-timeout-s", "3", "--drain-s", str(DRAIN_S))
-    with tempfile.TemporaryDirectory() as folder, start_own(Path(folder), "demo", *flags) as server:
-        figures, missed = run(server, chosen)
+    with tempfile.TemporaryDirectory() as folder:
+        with start_own(Path(folder), "demo", *flags) as server:
+            figures, missed = run(server, chosen)
+        figures["end_s"], late = run_ends(lambda: start_own(Path(folder), "demo", *flags))
+        missed += late
     text = json.dumps(figures, indent=2)
     print(text)
     if chosen.json:
