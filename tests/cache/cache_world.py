@@ -11,15 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from mlxr.cache.arena import Arena
+from mlxr.cache.arena import Arena, ModelArena
+from mlxr.cache.group import CacheGroup
 from mlxr.cache.kv_cache import KVCache
-from mlxr.cache.page_table import PageTable
-from mlxr.cache.pager import Pager
+from mlxr.cache.page_table import SequenceTable
+from mlxr.cache.shapes import CacheShape, form_groups
 from mlxr.cache.stats import StoreStats
 from mlxr.cache.store import PageStore
 from mlxr.kernels.context import Context
 
 PAGE_SIZE = 4
+FULL = CacheShape(1, 2)
 FLUSH_S = 60.0
 
 
@@ -44,45 +46,57 @@ class World:
         max_bytes: int = 2**20,
         fingerprint: bytes = b"model",
         sharing: bool = True,
-        layers: int = 2,
+        layers: Sequence[CacheShape] = (FULL, FULL),
     ) -> None:
-        self.arena = Arena(Context("reference"), layers, pages, 1, page_size, 2)
-        self.pager = Pager(pages, page_size)
+        groups, context = form_groups(layers), Context("reference")
+        arenas = [
+            Arena(context, pools, pages, shape.kv_heads, page_size, shape.head_dim, window=shape.window)
+            for shape, pools in zip(groups.shapes, groups.pools, strict=True)
+        ]
+        self.model_arena = ModelArena(arenas, groups)
         self.store = None if folder is None else PageStore(folder, max_bytes)
-        self.cache = KVCache(self.arena, self.pager, fingerprint=fingerprint, store=self.store, sharing=sharing)
+        self.groups = [CacheGroup(arena, number) for number, arena in enumerate(arenas)]
+        self.arena, self.pager = arenas[0], self.groups[0].pager
+        self.cache = KVCache(self.groups, fingerprint=fingerprint, store=self.store, sharing=sharing)
 
-    def write(self, table: PageTable, tokens: Sequence[int], count: int | None = None) -> None:
+    def write(self, table: SequenceTable, tokens: Sequence[int], count: int | None = None) -> None:
         """Compute the next `count` of `tokens` (all by default) after what `table` holds."""
         start = table.length_tokens
         stop = len(tokens) if count is None else start + count
         self.prepare(table, stop - start)
         self.fill(table, tokens, stop)
 
-    def fill(self, table: PageTable, tokens: Sequence[int], stop: int) -> None:
+    def fill(self, table: SequenceTable, tokens: Sequence[int], stop: int) -> None:
         """What the model does in a prepared table: the positions up to `stop`; then commit."""
         start, hashes = table.length_tokens, hash_prefixes(tokens[:stop])
-        for position in range(start, stop):
-            page, offset = table.pages[position // table.page_size], position % table.page_size
-            for k_pool, v_pool in zip(self.arena.k_pools, self.arena.v_pools, strict=True):
-                k_pool[page, :, offset] = hashes[position]
-                v_pool[page, :, offset] = position
+        for group, own in zip(self.groups, table.groups, strict=True):
+            for position in range(start, stop):
+                page, offset = own.pages[position // table.page_size], position % table.page_size
+                assert page >= 0
+                for k_pool, v_pool in zip(group.arena.k_pools, group.arena.v_pools, strict=True):
+                    k_pool[page, :, offset] = hashes[position]
+                    v_pool[page, :, offset] = position
         self.cache.commit(table, tokens, stop - start)
 
-    def prepare(self, table: PageTable, tokens: int) -> None:
+    def prepare(self, table: SequenceTable, tokens: int) -> None:
         """Make room and do the copies."""
-        self.arena.copy_pages(self.cache.prepare(table, tokens))
+        self.model_arena.copy_pages(self.cache.prepare(table, tokens))
 
-    def read(self, table: PageTable, tokens: Sequence[int]) -> None:
-        """Assert that `table` holds exactly the first of `tokens`, in every layer."""
-        hashes = hash_prefixes(tokens[: table.length_tokens])
-        positions = np.arange(table.length_tokens)
-        pages = np.array(table.pages, dtype=int)[positions // table.page_size]
-        for k_pool, v_pool in zip(self.arena.k_pools, self.arena.v_pools, strict=True):
-            found = k_pool[pages, :, positions % table.page_size]
-            assert (found == np.array(hashes)[:, None, None]).all(), "a table holds other tokens than it should"
-            assert (v_pool[pages, :, positions % table.page_size] == positions[:, None, None]).all()
+    def read(self, table: SequenceTable, tokens: Sequence[int]) -> None:
+        """Assert that `table` holds exactly the first of `tokens`, in every layer, as far as later tokens see them."""
+        hashes = np.array(hash_prefixes(tokens[: table.length_tokens]), dtype=int)
+        for group, own in zip(self.groups, table.groups, strict=True):
+            window = group.arena.shape.window or table.length_tokens + 1
+            positions = np.arange(max(0, table.length_tokens + 1 - window), table.length_tokens)
+            pages = np.array(own.pages, dtype=int)[positions // table.page_size]
+            assert (pages >= 0).all(), "a page is gone that later tokens see"
+            for k_pool, v_pool in zip(group.arena.k_pools, group.arena.v_pools, strict=True):
+                found = k_pool[pages, :, positions % table.page_size]
+                wanted = hashes[positions, None, None]
+                assert (found == wanted).all(), "a table holds other tokens than it should"
+                assert (v_pool[pages, :, positions % table.page_size] == positions[:, None, None]).all()
 
-    def open(self, tokens: Sequence[int], namespace: bytes = b"") -> PageTable:
+    def open(self, tokens: Sequence[int], namespace: bytes = b"") -> SequenceTable:
         """A table with what is cached of `tokens`, proved; the last token is left to compute."""
         table = self.cache.open_table(tokens, self.cache.start_keys(namespace), limit_tokens=len(tokens) - 1)
         self.read(table, tokens)

@@ -12,26 +12,29 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
-from cache_world import World, page_files
+from cache_world import FULL, World, page_files
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mlxr.cache.page_table import PageTable
+from mlxr.cache.page_table import SequenceTable
+from mlxr.cache.shapes import CacheShape
 from mlxr.cache.stats import StoreDrop
 from mlxr.core.errors import OutOfPages
 
 PICK = st.integers(0, 999)  # of what there is, if anything: nothing drawn may depend on how fast the disk is
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=13)
-HISTORIES = settings(max_examples=170, stateful_step_count=80, deadline=None, derandomize=True)
+HISTORIES = settings(max_examples=200, stateful_step_count=80, deadline=None, derandomize=True)
 
 
 class CacheHistory(RuleBasedStateMachine):
     """`alive` is each table with the tokens of its sequence; the table holds the first of them."""
 
+    layers: tuple[CacheShape, ...] = (FULL,)
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.alive: list[tuple[PageTable, list[int]]] = []
+        self.alive: list[tuple[SequenceTable, list[int]]] = []
         self.world: World | None = None
 
     @initialize(
@@ -52,7 +55,7 @@ class CacheHistory(RuleBasedStateMachine):
             max_bytes=self.max_bytes,
             folder=folder,
             sharing=self.sharing,
-            layers=1,
+            layers=self.layers,
         )
 
     @property
@@ -60,7 +63,7 @@ class CacheHistory(RuleBasedStateMachine):
         assert self.world is not None
         return self.world
 
-    def pick_table(self, pick: int) -> tuple[PageTable, list[int]]:
+    def pick_table(self, pick: int) -> tuple[SequenceTable, list[int]]:
         """One that is alive; the first one begins."""
         if not self.alive:
             self.begin([pick % 2] * (pick % 8 + 1))
@@ -84,14 +87,17 @@ class CacheHistory(RuleBasedStateMachine):
         """Compute what is pending, and more; or take the pages and fail before anything is written."""
         self.compute(*self.pick_table(pick), more, finishes)
 
-    def compute(self, table: PageTable, tokens: list[int], more: list[int], finishes: bool) -> None:
+    def compute(self, table: SequenceTable, tokens: list[int], more: list[int], finishes: bool) -> None:
         wanted = [*tokens, *more]
-        before = (list(table.pages), self.now.cache.available_pages)
+        before = [list(own.pages) for own in table.groups], self.now.cache.available_pages
         try:
             self.now.prepare(table, len(wanted) - table.length_tokens)
         except OutOfPages:
-            assert before == (table.pages, self.now.cache.available_pages)
-            assert table.missing_pages(len(wanted) - table.length_tokens) > self.now.cache.available_pages
+            assert before == ([own.pages for own in table.groups], self.now.cache.available_pages)
+            assert any(
+                own.missing_pages(len(wanted) - table.length_tokens) > group.available_pages
+                for own, group in zip(table.groups, self.now.groups, strict=True)
+            )
             return
         if finishes:
             tokens[:] = wanted
@@ -123,7 +129,7 @@ class CacheHistory(RuleBasedStateMachine):
         table, _ = self.pick_table(pick)
         self.alive.pop(pick % len(self.alive))
         self.now.cache.release(table)
-        assert table.pages == []
+        assert not table.holds_pages
 
     @rule()
     def wait_for_disk(self) -> None:
@@ -132,9 +138,10 @@ class CacheHistory(RuleBasedStateMachine):
         store, dropped = self.now.store, self.now.cache.stats().store
         if store is not None and dropped is not None and not dropped.drops[StoreDrop.ROOM] and dropped.writable:
             for table, _ in self.alive:
-                assert table.keys is None or all(map(store.contains, table.keys.chain[1 : table.full_pages + 1])), (
-                    "a full page is not stored"
-                )
+                assert table.keys is not None
+                for number, own in enumerate(table.groups):
+                    names = table.keys.chain[own.first + 1 : table.full_pages + 1]
+                    assert all(store.contains((number, name)) for name in names), "a full page is not stored"
 
     @rule(waits=st.booleans())
     def restart(self, waits: bool) -> None:
@@ -163,20 +170,43 @@ class CacheHistory(RuleBasedStateMachine):
         self.now.cache.check([table for table, _ in self.alive])
         for table, tokens in self.alive:
             self.now.read(table, tokens)
-        stats = self.now.cache.stats()
-        assert stats.free_pages + stats.held_pages + stats.cached_pages == stats.pages == self.pages
-        assert self.now.cache.available_pages == stats.free_pages + stats.cached_pages
+        for group, available_pages in zip(self.now.cache.stats().groups, self.now.cache.available_pages, strict=True):
+            assert group.free_pages + group.held_pages + group.cached_pages == group.pages == self.pages
+            assert available_pages == group.free_pages + group.cached_pages
 
     def teardown(self) -> None:
         if self.world is not None:
             for table, _ in self.alive:
                 self.now.cache.release(table)
             self.now.cache.check([])
-            assert self.now.cache.available_pages == self.pages
+            assert set(self.now.cache.available_pages) == {self.pages}
             self.now.cache.close(60.0)
             assert sum(path.stat().st_size for path in page_files(self.folder)) <= self.max_bytes
         shutil.rmtree(self.folder)
 
 
+class WindowHistory(CacheHistory):
+    """Every layer has the same window: nothing but the last pages is needed anywhere."""
+
+    layers = (CacheShape(1, 2, window=4),)
+
+
+class MixedHistory(CacheHistory):
+    """One group keeps everything and one a window, as in most families with windows."""
+
+    layers = (CacheShape(1, 2, window=3), FULL)
+
+
+class ManyGroupsHistory(CacheHistory):
+    """Two groups that keep everything, in pages of different bytes, and two windows, one of the token itself."""
+
+    layers = (FULL, CacheShape(1, 2, window=6), CacheShape(2, 1), CacheShape(1, 4, window=1), FULL)
+
+
 TestCacheHistory = CacheHistory.TestCase
-TestCacheHistory.settings = HISTORIES
+TestWindowHistory = WindowHistory.TestCase
+TestMixedHistory = MixedHistory.TestCase
+TestManyGroupsHistory = ManyGroupsHistory.TestCase
+for case in (TestCacheHistory, TestWindowHistory, TestMixedHistory, TestManyGroupsHistory):
+    case.settings = HISTORIES
+del case

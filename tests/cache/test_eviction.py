@@ -29,6 +29,12 @@ def test_reuses_long_ago_do_not_count_for_ever() -> None:
     assert rank_page(10, 10**6, 0, 0, 100) < rank_page(10 + 301, 0, 0, 1, 100)
 
 
+def test_a_passed_page_goes_before_an_arena_of_older_ones() -> None:
+    assert rank_page(109, 0, 0, 0, 100, passed=True) < rank_page(10, 0, 0, 1, 100)
+    assert rank_page(111, 0, 0, 0, 100, passed=True) > rank_page(10, 0, 0, 1, 100)
+    assert rank_page(10, 1, 0, 0, 100, passed=True) > rank_page(9, 0, 0, 1, 100)
+
+
 def test_queue_passes_over_pages_that_are_in_use_again() -> None:
     usable = {1, 2, 3}
     queue = EvictionQueue(8, lambda entry: entry.page in usable)
@@ -94,8 +100,8 @@ def test_any_held_set_leaves_all_cached_pages_available() -> None:
         for prompt in prompts:
             world.serve(prompt)
         held = [world.open(rng.choice(prompts)) for _ in range(2)]
-        available_pages = world.cache.available_pages
+        available_pages = world.groups[0].available_pages
         table = world.open([0])
         world.write(table, [9] * (available_pages * PAGE_SIZE))
         world.cache.check([*held, table])
-        assert world.cache.stats().cached_pages == world.cache.available_pages == 0
+        assert world.cache.stats().cached_pages == world.groups[0].available_pages == 0

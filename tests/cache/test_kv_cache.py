@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from cache_world import PAGE_SIZE, World, page_files
 
-from mlxr.cache.page_table import PageTable
-from mlxr.cache.pager import Pager
+from mlxr.cache.kv_cache import KVCache
 from mlxr.core.errors import OutOfPages
 
 PROMPT = list(range(1, 4 * PAGE_SIZE + 2))  # four full pages and a token
@@ -36,7 +35,7 @@ def test_requests_in_flight_share_physical_pages() -> None:
     first = world.open(PROMPT)
     world.write(first, PROMPT)
     second = world.open(PROMPT)
-    assert second.pages == first.pages[:4]
+    assert second.groups[0].pages == first.groups[0].pages[:4]
     world.write(second, PROMPT)
     world.cache.check([first, second])
     stats = world.cache.stats()
@@ -50,7 +49,7 @@ def test_requests_that_compute_the_same_side_by_side_end_up_on_one_page() -> Non
         for table in tables:
             world.write(table, PROMPT[:stop])
             world.cache.check(tables)
-    assert tables[0].pages[:4] == tables[1].pages[:4] == tables[2].pages[:4]
+    assert tables[0].groups[0].pages[:4] == tables[1].groups[0].pages[:4] == tables[2].groups[0].pages[:4]
     assert world.cache.stats().held_pages == 4 + 3
     for table in tables:
         world.read(table, PROMPT)
@@ -83,7 +82,7 @@ def test_fork_between_prepare_and_commit_cannot_write_into_an_indexed_page() -> 
     world.prepare(first, 1)
     twin = world.cache.fork(first)
     world.fill(first, [*tokens, 50], PAGE_SIZE)
-    assert first.pages == twin.pages
+    assert first.groups[0].pages == twin.groups[0].pages
     world.cache.check([first, twin])
     world.cache.release(first)
     world.write(twin, [*tokens, 60])
@@ -119,10 +118,10 @@ def test_prepare_refuses_with_nothing_changed() -> None:
     held = world.open([9] * PAGE_SIZE)
     world.write(held, [9] * PAGE_SIZE)
     table = world.open(PROMPT)
-    before = (world.cache.stats(), list(table.pages))
+    before = (world.cache.stats(), list(table.groups[0].pages))
     with pytest.raises(OutOfPages, match=r"2 cache pages .* the arena has 1"):
         world.prepare(table, PAGE_SIZE + 1)
-    assert (world.cache.stats(), table.pages) == before
+    assert (world.cache.stats(), table.groups[0].pages) == before
     world.cache.check([held, table])
     world.prepare(table, PAGE_SIZE)
 
@@ -181,24 +180,27 @@ def test_without_sharing_there_can_be_no_store(tmp_path: Path) -> None:
         World(sharing=False, folder=tmp_path)
 
 
-def test_arena_and_pager_must_agree() -> None:
-    world = World()
-    with pytest.raises(ValueError, match="16 pages of 4 tokens, the pager 16 of 8"):
-        type(world.cache)(world.arena, Pager(16, 8), fingerprint=b"")
+def test_groups_must_fit_together() -> None:
+    one, other = World(), World(page_size=8)
+    other.groups[0].number = 1
+    with pytest.raises(ValueError, match="same page size"):
+        KVCache([one.groups[0], other.groups[0]], fingerprint=b"")
+    with pytest.raises(ValueError, match=r"numbered from 0, got \[1\]"):
+        KVCache([other.groups[0]], fingerprint=b"")
 
 
 @pytest.mark.parametrize(
     "break_books",
     [
-        lambda world, table: world.pager.retain([table.pages[0]]),
-        lambda world, table: world.pager.drop(table.pages[1]),
-        lambda world, table: world.pager.keep(table.pages[4]),
-        lambda world, table: table.pages.reverse(),
+        lambda world, table: world.pager.retain([table.groups[0].pages[0]]),
+        lambda world, table: world.pager.drop(table.groups[0].pages[1]),
+        lambda world, table: world.pager.keep(table.groups[0].pages[4]),
+        lambda world, table: table.groups[0].pages.reverse(),
         lambda world, table: table.keys.chain.__delitem__(slice(4, None)),
         lambda world, table: table.keys.chain.__setitem__(2, b"x" * 32),
-        lambda world, table: table.pages.__setitem__(0, table.pages[1]),
-        lambda world, table: setattr(table, "length_tokens", 99),
-        lambda world, table: world.cache._index.remove(world.cache._index.at(table.pages[3])),
+        lambda world, table: table.groups[0].pages.__setitem__(0, table.groups[0].pages[1]),
+        lambda world, table: setattr(table.groups[0], "length_tokens", 99),
+        lambda world, table: world.groups[0].index.remove(world.groups[0].index.at(table.groups[0].pages[3])),
         lambda world, table: setattr(world.pager, "cached_pages", 1),
     ],
 )
@@ -215,7 +217,7 @@ def test_check_notices_wrong_books(break_books) -> None:  # type: ignore[no-unty
 def test_check_notices_a_cached_page_that_would_never_go() -> None:
     world = World()
     world.serve(PROMPT)
-    world.cache._queue.pop()
+    world.groups[0]._queue.pop()
     with pytest.raises(AssertionError, match="queued"):
         world.cache.check([])
 
@@ -224,9 +226,10 @@ def test_check_notices_a_table_that_holds_indexed_pages_without_keys() -> None:
     world = World()
     table = world.open(PROMPT)
     world.write(table, PROMPT)
-    stranger = PageTable(world.pager)
-    stranger.pages = list(table.pages)
-    world.pager.retain(stranger.pages)
+    stranger = world.cache.open_private_table()
+    stranger.groups[0].pages = list(table.groups[0].pages)
+    stranger.groups[0].length_tokens = table.length_tokens
+    world.pager.retain(stranger.groups[0].pages)
     with pytest.raises(AssertionError, match="without keys"):
         world.cache.check([table, stranger])
 

@@ -49,21 +49,30 @@ def test_fields_cannot_run_into_each_other() -> None:
     assert len({hash_fields(b"ab", b"c"), hash_fields(b"a", b"bc"), hash_fields(b"abc"), hash_fields(b"abc", b"")}) == 4
 
 
-def test_find_gives_the_longest_run() -> None:
+def test_pages_are_found_by_their_keys() -> None:
     index, chain = PrefixIndex(), chain_of(list(range(8)))
     for page, place in ((5, 0), (3, 1), (9, 2)):
-        index.add(chain[place + 1], chain[place], page)
-    assert [entry.page for entry in index.find(chain[1:])] == [5, 3, 9]
-    assert [entry.depth for entry in index.find(chain[1:])] == [0, 1, 2]
-    assert index.find(chain[2:])[0].page == 3
-    assert index.find([chain[4], *chain[1:]]) == []
+        index.add(chain[place + 1], chain[place], page, place)
+    found = [index.get(key) for key in chain[1:4]]
+    assert [entry.page for entry in found if entry is not None] == [5, 3, 9]
+    assert [entry.depth for entry in found if entry is not None] == [0, 1, 2]
+    assert index.get(chain[4]) is index.get(chain[0]) is None
     index.check()
+
+
+def test_pages_that_stand_for_themselves_need_none_before_them() -> None:
+    index, chain = PrefixIndex(linked=False), chain_of([1, 2, 3, 4, 5, 6])
+    first, last = index.add(chain[1], chain[0], 0, 0), index.add(chain[3], chain[2], 1, 2)
+    index.check()
+    index.remove(first)
+    index.check()
+    assert (last.depth, last.parent, first.children) == (2, None, 0)
 
 
 def test_only_leaves_can_be_forgotten() -> None:
     index, chain = PrefixIndex(), chain_of([1, 2, 3, 4])
-    root = index.add(chain[1], chain[0], 0)
-    leaf = index.add(chain[2], chain[1], 1)
+    root = index.add(chain[1], chain[0], 0, 0)
+    leaf = index.add(chain[2], chain[1], 1, 1)
     with pytest.raises(ValueError, match="page 0 is before 1 other pages"):
         index.remove(root)
     index.remove(leaf)
@@ -75,18 +84,18 @@ def test_only_leaves_can_be_forgotten() -> None:
 
 def test_a_page_has_one_name_and_a_name_one_page() -> None:
     index, chain = PrefixIndex(), chain_of([1, 2, 3, 4])
-    index.add(chain[1], chain[0], 0)
+    index.add(chain[1], chain[0], 0, 0)
     with pytest.raises(ValueError, match="indexed already"):
-        index.add(chain[1], chain[0], 1)
+        index.add(chain[1], chain[0], 1, 0)
     with pytest.raises(ValueError, match="indexed already"):
-        index.add(chain[2], chain[1], 0)
+        index.add(chain[2], chain[1], 0, 1)
 
 
 @pytest.mark.parametrize("field", ["children", "depth", "page", "last_used"])
 def test_check_notices_every_wrong_field(field: str) -> None:
     index, chain = PrefixIndex(), chain_of([1, 2, 3, 4])
-    index.add(chain[1], chain[0], 0)
-    entry = index.add(chain[2], chain[1], 1)
+    index.add(chain[1], chain[0], 0, 0)
+    entry = index.add(chain[2], chain[1], 1, 1)
     index.check()
     setattr(entry, field, getattr(entry, field) + 7)
     with pytest.raises(AssertionError, match="page"):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_world import PAGE_SIZE, World, page_files
+from cache_world import FULL, PAGE_SIZE, World, page_files
 
 from mlxr.cache import store_file
 from mlxr.cache.stats import StoreDrop
@@ -29,7 +29,7 @@ MODEL, PAYLOAD_BYTES = bytes(32), 64
 
 def fill_store(folder: Path, prompt: list[int] = PROMPT, fingerprint: bytes = b"model", layers: int = 2) -> None:
     """One process's life: answer a prompt, store its pages, end."""
-    world = World(pages=32, folder=folder, fingerprint=fingerprint, layers=layers)
+    world = World(pages=32, folder=folder, fingerprint=fingerprint, layers=[FULL] * layers)
     world.serve(prompt)
     world.cache.close()
 
@@ -45,13 +45,13 @@ def key_of(number: int) -> bytes:
 def open_store(folder: Path, entries: float, model: bytes = MODEL) -> PageStore:
     """A store by itself, with room for that many pages of PAYLOAD_BYTES."""
     store = PageStore(folder, int(entries * (HEADER_BYTES + PAYLOAD_BYTES)))
-    store.open(model, PAYLOAD_BYTES)
+    store.open(model, [PAYLOAD_BYTES])
     return store
 
 
 def holds(store: PageStore, number: int) -> bool:
     """Whether a page is served; if so it must be the right one."""
-    payload = store.read(key_of(number))
+    payload = store.read((0, key_of(number)))
     assert payload is None or np.array_equal(payload, payload_of(number))
     return payload is not None
 
@@ -131,18 +131,18 @@ def test_twenty_damaged_pages_are_all_detected(tmp_path: Path, while_open: bool)
 
 def test_every_bit_of_a_page_counts(tmp_path: Path) -> None:
     store = open_store(tmp_path, 10)
-    assert store.write(key_of(1), payload_of(1), 1)
+    assert store.write((0, key_of(1)), payload_of(1), 1)
     (path,) = page_files(tmp_path)
     sound = path.read_bytes()
     for bit in range(8 * len(sound)):
         data = bytearray(sound)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
-        store.open(MODEL, PAYLOAD_BYTES)
+        store.open(MODEL, [PAYLOAD_BYTES])
         assert not holds(store, 1)
         assert not path.exists()
     path.write_bytes(sound)
-    store.open(MODEL, PAYLOAD_BYTES)
+    store.open(MODEL, [PAYLOAD_BYTES])
     assert holds(store, 1)
 
 
@@ -177,8 +177,8 @@ def test_pages_of_another_model_under_this_ones_folder_are_not_served(tmp_path: 
     key = page_files(ours)[0]
     key.write_bytes(page_files(theirs)[0].read_bytes())
     store = PageStore(tmp_path, 2**20)
-    store.open(bytes.fromhex(ours.name) * 2, key.stat().st_size - HEADER_BYTES)
-    assert store.read(bytes.fromhex(key.stem)) is None
+    store.open(bytes.fromhex(ours.name) * 2, [key.stat().st_size - HEADER_BYTES])
+    assert store.read((0, bytes.fromhex(key.stem))) is None
     assert store.stats().drops[StoreDrop.FOREIGN] == 1
 
 
@@ -237,25 +237,25 @@ def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
 def test_bytes_are_bounded_and_the_least_recently_used_go(tmp_path: Path) -> None:
     store = open_store(tmp_path, 10.5)
     for number in range(100):
-        assert store.write(key_of(number), payload_of(number), stamp_ns=10**9 * (number + 1))
-        store.touch(key_of(0), 10**9 * (number + 1) + 1)
+        assert store.write((0, key_of(number)), payload_of(number), stamp_ns=10**9 * (number + 1))
+        store.touch((0, key_of(0)), 10**9 * (number + 1) + 1)
         store.check()
         assert sum(path.stat().st_size for path in page_files(tmp_path)) <= store.max_bytes
-    assert [number for number in range(100) if store.contains(key_of(number))] == [0, *range(91, 100)]
+    assert [number for number in range(100) if store.contains((0, key_of(number)))] == [0, *range(91, 100)]
     assert store.stats().drops[StoreDrop.ROOM] == 90
     reopened = open_store(tmp_path, 3.5)  # a smaller bound holds from the start
     assert reopened.stats().entries == len(page_files(tmp_path)) <= 3
-    assert reopened.contains(key_of(0))
-    assert reopened.contains(key_of(99))
+    assert reopened.contains((0, key_of(0)))
+    assert reopened.contains((0, key_of(99)))
 
 
 def test_pages_of_other_models_count_and_make_room(tmp_path: Path) -> None:
     other = open_store(tmp_path, 10, model=b"o" * 32)
     for number in range(8):
-        other.write(key_of(number), payload_of(number), stamp_ns=number + 1)
+        other.write((0, key_of(number)), payload_of(number), stamp_ns=number + 1)
     store = open_store(tmp_path, 10)
     for number in range(6):
-        assert store.write(key_of(number), payload_of(number), stamp_ns=100 + number)
+        assert store.write((0, key_of(number)), payload_of(number), stamp_ns=100 + number)
         store.check()
         assert sum(path.stat().st_size for path in page_files(tmp_path)) <= store.max_bytes
     assert store.stats().entries == 6
@@ -372,9 +372,9 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, caplog: pytest.
     folder = tmp_path / "store"
     store = open_store(folder, 100)
     for number in range(5):
-        assert store.write(key_of(number), payload_of(number), number)
+        assert store.write((0, key_of(number)), payload_of(number), number)
     shutil.rmtree(folder)
-    assert store.write(key_of(7), payload_of(7), 7)
+    assert store.write((0, key_of(7)), payload_of(7), 7)
     assert [holds(store, number) for number in (0, 4, 7)] == [False, False, True]
     stats = store.stats()
     assert (stats.writable, stats.entries, stats.bytes) == (True, 1, HEADER_BYTES + PAYLOAD_BYTES)

@@ -15,7 +15,7 @@ import time
 from itertools import cycle
 from pathlib import Path
 
-from cache_world import PAGE_SIZE, World
+from cache_world import FULL, PAGE_SIZE, World
 
 from mlxr.cache.stats import StoreDrop
 
@@ -26,7 +26,7 @@ PROMPTS = 50
 
 def make_world(folder: Path) -> World:
     """Pages of some 4 KiB, so that writing one takes a moment."""
-    return World(pages=24, page_size=PAGE_SIZE, folder=folder, max_bytes=MAX_BYTES, layers=64)
+    return World(pages=24, page_size=PAGE_SIZE, folder=folder, max_bytes=MAX_BYTES, layers=[FULL] * 64)
 
 
 def make_prompts(seed: int) -> list[list[int]]:

@@ -46,7 +46,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def limit_writer(world: World, **limits: int) -> StoreWriter:
     """The same world with a writer of other bounds."""
     assert world.store is not None
-    writer = StoreWriter(world.store, world.arena, **limits)
+    writer = StoreWriter(world.store, [world.arena], **limits)
     world.cache._writer = writer
     return writer
 
@@ -56,7 +56,7 @@ def hold_up(world: World, monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
     assert world.store is not None
     assert world.cache._writer is not None
     disk = SlowDisk(world.store, monkeypatch)
-    world.cache._writer.offer([(bytes(32), 0, 0)], 0, released=True)
+    world.cache._writer.offer([((0, bytes(32)), 0, 0)], 0, released=True)
     assert disk.is_reached.wait(FLUSH_S)
     return disk
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from cache_world import PAGE_SIZE, World, page_files
 
-from mlxr.cache import watch as watch_module
+from mlxr.cache import group as group_module
 from mlxr.cache.pager import Pager
-from mlxr.cache.watch import MAX_LISTED, CacheWatch
+from mlxr.cache.watch import CacheWatch
 from mlxr.core.live import Holder, StorePlace, make_code
 
 FREE, PRIVATE, SHARED, CACHED = (make_code(holder, StorePlace.NONE) for holder in Holder)
@@ -96,7 +96,7 @@ def test_a_damaged_page_is_on_disk_no_longer(tmp_path: Path) -> None:
         file.write_bytes(b"x" * file.stat().st_size)
     for key in list(world.cache.start_keys().cover(TEXT, 2)):
         assert world.store is not None
-        assert world.store.read(key) is None
+        assert world.store.read((0, key)) is None
     assert read_codes(watch)[:2] == [CACHED, CACHED]
 
 
@@ -142,20 +142,20 @@ def test_a_page_that_is_computed_again_is_on_disk_already(tmp_path: Path) -> Non
 
 
 def test_evictions_and_copies_are_named_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "MAX_LISTED", 3)
+    monkeypatch.setattr(group_module, "MAX_GIVEN_UP", 3)
     world = World(pages=4)
     watch = world.cache.watch()
     for start in range(0, 100, 10):
         world.serve([start + token for token in TEXT])
     (change,) = watch.read_changes()
-    assert len(change.evicted) == 3 < MAX_LISTED
+    assert len(change.evicted) == 3
     table = world.open([7])
     world.write(table, [7, 8])
     twin = world.cache.fork(table)
     assert read_codes(watch).count(SHARED) == 1
     world.write(twin, [7, 8, 9])
     (change,) = watch.read_changes()
-    assert change.copied == [(table.pages[0], twin.pages[0])]
+    assert change.copied == [(table.groups[0].pages[0], twin.groups[0].pages[0])]
 
 
 def test_nothing_is_noted_before_and_after(tmp_path: Path) -> None:
@@ -168,7 +168,8 @@ def test_nothing_is_noted_before_and_after(tmp_path: Path) -> None:
     assert world.store is not None
     assert world.store.take_touched() == set()
     assert world.pager.touched is None
-    assert watch._touched == set()
+    assert watch._groups[0]._touched == set()
+    assert world.groups[0].given_up is None
     world.cache.unwatch()
 
 
@@ -177,11 +178,13 @@ def test_a_page_in_full() -> None:
     world.serve(TEXT)
     world.serve([*TEXT, 99])
     table = world.open([*TEXT, 99])
-    first, second, other = (world.cache.describe_page(page) for page in (*table.pages, 5))
+    first, second, other = (world.cache.describe_page(0, page) for page in (*table.groups[0].pages, 5))
     assert first is not None
     assert second is not None
     assert other is not None
     assert (first.holder, first.references, first.place, first.followers) == ("private", 1, 0, 1)
     assert (second.place, second.followers, second.reuses, second.age_pages) == (1, 0, 2, 0)
     assert (other.holder, other.store, other.place, other.age_pages) == ("free", "none", None, None)
-    assert world.cache.describe_page(16) is world.cache.describe_page(-1) is None
+    assert (
+        world.cache.describe_page(0, 16) is world.cache.describe_page(0, -1) is world.cache.describe_page(1, 0) is None
+    )

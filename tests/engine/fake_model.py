@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.cache.arena import Arena
+from mlxr.cache.arena import ModelArena
+from mlxr.cache.shapes import CacheShape, LayerCache, form_groups
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
@@ -26,16 +27,15 @@ from mlxr.kernels.sample import SampleRow, sample
 
 Floats = npt.NDArray[np.float32]
 VOCABULARY = 50
+FULL = CacheShape(kv_heads=2, head_dim=4)
 
 
 @dataclass(frozen=True)
 class FakeConfig:
     """Measures of the fake model; small, and grouped 4 to 2."""
 
-    layers: int = 2
+    cache_layers: tuple[LayerCache, ...] = (FULL, FULL)
     heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 4
     vocab_size: int = VOCABULARY
     context_length: int = 128
 
@@ -55,17 +55,21 @@ class FakeModel:
     on_forward: Callable[[RaggedBatch], None] = lambda batch: None
     batches: list[RaggedBatch] = field(default_factory=list)
 
-    def forward(self, batch: RaggedBatch, arena: Arena) -> Floats:
+    def __post_init__(self) -> None:
+        self._groups = form_groups(self.config.cache_layers)
+        self._places = [place for place in self._groups.places if place is not None]
+
+    def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         return self.project(self.forward_hidden(batch, arena))
 
     def project(self, hidden: Floats) -> Floats:
         return hidden
 
-    def forward_hidden(self, batch: RaggedBatch, arena: Arena) -> Floats:
+    def forward_hidden(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         self.on_forward(batch)
         self.batches.append(batch)
-        for k_pool, v_pool in zip(arena.k_pools, arena.v_pools, strict=True):
-            pages, offsets = np.divmod(batch.slots, arena.page_size)
+        for place, k_pool, v_pool in zip(self._places, arena.k_pools, arena.v_pools, strict=True):
+            pages, offsets = np.divmod(batch.of_group(place.group).slots, arena.page_size)
             k_pool[pages, :, offsets, :] = batch.token_ids[:, None, None]
             v_pool[pages, :, offsets, :] = batch.positions[:, None, None]
         rows = [
@@ -73,15 +77,21 @@ class FakeModel:
         ]
         return np.stack(rows) if rows else np.empty((0, self.config.vocab_size), np.float32)
 
-    def _read_history(self, batch: RaggedBatch, row: int, arena: Arena) -> list[int]:
-        """Token ids of the row's context, out of the last layer's pages."""
+    def _read_history(self, batch: RaggedBatch, row: int, arena: ModelArena) -> list[int]:
+        """Token ids that the row sees: those of the layer that sees most, of which the others see the last ones."""
         sequence = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
-        positions = np.arange(batch.positions[row] + 1)
-        pages, offsets = batch.page_table[sequence, positions // arena.page_size], positions % arena.page_size
-        assert pages.min() >= 0, "a position without a page"
-        assert np.array_equal(arena.v_pools[-1][pages, 0, offsets, 0], positions), "a foreign page"
-        history: list[int] = arena.k_pools[-1][pages, -1, offsets, -1].astype(int).tolist()
-        return history
+        position, histories = int(batch.positions[row]), []
+        for place, k_pool, v_pool in zip(self._places, arena.k_pools, arena.v_pools, strict=True):
+            window = self._groups.shapes[place.group].window or position + 1
+            positions = np.arange(max(0, position + 1 - window), position + 1)
+            table = batch.of_group(place.group).page_table
+            pages, offsets = table[sequence, positions // arena.page_size], positions % arena.page_size
+            assert pages.min() >= 0, "a position without a page"
+            assert np.array_equal(v_pool[pages, 0, offsets, 0], positions), "a foreign page"
+            histories.append(k_pool[pages, -1, offsets, -1].astype(int).tolist())
+        longest: list[int] = max(histories, key=len)
+        assert all(longest[len(longest) - len(history) :] == history for history in histories), "groups disagree"
+        return longest
 
 
 def make_engine(

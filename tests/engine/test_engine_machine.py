@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_constraint import FakeConstraint, expect_constrained
-from fake_model import VOCABULARY, FakeModel, fake_logits, make_engine
+from fake_model import FULL, VOCABULARY, FakeConfig, FakeModel, fake_logits, make_engine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mlxr.cache.shapes import CacheShape, LayerCache, SharedWith
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
@@ -30,7 +31,7 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.ragged import RaggedBatch
 
 PAGE_SIZE, MAX_TOKENS, MAX_WAITING = 4, 20, 6
-EXAMPLES, MOVES = 120, 100
+EXAMPLES, MOVES = 200, 100
 
 # Prompts that begin alike for 0, 1 or many pages, and end anywhere within a page.
 PROMPTS = st.builds(
@@ -61,6 +62,8 @@ def expect_embedding(text: tuple[int, ...], pooling: Pooling) -> Floats:
 class EngineMachine(RuleBasedStateMachine):
     """Random moves on a small engine, beside a plain record of what every request must say."""
 
+    layers: tuple[LayerCache, ...] = (FULL, FULL)
+
     @initialize(
         spare_pages=st.sampled_from([0, 1, 3, 20]),
         stores=st.booleans(),
@@ -81,7 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def open_engine(self) -> Engine:
         return make_engine(
-            FakeModel(on_forward=self.fail_if_told),
+            FakeModel(FakeConfig(self.layers), on_forward=self.fail_if_told),
             pages=self.pages,
             page_size=PAGE_SIZE,
             max_batch_tokens=max(8, self.chunk_tokens),
@@ -243,7 +246,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.check()
             self.engine._cache.flush()  # what is on disk must not depend on time, or the same moves go different ways
             stats = self.engine.stats()
-            assert stats.used_pages + stats.cached_pages + stats.free_pages == self.pages
+            for group in stats.cache.groups:
+                assert group.held_pages + group.cached_pages + group.free_pages == group.pages <= self.pages
             if not self.growing:
                 assert stats.used_pages == 0
                 assert not self.engine.has_work
@@ -262,12 +266,27 @@ class EngineMachine(RuleBasedStateMachine):
                 shutil.rmtree(self.folder)
 
 
-EngineMachine.TestCase.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=MOVES,
-    deadline=None,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),  # to study a failure add Phase.shrink, which takes minutes
-    suppress_health_check=list(HealthCheck),
-)
+class MixedEngineMachine(EngineMachine):
+    """A model with a window in some of its layers, whose pages of it run out first."""
+
+    layers = (CacheShape(2, 4, window=6), FULL, SharedWith(0))
+
+
+class ThreeGroupsEngineMachine(EngineMachine):
+    """Two windows, one of them shorter than a page."""
+
+    layers = (CacheShape(1, 8, window=9), CacheShape(2, 4, window=2), FULL, CacheShape(1, 8, window=9))
+
+
 test_engine_machine = EngineMachine.TestCase
+test_engine_machine_with_a_window = MixedEngineMachine.TestCase
+test_engine_machine_with_two_windows = ThreeGroupsEngineMachine.TestCase
+for machine in (EngineMachine, MixedEngineMachine, ThreeGroupsEngineMachine):
+    machine.TestCase.settings = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=MOVES,
+        deadline=None,
+        derandomize=True,
+        phases=(Phase.explicit, Phase.generate),  # to study a failure add Phase.shrink, which takes minutes
+        suppress_health_check=list(HealthCheck),
+    )

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_model import FakeModel, answer_of, expect_greedy, fake_logits, make_engine, run_all
+from fake_model import FULL, FakeConfig, FakeModel, answer_of, expect_greedy, fake_logits, make_engine, run_all
 
-from mlxr.cache.arena import Arena
+from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
-from mlxr.cache.page_table import PageTable
+from mlxr.cache.page_table import PageTable, SequenceTable
 from mlxr.cache.pager import Pager
+from mlxr.cache.shapes import CacheShape, form_groups
+from mlxr.cache.sizing import PageNeeds
 from mlxr.core.types import SamplingParams
 from mlxr.engine.batch import BatchPart, build_batch
+from mlxr.engine.memory_plan import allocate_groups
 from mlxr.engine.runner import Runner
 from mlxr.kernels.context import Context
 
+WINDOW = CacheShape(2, 4, window=3)
 
+
+@pytest.mark.parametrize("layers", [(FULL, FULL), (WINDOW, FULL)], ids=["one group", "two groups"])
 @pytest.mark.parametrize(("prompt_tokens", "copied_pages"), [(6, 2), (7, 2), (8, 0), (9, 2)])
-def test_forks_continue_apart(prompt_tokens: int, copied_pages: int) -> None:
-    ctx, pager = Context("reference"), Pager(16, page_size=4)
-    arena = Arena(ctx, layers=2, pages=16, kv_heads=2, page_size=4, head_dim=4)
-    cache = KVCache(arena, pager, fingerprint=b"fake", store=None)
-    runner = Runner(FakeModel(), arena, cache)
+def test_forks_continue_apart(prompt_tokens: int, copied_pages: int, layers: tuple[CacheShape, ...]) -> None:
+    ctx, cache_groups = Context("reference"), form_groups(layers)
+    needs = PageNeeds(cache_groups.shapes, 4, 3, 128, 16)
+    arena, groups = allocate_groups(
+        ctx, cache_groups, needs, None, arena_bytes=None, pages=16, available_bytes=None, available_percent=50
+    )
+    cache, pager = KVCache(groups, fingerprint=b"fake", store=None), groups[-1].pager
+    runner = Runner(FakeModel(FakeConfig(layers)), arena, cache)
     prompt = list(range(prompt_tokens))
     tables = [cache.open_table(prompt, cache.start_keys(), limit_tokens=prompt_tokens)]
     runner.reserve(tables[0], prompt_tokens)
@@ -40,9 +49,10 @@ def test_forks_continue_apart(prompt_tokens: int, copied_pages: int) -> None:
             cache.commit(table, history, 1)
             assert np.array_equal(row, fake_logits(history))
         cache.check(tables)
-    assert ctx.ledger.snapshot().copied_bytes == copied_pages * arena.page_bytes
+    assert ctx.ledger.snapshot().copied_bytes == copied_pages * sum(one.page_bytes for one in arena.arenas)
     full = prompt_tokens // 4
-    assert tables[0].pages[:full] == tables[1].pages[:full] == tables[2].pages[:full]
+    own = [table.groups[-1].pages for table in tables]
+    assert own[0][:full] == own[1][:full] == own[2][:full]
 
 
 def test_interrupted_copy_leaves_no_page_that_was_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +60,7 @@ def test_interrupted_copy_leaves_no_page_that_was_not_copied(monkeypatch: pytest
     engine.submit([1, 2, 3, 4, 5], SamplingParams(max_tokens=6, n=2))
     events = engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(Arena, "copy_pages", lambda self, copies: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(ModelArena, "copy_pages", lambda self, copies: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     engine.check()
@@ -66,9 +76,9 @@ def test_batch_arrays() -> None:
     first, second = PageTable(pager), PageTable(pager)
     first.prepare(6)
     first.commit(6)
-    parts = [BatchPart(first, [30, 31, 32], 2), BatchPart(second, [40], 0)]
+    parts = [BatchPart(SequenceTable([first]), [30, 31, 32], 2), BatchPart(SequenceTable([second]), [40], 0)]
     for part in parts:
-        part.table.prepare(len(part.token_ids))
+        part.table.groups[0].prepare(len(part.token_ids))
     batch = build_batch(parts)
     a, b, c = first.pages
     assert batch.token_ids.tolist() == [30, 31, 32, 40]
@@ -78,3 +88,24 @@ def test_batch_arrays() -> None:
     assert batch.context_lengths.tolist() == [9, 1]
     assert batch.page_table.tolist() == [[a, b, c], [second.pages[0], -1, -1]]
     assert batch.output_rows.tolist() == [1, 2]
+    assert batch.others == ()
+
+
+@pytest.mark.parametrize("tokens", [1, 2], ids=["one token", "two tokens"])
+def test_every_group_has_its_own_slots_and_table(tokens: int) -> None:
+    pagers = [Pager(8, page_size=4), Pager(8, page_size=4)]
+    pagers[1].allocate(5)
+    table = SequenceTable([PageTable(pager) for pager in pagers])
+    for own in table.groups:
+        own.prepare(7 + tokens)
+        own.commit(7)
+    pagers[1].release(table.groups[1].slide(1))
+    batch = build_batch([BatchPart(table, [9] * tokens, tokens)])
+    full, window = (own.pages for own in table.groups)
+    assert batch.of_group(0).page_table.tolist() == [full]
+    assert batch.of_group(1).page_table.tolist() == [window]
+    assert window[0] == -1
+    places = [(1, 3), (2, 0)][:tokens]
+    assert batch.slots.tolist() == [full[page] * 4 + offset for page, offset in places]
+    assert batch.of_group(1).slots.tolist() == [window[page] * 4 + offset for page, offset in places]
+    assert batch.of_group(1).token_ids is batch.token_ids

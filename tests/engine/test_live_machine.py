@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from live_view import LiveView
-from test_engine_machine import EngineMachine
+from test_engine_machine import EngineMachine, MixedEngineMachine
 
 from mlxr.core.live import LiveChange, LiveState
 from mlxr.engine.engine import Engine
@@ -39,16 +40,17 @@ def to_change(change: LiveChange) -> tuple[str, dict[str, Any]]:
     return decode_frame(write_change(Change(**parts_of(change), time=1.0, seconds=1.0)))
 
 
-def expect_codes(engine: Engine) -> list[int]:
-    """The code of each page, from tables, index and store."""
-    cache = engine._cache
-    holders = Counter(page for sequence in engine._scheduler.running for page in sequence.table.pages)
-    codes = [min(holders[page], 2) for page in range(engine._pager.pages)]
-    for entry in cache._index:
+def expect_codes(engine: Engine, number: int) -> list[int]:
+    """The code of each page of a group, from tables, index and store."""
+    cache, group = engine._cache, engine._cache.groups[number]
+    tables = [sequence.table.groups[number] for sequence in engine._scheduler.running]
+    holders = Counter(page for table in tables for page in table.held_pages)
+    codes = [min(holders[page], 2) for page in range(group.pager.pages)]
+    for entry in group.index:
         codes[entry.page] = codes[entry.page] or 3
         if cache._store is not None and cache._writer is not None:
-            is_waiting = entry.key in cache._writer._waiting
-            codes[entry.page] += 4 * (2 if entry.key in cache._store._keys else is_waiting)
+            is_waiting = (number, entry.key) in cache._writer._waiting
+            codes[entry.page] += 4 * (2 if (number, entry.key) in cache._store._names else is_waiting)
     return codes
 
 
@@ -65,7 +67,8 @@ class WatchedMachine(EngineMachine):
     @rule(full=st.booleans())
     def look(self, full: bool) -> None:
         self.engine._cache.flush()  # so that no page reaches the disk between the reading and the look at the books
-        reading = self.engine.live.read(WORK, full=full or self.view is None)
+        work = replace(WORK, attention=WORK.attention * len(self.engine._cache.groups))
+        reading = self.engine.live.read(work, full=full or self.view is None)
         if reading.change is None:
             self.view = None  # the record begins here
         elif self.view is not None:
@@ -100,7 +103,7 @@ class WatchedMachine(EngineMachine):
     def nothing_is_noted_unwatched(self) -> None:
         if hasattr(self, "engine") and self.engine.live.record is None:
             cache = self.engine._cache
-            assert self.engine._pager.touched is None
+            assert all(group.pager.touched is None for group in cache.groups)
             assert self.engine._scheduler.preempted is None
             assert cache._watch is None
             assert cache._store is None or cache._store._touched is None
@@ -108,11 +111,12 @@ class WatchedMachine(EngineMachine):
     def compare(self, view: LiveView) -> None:
         """Everything that `view` knows is so."""
         scheduler, stats = self.engine._scheduler, self.engine.stats()
-        assert view.codes[0] == expect_codes(self.engine)
+        for number in range(len(self.engine._cache.groups)):
+            assert view.codes[number] == expect_codes(self.engine, number)
         rows = {(sequence.id, sequence.index): sequence for sequence in scheduler.running}
         assert view.rows.keys() == rows.keys()
         for key, row in view.rows.items():
-            assert row["tables"][0]["pages"] == rows[key].table.pages
+            assert [part["pages"] for part in row["tables"]] == [own.pages for own in rows[key].table.groups]
             assert row["tokens"] == len(rows[key].tokens)
             assert row["written_tokens"] == rows[key].table.length_tokens
         assert view.queue["running"] == sum(sequence.width for sequence in scheduler.running)
@@ -135,15 +139,23 @@ class WatchedMachine(EngineMachine):
             self.view = None  # after some seconds without a look, or in a new engine
 
 
-WatchedMachine.TestCase.settings = settings(
-    max_examples=50,
-    stateful_step_count=80,
-    deadline=None,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=list(HealthCheck),
-)
+class WatchedWindowsMachine(WatchedMachine):
+    """Two groups of pages, one of which gives pages back while its sequences grow."""
+
+    layers = MixedEngineMachine.layers
+
+
 test_watched_machine = WatchedMachine.TestCase
+test_watched_machine_with_windows = WatchedWindowsMachine.TestCase
+for machine in (WatchedMachine, WatchedWindowsMachine):
+    machine.TestCase.settings = settings(
+        max_examples=50,
+        stateful_step_count=80,
+        deadline=None,
+        derandomize=True,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def test_the_record_ends_when_nobody_reads() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from mlxr.cache.arena import Arena, measure_page_bytes, parse_kv_type
 from mlxr.cache.page_table import PageCopy
-from mlxr.cache.sizing import FREE_MEMORY_PERCENT, choose_pages
+from mlxr.cache.shapes import CacheShape
+from mlxr.cache.sizing import FREE_MEMORY_PERCENT, PageNeeds, choose_pages
 from mlxr.core.errors import SettingError
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context, Device
@@ -86,58 +87,104 @@ def test_refused_memory_names_the_setting() -> None:
         Arena(Context("reference"), layers=4, pages=2**26 - 1, kv_heads=2**12, page_size=32, head_dim=2**12)
 
 
+def choose_one(wanted_pages: int, page_bytes: int = PAGE_BYTES, **given: int | None) -> int:
+    """Pages of a model with one group, which keeps everything."""
+    needs = PageNeeds([CacheShape(1, 1)], 32, sequences=1, context_tokens=wanted_pages * 32, step_tokens=512)
+    (pages,) = choose_pages([page_bytes], needs, **given)  # type: ignore[arg-type]
+    return pages
+
+
 @pytest.mark.parametrize(("arena_bytes", "pages"), [(1000, 1), (1999, 1), (2000, 2), (10_500, 10)])
 def test_bytes_are_rounded_down_to_pages(arena_bytes: int, pages: int) -> None:
-    chosen = choose_pages(PAGE_BYTES, 32, arena_bytes=arena_bytes, wanted_pages=3, available_bytes=10_500)
+    chosen = choose_one(3, arena_bytes=arena_bytes, available_bytes=10_500)
     assert chosen == pages
 
 
 def test_more_bytes_than_are_free_are_refused() -> None:
     with pytest.raises(SettingError, match=r"arena_bytes: 194560 MiB are more than the 23552 MiB .* lower arena_bytes"):
-        choose_pages(PAGE_BYTES, 32, arena_bytes=190 * 2**30, wanted_pages=3, available_bytes=23 * 2**30)
+        choose_one(3, arena_bytes=190 * 2**30, available_bytes=23 * 2**30)
 
 
 def test_bytes_for_no_page_are_refused() -> None:
     with pytest.raises(SettingError, match=r"arena_bytes: 999 bytes hold no page.*32 tokens.*1000 bytes"):
-        choose_pages(PAGE_BYTES, 32, arena_bytes=999, wanted_pages=3, available_bytes=10**9)
+        choose_one(3, arena_bytes=999, available_bytes=10**9)
 
 
 def test_default_is_what_is_wanted() -> None:
-    assert choose_pages(PAGE_BYTES, 32, wanted_pages=7, available_bytes=10**9) == 7
+    assert choose_one(7, available_bytes=10**9) == 7
 
 
 def test_default_is_bounded_by_free_memory() -> None:
-    pages = choose_pages(PAGE_BYTES, 32, wanted_pages=10**9, available_bytes=1_000_000)
+    pages = choose_one(10**9, available_bytes=1_000_000)
     assert pages == 1_000_000 * FREE_MEMORY_PERCENT // 100 // PAGE_BYTES
 
 
 def test_the_share_of_free_memory_is_a_setting() -> None:
-    chosen = choose_pages(PAGE_BYTES, 32, wanted_pages=10**9, available_bytes=1_000_000, available_percent=7)
+    chosen = choose_one(10**9, available_bytes=1_000_000, available_percent=7)
     assert chosen == 70
     with pytest.raises(SettingError, match="arena_percent: must be from 1 to 100, got 101"):
-        choose_pages(PAGE_BYTES, 32, wanted_pages=7, available_bytes=10**9, available_percent=101)
+        choose_one(7, available_bytes=10**9, available_percent=101)
 
 
 def test_default_without_free_memory_is_refused() -> None:
     with pytest.raises(SettingError, match="arena_bytes"):
-        choose_pages(PAGE_BYTES, 32, wanted_pages=7, available_bytes=100)
+        choose_one(7, available_bytes=100)
 
 
 def test_unknown_free_memory_asks_for_the_setting() -> None:
     with pytest.raises(SettingError, match="set arena_bytes"):
-        choose_pages(PAGE_BYTES, 32, wanted_pages=7, available_bytes=None)
-    assert choose_pages(PAGE_BYTES, 32, arena_bytes=5000, wanted_pages=7, available_bytes=None) == 5
+        choose_one(7, available_bytes=None)
+    assert choose_one(7, arena_bytes=5000, available_bytes=None) == 5
 
 
 def test_number_of_pages() -> None:
-    assert choose_pages(PAGE_BYTES, 32, pages=9, wanted_pages=7, available_bytes=None) == 9
+    assert choose_one(7, pages=9, available_bytes=None) == 9
     with pytest.raises(SettingError, match="at least 1 page, got 0"):
-        choose_pages(PAGE_BYTES, 32, pages=0, wanted_pages=7, available_bytes=None)
+        choose_one(7, pages=0, available_bytes=None)
     with pytest.raises(SettingError, match="not both"):
-        choose_pages(PAGE_BYTES, 32, pages=9, arena_bytes=9000, wanted_pages=7, available_bytes=None)
+        choose_one(7, pages=9, arena_bytes=9000, available_bytes=None)
 
 
 def test_slots_fit_in_32_bits() -> None:
     with pytest.raises(SettingError, match="67108864 pages of 32 tokens"):
-        choose_pages(PAGE_BYTES, 32, pages=2**26, wanted_pages=7, available_bytes=None)
-    assert choose_pages(1, 32, wanted_pages=2**40, available_bytes=2**50) * 32 < 2**31
+        choose_one(7, pages=2**26, available_bytes=None)
+    assert choose_one(2**40, page_bytes=1, available_bytes=2**50) * 32 < 2**31
+
+
+GEMMA = PageNeeds([CacheShape(1, 256), CacheShape(1, 256, 512)], 32, sequences=8, context_tokens=8192, step_tokens=512)
+GEMMA_BYTES = [1000, 5000]  # one layer in six keeps everything
+
+
+def test_a_window_needs_its_own_length_and_that_of_a_step() -> None:
+    full, window = choose_pages(GEMMA_BYTES, GEMMA, available_bytes=10**9)
+    assert full == 8 * 256
+    assert window == 8 * 17 + 17 + 17  # resting, one step, an eighth for the ends of earlier texts
+    assert 1000 * full + 5000 * window < (8 * 256) * 6000 / 4
+
+
+def test_groups_share_what_memory_there_is() -> None:
+    sizes = range(6000, 10**7, 9973)
+    chosen = [choose_pages(GEMMA_BYTES, GEMMA, arena_bytes=size, available_bytes=None) for size in sizes]
+    for (full, window), size in zip(chosen, sizes, strict=True):
+        assert size - 110_000 < full * 1000 + window * 5000 <= size
+        assert full >= window
+    assert chosen == sorted(chosen)
+    assert [window for _, window in chosen] == sorted(window for _, window in chosen)
+
+
+def test_more_bytes_than_the_context_needs_are_for_more_texts() -> None:
+    full, window = choose_pages(GEMMA_BYTES, GEMMA, arena_bytes=10**8, available_bytes=None)
+    assert full > 8 * 8 * 256
+    assert window > 8 * 8 * 17
+
+
+def test_bytes_are_used_where_all_layers_have_a_window() -> None:
+    needs = PageNeeds([CacheShape(1, 256, 512)], 32, sequences=2, context_tokens=8192, step_tokens=512)
+    (pages,) = choose_pages([1000], needs, arena_bytes=10**7, available_bytes=None)
+    assert 10**7 - 20_000 < 1000 * pages <= 10**7
+    assert choose_pages([1000], needs, available_bytes=10**9) == (2 * 17 + 17 + 4,)
+
+
+def test_a_number_of_pages_is_for_groups_that_keep_everything() -> None:
+    assert choose_pages(GEMMA_BYTES, GEMMA, pages=1000, available_bytes=None) == (1000, 170)
+    assert choose_pages(GEMMA_BYTES, GEMMA, pages=100, available_bytes=None) == (100, 100)

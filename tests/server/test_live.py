@@ -135,10 +135,10 @@ def test_nothing_is_recorded_when_nobody_watches(watched: RunningServer) -> None
     with watched.client() as client, watch(client) as events:
         next(events)
         assert engine.live.record is not None
-        assert engine._pager.touched is not None
+        assert engine._cache.groups[0].pager.touched is not None
     wait_until(lambda: engine.live.record is None)
     wait_until(lambda: live._task is None and not live._channels)
-    assert engine._pager.touched is None
+    assert engine._cache.groups[0].pager.touched is None
     assert engine._scheduler.preempted is None
     assert engine._cache._watch is None
     assert engine._cache._store._touched is None

@@ -1,14 +1,17 @@
 """The memory of the KV cache: per layer one pool of K pages and one of V pages, allocated once and never grown.
 
-Which page belongs to whom is the pager's matter. Operators read and write the pools in place through slots and page
+An `Arena` has the pools of one group of layers; `ModelArena` brings those of all groups together, layer by layer. Which
+page belongs to whom is the pager's matter. Operators read and write the pools in place through slots and page
 tables. The operating system gives the memory when a page is first written, so unused pages cost address space only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from mlxr.cache.page_table import PageCopy
+from mlxr.cache.shapes import CacheGroups, CacheShape
 from mlxr.core.errors import SettingError
 from mlxr.kernels.attend import KV_TYPES, KVType, allocate_pools
 from mlxr.kernels.context import Context
@@ -17,10 +20,10 @@ from mlxr.kernels.tensor import ByteArray, PoolArray, pool_type
 
 
 class Arena:
-    """Pools of all layers; `k_pools[layer]` and `v_pools[layer]` are (pages, kv_heads, page_size, head_dim).
+    """Pools of a group of layers; `k_pools[layer]` and `v_pools[layer]` are (pages, kv_heads, page_size, head_dim).
 
-    `page_bytes` is what one page takes over all layers, K and V; `nbytes` the whole. Raises SettingError when the
-    system refuses the memory.
+    `page_bytes` is what one page takes over all layers, K and V; `nbytes` the whole; `shape` what every layer keeps of
+    a token, and for how long. Raises SettingError when the system refuses the memory.
     """
 
     def __init__(
@@ -32,8 +35,11 @@ class Arena:
         page_size: int,
         head_dim: int,
         kv_type: KVType | None = None,
+        *,
+        window: int | None = None,
     ) -> None:
         self._ledger = ctx.ledger
+        self.shape = CacheShape(kv_heads, head_dim, window)
         self.pages = pages
         self.page_size = page_size
         try:
@@ -82,6 +88,29 @@ class Arena:
             for pool in pools:
                 yield pool, start
                 start += pool.nbytes // self.pages
+
+
+class ModelArena:
+    """The pools of all layers of a model, in the arenas of its groups; layers that share one have the same.
+
+    `k_pools[layer]` and `v_pools[layer]` are as in `Arena`, None for a layer that keeps nothing.
+    """
+
+    def __init__(self, arenas: Sequence[Arena], groups: CacheGroups) -> None:
+        self.arenas = tuple(arenas)
+        self.page_size = arenas[0].page_size
+        self.nbytes = sum(arena.nbytes for arena in arenas)
+        self.k_pools: tuple[Any, ...] = tuple(
+            None if place is None else arenas[place.group].k_pools[place.index] for place in groups.places
+        )
+        self.v_pools: tuple[Any, ...] = tuple(
+            None if place is None else arenas[place.group].v_pools[place.index] for place in groups.places
+        )
+
+    def copy_pages(self, copies: Iterable[PageCopy]) -> None:
+        """Copy whole pages in every layer of their groups, in order."""
+        for copy in copies:
+            self.arenas[copy.group].copy_pages([copy])
 
 
 def parse_kv_type(name: str | None) -> KVType | None:

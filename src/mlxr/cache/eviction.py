@@ -1,7 +1,7 @@
 """Which cached page is given up first. Integers only; what is cached and what is a leaf is told by the caller.
 
-The policy is one function, `rank_page`. Around it stands a heap of the pages that may go: leaves only, because a page
-without the pages before it can never be found again.
+The policy is one function, `rank_page`. Around it stands a heap of the pages that may go: of a linked index leaves
+only, because a page without the pages before it can never be found again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ MAX_REUSE_CREDIT = 3
 Rank = tuple[int, int, int]
 
 
-def rank_page(last_used: int, reuses: int, depth: int, page: int, pages: int) -> Rank:
+def rank_page(last_used: int, reuses: int, depth: int, page: int, pages: int, *, passed: bool = False) -> Rank:
     """Order in which cached pages go, the lowest first; the policy.
 
     Least recently used, where each reuse (three at most count) makes a page look as if it had been used one arena of
     `pages` pages later than it was. So a page that was found again outlives any run of pages touched once that is no
     longer than the arena, and yet goes when nobody has come for it during a few arenas' worth of work. Among pages let
-    go together the deeper goes first.
+    go together the deeper goes first. A page that its sequence has `passed`, as it left the window, looks as if it had
+    been used one arena earlier: the pages at the end of a text, where another may go on, outlive those in its middle.
     """
-    return last_used + pages * min(reuses, MAX_REUSE_CREDIT), -depth, page
+    return last_used + pages * (min(reuses, MAX_REUSE_CREDIT) - passed), -depth, page
 
 
 class EvictionQueue:
@@ -65,4 +66,4 @@ class EvictionQueue:
         return self._may_go(entry) and rank == self._rank(entry)
 
     def _rank(self, entry: PrefixEntry) -> Rank:
-        return rank_page(entry.last_used, entry.reuses, entry.depth, entry.page, self._pages)
+        return rank_page(entry.last_used, entry.reuses, entry.depth, entry.page, self._pages, passed=entry.passed)

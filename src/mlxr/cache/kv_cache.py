@@ -1,9 +1,11 @@
 """The KV cache as the engine sees it: page tables that start with what is cached and are kept when they end.
 
-Brings together the pager (who holds which page), the prefix index (which page holds which tokens), the eviction queue
-(which page goes first), the arena (the bytes) and the store (pages on disk). A page is free; or held by tables; or
-cached: held by nobody, indexed, and given up when room is needed. Full pages are indexed as soon as they are written,
-so requests share them while they run. Indexed pages are never written into again.
+Brings together the groups of layers (which page holds which tokens, who holds it, which one goes first) and the store
+(pages on disk). Full pages are indexed as soon as they are written, so requests share them while they run. Indexed
+pages are never written into again. Every group names its pages by the same keys, so a boundary between two pages has a
+name, and each group can be asked what it has there. A text is found up to the longest boundary at which every group has
+what it needs to go on: one whose positions see everything needs all pages before it, one with a window the last ones.
+Other kinds fit in: latent vectors are pages of another shape, a recurrent state is a snapshot at single boundaries.
 
 Keys and values of a token depend on the tokens before it alone, to the bit, so a cached page is as good as a computed
 one. For one thread, except that the store's writer copies indexed pages on its own.
@@ -14,15 +16,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
+from dataclasses import replace
 
-from mlxr.cache.arena import Arena
-from mlxr.cache.eviction import EvictionQueue
-from mlxr.cache.page_table import PageCopy, PageTable
-from mlxr.cache.pager import Pager
-from mlxr.cache.prefix import PageKeys, PrefixEntry, PrefixIndex, hash_fields
+from mlxr.cache.boundary import Boundary, find_boundary
+from mlxr.cache.group import CacheGroup, indexed_pages
+from mlxr.cache.page_table import RELEASED, PageCopy, SequenceTable
+from mlxr.cache.prefix import PageKeys, PrefixEntry, hash_fields
 from mlxr.cache.stats import CacheStats, CacheTotals, EvictionCause
-from mlxr.cache.store import PageStore
+from mlxr.cache.store import PageName, PageStore
 from mlxr.cache.store_writer import StoreWriter
 from mlxr.cache.watch import CacheWatch, describe_page
 from mlxr.core.errors import OutOfPages
@@ -39,90 +40,88 @@ class KVCache:
 
     def __init__(
         self,
-        arena: Arena,
-        pager: Pager,
+        groups: Sequence[CacheGroup],
         *,
         fingerprint: bytes,
         store: PageStore | None = None,
         sharing: bool = True,
     ) -> None:
-        if (arena.pages, arena.page_size) != (pager.pages, pager.page_size):
-            raise ValueError(
-                f"the arena has {arena.pages} pages of {arena.page_size} tokens, "
-                f"the pager {pager.pages} of {pager.page_size}"
-            )
+        if [group.number for group in groups] != list(range(len(groups))) or not groups:
+            raise ValueError(f"a cache needs groups numbered from 0, got {[group.number for group in groups]}")
+        if len({group.arena.page_size for group in groups}) > 1:
+            raise ValueError("all groups of a cache must have the same page size")
         if store is not None and not sharing:
             raise ValueError("a cache that does not share pages cannot have a store")
-        self._arena, self._pager, self._sharing = arena, pager, sharing
-        self._fingerprint, self._layout = fingerprint, arena.layout.encode()
-        self._index = PrefixIndex()
-        # Not a method of this object: with a cycle of references the arena would outlive its engine for a while.
-        self._may_go = partial(_may_go, self._index, pager)
-        self._queue = EvictionQueue(pager.pages, self._may_go)
-        self._evictions: Counter[EvictionCause] = Counter()
+        self.groups = tuple(groups)
+        self.page_size = groups[0].arena.page_size
+        self._sharing, self._fingerprint = sharing, fingerprint
+        self._layout = "+".join(group.arena.layout for group in groups).encode()
         self._memory_hit_tokens = self._disk_hit_tokens = self._missed_tokens = 0
+        self._short_tokens: Counter[int] = Counter()
         self._store = store
         self._writer = None
         self._watch: CacheWatch | None = None
         if store is not None:
-            store.open(hash_fields(b"model", fingerprint, self._layout), arena.page_bytes)
-            self._writer = StoreWriter(store, arena)
+            page_bytes = [group.arena.page_bytes for group in groups]
+            store.open(hash_fields(b"model", fingerprint, self._layout), page_bytes)
+            self._writer = StoreWriter(store, [group.arena for group in groups])
 
     @property
-    def available_pages(self) -> int:
-        """Pages that `prepare` can have: free ones, and cached ones, all of which can be given up."""
-        return self._pager.free_pages + self._pager.cached_pages
+    def available_pages(self) -> tuple[int, ...]:
+        """Pages of each group that `prepare` can have: free ones, and cached ones, all of which can be given up."""
+        return tuple(group.available_pages for group in self.groups)
 
     def start_keys(self, namespace: bytes = b"") -> PageKeys:
         """Keys for the pages of a new sequence, which stays their owner: they are computed once, not per look-up.
 
         `namespace` keeps apart what is computed differently from the same tokens, such as by an adapter.
         """
-        return PageKeys(hash_fields(self._fingerprint, namespace, self._layout), self._pager.page_size)
+        return PageKeys(hash_fields(self._fingerprint, namespace, self._layout), self.page_size)
 
-    def open_table(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> PageTable:
-        """A table that holds the longest cached run of full pages of tokens[:limit_tokens], from memory, then disk.
+    def open_table(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> SequenceTable:
+        """A table that holds what is cached of tokens[:limit_tokens], from memory and from disk.
 
         Its `length_tokens` says how far that goes. Pages read back from disk take pages of the arena, which may evict
         others.
         """
+        table = self.open_private_table()
         if not self._sharing:
-            return PageTable(self._pager)
-        table = PageTable(self._pager, keys)
+            return table
+        table.keys = keys
         names = self._name_pages(tokens, keys, limit_tokens)
-        found = self._index.find(names)
-        self._take(table, found)
-        try:
-            if self._store is not None:
-                self._restore(table, keys, names, self._store)
-        except BaseException:
-            self.release(table)
-            raise
+        sought = self._find(names, len(names))
+        restored = self._fill(table, names, sought.pages)
+        if table.full_pages < sought.sought_pages:
+            table.sought_pages = sought.sought_pages
         if self._writer is not None:
             table.opened_ns = time.time_ns()
             self._writer.offer(self._describe(table), table.opened_ns)
-        memory_tokens = len(found) * self._pager.page_size
-        self._memory_hit_tokens += memory_tokens
-        self._disk_hit_tokens += table.length_tokens - memory_tokens
+        if sought.short_group is not None:
+            self._short_tokens[sought.short_group] += (sought.sought_pages - sought.pages) * self.page_size
+        self._disk_hit_tokens += restored * self.page_size
+        self._memory_hit_tokens += table.length_tokens - restored * self.page_size
         self._missed_tokens += max(0, min(limit_tokens, len(tokens)) - table.length_tokens)
         return table
 
-    def open_private_table(self) -> PageTable:
+    def open_private_table(self) -> SequenceTable:
         """An empty table whose pages nobody else will find: they are not indexed, and free when it is released."""
-        return PageTable(self._pager)
+        return SequenceTable([group.open_table() for group in self.groups])
 
     def lookup(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> int:
         """Tokens that `open_table` would find, in memory or on disk; takes and counts nothing."""
         if not self._sharing:
             return 0
         names = self._name_pages(tokens, keys, limit_tokens)
-        pages = len(self._index.find(names))
-        if self._store is not None:
-            while pages < len(names) and self._store.contains(names[pages]):
-                pages += 1
-        return pages * self._pager.page_size
+        return self._find(names, len(names)).pages * self.page_size
 
-    def prepare(self, table: PageTable, tokens: int) -> list[PageCopy]:
+    def check_room(self, tokens: int, chunk_tokens: int) -> None:
+        """Raise OutOfPages unless an empty table could grow to `tokens` tokens now, `chunk_tokens` in one step."""
+        for group in self.groups:
+            needed_pages = group.arena.shape.count_peak(tokens, chunk_tokens, self.page_size)
+            if needed_pages > group.available_pages:
+                raise OutOfPages(needed_pages, group.available_pages, self.page_size)
+
+    def prepare(self, table: SequenceTable, tokens: int) -> list[PageCopy]:
         """Make room in `table` for `tokens` more positions, evicting cached pages as needed.
 
         The copies returned must be done before anything else is written or prepared. Asking twice is the same as
@@ -130,68 +129,62 @@ class KVCache:
         """
         if tokens > 0 and table.has_room(tokens):
             return []
-        missing_pages = table.missing_pages(tokens)
-        if missing_pages > self.available_pages:
-            raise OutOfPages(missing_pages, self.available_pages, self._pager.page_size)
-        self._evict(missing_pages, EvictionCause.GROW)
-        copies = table.prepare(tokens)
+        missing = [own.missing_pages(tokens) for own in table.groups]
+        for group, missing_pages in zip(self.groups, missing, strict=True):
+            if missing_pages > group.available_pages:
+                raise OutOfPages(missing_pages, group.available_pages, self.page_size)
+        copies = []
+        for group, own, missing_pages in zip(self.groups, table.groups, missing, strict=True):
+            group.evict(missing_pages, EvictionCause.GROW, self._writer)
+            for copy in own.prepare(tokens):  # of a page that may be full for others, and was this table's last
+                copies.append(replace(copy, group=group.number))
+                entry = group.index.at(copy.source)
+                if entry is not None:
+                    group.requeue(entry)
         if copies and self._watch is not None:
             self._watch.note_copies(copies)
-        for copy in copies:  # a page that is full for others, and which this table was the last to hold
-            entry = self._index.at(copy.source)
-            if entry is not None and self._may_go(entry):
-                self._queue.push(entry)
         return copies
 
-    def commit(self, table: PageTable, token_ids: Sequence[int], tokens: int) -> None:
+    def commit(self, table: SequenceTable, token_ids: Sequence[int], tokens: int) -> None:
         """Count `tokens` more positions of `table` as written; index and store the pages that became full.
 
         `token_ids` are all tokens of the sequence from its start, at least as many as are written now. Where another
         page with the same contents is indexed already, the table changes over to it and its own page returns. Pages go
-        to the store in the background.
+        to the store in the background. What no later position sees is let go of.
         """
         if len(token_ids) < table.length_tokens + tokens:
             raise ValueError(f"{table.length_tokens + tokens} tokens are written, {len(token_ids)} are given")
         first = table.full_pages
         table.commit(tokens)
-        if table.keys is not None and table.full_pages > first:
-            table.keys.cover(token_ids, table.full_pages)
-            for place in range(first, table.full_pages):
-                self._index_page(table, table.keys, place)
-            if self._writer is not None:
-                self._writer.offer(self._describe(table, first), table.opened_ns)
+        if table.full_pages > first:
+            if table.keys is not None:
+                self._index_pages(table, table.keys, token_ids, first)
+            for group, own in zip(self.groups, table.groups, strict=True):
+                group.slide(own)
         if self._writer is not None:
             self._writer.advance()
 
-    def fork(self, table: PageTable) -> PageTable:
+    def fork(self, table: SequenceTable) -> SequenceTable:
         """A second table with the same written positions, on the same pages."""
         return table.fork()
 
-    def release(self, table: PageTable) -> None:
+    def release(self, table: SequenceTable) -> None:
         """Give all pages of `table` back: full ones stay cached, and count as used now in the store, too."""
-        entries = [entry for page in table.pages if (entry := self._index.at(page)) is not None]
         stored = self._describe(table)
-        table.release()
-        self._index.let_go(entries)
-        for entry in entries:
-            if self._may_go(entry):
-                self._queue.push(entry)
+        for group, own in zip(self.groups, table.groups, strict=True):
+            group.release(own)
         if self._writer is not None:
             self._writer.offer(stored, time.time_ns(), released=True)
 
     def stats(self) -> CacheStats:
         """Return the cache's numbers at this moment."""
+        groups = tuple(group.stats() for group in self.groups)
         return CacheStats(
-            pages=self._pager.pages,
-            free_pages=self._pager.free_pages,
-            held_pages=self._pager.used_pages,
-            shared_pages=self._pager.shared_pages,
-            cached_pages=self._pager.cached_pages,
-            page_bytes=self._arena.page_bytes,
+            groups=groups,
             memory_hit_tokens=self._memory_hit_tokens,
             disk_hit_tokens=self._disk_hit_tokens,
             missed_tokens=self._missed_tokens,
-            evictions={cause: self._evictions[cause] for cause in EvictionCause},
+            short_tokens={group.name: self._short_tokens[number] for number, group in enumerate(groups)},
             store=None if self._writer is None else self._writer.stats(),
         )
 
@@ -201,13 +194,13 @@ class KVCache:
             memory_hit_tokens=self._memory_hit_tokens,
             disk_hit_tokens=self._disk_hit_tokens,
             missed_tokens=self._missed_tokens,
-            evictions={cause: self._evictions[cause] for cause in EvictionCause},
+            evictions={cause: sum(group.evictions[cause] for group in self.groups) for cause in EvictionCause},
             store=None if self._writer is None else self._writer.stats(),
         )
 
     def watch(self) -> CacheWatch:
         """Begin to note which pages change; one watch at a time."""
-        self._watch = CacheWatch(self._arena, self._pager, self._index, self._store, self._writer)
+        self._watch = CacheWatch(self.groups, self._store, self._writer)
         return self._watch
 
     def unwatch(self) -> None:
@@ -216,11 +209,11 @@ class KVCache:
             self._watch.close()
             self._watch = None
 
-    def describe_page(self, page: int) -> PageRecord | None:
-        """One page in full, its sequences aside; None if there is no such page."""
-        if not 0 <= page < self._pager.pages:
+    def describe_page(self, group: int, page: int) -> PageRecord | None:
+        """One page of a group in full, its sequences aside; None if there is no such page."""
+        if not (0 <= group < len(self.groups) and 0 <= page < self.groups[group].pager.pages):
             return None
-        return describe_page(page, self._pager, self._index, self._writer)
+        return describe_page(page, self.groups[group], self._writer)
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Wait until all full pages are on disk; False when that took longer than `timeout_s`."""
@@ -231,108 +224,123 @@ class KVCache:
         if self._writer is not None:
             self._writer.close(timeout_s)
 
-    def check(self, tables: Iterable[PageTable]) -> None:
+    def check(self, tables: Iterable[SequenceTable]) -> None:
         """Prove all books, given every table that holds pages; raises AssertionError saying what is wrong."""
         tables = list(tables)
-        self._pager.check(table.pages for table in tables)
-        self._index.check()
-        for entry in self._index:
-            if not self._pager.is_kept(entry.page):
-                raise AssertionError(f"page {entry.page} is indexed and not kept")
-        kept_pages = sum(self._pager.is_kept(page) for page in range(self._pager.pages))
-        if kept_pages != len(self._index):
-            raise AssertionError(f"{kept_pages} pages are kept, {len(self._index)} indexed")
-        self._queue.check(entry for entry in self._index if self._may_go(entry))
         for table in tables:
-            self._check_table(table)
+            if len({own.length_tokens for own in table.groups}) > 1:
+                raise AssertionError("the groups of a table have different positions written")
+            if table.keys is not None and len(table.keys.chain) - 1 < table.full_pages:
+                keys = len(table.keys.chain) - 1
+                raise AssertionError(f"{keys} keys name the full pages of {table.length_tokens} tokens")
+        for number, group in enumerate(self.groups):
+            group.check((table.groups[number], table.keys) for table in tables)
         if self._writer is not None:
-            self._writer.check({entry.key: entry.page for entry in self._index})
-
-    def _check_table(self, table: PageTable) -> None:
-        """A table's full pages must be the very pages indexed under its keys."""
-        if self._pager.pages_for(table.length_tokens) > len(table.pages):
-            raise AssertionError(f"{table.length_tokens} tokens are in {len(table.pages)} pages")
-        if table.keys is None:
-            if any(map(self._pager.is_kept, table.pages)):
-                raise AssertionError(f"a table without keys holds indexed pages: {table.pages}")
-            return
-        if len(table.keys.chain) - 1 < table.full_pages:
-            raise AssertionError(
-                f"{len(table.keys.chain) - 1} keys name the full pages of {table.length_tokens} tokens"
-            )
-        for depth, key in enumerate(table.keys.chain[1 : table.full_pages + 1]):
-            entry = self._index.get(key)
-            if entry is None or entry.page != table.pages[depth] or entry.depth != depth:
-                raise AssertionError(f"page {table.pages[depth]} at place {depth} of a table is not indexed as such")
+            self._writer.check(indexed_pages(self.groups))
 
     def _name_pages(self, tokens: Sequence[int], keys: PageKeys, limit_tokens: int) -> list[bytes]:
         """The keys of the full pages of tokens[:limit_tokens]."""
-        return keys.cover(tokens, min(limit_tokens, len(tokens)) // self._pager.page_size)
+        return keys.cover(tokens, min(limit_tokens, len(tokens)) // self.page_size)
 
-    def _take(self, table: PageTable, entries: Sequence[PrefixEntry]) -> None:
-        """Let `table` hold the pages of `entries`, after those it has."""
-        self._pager.retain(entry.page for entry in entries)
-        self._index.reuse(entries)
-        table.pages += [entry.page for entry in entries]
-        table.length_tokens += len(entries) * table.page_size
+    def _find(self, names: Sequence[bytes], limit_pages: int) -> Boundary:
+        """The longest boundary at which every group has what it needs, in memory or on disk."""
+        indexes, store = [group.index for group in self.groups], self._store
 
-    def _restore(self, table: PageTable, keys: PageKeys, names: Sequence[bytes], store: PageStore) -> None:
-        """Read further pages of `names` back from disk, until one is missing or nothing can be evicted for it."""
-        for place in range(len(table.pages), len(names)):
-            key = names[place]
-            if not store.contains(key) or not self.available_pages:
-                return
-            self._evict(1, EvictionCause.RESTORE)
-            (page,) = self._pager.allocate(1)
-            table.pages.append(page)
-            payload = store.read(key)
-            if payload is None:  # damaged, or gone meanwhile
-                self._pager.release([table.pages.pop()])
-                return
-            self._arena.import_page(page, payload)
-            entry = self._index.add(key, keys.chain[place], page)
-            self._pager.keep(page)
-            entry.reuses = 1  # somebody came back for it: it is as good as one found in memory
-            table.length_tokens += table.page_size
+        def has(group: int, place: int) -> bool:
+            name = names[place]
+            return indexes[group].get(name) is not None or (store is not None and store.contains((group, name)))
 
-    def _index_page(self, table: PageTable, keys: PageKeys, place: int) -> None:
-        """Page number `place` of `table` has just become full."""
-        key, page = keys.chain[place + 1], table.pages[place]
-        entry = self._index.get(key)
-        if entry is None:
-            self._index.add(key, keys.chain[place], page)
-            self._pager.keep(page)
-        elif entry.page != page:
-            self._pager.retain([entry.page])
-            self._index.reuse([entry])
-            table.pages[place] = entry.page
-            self._pager.release([page])
+        return find_boundary(self.groups, has, limit_pages)
+
+    def _fill(self, table: SequenceTable, names: Sequence[bytes], boundary: int) -> int:
+        """Let `table` hold what is needed to go on after `boundary` pages, or fewer if not all can be read from disk.
+
+        Returns how many pages of tokens had to be read, at least in part.
+        """
+        held: list[dict[int, int]] = [{} for _ in self.groups]  # by place, the page that is held for the table
+        found: list[list[PrefixEntry]] = [[] for _ in self.groups]
+        restored: set[int] = set()
+        try:
+            while (lacking := self._hold(names, boundary, held, found, restored)) is not None:
+                boundary = self._find(names, lacking).pages
+        except BaseException:
+            for group, pages in zip(self.groups, held, strict=True):
+                group.drop_holds(pages.values())
+            raise
+        for group, own, pages, entries in zip(self.groups, table.groups, held, found, strict=True):
+            first = group.first_needed(boundary)
+            group.drop_holds(page for place, page in pages.items() if not first <= place < boundary)
+            group.index.reuse([entry for entry in entries if first <= entry.depth < boundary])
+            own.pages = [pages.get(place, RELEASED) for place in range(boundary)]
+            own.first, own.length_tokens = first, boundary * self.page_size
+        return len([place for place in restored if place < boundary])
+
+    def _hold(
+        self,
+        names: Sequence[bytes],
+        boundary: int,
+        held: list[dict[int, int]],
+        found: list[list[PrefixEntry]],
+        restored: set[int],
+    ) -> int | None:
+        """Hold what a boundary needs, first the pages in memory, then those on disk; returns one that cannot be had."""
+        for group, pages, entries in zip(self.groups, held, found, strict=True):
+            for place in range(group.first_needed(boundary), boundary):
+                entry = None if place in pages else group.index.get(names[place])
+                if entry is not None:
+                    group.pager.retain([entry.page])
+                    pages[place] = entry.page
+                    entries.append(entry)
+        for group, pages in zip(self.groups, held, strict=True):
+            for place in range(group.first_needed(boundary), boundary):
+                if place not in pages:
+                    page = self._restore(group, names, place)
+                    if page is None:
+                        return place
+                    pages[place] = page
+                    restored.add(place)
+        return None
+
+    def _restore(self, group: CacheGroup, names: Sequence[bytes], place: int) -> int | None:
+        """A page read back from disk, held once; None if it is not there, or nothing can be evicted for it."""
+        if self._store is None or not group.available_pages:
+            return None
+        group.evict(1, EvictionCause.RESTORE, self._writer)
+        (page,) = group.pager.allocate(1)
+        try:
+            payload = self._store.read((group.number, names[place]))
+            if payload is not None:
+                group.arena.import_page(page, payload)
+        except BaseException:
+            group.pager.release([page])
+            raise
+        if payload is None:  # damaged, or gone meanwhile
+            group.pager.release([page])
+            return None
+        entry = group.index.add(names[place], names[place - 1] if place else b"", page, place)
+        group.pager.keep(page)
+        entry.reuses = 1  # somebody came back for it: it is as good as one found in memory
+        return page
+
+    def _index_pages(self, table: SequenceTable, keys: PageKeys, token_ids: Sequence[int], first: int) -> None:
+        """The pages of `table` from number `first` on have become full."""
+        keys.cover(token_ids, table.full_pages)
+        for group, own in zip(self.groups, table.groups, strict=True):
+            for place in range(first, table.full_pages):
+                group.index_page(own, keys, place)
+            if first < table.sought_pages <= table.full_pages:
+                group.credit(own, table.sought_pages)
+        if self._writer is not None:
+            self._writer.offer(self._describe(table, first), table.opened_ns)
 
     @staticmethod
-    def _describe(table: PageTable, first: int = 0) -> list[tuple[bytes, int, int]]:
-        """Key, page and depth of the full pages of `table` from number `first` on, as the writer wants them."""
+    def _describe(table: SequenceTable, first: int = 0) -> list[tuple[PageName, int, int]]:
+        """Name, page and depth of the full pages of `table` from number `first` on, as the writer wants them."""
         if table.keys is None:
             return []
-        names = table.keys.chain[first + 1 : table.full_pages + 1]
-        return [(key, table.pages[depth], depth) for depth, key in enumerate(names, first)]
-
-    def _evict(self, wanted_pages: int, cause: EvictionCause) -> None:
-        """Give up cached pages until `wanted_pages` are free; there must be enough."""
-        while self._pager.free_pages < wanted_pages:
-            entry = self._queue.pop()
-            if entry is None:
-                raise AssertionError(f"{self._pager.cached_pages} pages are cached and none of them may go")
-            if self._writer is not None:
-                self._writer.evict(entry.key, entry.page, entry.depth)
-            self._index.remove(entry)
-            self._pager.drop(entry.page)
-            if self._watch is not None:
-                self._watch.note_eviction(entry.page)
-            self._evictions[cause] += 1
-            if entry.parent is not None and self._may_go(entry.parent):
-                self._queue.push(entry.parent)
-
-
-def _may_go(index: PrefixIndex, pager: Pager, entry: PrefixEntry) -> bool:
-    """Whether `entry` is a cached leaf now."""
-    return not entry.children and index.at(entry.page) is entry and pager.count(entry.page) == 0
+        names = table.keys.chain[1 : table.full_pages + 1]
+        return [
+            ((number, names[place]), own.pages[place], place)
+            for number, own in enumerate(table.groups)
+            for place in range(max(first, own.first), table.full_pages)
+        ]

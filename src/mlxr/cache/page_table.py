@@ -3,37 +3,42 @@
 Integers only. A table is filled in two moves: `prepare` makes room for the next positions, `commit` counts them once
 their keys and values are really written, so that a step that failed halfway can be repeated or dropped. `fork` shares
 the pages; a page that is shared, or whose contents are kept, is copied when one of its holders is about to write into
-it, and `prepare` tells which. `keys` belong to the prefix index: they name the full pages, and may know more pages than
-are written. `opened_ns` belongs to the store, for which all pages of a table count as used at that time while it grows.
+it, and `prepare` tells which.
+
+A `PageTable` is that of one group of layers. Where positions see a window only, `slide` gives back the pages before it;
+their places stay, and hold RELEASED. A `SequenceTable` has the tables of all groups, which grow together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxr.cache.pager import Pager
 from mlxr.cache.prefix import PageKeys
 
+RELEASED = -1
+
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """The contents of page `source` must be copied to page `target` before anything else is written."""
+    """The contents of page `source` of a group must be copied to page `target` before anything else is written."""
 
     source: int
     target: int
+    group: int = 0
 
 
 class PageTable:
-    """Page ids of one sequence; `length_tokens` positions of them are written."""
+    """Page ids of one sequence in one group; `length_tokens` positions are written, pages before `first` released."""
 
-    __slots__ = ("_pager", "keys", "length_tokens", "opened_ns", "pages")
+    __slots__ = ("_pager", "first", "length_tokens", "pages")
 
-    def __init__(self, pager: Pager, keys: PageKeys | None = None) -> None:
+    def __init__(self, pager: Pager) -> None:
         self._pager = pager
-        self.keys = keys  # None without an index
         self.pages: list[int] = []
+        self.first = 0
         self.length_tokens = 0
-        self.opened_ns = 0
 
     @property
     def page_size(self) -> int:
@@ -41,9 +46,13 @@ class PageTable:
         return self._pager.page_size
 
     @property
-    def full_pages(self) -> int:
-        """Pages that are written to their ends."""
-        return self.length_tokens // self._pager.page_size
+    def held_pages(self) -> list[int]:
+        """The pages that the table holds, in order."""
+        return self.pages[self.first :]
+
+    def count_held(self) -> int:
+        """How many pages the table holds."""
+        return len(self.pages) - self.first
 
     def missing_pages(self, tokens: int) -> int:
         """Pages that `prepare` would allocate for `tokens` more positions, copies included."""
@@ -88,16 +97,81 @@ class PageTable:
             raise ValueError(f"{tokens} tokens after {self.length_tokens} do not fit in {len(self.pages)} pages")
         self.length_tokens += tokens
 
+    def slide(self, first: int) -> list[int]:
+        """Forget the pages before number `first`, all of them full; returns those that are the caller's to release."""
+        passed = self.pages[self.first : first]
+        self.pages[self.first : first] = [RELEASED] * len(passed)
+        self.first = max(self.first, first)
+        return passed
+
     def fork(self) -> PageTable:
         """A table with the same written positions, on the same pages."""
-        twin = PageTable(self._pager, None if self.keys is None else self.keys.fork(self.full_pages))
+        twin = PageTable(self._pager)
         twin.pages = self.pages[: self._pager.pages_for(self.length_tokens)]
-        twin.length_tokens, twin.opened_ns = self.length_tokens, self.opened_ns
-        self._pager.retain(twin.pages)
+        twin.length_tokens, twin.first = self.length_tokens, self.first
+        self._pager.retain(twin.held_pages)
         return twin
 
     def release(self) -> None:
         """Give all pages back; the table is empty afterwards and may be filled again."""
-        self._pager.release(self.pages)
+        self._pager.release(self.held_pages)
         self.pages = []
-        self.length_tokens = 0
+        self.first = self.length_tokens = 0
+
+
+class SequenceTable:
+    """The tables of one sequence, one for each group, at least one; all have the same positions written.
+
+    `keys` belong to the prefix index: they name the full pages, and may know more pages than are written; None without
+    an index. `sought_pages` is how far some group knew the sequence when the table was opened, if that was further than
+    all groups did. `opened_ns` belongs to the store: all pages of a table count as used then while it grows.
+    """
+
+    __slots__ = ("groups", "keys", "opened_ns", "sought_pages")
+
+    def __init__(self, groups: Sequence[PageTable], keys: PageKeys | None = None) -> None:
+        self.groups = tuple(groups)
+        self.keys = keys
+        self.opened_ns = 0
+        self.sought_pages = 0
+
+    @property
+    def page_size(self) -> int:
+        """Token positions in a page, the same in all groups."""
+        return self.groups[0].page_size
+
+    @property
+    def length_tokens(self) -> int:
+        """Positions that are written."""
+        return self.groups[0].length_tokens
+
+    @property
+    def full_pages(self) -> int:
+        """Pages that are written to their ends."""
+        return self.length_tokens // self.page_size
+
+    @property
+    def holds_pages(self) -> bool:
+        """Whether any page is held."""
+        return any(table.pages for table in self.groups)
+
+    @property
+    def held_pages(self) -> tuple[int, ...]:
+        """How many pages are held in each group."""
+        return tuple(table.count_held() for table in self.groups)
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether every group has room for `tokens` more positions, of which there is one at least."""
+        return all(table.has_room(tokens) for table in self.groups)
+
+    def commit(self, tokens: int) -> None:
+        """Count `tokens` more positions as written in every group."""
+        for table in self.groups:
+            table.commit(tokens)
+
+    def fork(self) -> SequenceTable:
+        """A table with the same written positions, on the same pages."""
+        keys = None if self.keys is None else self.keys.fork(self.full_pages)
+        twin = SequenceTable([table.fork() for table in self.groups], keys)
+        twin.opened_ns, twin.sought_pages = self.opened_ns, self.sought_pages
+        return twin

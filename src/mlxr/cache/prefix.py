@@ -2,7 +2,9 @@
 
 A full page is named by a chained hash of all tokens up to its end, so equal names mean equal contents, to the bit, and
 one look-up per page finds the longest run. Pages are integers here and their contents unknown; who holds them is the
-pager's matter. The index is closed upwards: a page's predecessor is indexed as long as the page is.
+pager's matter. Each group of layers has an index of its own pages; what all of them have at a boundary is found by the
+same key. The index of a group that needs all pages is `linked`, that is closed upwards: a page's predecessor is indexed
+as long as the page is. Where a window is enough, pages stand for themselves.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class PageKeys:
 class PrefixEntry:
     """An indexed page. `depth` counts the pages before it, `children` the indexed pages that go on from it.
 
-    `last_used` is the index's clock when the page was last taken or let go, `reuses` how often it was found.
+    `last_used` is the index's clock when the page was last taken or let go, `reuses` how often it was found. A page is
+    `passed` when the last one to let go of it went on computing without it, since it had left the window.
     """
 
     key: bytes
@@ -66,12 +69,14 @@ class PrefixEntry:
     children: int = 0
     last_used: int = 0
     reuses: int = 0
+    passed: bool = False
 
 
 class PrefixIndex:
     """Entries by key and by page. The clock counts pages as they are added or found, not time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, linked: bool = True) -> None:
+        self._linked = linked
         self._by_key: dict[bytes, PrefixEntry] = {}
         self._by_page: dict[int, PrefixEntry] = {}
         self.clock = 0
@@ -90,23 +95,13 @@ class PrefixIndex:
         """The entry of `page`, if it is indexed."""
         return self._by_page.get(page)
 
-    def find(self, keys: Iterable[bytes]) -> list[PrefixEntry]:
-        """Entries of the longest run of `keys` that is indexed from its start."""
-        found = []
-        for key in keys:
-            entry = self._by_key.get(key)
-            if entry is None:
-                break
-            found.append(entry)
-        return found
-
-    def add(self, key: bytes, parent_key: bytes, page: int) -> PrefixEntry:
-        """Index `page` as `key`, after the page named `parent_key` (or at the start, if no page has that name)."""
+    def add(self, key: bytes, parent_key: bytes, page: int, depth: int) -> PrefixEntry:
+        """Index `page` as `key`, after `depth` pages, of which the last is named `parent_key`."""
         if key in self._by_key or page in self._by_page:
             raise ValueError(f"page {page} or its key is indexed already")
-        parent = self._by_key.get(parent_key)
+        parent = self._by_key.get(parent_key) if self._linked else None
         self.clock += 1
-        entry = PrefixEntry(key, page, parent, 0 if parent is None else parent.depth + 1, last_used=self.clock)
+        entry = PrefixEntry(key, page, parent, depth, last_used=self.clock)
         self._by_key[key] = entry
         self._by_page[page] = entry
         if parent is not None:
@@ -119,12 +114,14 @@ class PrefixIndex:
         for entry in entries:
             entry.last_used = self.clock
             entry.reuses += 1
+            entry.passed = False
 
     def let_go(self, entries: Iterable[PrefixEntry]) -> None:
         """Note that a holder of `entries` has just stopped using them."""
         self.clock += 1
         for entry in entries:
             entry.last_used = self.clock
+            entry.passed = False
 
     def remove(self, entry: PrefixEntry) -> None:
         """Forget `entry`; ValueError while other pages go on from it."""
@@ -145,7 +142,7 @@ class PrefixIndex:
                 if self._by_key.get(parent.key) is not parent:
                     raise AssertionError(f"page {entry.page} is indexed, page {parent.page} before it is not")
                 children[parent.key] = children.get(parent.key, 0) + 1
-            if entry.depth != (0 if parent is None else parent.depth + 1):
+            if self._linked and entry.depth != (0 if parent is None else parent.depth + 1):
                 raise AssertionError(f"page {entry.page} says depth {entry.depth}")
             if not 0 < entry.last_used <= self.clock:
                 raise AssertionError(f"page {entry.page} was used at {entry.last_used}, it is {self.clock}")

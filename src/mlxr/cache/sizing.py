@@ -1,66 +1,130 @@
-"""How many pages the arena gets: from a setting in bytes or in pages, or from what the context needs and memory allows.
+"""How many pages each arena gets: by a setting in bytes or in pages, or by what the context needs and memory allows.
 
-Knows no arrays; the bytes of one page are measured by the arena and passed in.
+Knows no arrays; the bytes of one page are measured by the arena and passed in. The groups of a model share one budget.
+A group that keeps everything needs pages for all tokens, one with a window for the last ones of each sequence, for what
+one step adds, and for the ends of texts that were computed before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxr.cache.shapes import CacheShape
 from mlxr.core.errors import SettingError
 
 FREE_MEMORY_PERCENT = 50  # the rest is left to activations, logits, the system and other programs
 MAX_SLOTS = 2**31 - 1  # slots travel to the kernels as int32
+ENDS_SHARE = 1 / 8  # of the pages that sequences hold in a window, kept for the ends of earlier texts
+
+
+@dataclass(frozen=True, slots=True)
+class PageNeeds:
+    """What the groups of a model need when `sequences` of `context_tokens` run, with steps of `step_tokens` tokens."""
+
+    shapes: Sequence[CacheShape]
+    page_size: int
+    sequences: int
+    context_tokens: int
+    step_tokens: int
+
+    @property
+    def most_pages(self) -> int:
+        """Pages of tokens when every sequence has a whole context."""
+        return self.sequences * self._context_pages
+
+    def count_pages(self, token_pages: int) -> tuple[int, ...]:
+        """Pages of each group for so many pages of tokens, which the sequences have evenly.
+
+        Beyond whole contexts for all sequences, there are more of them.
+        """
+        return tuple(self._count_group(shape, token_pages) for shape in self.shapes)
+
+    @property
+    def _context_pages(self) -> int:
+        return -(-self.context_tokens // self.page_size)
+
+    def _count_group(self, shape: CacheShape, token_pages: int) -> int:
+        if shape.window is None:
+            return token_pages
+        sequences = max(self.sequences, token_pages // self._context_pages)
+        each_pages, longer = divmod(min(token_pages, sequences * self._context_pages), sequences)
+        resting_pages = (sequences - longer) * shape.count_resting(each_pages * self.page_size, self.page_size)
+        resting_pages += longer * shape.count_resting((each_pages + 1) * self.page_size, self.page_size)
+        step_pages = -(-self.step_tokens // self.page_size) + 1
+        return min(token_pages, resting_pages + step_pages + int(resting_pages * ENDS_SHARE))
 
 
 def choose_pages(
-    page_bytes: int,
-    page_size: int,
+    page_bytes: Sequence[int],
+    needs: PageNeeds,
     *,
     arena_bytes: int | None = None,
     pages: int | None = None,
-    wanted_pages: int,
     available_bytes: int | None,
     available_percent: int = FREE_MEMORY_PERCENT,
-) -> int:
-    """Pages of the arena.
+) -> tuple[int, ...]:
+    """Pages of each group's arena, whose pages take `page_bytes`.
 
-    `arena_bytes` is rounded down to whole pages; `pages` is taken as it is; only one of them may be given. Without
-    either, `wanted_pages` (what full use needs) bounded by `available_percent` of `available_bytes`. Raises
-    SettingError where `arena_bytes` are more than are free, where not even one page fits, or where slots would not fit
-    in 32 bits.
+    `arena_bytes` is for all groups together; `pages` is taken as it is, by groups with a window as far as they need so
+    many; only one of them may be given. Without either, what full use needs, bounded by `available_percent` of
+    `available_bytes`. Raises SettingError where `arena_bytes` are more than are free, where not even one page fits, or
+    where slots would not fit in 32 bits.
     """
     if not 1 <= available_percent <= 100:
         raise SettingError(f"arena_percent: must be from 1 to 100, got {available_percent}")
     if arena_bytes is not None and pages is not None:
         raise SettingError("arena_bytes: give a size in bytes or a number of pages, not both")
     if pages is not None:
-        return _check_pages(pages, page_size, "pages")
+        _check_pages(pages, needs.page_size, "pages")
+        return tuple(
+            pages if shape.window is None or len(needs.shapes) == 1 else min(pages, needed)
+            for shape, needed in zip(needs.shapes, needs.count_pages(needs.most_pages), strict=True)
+        )
     if arena_bytes is not None:
         if available_bytes is not None and arena_bytes > available_bytes:
             raise SettingError(
                 f"arena_bytes: {arena_bytes >> 20} MiB are more than the {available_bytes >> 20} MiB of memory that "
                 "are free; lower arena_bytes, or leave it out to use the part of free memory that arena_percent says"
             )
-        return _check_pages(_fit_pages(arena_bytes, page_bytes, page_size), page_size, "arena_bytes")
+        chosen = _split_bytes(arena_bytes, page_bytes, needs, most_pages=None)
+        _check_pages(max(chosen), needs.page_size, "arena_bytes")
+        return chosen
     if available_bytes is None:
         raise SettingError("arena_bytes: this system does not tell its free memory; set arena_bytes, such as 1G")
-    fitting = _fit_pages(available_bytes * available_percent // 100, page_bytes, page_size)
-    return min(wanted_pages, fitting, MAX_SLOTS // page_size)
+    room_bytes = available_bytes * available_percent // 100
+    chosen = _split_bytes(room_bytes, page_bytes, needs, most_pages=needs.most_pages)
+    return tuple(min(pages, MAX_SLOTS // needs.page_size) for pages in chosen)
 
 
-def _fit_pages(room_bytes: int, page_bytes: int, page_size: int) -> int:
-    if room_bytes < page_bytes:
+def _split_bytes(
+    room_bytes: int, page_bytes: Sequence[int], needs: PageNeeds, most_pages: int | None
+) -> tuple[int, ...]:
+    """Pages of each group in `room_bytes`: as many pages of tokens as fit, and no more than `most_pages`."""
+    both_bytes = sum(page_bytes)
+    if room_bytes < both_bytes:
         raise SettingError(
-            f"arena_bytes: {room_bytes} bytes hold no page of the cache; one page of {page_size} tokens of this model "
-            f"takes {page_bytes} bytes, so raise arena_bytes or lower page_size"
+            f"arena_bytes: {room_bytes} bytes hold no page of the cache; one page of {needs.page_size} tokens of this "
+            f"model takes {both_bytes} bytes, so raise arena_bytes or lower page_size"
         )
-    return room_bytes // page_bytes
+
+    def count_bytes(pages: Sequence[int]) -> int:
+        return sum(count * size for count, size in zip(pages, page_bytes, strict=True))
+
+    low, high = 0, most_pages or room_bytes // min(page_bytes) * needs.most_pages
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count_bytes(needs.count_pages(middle)) <= room_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return needs.count_pages(low)
 
 
-def _check_pages(pages: int, page_size: int, setting: str) -> int:
+def _check_pages(pages: int, page_size: int, setting: str) -> None:
     if pages < 1:
         raise SettingError(f"{setting}: must be at least 1 page, got {pages}")
     if pages * page_size > MAX_SLOTS:
         raise SettingError(
             f"{setting}: {pages} pages of {page_size} tokens are more than the {MAX_SLOTS} positions an arena can have"
         )
-    return pages

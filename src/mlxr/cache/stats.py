@@ -60,24 +60,69 @@ class CacheTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheStats:
-    """`shared` pages are held by two or more; `cached` pages by nobody, but can be found.
+class GroupStats:
+    """The pages of one group of layers, named by the shape of their cache.
 
-    Tokens of prompts are counted when their tables are opened: found in memory, read back from disk, or missed.
-    `store` is None when there is no store.
+    `shared` pages are held by two or more; `cached` pages by nobody, but can be found; `peak` is the most ever held.
     """
 
+    name: str
+    kv_heads: int
     pages: int
     free_pages: int
     held_pages: int
     shared_pages: int
     cached_pages: int
+    peak_pages: int
     page_bytes: int
+    evictions: Mapping[EvictionCause, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """The pages of all groups of layers, and what was found in them.
+
+    Tokens of prompts are counted when their tables are opened: found in memory, read back from disk, or missed. Of the
+    missed ones, `short_tokens` counts by the name of a group those that another group had and this one had not.
+    `store` is None when there is no store.
+    """
+
+    groups: tuple[GroupStats, ...]
     memory_hit_tokens: int
     disk_hit_tokens: int
     missed_tokens: int
-    evictions: Mapping[EvictionCause, int]
+    short_tokens: Mapping[str, int]
     store: StoreStats | None
+
+    @property
+    def pages(self) -> int:
+        """Pages of all groups."""
+        return sum(group.pages for group in self.groups)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody holds and that have no contents to be found."""
+        return sum(group.free_pages for group in self.groups)
+
+    @property
+    def held_pages(self) -> int:
+        """Pages that sequences hold."""
+        return sum(group.held_pages for group in self.groups)
+
+    @property
+    def shared_pages(self) -> int:
+        """Pages that two sequences or more hold."""
+        return sum(group.shared_pages for group in self.groups)
+
+    @property
+    def cached_pages(self) -> int:
+        """Pages that nobody holds and that can be found."""
+        return sum(group.cached_pages for group in self.groups)
+
+    @property
+    def evictions(self) -> Mapping[EvictionCause, int]:
+        """Cached pages that were given up, by cause."""
+        return {cause: sum(group.evictions[cause] for group in self.groups) for cause in EvictionCause}
 
     @property
     def hit_tokens(self) -> int:

@@ -1,10 +1,10 @@
 """Pages on disk: content-addressed files in a folder, bounded in bytes, for this process and those that come later.
 
-Each model has a folder of its own inside the store's folder, each page a file named by its key. What is in a file, and
-how it is proved, is `store_file`'s matter; who writes when, `store_writer`'s. A page that is not right in every bit
-is dropped, counted and never served. When the system refuses to write, writing stops for good with one warning, and
-everything else goes on. Several processes may share a folder: each bounds it by what it sees, and looks again before it
-removes anything.
+Each model has a folder of its own inside the store's folder, each page a file named by its key and, where a model has
+several groups of layers, the group it belongs to. What is in a file, and how it is proved, is `store_file`'s matter;
+who writes when, `store_writer`'s. A page that is not right in every bit is dropped, counted and never served. When the
+system refuses to write, writing stops for good with one warning, and everything else goes on. Several processes may
+share a folder: each bounds it by what it sees, and looks again before it removes anything.
 
 Removal is least recently used first over all models in the folder, by modification time: whoever writes or uses a page
 stamps it with the time less its depth in microseconds, so that of pages used together the deeper go first.
@@ -16,12 +16,13 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+from mlxr.cache.prefix import hash_fields
 from mlxr.cache.stats import StoreDrop, StoreStats
 from mlxr.cache.store_file import (
     HEADER_BYTES,
@@ -38,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".page"
 TEMPORARY_SUFFIX = ".part"
-PAGE_NAME = re.compile(r"([0-9a-f]{64})\.page")
+PAGE_NAME = re.compile(r"([0-9a-f]{64})(?:-([1-9][0-9]{0,3}))?\.page")
+PageName = tuple[int, bytes]  # the number of a group, and a key
 FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
 ROOM_SHARE = 1 / 16  # of the bound is freed at a time, so that the folder is not read again for every page
 
@@ -63,16 +65,17 @@ class PageStore:
             raise ValueError(f"a store needs room for bytes, got {max_bytes}; for none, have no store")
         self.folder, self.max_bytes = Path(folder), max_bytes
         self._own = self.folder  # this model's folder, once open
-        self._model = b""
-        self._entry_bytes = 0
-        self._payload = allocate_payload(0)
-        self._keys: set[bytes] = set()
+        self._models: tuple[bytes, ...] = ()  # what the files of each group say they belong to
+        self._entry_bytes: tuple[int, ...] = ()
+        self._payloads: tuple[ByteArray, ...] = ()
+        self._names: set[PageName] = set()
+        self._own_bytes = 0
         self._foreign_bytes = 0
         self._drops: Counter[StoreDrop] = Counter()
         self._written_pages = self._read_pages = 0
         self._warned: set[StoreDrop] = set()
         self._writable = False
-        self._touched: set[bytes] | None = None  # keys whose place may have changed, while somebody watches
+        self._touched: set[PageName] | None = None  # pages whose place may have changed, while somebody watches
         self._lock = Lock()  # for the fields, never held while the disk works
 
     @property
@@ -80,13 +83,15 @@ class PageStore:
         """Whether pages are still taken."""
         return self._writable
 
-    def open(self, model: bytes, payload_bytes: int) -> None:
-        """Find the pages of `model` (32 bytes), each of `payload_bytes`. Never raises for what the disk does.
+    def open(self, model: bytes, payload_bytes: Sequence[int]) -> None:
+        """Find the pages of `model` (32 bytes), each of the `payload_bytes` of its group.
 
-        Leftovers of processes that died and files of a wrong size are removed.
+        Leftovers of processes that died and files of a wrong size are removed. Never raises for what the disk does.
         """
-        self._model, self._entry_bytes = model, HEADER_BYTES + payload_bytes
-        self._payload = allocate_payload(payload_bytes)
+        groups = range(len(payload_bytes))
+        self._models = tuple(hash_fields(model, group.to_bytes(4)) if group else model for group in groups)
+        self._entry_bytes = tuple(HEADER_BYTES + size_bytes for size_bytes in payload_bytes)
+        self._payloads = tuple(map(allocate_payload, payload_bytes))
         self._own = self.folder / model.hex()[:32]
         try:
             is_new = not self._own.is_dir()
@@ -104,8 +109,8 @@ class PageStore:
             return
         if not self._writable:
             self._stop_writing(PermissionError("no permission to write"))
-        elif self.max_bytes < self._entry_bytes:
-            self._stop_writing(ValueError(f"{self.max_bytes} bytes hold no page of {self._entry_bytes}"))
+        elif self.max_bytes < sum(self._entry_bytes):
+            self._stop_writing(ValueError(f"{self.max_bytes} bytes hold no page of {sum(self._entry_bytes)}"))
         elif is_new and foreign:
             self._warn(
                 StoreDrop.FOREIGN,
@@ -113,61 +118,64 @@ class PageStore:
                 "are removed when room is needed",
             )
 
-    def contains(self, key: bytes) -> bool:
-        """Whether a page named `key` is there, as far as can be told without reading it."""
-        return key in self._keys
+    def contains(self, name: PageName) -> bool:
+        """Whether a page of that name is there, as far as can be told without reading it."""
+        return name in self._names
 
-    def read(self, key: bytes) -> ByteArray | None:
-        """The bytes of the page named `key`, proved right; valid until the next `read`. None if it is not there."""
-        if key not in self._keys:
+    def read(self, name: PageName) -> ByteArray | None:
+        """The bytes of the page of that name, proved right; valid until the next `read`. None if it is not there."""
+        if name not in self._names:
             return None
+        group, key = name
         try:
-            read_entry(self._path(key), self._model, key, self._payload)
+            read_entry(self._path(name), self._models[group], key, self._payloads[group])
         except FileNotFoundError:  # removed by another process
-            with self._lock:
-                self._forget(key)
+            self._forget(name)
             return None
         except EntryError as error:
-            self._drop(key, error.cause)
+            self._drop(name, error.cause)
             return None
         except OSError:
-            self._drop(key, StoreDrop.UNREADABLE)
+            self._drop(name, StoreDrop.UNREADABLE)
             return None
         self._read_pages += 1
-        return self._payload
+        return self._payloads[group]
 
-    def write(self, key: bytes, payload: ByteArray, stamp_ns: int) -> bool:
+    def write(self, name: PageName, payload: ByteArray, stamp_ns: int) -> bool:
         """Store a page, removing others for it as the bound demands; whether it is there now."""
         if not self._writable:
             self.count_drop(StoreDrop.UNWRITABLE)
             return False
-        temporary = self._own / f"{os.getpid()}-{key.hex()}{TEMPORARY_SUFFIX}"
+        group, key = name
+        path = self._path(name)
+        temporary = self._own / f"{os.getpid()}-{path.stem}{TEMPORARY_SUFFIX}"
         try:
             self._restore_folder()
-            self._make_room()
-            write_entry(temporary, self._path(key), self._model, key, payload, stamp_ns)
+            self._make_room(self._entry_bytes[group])
+            write_entry(temporary, path, self._models[group], key, payload, stamp_ns)
         except OSError as error:
             self.count_drop(StoreDrop.UNWRITABLE)
             if not isinstance(error, FileNotFoundError):  # else: somebody tidied up meanwhile
                 self._stop_writing(error)
             return False
         with self._lock:
-            self._keys.add(key)
+            if name not in self._names:
+                self._names.add(name)
+                self._own_bytes += self._entry_bytes[group]
             self._written_pages += 1
         return True
 
-    def touch(self, key: bytes, stamp_ns: int) -> None:
-        """Note that the page named `key` was used; a page that is gone meanwhile is forgotten."""
+    def touch(self, name: PageName, stamp_ns: int) -> None:
+        """Note that the page of that name was used; a page that is gone meanwhile is forgotten."""
         try:
-            os.utime(self._path(key), ns=(stamp_ns, stamp_ns))
+            os.utime(self._path(name), ns=(stamp_ns, stamp_ns))
         except FileNotFoundError:
-            with self._lock:
-                self._forget(key)
+            self._forget(name)
         except OSError as error:
             self._stop_writing(error)
 
     def watch(self) -> None:
-        """Begin to collect the keys whose place changes; the writer notes those that come."""
+        """Begin to collect the pages whose place changes; the writer notes those that come."""
         with self._lock:
             self._touched = set()
 
@@ -176,18 +184,18 @@ class PageStore:
         with self._lock:
             self._touched = None
 
-    def take_touched(self) -> set[bytes]:
-        """The keys that have gone, or been noted, since the last time; none while nobody watches."""
+    def take_touched(self) -> set[PageName]:
+        """The pages that have gone, or been noted, since the last time; none while nobody watches."""
         with self._lock:
             touched = self._touched or set()
             self._touched = None if self._touched is None else set()
         return touched
 
-    def note(self, key: bytes) -> None:
-        """The place of `key` may have changed, if that is of interest to anybody."""
+    def note(self, name: PageName) -> None:
+        """The place of a page may have changed, if that is of interest to anybody."""
         if self._touched is not None:
             with self._lock:
-                self._touch({key})
+                self._touch({name})
 
     def count_drop(self, cause: StoreDrop) -> None:
         """Count a page that did not reach the store, or left it."""
@@ -199,8 +207,8 @@ class PageStore:
         with self._lock:
             return StoreStats(
                 folder=str(self.folder),
-                entries=len(self._keys),
-                bytes=len(self._keys) * self._entry_bytes,
+                entries=len(self._names),
+                bytes=self._own_bytes,
                 foreign_bytes=self._foreign_bytes,
                 max_bytes=self.max_bytes,
                 written_pages=self._written_pages,
@@ -214,13 +222,29 @@ class PageStore:
         """Prove that the bound holds for the pages known of; raises AssertionError."""
         if self._writable and self._total_bytes > self.max_bytes:
             raise AssertionError(f"{self._total_bytes} bytes are stored, {self.max_bytes} may be")
+        if self._own_bytes != sum(self._entry_bytes[group] for group, _ in self._names):
+            raise AssertionError(f"{len(self._names)} pages are stored, in {self._own_bytes} bytes")
 
     @property
     def _total_bytes(self) -> int:
-        return len(self._keys) * self._entry_bytes + self._foreign_bytes
+        return self._own_bytes + self._foreign_bytes
 
-    def _path(self, key: bytes) -> Path:
-        return self._own / (key.hex() + SUFFIX)
+    def _path(self, name: PageName) -> Path:
+        group, key = name
+        return self._own / (key.hex() + (f"-{group}" if group else "") + SUFFIX)
+
+    def _forget(self, name: PageName) -> None:
+        """A page is no longer there."""
+        with self._lock:
+            if name in self._names:
+                self._names.discard(name)
+                self._own_bytes -= self._entry_bytes[name[0]]
+            self._touch({name})
+
+    def _touch(self, names: set[PageName]) -> None:
+        """Note pages that have come or gone; with the lock held."""
+        if self._touched is not None:
+            self._touched |= names
 
     def _remove_leftovers(self) -> None:
         """Remove and count what processes that died have left half-written.
@@ -236,7 +260,8 @@ class PageStore:
         for file in _scan_folder(self._own):
             if file.path.suffix != SUFFIX:
                 continue
-            if _parse_name(file.path.name) and file.size_bytes == self._entry_bytes:
+            name = self._parse_name(file.path.name)
+            if name is not None and file.size_bytes == self._entry_bytes[name[0]]:
                 yield file
                 continue
             cause = name_misfit(file.path)
@@ -250,30 +275,28 @@ class PageStore:
                 with suppress(OSError):  # a folder that may not be read counts as empty
                     yield from _scan_folder(self.folder / name)
 
+    def _parse_name(self, file_name: str) -> PageName | None:
+        """The page that a file is named by, if it can be one of this model's."""
+        match = PAGE_NAME.fullmatch(file_name)
+        if match is None or (group := int(match[2] or 0)) >= len(self._entry_bytes):
+            return None
+        return group, bytes.fromhex(match[1])
+
     def _adopt(self, files: list[_File]) -> None:
         """Know exactly the pages that `files` are."""
-        keys = {key for file in files if (key := _parse_name(file.path.name)) is not None}
+        names = {name for file in files if (name := self._parse_name(file.path.name)) is not None}
         with self._lock:
-            self._touch(self._keys ^ keys)
-            self._keys = keys
+            self._touch(self._names ^ names)
+            self._names = names
+            self._own_bytes = sum(self._entry_bytes[group] for group, _ in names)
 
-    def _forget(self, key: bytes) -> None:
-        """The page is gone; with the lock held."""
-        self._keys.discard(key)
-        self._touch({key})
-
-    def _touch(self, keys: set[bytes]) -> None:
-        """Note keys that have come or gone; with the lock held."""
-        if self._touched is not None:
-            self._touched |= keys
-
-    def _make_room(self) -> None:
-        """See to it that one more page keeps within the bound; raises OSError."""
-        if self._total_bytes + self._entry_bytes <= self.max_bytes:
+    def _make_room(self, more_bytes: int = 0) -> None:
+        """See to it that `more_bytes` keep within the bound; raises OSError."""
+        if self._total_bytes + more_bytes <= self.max_bytes:
             return
         own, others = list(self._scan_own()), list(self._scan_others())
         excess_bytes = sum(file.size_bytes for file in (*own, *others)) - min(
-            int(self.max_bytes * (1 - ROOM_SHARE)), self.max_bytes - self._entry_bytes
+            int(self.max_bytes * (1 - ROOM_SHARE)), self.max_bytes - max(self._entry_bytes)
         )
         for file in sorted((*own, *others), key=lambda file: file.stamp_ns):
             if excess_bytes <= 0:
@@ -293,12 +316,11 @@ class PageStore:
             with self._lock:
                 self._foreign_bytes = 0
 
-    def _drop(self, key: bytes, cause: StoreDrop) -> None:
+    def _drop(self, name: PageName, cause: StoreDrop) -> None:
         """Forget and remove a page that must not be served; the first of each cause is warned of."""
-        removed = remove_file(self._path(key))
-        with self._lock:
-            self._forget(key)
-            self._drops[cause] += 1
+        removed = remove_file(self._path(name))
+        self._forget(name)
+        self.count_drop(cause)
         self._warn(
             cause,
             f"a page in the store {self.folder} is {cause.value.replace('_', ' ')}"
@@ -329,8 +351,3 @@ def _scan_folder(folder: Path) -> Iterator[_File]:
                 with suppress(FileNotFoundError):
                     status = item.stat(follow_symlinks=False)
                     yield _File(Path(item.path), status.st_size, status.st_mtime_ns)
-
-
-def _parse_name(name: str) -> bytes | None:
-    """The key that a page's file is named by."""
-    return bytes.fromhex(match[1]) if (match := PAGE_NAME.fullmatch(name)) else None

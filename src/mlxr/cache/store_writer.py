@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
 
 from mlxr.cache.arena import Arena
 from mlxr.cache.stats import StoreDrop, StoreStats
-from mlxr.cache.store import PageStore
+from mlxr.cache.store import PageName, PageStore
 from mlxr.cache.store_file import allocate_payload
 from mlxr.core.live import StorePlace
 from mlxr.kernels.tensor import ByteArray
@@ -41,34 +41,40 @@ class _Waiting:
 
 
 class StoreWriter:
-    """One thread that writes pages of `arena` to `store`, oldest offer first. Its methods are for the engine's thread.
+    """One thread that writes pages of `arenas` to `store`, oldest offer first. Its methods are for the engine's thread.
 
-    At most `max_queued_pages` wait, at most `max_aside_bytes` of them as copies.
+    The arenas are those of the groups, which all lie on one device. At most `max_queued_pages` wait, at most
+    `max_aside_bytes` of them as copies.
     """
 
     def __init__(
         self,
         store: PageStore,
-        arena: Arena,
+        arenas: Sequence[Arena],
         *,
         max_queued_pages: int = MAX_QUEUED_PAGES,
         max_aside_bytes: int = MAX_ASIDE_BYTES,
     ) -> None:
-        self._store, self._arena = store, arena
+        self._store, self._arenas = store, tuple(arenas)
+        self._largest_bytes = max(arena.page_bytes for arena in arenas)
         self._max_queued_pages = max_queued_pages
-        self._max_aside_pages = max_aside_bytes // arena.page_bytes
-        if not arena.is_on_host:
+        self._max_aside_pages = max_aside_bytes // self._largest_bytes
+        if not self._is_on_host:
             self._max_aside_pages = max(1, self._max_aside_pages)  # there is no other way for them
-        self._waiting: dict[bytes, _Waiting] = {}  # in order of offer
+        self._waiting: dict[PageName, _Waiting] = {}  # in order of offer
         self._aside_pages = 0
         self._rest_end_s = 0.0  # until then the engine's thread copies nothing beside its work
-        self._writing: bytes | None = None  # the page that the thread has taken, if any
+        self._writing: PageName | None = None  # the page that the thread has taken, if any
         self._is_closing = False
         self._changed = Condition()
         self._thread: Thread | None = None
 
-    def offer(self, pages: Iterable[tuple[bytes, int, int]], now_ns: int, *, released: bool = False) -> None:
-        """Ask for pages, given as (key, page, depth), to be written, or stamped as used where they are stored.
+    @property
+    def _is_on_host(self) -> bool:
+        return self._arenas[0].is_on_host
+
+    def offer(self, pages: Iterable[tuple[PageName, int, int]], now_ns: int, *, released: bool = False) -> None:
+        """Ask for pages, given as (name, page, depth), to be written, or stamped as used where they are stored.
 
         A page is offered as soon as it is full and once more when it is `released`: if there is no room for it then
         either, it counts as dropped.
@@ -76,8 +82,8 @@ class StoreWriter:
         with self._changed:
             if not self._store.writable:
                 return
-            for key, page, depth in pages:
-                self._add(key, page, now_ns - depth * DEPTH_NS, counts_drop=released)
+            for name, page, depth in pages:
+                self._add(name, page, now_ns - depth * DEPTH_NS, counts_drop=released)
             if released:
                 self._copy_aside()
             self._start()
@@ -85,7 +91,7 @@ class StoreWriter:
 
     def advance(self) -> None:
         """Copy aside a page that waits on a device, if it is time; nothing to do for an arena on the host."""
-        if self._arena.is_on_host or not self._waiting:
+        if self._is_on_host or not self._waiting:
             return
         start_s = time.monotonic()
         if start_s < self._rest_end_s:
@@ -96,23 +102,23 @@ class StoreWriter:
         end_s = time.monotonic()
         self._rest_end_s = end_s + (end_s - start_s) / COPY_SHARE
 
-    def evict(self, key: bytes, page: int, depth: int) -> None:
+    def evict(self, group: int, key: bytes, page: int, depth: int) -> None:
         """`page` is about to be given up: returns when nobody reads it any more. Its contents may be copied aside."""
+        name = group, key
         with self._changed:
-            waiting = self._waiting.pop(key, None)
+            waiting = self._waiting.pop(name, None)
             if waiting is None:  # stored already as a rule; if not, the queue was full when the page was let go
                 waiting = _Waiting(page, time.time_ns() - depth * DEPTH_NS)
-            if self._is_saved(key) or self._is_closing or not self._store.writable:
+            if self._is_saved(name) or self._is_closing or not self._store.writable:
                 self._aside_pages -= waiting.payload is not None
                 return
             if waiting.payload is None:
                 if self._aside_pages >= self._max_aside_pages or len(self._waiting) >= self._max_queued_pages:
                     self._store.count_drop(StoreDrop.EVICTED)
                     return
-                waiting.payload = allocate_payload(self._arena.page_bytes)
-                self._arena.export_page(page, waiting.payload)
+                waiting.payload = self._export(group, page)
                 self._aside_pages += 1
-            self._waiting[key] = waiting
+            self._waiting[name] = waiting
             self._start()
             self._changed.notify_all()
 
@@ -133,9 +139,9 @@ class StoreWriter:
             self._is_closing = True
         self.flush(timeout_s)
         with self._changed:
-            for key in self._waiting:
+            for name in self._waiting:
                 self._store.count_drop(StoreDrop.CLOSED)
-                self._store.note(key)
+                self._store.note(name)
             self._waiting.clear()
             self._aside_pages = 0
             self._changed.notify_all()
@@ -147,20 +153,20 @@ class StoreWriter:
         with self._changed:
             return self._store.stats(len(self._waiting) + (self._writing is not None))
 
-    def find_place(self, key: bytes) -> StorePlace:
-        """How far the page named `key` is on its way to disk."""
-        if self._store.contains(key):
+    def find_place(self, name: PageName) -> StorePlace:
+        """How far the page of that name is on its way to disk."""
+        if self._store.contains(name):
             return StorePlace.ON_DISK
-        is_waiting = key in self._waiting or key == self._writing
+        is_waiting = name in self._waiting or name == self._writing
         return StorePlace.WAITING if is_waiting else StorePlace.NONE
 
-    def check(self, indexed: Mapping[bytes, int]) -> None:
-        """Prove that pages waiting in the arena are `indexed` there (key to page), and the bounds; AssertionError."""
+    def check(self, indexed: Mapping[PageName, int]) -> None:
+        """Prove that pages waiting in the arenas are `indexed` there (name to page), and the bounds; AssertionError."""
         with self._changed:
             aside_pages = 0
-            for key, waiting in self._waiting.items():
+            for name, waiting in self._waiting.items():
                 aside_pages += waiting.payload is not None
-                if waiting.payload is None and indexed.get(key) != waiting.page:
+                if waiting.payload is None and indexed.get(name) != waiting.page:
                     raise AssertionError(f"page {waiting.page} waits for the store and holds something else now")
             if aside_pages != self._aside_pages or aside_pages > self._max_aside_pages:
                 raise AssertionError(f"{aside_pages} pages are copied aside, the books say {self._aside_pages}")
@@ -169,38 +175,43 @@ class StoreWriter:
             if self._writing is None:
                 self._store.check()
 
-    def _add(self, key: bytes, page: int, stamp_ns: int, *, counts_drop: bool) -> None:
+    def _export(self, group: int, page: int) -> ByteArray:
+        """A copy of the bytes of a page."""
+        payload = allocate_payload(self._arenas[group].page_bytes)
+        self._arenas[group].export_page(page, payload)
+        return payload
+
+    def _add(self, name: PageName, page: int, stamp_ns: int, *, counts_drop: bool) -> None:
         """Queue a page if there is room, or renew its stamp."""
-        waiting = self._waiting.get(key)
+        waiting = self._waiting.get(name)
         if waiting is not None:
             waiting.stamp_ns = stamp_ns
         elif not self._is_closing and len(self._waiting) < self._max_queued_pages:
-            self._waiting[key] = _Waiting(page, stamp_ns)
+            self._waiting[name] = _Waiting(page, stamp_ns)
         elif counts_drop:
             self._store.count_drop(StoreDrop.CLOSED if self._is_closing else StoreDrop.QUEUE_FULL)
 
-    def _is_saved(self, key: bytes) -> bool:
+    def _is_saved(self, name: PageName) -> bool:
         """Whether a page is in the store, or its bytes are on their way there."""
-        return key == self._writing or self._store.contains(key)
+        return name == self._writing or self._store.contains(name)
 
     def _copy_aside(self, max_pages: int | None = None) -> None:
         """The bytes of pages on a device, in order, until there is no more room, or `max_pages` are copied."""
-        if self._arena.is_on_host:
+        if self._is_on_host:
             return
         last_pages = self._max_aside_pages if max_pages is None else self._aside_pages + max_pages
-        for key, waiting in self._waiting.items():
+        for name, waiting in self._waiting.items():
             if self._aside_pages >= min(self._max_aside_pages, last_pages):
                 break
-            if waiting.payload is None and not self._is_saved(key):
-                waiting.payload = allocate_payload(self._arena.page_bytes)
-                self._arena.export_page(waiting.page, waiting.payload)
+            if waiting.payload is None and not self._is_saved(name):
+                waiting.payload = self._export(name[0], waiting.page)
                 self._aside_pages += 1
 
-    def _find_ready(self) -> bytes | None:
+    def _find_ready(self) -> PageName | None:
         """The first page that waits and that the writer's thread can write."""
-        for key, waiting in self._waiting.items():
-            if self._arena.is_on_host or waiting.payload is not None or self._store.contains(key):
-                return key
+        for name, waiting in self._waiting.items():
+            if self._is_on_host or waiting.payload is not None or self._store.contains(name):
+                return name
         return None
 
     def _start(self) -> None:
@@ -209,19 +220,19 @@ class StoreWriter:
             self._thread.start()
 
     def _run(self) -> None:
-        buffer = allocate_payload(self._arena.page_bytes)
+        buffer = allocate_payload(self._largest_bytes)
         while (taken := self._next(buffer)) is not None:
-            key, payload, stamp_ns = taken
+            name, payload, stamp_ns = taken
             try:
                 if payload is None:
-                    self._store.touch(key, stamp_ns)
+                    self._store.touch(name, stamp_ns)
                 else:
-                    self._store.write(key, payload, stamp_ns)
+                    self._store.write(name, payload, stamp_ns)
             except Exception:  # a bug must not end the thread: everything that waits for it would wait for ever
                 logger.exception("a page could not be stored")
                 self._store.count_drop(StoreDrop.UNWRITABLE)
 
-    def _next(self, buffer: ByteArray) -> tuple[bytes, ByteArray | None, int] | None:
+    def _next(self, buffer: ByteArray) -> tuple[PageName, ByteArray | None, int] | None:
         """The page whose turn it is, its bytes (None if it is stored already) and its stamp; None at the end."""
         with self._changed:
             if self._writing is not None:
@@ -229,15 +240,16 @@ class StoreWriter:
             self._writing = None
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._find_ready() is not None or (self._is_closing and not self._waiting))
-            key = self._find_ready()
-            if key is None:
+            name = self._find_ready()
+            if name is None:
                 return None
-            self._writing = key
-            waiting = self._waiting.pop(key)
+            self._writing = name
+            waiting = self._waiting.pop(name)
             self._aside_pages -= waiting.payload is not None
-            if self._store.contains(key):
-                return key, None, waiting.stamp_ns
+            if self._store.contains(name):
+                return name, None, waiting.stamp_ns
             if waiting.payload is None:
-                self._arena.export_page(waiting.page, buffer)
-                return key, buffer, waiting.stamp_ns
-            return key, waiting.payload, waiting.stamp_ns
+                arena = self._arenas[name[0]]
+                arena.export_page(waiting.page, buffer[: arena.page_bytes])
+                return name, buffer[: arena.page_bytes], waiting.stamp_ns
+            return name, waiting.payload, waiting.stamp_ns

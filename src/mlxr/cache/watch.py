@@ -9,79 +9,105 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from mlxr.cache.arena import Arena
+from mlxr.cache.group import CacheGroup
 from mlxr.cache.page_table import PageCopy
-from mlxr.cache.pager import Pager
-from mlxr.cache.prefix import PrefixIndex
 from mlxr.cache.store import PageStore
 from mlxr.cache.store_writer import StoreWriter
 from mlxr.core.live import GroupChange, GroupState, PageRecord, Run, StorePlace, make_code
 
-MAX_LISTED = 1024  # pages given up, and copies, between two readings
-GROUP = 0  # the only one there is
+MAX_LISTED = 1024  # copies in a group between two readings
 _EQUAL = re.compile(rb"(?s)(.)\1*")
 
 
 class CacheWatch:
     """The pages of a cache, from now until `close`."""
 
-    def __init__(
-        self, arena: Arena, pager: Pager, index: PrefixIndex, store: PageStore | None, writer: StoreWriter | None
-    ) -> None:
-        self._arena, self._pager, self._index, self._store, self._writer = arena, pager, index, store, writer
-        self._evicted: list[int] = []
-        self._copied: list[tuple[int, int]] = []
-        self._touched: set[int] = set()
+    def __init__(self, groups: Iterable[CacheGroup], store: PageStore | None, writer: StoreWriter | None) -> None:
+        self._store = store
         if store is not None:
             store.watch()
-        pager.touched = self._touched
-        self._codes = self._compute_codes()
-
-    def note_eviction(self, page: int) -> None:
-        """A cached page was given up."""
-        if len(self._evicted) < MAX_LISTED:
-            self._evicted.append(page)
+        self._groups = [_GroupWatch(group, writer) for group in groups]
 
     def note_copies(self, copies: Iterable[PageCopy]) -> None:
         """Pages were copied because one of their holders is about to write."""
-        room = MAX_LISTED - len(self._copied)
-        self._copied += [(copy.source, copy.target) for copy in copies][:room]
+        for copy in copies:
+            self._groups[copy.group].note_copy(copy)
 
     def read_state(self) -> list[GroupState]:
         """All groups with the codes that their pages had when the changes were read last."""
-        arena = self._arena
-        return [
-            GroupState(
-                group=GROUP,
-                name="attention",
-                layers=len(arena.k_pools),
-                pages=arena.pages,
-                page_size=arena.page_size,
-                page_bytes=arena.page_bytes,
-                runs=[(run.start(), run.end() - run.start(), run[0][0]) for run in _EQUAL.finditer(self._codes)],
-            )
-        ]
+        return [watch.read_state() for watch in self._groups]
 
     def read_changes(self) -> list[GroupChange]:
         """The groups in which something has changed since the last time."""
         if self._store is not None:
-            entries = map(self._index.get, self._store.take_touched())
-            self._touched.update(entry.page for entry in entries if entry is not None)
+            for group, key in self._store.take_touched():
+                self._groups[group].note_key(key)
+        changes = [watch.read_change() for watch in self._groups]
+        return [change for change in changes if change.runs or change.evicted or change.copied]
+
+    def close(self) -> None:
+        """End the watch; nothing is noted any more."""
+        for watch in self._groups:
+            watch.close()
+        if self._store is not None:
+            self._store.unwatch()
+
+    def check(self) -> None:
+        """Prove that the codes are those of the pages, right after a reading; raises AssertionError."""
+        for watch in self._groups:
+            watch.check()
+
+
+class _GroupWatch:
+    """The pages of one group."""
+
+    def __init__(self, group: CacheGroup, writer: StoreWriter | None) -> None:
+        self._group, self._writer = group, writer
+        self._copied: list[tuple[int, int]] = []
+        self._touched: set[int] = set()
+        group.pager.touched = self._touched
+        group.given_up = []
+        self._codes = self._compute_codes()
+
+    def note_copy(self, copy: PageCopy) -> None:
+        """A page was copied."""
+        if len(self._copied) < MAX_LISTED:
+            self._copied.append((copy.source, copy.target))
+
+    def note_key(self, key: bytes) -> None:
+        """A page has come to disk or gone from there."""
+        entry = self._group.index.get(key)
+        if entry is not None:
+            self._touched.add(entry.page)
+
+    def read_state(self) -> GroupState:
+        """The group with the codes that its pages had when the changes were read last."""
+        arena = self._group.arena
+        return GroupState(
+            group=self._group.number,
+            name=str(arena.shape),
+            layers=len(arena.k_pools),
+            pages=arena.pages,
+            page_size=arena.page_size,
+            page_bytes=arena.page_bytes,
+            runs=[(run.start(), run.end() - run.start(), run[0][0]) for run in _EQUAL.finditer(self._codes)],
+        )
+
+    def read_change(self) -> GroupChange:
+        """What has changed since the last time."""
         changed = [
             (page, code) for page in sorted(self._touched) if (code := self._find_code(page)) != self._codes[page]
         ]
         self._touched.clear()
         for page, code in changed:
             self._codes[page] = code
-        change = GroupChange(GROUP, _join_runs(changed), self._evicted, self._copied)
-        self._evicted, self._copied = [], []
-        return [change] if change.runs or change.evicted or change.copied else []
+        change = GroupChange(self._group.number, _join_runs(changed), self._group.given_up or [], self._copied)
+        self._group.given_up, self._copied = [], []
+        return change
 
     def close(self) -> None:
-        """End the watch; nothing is noted any more."""
-        self._pager.touched = None
-        if self._store is not None:
-            self._store.unwatch()
+        """Note nothing any more."""
+        self._group.pager.touched = self._group.given_up = None
 
     def check(self) -> None:
         """Prove that the codes are those of the pages, right after a reading; raises AssertionError."""
@@ -91,34 +117,35 @@ class CacheWatch:
 
     def _compute_codes(self) -> bytearray:
         """The code of each page."""
-        codes = self._pager.list_holders()
+        codes = self._group.pager.list_holders()
         if self._writer is not None:
-            for entry in self._index:
-                codes[entry.page] = make_code(codes[entry.page], self._writer.find_place(entry.key))
+            for entry in self._group.index:
+                place = self._writer.find_place((self._group.number, entry.key))
+                codes[entry.page] = make_code(codes[entry.page], place)
         return codes
 
     def _find_code(self, page: int) -> int:
-        return make_code(self._pager.find_holder(page), _find_place(page, self._index, self._writer))
+        return make_code(self._group.pager.find_holder(page), _find_place(page, self._group, self._writer))
 
 
-def describe_page(page: int, pager: Pager, index: PrefixIndex, writer: StoreWriter | None) -> PageRecord:
+def describe_page(page: int, group: CacheGroup, writer: StoreWriter | None) -> PageRecord:
     """One page in full, its sequences aside."""
-    entry = index.at(page)
+    entry = group.index.at(page)
     return PageRecord(
-        holder=pager.find_holder(page).name.lower(),
-        store=_find_place(page, index, writer).name.lower(),
-        references=pager.count(page),
+        holder=group.pager.find_holder(page).name.lower(),
+        store=_find_place(page, group, writer).name.lower(),
+        references=group.pager.count(page),
         sequences=[],
         place=None if entry is None else entry.depth,
         reuses=None if entry is None else entry.reuses,
         followers=None if entry is None else entry.children,
-        age_pages=None if entry is None else index.clock - entry.last_used,
+        age_pages=None if entry is None else group.index.clock - entry.last_used,
     )
 
 
-def _find_place(page: int, index: PrefixIndex, writer: StoreWriter | None) -> StorePlace:
-    entry = None if writer is None else index.at(page)
-    return StorePlace.NONE if entry is None or writer is None else writer.find_place(entry.key)
+def _find_place(page: int, group: CacheGroup, writer: StoreWriter | None) -> StorePlace:
+    entry = None if writer is None else group.index.at(page)
+    return StorePlace.NONE if entry is None or writer is None else writer.find_place((group.number, entry.key))
 
 
 def _join_runs(codes: Iterable[tuple[int, int]]) -> list[Run]:

@@ -130,9 +130,9 @@ class AsyncEngine:
         """Record no longer what happens."""
         await self._call(lambda engine: engine.live.stop())
 
-    async def describe_page(self, page: int) -> PageRecord | None:
-        """One page of the cache in full, None if there is no such page."""
-        return await self._call(lambda engine: engine.live.describe_page(page))
+    async def describe_page(self, group: int, page: int) -> PageRecord | None:
+        """One page of a group of the cache in full, None if there is no such page."""
+        return await self._call(lambda engine: engine.live.describe_page(group, page))
 
     async def check(self) -> None:
         """Run `Engine.check` between two steps."""

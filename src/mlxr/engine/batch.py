@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.cache.page_table import PageTable
+from mlxr.cache.page_table import SequenceTable
 from mlxr.kernels.ragged import RaggedBatch
 
 Ints = npt.NDArray[np.int32]
@@ -27,7 +27,7 @@ class BatchPart:
     `table` must have been prepared for all of them.
     """
 
-    table: PageTable
+    table: SequenceTable
     token_ids: Sequence[int]
     output_tokens: int
     hidden_tokens: int = 0
@@ -45,7 +45,6 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
     counts = np.array([len(part.token_ids) for part in parts], dtype=np.int32)
     starts = np.array([part.table.length_tokens for part in parts], dtype=np.int32)
     wanted = np.array([part.wanted_tokens for part in parts], dtype=np.int32)
-    page_table = _stack_tables([part.table.pages for part in parts])
     query_starts = np.zeros(len(parts) + 1, dtype=np.int32)
     np.cumsum(counts, out=query_starts[1:])
     owners = np.repeat(np.arange(len(parts), dtype=np.int32), counts)
@@ -53,28 +52,44 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
     positions = (starts - query_starts[:-1])[owners] + rows
     page_size = np.int32(parts[0].table.page_size)  # one for all
     indices, offsets = np.divmod(positions, page_size)
-    return RaggedBatch(
+
+    def find_places(group: int) -> tuple[Ints, Ints]:
+        page_table = _stack_tables([part.table.groups[group].pages for part in parts])
+        return page_table[owners, indices] * page_size + offsets, page_table
+
+    slots, page_table = find_places(0)
+    batch = RaggedBatch(
         token_ids=np.fromiter(chain.from_iterable(part.token_ids for part in parts), np.int32, len(owners)),
         positions=positions,
-        slots=page_table[owners, indices] * page_size + offsets,
+        slots=slots,
         query_starts=query_starts,
         context_lengths=starts + counts,
         page_table=page_table,
         output_rows=rows[rows >= (query_starts[1:] - wanted)[owners]],
     )
+    others = range(1, len(parts[0].table.groups))
+    return batch.with_groups(find_places(group) for group in others) if others else batch
 
 
 def _build_decode(parts: Sequence[BatchPart]) -> RaggedBatch:
     """`build_batch` for one token each."""
-    token_ids, positions, slots = [], [], []
-    for part in parts:
-        pages, position, size = part.table.pages, part.table.length_tokens, part.table.page_size
-        token_ids.append(part.token_ids[0])
-        positions.append(position)
-        slots.append(pages[position // size] * size + position % size)
-    return RaggedBatch.of_single_tokens(
-        token_ids, positions, slots, _stack_tables([part.table.pages for part in parts])
-    )
+    size = parts[0].table.page_size
+    positions = [part.table.length_tokens for part in parts]
+
+    def find_places(group: int) -> tuple[list[int], Ints]:
+        tables = [part.table.groups[group].pages for part in parts]
+        slots = [
+            pages[position // size] * size + position % size for pages, position in zip(tables, positions, strict=True)
+        ]
+        return slots, _stack_tables(tables)
+
+    slots, page_table = find_places(0)
+    batch = RaggedBatch.of_single_tokens([part.token_ids[0] for part in parts], positions, slots, page_table)
+    others = range(1, len(parts[0].table.groups))
+    if not others:
+        return batch
+    places = map(find_places, others)
+    return batch.with_groups((np.array(slots, dtype=np.int32), table) for slots, table in places)
 
 
 def _stack_tables(tables: Sequence[list[int]]) -> Ints:

@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from mlxr.cache.arena import Arena
 from mlxr.cache.kv_cache import KVCache
-from mlxr.cache.pager import Pager
 from mlxr.cache.sizing import FREE_MEMORY_PERCENT
 from mlxr.core.errors import InvalidRequest, QueueFull, SettingError
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.constraint import MaskSource, TokenConstraint
-from mlxr.engine.limits import Limits, choose_context
+from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import open_store, plan_arena, plan_memory
 from mlxr.engine.pace import Pace
@@ -93,17 +91,16 @@ class Engine:
             self.plan,
             context_tokens=self.context_tokens,
             max_sequences=max_sequences,
+            max_batch_tokens=max_batch_tokens,
             kv_type=kv_type,
             arena_bytes=arena_bytes,
             arena_percent=arena_percent,
             memory_bytes=memory_bytes,
             pages=pages,
         )
-        self._arena = Arena(ctx, self._config.layers, arena.pages, *arena.shape)
-        self._pager = Pager(arena.pages, self.plan.page_size)
+        self._arena, groups = arena.allocate(ctx)
         self._cache = KVCache(
-            self._arena,
-            self._pager,
+            groups,
             fingerprint=fingerprint,
             store=open_store(self.plan),
             sharing=self.plan.shares_prefixes,
@@ -114,14 +111,18 @@ class Engine:
             self._cache,
             self._runner.reserve,
             shares=self._shares,
-            page_size=self.plan.page_size,
             max_batch_tokens=max_batch_tokens,
             max_sequences=max_sequences,
             prefill_chunk_tokens=prefill_chunk_tokens,
             shares_prefixes=self.plan.shares_prefixes,
         )
+        step_tokens = min(prefill_chunk_tokens, max_batch_tokens)
         self._limits = Limits(
-            self._config.vocab_size, self.context_tokens, arena.pages, self.plan.page_size, self._scheduler.max_running
+            self._config.vocab_size,
+            self.context_tokens,
+            min(count_pages_alone(group, self.context_tokens, step_tokens) for group in groups),
+            self.plan.page_size,
+            self._scheduler.max_running,
         )
         self._requests: dict[int, Request] = {}
         self._ids = itertools.count(1)
@@ -277,8 +278,9 @@ class Engine:
         OutOfPages when the pages that no request holds now do not suffice.
         """
         self._limits.check_tokens("token_ids", token_ids)
-        self._limits.check_score(len(token_ids), self._cache.available_pages)
+        self._limits.check_score(len(token_ids))
         chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
+        self._cache.check_room(len(token_ids) - 1, chunk_tokens)
         table = self._cache.open_private_table()
         try:
             return score_tokens(self._runner, table, list(token_ids), chunk_tokens)
@@ -289,16 +291,9 @@ class Engine:
         """Return the engine's numbers at this moment."""
         return EngineStats(
             kv_cache=self.plan.kv_cache,
-            pages=self._pager.pages,
-            used_pages=self._pager.used_pages,
-            shared_pages=self._pager.shared_pages,
-            cached_pages=self._pager.cached_pages,
-            free_pages=self._pager.free_pages,
-            peak_pages=self._pager.peak_pages,
-            page_size=self._pager.page_size,
-            page_bytes=self._arena.page_bytes,
+            page_size=self._cache.page_size,
             arena_bytes=self._arena.nbytes,
-            ungrouped_bytes_per_page=self._arena.page_bytes * self._config.heads // self._config.kv_heads,
+            heads=self._config.heads,
             waiting_sequences=len(self._scheduler.waiting),
             running_sequences=len(self._scheduler.running),
             preemptions=self._scheduler.preemptions,

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
 
+from mlxr.cache.group import CacheGroup
 from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, SettingError
 from mlxr.core.types import SamplingParams
 from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY
@@ -16,7 +17,10 @@ from mlxr.engine.scheduler import MAX_PRIORITY, MIN_PRIORITY
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of one engine; all methods raise InvalidRequest or return."""
+    """The bounds of one engine; all methods raise InvalidRequest or return.
+
+    `pages` is how many pages of tokens one sequence can have that is alone in the arena.
+    """
 
     vocab_size: int
     context_tokens: int
@@ -78,15 +82,12 @@ class Limits:
                 "shorten it or raise the setting arena_bytes",
             )
 
-    def check_score(self, tokens: int, available_pages: int) -> None:
-        """A text of `tokens` tokens can be scored with `available_pages`."""
+    def check_score(self, tokens: int) -> None:
+        """A text of `tokens` tokens can be scored."""
         if not 2 <= tokens <= self.context_tokens:
             raise InvalidRequest(
                 "token_ids", f"scoring takes from 2 tokens to the context of {self.context_tokens}, got {tokens}"
             )
-        needed_pages = self._pages_for(tokens - 1)
-        if needed_pages > available_pages:
-            raise OutOfPages(needed_pages, available_pages, self.page_size)
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -95,6 +96,14 @@ class Limits:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             foreign = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
             raise InvalidRequest(field, f"token {foreign} is not from 0 to {self.vocab_size - 1}")
+
+
+def count_pages_alone(group: CacheGroup, context_tokens: int, step_tokens: int) -> int:
+    """Pages of tokens that a sequence can have in `group` when it is alone, `step_tokens` of them in one step."""
+    pages, page_size, shape = group.arena.pages, group.arena.page_size, group.arena.shape
+    if pages < shape.count_peak(context_tokens, step_tokens, page_size):
+        return pages
+    return max(pages, -(-context_tokens // page_size))
 
 
 def choose_context(context_tokens: int | None, model_tokens: int) -> int:

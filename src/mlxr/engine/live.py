@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from mlxr.cache.arena import Arena
+from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.stats import CacheTotals
 from mlxr.cache.watch import CacheWatch
@@ -58,7 +58,7 @@ class Live:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: ModelArena,
         cache: KVCache,
         scheduler: Scheduler,
         work: Work,
@@ -93,15 +93,15 @@ class Live:
         if self.record is not None and now - self.record.read_s > FORGET_S:
             self.stop()
 
-    def describe_page(self, page: int) -> PageRecord | None:
-        """One page in full; None if there is no such page."""
-        record = self._cache.describe_page(page)
+    def describe_page(self, group: int, page: int) -> PageRecord | None:
+        """One page of a group in full; None if there is no such page."""
+        record = self._cache.describe_page(group, page)
         if record is None:
             return None
         holders = [
             PageHolder(sequence.id, sequence.index, table.pages.index(page))
             for sequence in self._scheduler.running
-            if page in (table := sequence.table).pages
+            if page in (table := sequence.table.groups[group]).pages
         ]
         return replace(record, sequences=holders)
 
@@ -136,7 +136,7 @@ class Record:
         watch: CacheWatch,
         scheduler: Scheduler,
         step_work: StepWork,
-        arena: Arena,
+        arena: ModelArena,
         count: Callable[[], tuple[Counters, CacheTotals]],
     ) -> None:
         self.watch, self.read_s = watch, 0.0
@@ -248,9 +248,9 @@ class Record:
 class _Meter:
     """Counts what steps read and compute."""
 
-    def __init__(self, work: StepWork, arena: Arena) -> None:
+    def __init__(self, work: StepWork, arena: ModelArena) -> None:
         self._work = work
-        self._position_bytes = [arena.page_bytes / arena.page_size]  # of each group
+        self._position_bytes = [group.page_bytes / group.page_size for group in arena.arenas]
 
     def measure(self, chunks: Iterable[Chunk]) -> StepSum:
         """One step, which takes no time yet."""
@@ -317,7 +317,7 @@ def _describe(sequence: Sequence) -> SequenceRow:
         tokens=len(sequence.tokens),
         written_tokens=table.length_tokens,
         end_tokens=sequence.end_tokens,
-        tables=[TablePart(group, 0, list(part.pages)) for group, part in enumerate((table,))],
+        tables=[TablePart(group, 0, list(part.pages)) for group, part in enumerate(table.groups)],
     )
 
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from mlxr.cache.arena import measure_page_bytes, parse_kv_type
+from mlxr.cache.arena import Arena, ModelArena, measure_page_bytes, parse_kv_type
+from mlxr.cache.group import CacheGroup
 from mlxr.cache.memory import read_available_bytes
-from mlxr.cache.sizing import choose_pages
+from mlxr.cache.shapes import CacheGroups, form_groups
+from mlxr.cache.sizing import PageNeeds, choose_pages
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
 from mlxr.engine.limits import choose_context
@@ -80,16 +82,26 @@ def plan_memory(
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """The arena of a model: how many pages, the bytes of one, and `shape` as `Arena` takes it, from kv_heads on."""
+    """The arena of a model: for each of its `groups` how many `pages`, and the bytes of one."""
 
-    pages: int
-    page_bytes: int
-    shape: tuple[int, int, int, KVType | None]
+    groups: CacheGroups
+    page_size: int
+    kv_type: KVType | None
+    pages: tuple[int, ...]
+    page_bytes: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
         """What the whole arena takes."""
-        return self.pages * self.page_bytes
+        return sum(pages * size for pages, size in zip(self.pages, self.page_bytes, strict=True))
+
+    def allocate(self, ctx: Context) -> tuple[ModelArena, list[CacheGroup]]:
+        """The arena as a whole, and its groups with their books."""
+        arenas = [
+            Arena(ctx, pools, pages, shape.kv_heads, self.page_size, shape.head_dim, self.kv_type, window=shape.window)
+            for shape, pools, pages in zip(self.groups.shapes, self.groups.pools, self.pages, strict=True)
+        ]
+        return ModelArena(arenas, self.groups), [CacheGroup(arena, number) for number, arena in enumerate(arenas)]
 
 
 def plan_arena(
@@ -99,6 +111,7 @@ def plan_arena(
     *,
     context_tokens: int,
     max_sequences: int,
+    max_batch_tokens: int,
     kv_type: str | None,
     arena_bytes: int | None,
     arena_percent: int,
@@ -106,18 +119,20 @@ def plan_arena(
     pages: int | None = None,
 ) -> ArenaPlan:
     """The arena that `Engine` makes of the arguments of the same names; nothing is allocated. Raises SettingError."""
-    shape = (config.kv_heads, plan.page_size, config.head_dim, parse_kv_type(kv_type))
-    page_bytes = measure_page_bytes(ctx, config.layers, *shape)
-    pages = choose_pages(
+    groups, kind = form_groups(config.cache_layers), parse_kv_type(kv_type)
+    page_bytes = tuple(
+        measure_page_bytes(ctx, pools, shape.kv_heads, plan.page_size, shape.head_dim, kind)
+        for shape, pools in zip(groups.shapes, groups.pools, strict=True)
+    )
+    chosen = choose_pages(
         page_bytes,
-        plan.page_size,
+        PageNeeds(groups.shapes, plan.page_size, max_sequences, context_tokens, max_batch_tokens),
         arena_bytes=arena_bytes,
         pages=pages,
-        wanted_pages=max_sequences * -(-context_tokens // plan.page_size),
         available_bytes=bound_free_bytes(ctx, memory_bytes),
         available_percent=arena_percent,
     )
-    return ArenaPlan(pages, page_bytes, shape)
+    return ArenaPlan(groups, plan.page_size, kind, chosen, page_bytes)
 
 
 def estimate_arena(
@@ -128,6 +143,7 @@ def estimate_arena(
     page_size: int,
     context_tokens: int | None,
     max_sequences: int,
+    max_batch_tokens: int,
     kv_type: str | None,
     arena_bytes: int | None,
     arena_percent: int,
@@ -148,6 +164,7 @@ def estimate_arena(
         plan,
         context_tokens=tokens,
         max_sequences=max_sequences,
+        max_batch_tokens=max_batch_tokens,
         kv_type=kv_type,
         arena_bytes=arena_bytes,
         arena_percent=arena_percent,

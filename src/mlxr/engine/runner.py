@@ -13,9 +13,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.cache.arena import Arena
+from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
-from mlxr.cache.page_table import PageTable
+from mlxr.cache.page_table import SequenceTable
+from mlxr.cache.shapes import LayerCache
 from mlxr.engine.batch import BatchPart, build_batch
 from mlxr.kernels.ragged import RaggedBatch
 
@@ -26,20 +27,12 @@ class ModelShape(Protocol):
     """What the engine must know of a model's configuration."""
 
     @property
-    def layers(self) -> int:
-        """Decoder layers, each with its own K and V."""
+    def cache_layers(self) -> Sequence[LayerCache]:
+        """What each layer keeps of the tokens."""
 
     @property
     def heads(self) -> int:
         """Number of query heads."""
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of key and value heads."""
-
-    @property
-    def head_dim(self) -> int:
-        """Length of one head's vector."""
 
     @property
     def vocab_size(self) -> int:
@@ -57,10 +50,10 @@ class Model(Protocol):
     def config(self) -> ModelShape:
         """The model's sizes: layers, heads, vocabulary, context."""
 
-    def forward(self, batch: RaggedBatch, arena: Arena) -> Floats:
+    def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         """Compute the batch, write its K and V into the arena; logits (R, vocab_size) of the batch's output rows."""
 
-    def forward_hidden(self, batch: RaggedBatch, arena: Arena) -> Floats:
+    def forward_hidden(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         """`forward` without its last operator: states (R, hidden size) after the final norm."""
 
     def project(self, hidden: Floats) -> Floats:
@@ -78,12 +71,12 @@ class Outputs:
 class Runner:
     """One model with its arena and the books of the arena's pages."""
 
-    def __init__(self, model: Model, arena: Arena, cache: KVCache) -> None:
+    def __init__(self, model: Model, arena: ModelArena, cache: KVCache) -> None:
         self._model = model
         self._arena = arena
         self._cache = cache
 
-    def reserve(self, table: PageTable, tokens: int) -> None:
+    def reserve(self, table: SequenceTable, tokens: int) -> None:
         """Make room for `tokens` more positions and do the copies that shared pages ask for; OutOfPages if it fails."""
         copies = self._cache.prepare(table, tokens)
         if not copies:
@@ -93,6 +86,10 @@ class Runner:
         except BaseException:
             self._cache.release(table)  # a page without its contents must not be taken for written
             raise
+
+    def commit(self, table: SequenceTable, token_ids: Sequence[int], tokens: int) -> None:
+        """Count `tokens` more positions of `table` as written; `token_ids` are those of the sequence from its start."""
+        self._cache.commit(table, token_ids, tokens)
 
     def forward(self, parts: Sequence[BatchPart]) -> Outputs:
         """Compute one batch of all `parts`, whose pages are reserved; what is wanted of them, in their order."""

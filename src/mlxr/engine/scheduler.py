@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
 from mlxr.cache.kv_cache import KVCache
-from mlxr.cache.page_table import PageTable
+from mlxr.cache.page_table import SequenceTable
 from mlxr.core.errors import OutOfPages
 from mlxr.engine.batch import BatchPart
+from mlxr.engine.room import Pages, Room, count_room, fits
 from mlxr.engine.sequence import Rank, Sequence
 from mlxr.engine.shares import Shares
 
@@ -85,10 +86,9 @@ class Scheduler:
     def __init__(
         self,
         cache: KVCache,
-        reserve: Callable[[PageTable, int], None],
+        reserve: Callable[[SequenceTable, int], None],
         *,
         shares: Shares,
-        page_size: int,
         max_batch_tokens: int,
         max_sequences: int,
         prefill_chunk_tokens: int,
@@ -97,12 +97,13 @@ class Scheduler:
         self._cache = cache
         self._reserve = reserve
         self._shares = shares
-        self._page_size = page_size
         self._max_batch_tokens = max_batch_tokens
         self.max_running = min(max_sequences, max_batch_tokens)
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._shares_prefixes = shares_prefixes
-        self._refused: tuple[Sequence, int, int] | None = None  # who did not fit last, with what room and cached tokens
+        shapes = [group.arena.shape for group in cache.groups]
+        self._room = Room(shapes, cache.page_size, max_batch_tokens, prefill_chunk_tokens)
+        self._refused: tuple[Sequence, Pages, int] | None = None  # who did not fit, with what room and cached tokens
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -175,7 +176,7 @@ class Scheduler:
         if self.running_answers > self.max_running:
             raise AssertionError(f"{self.running_answers} answers run, {self.max_running} may")
         for sequence in self.waiting:
-            if sequence.table.pages:
+            if sequence.table.holds_pages:
                 raise AssertionError(f"answer {sequence.index} to request {sequence.id} waits and holds pages")
 
     def _admit(self) -> None:
@@ -238,27 +239,20 @@ class Scheduler:
         """Give `candidate` what the cache has of its tokens, if there is room for the rest of them as well."""
         if self.running_answers + candidate.width > self.max_running:
             return False
-        promised_pages = sum(self._missing_pages(sequence) for sequence in self.running)
-        room_pages = self._cache.available_pages - promised_pages
-        wanted_pages = self._pages_for(len(candidate.tokens))
+        promised = self._room.promise(self.running)
+        room = count_room(self._cache.available_pages, promised)
+        wanted = self._room.want(candidate)
         cached_tokens = self._lookup(candidate)
-        if wanted_pages - cached_tokens // self._page_size > room_pages:
+        if not fits(wanted, self._room.hold(cached_tokens), room):
             return False
-        if self._refused == (candidate, room_pages, cached_tokens):
+        if self._refused == (candidate, room, cached_tokens):
             return False  # cached pages that nobody holds take room as well: known from the last time
         candidate.adopt(self._open_table(candidate))
-        if wanted_pages - len(candidate.table.pages) <= self._cache.available_pages - promised_pages:
+        if fits(wanted, candidate.table.held_pages, count_room(self._cache.available_pages, promised)):
             return True
         self._cache.release(candidate.table)
-        self._refused = candidate, room_pages, cached_tokens
+        self._refused = candidate, room, cached_tokens
         return False
-
-    def _missing_pages(self, sequence: Sequence) -> int:
-        """Pages that a running sequence will want soon: for its tokens, and one ahead for each of its answers."""
-        ahead_pages = self._pages_for(len(sequence.tokens)) + 1
-        worst_pages = self._pages_for(sequence.end_tokens - 1)
-        followers_pages = len(sequence.followers)
-        return max(0, min(ahead_pages, worst_pages) + followers_pages - len(sequence.table.pages))
 
     def _look_again(self, sequence: Sequence) -> None:
         """Take over pages of the prompt that others have computed since `sequence` was admitted."""
@@ -272,7 +266,7 @@ class Scheduler:
             return 0
         return self._cache.lookup(sequence.tokens, sequence.keys, limit_tokens=len(sequence.tokens) - 1)
 
-    def _open_table(self, sequence: Sequence) -> PageTable:
+    def _open_table(self, sequence: Sequence) -> SequenceTable:
         if sequence.keys is None:
             return self._cache.open_private_table()
         return self._cache.open_table(sequence.tokens, sequence.keys, limit_tokens=len(sequence.tokens) - 1)
@@ -281,13 +275,13 @@ class Scheduler:
         """Whether the next page of the prompt is just being computed for another prompt that begins alike."""
         pages = sequence.table.full_pages + 1
         key = self._name_page(sequence, pages)
-        if key is None or not self._shares_prefixes or pages * self._page_size >= len(sequence.tokens):
+        if key is None or not self._shares_prefixes or pages * self._cache.page_size >= len(sequence.tokens):
             return False
         return any(not other.is_decoding and self._name_page(other, pages) == key for other in chunks)
 
     def _name_page(self, sequence: Sequence, pages: int) -> bytes | None:
         """The key of the last of the first `pages` pages of `sequence`, for which equal tokens up to there have one."""
-        if sequence.keys is None or pages * self._page_size > len(sequence.tokens):
+        if sequence.keys is None or pages * self._cache.page_size > len(sequence.tokens):
             return None
         sequence.keys.cover(sequence.tokens, pages)
         return sequence.keys.chain[pages]
@@ -306,6 +300,3 @@ class Scheduler:
             else:
                 chunks[sequence] = Chunk(sequence, tokens)
                 return
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._page_size)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.cache.page_table import PageTable
+from mlxr.cache.page_table import SequenceTable
 from mlxr.core.events import TokenInfo
 from mlxr.core.types import TokenLogprob
 from mlxr.engine.batch import BatchPart
@@ -27,7 +27,7 @@ def choose_chunk_tokens(vocab_size: int, max_batch_tokens: int) -> int:
     return max(1, min(max_batch_tokens, MAX_LOGITS_BYTES // (4 * vocab_size)))
 
 
-def score_tokens(runner: Runner, table: PageTable, token_ids: Sequence[int], chunk_tokens: int) -> Doubles:
+def score_tokens(runner: Runner, table: SequenceTable, token_ids: Sequence[int], chunk_tokens: int) -> Doubles:
     """Natural log-probability of token_ids[1:], each given all before it, (len(token_ids) - 1,).
 
     `table` is an empty page table; the caller releases it. The prefix index is passed by: it would have no use, since
@@ -39,7 +39,7 @@ def score_tokens(runner: Runner, table: PageTable, token_ids: Sequence[int], chu
         part = BatchPart(table, token_ids[start:stop], output_tokens=stop - start)
         runner.reserve(table, stop - start)
         logits = runner.forward([part]).logits
-        table.commit(stop - start)
+        runner.commit(table, token_ids, stop - start)
         scores[start:stop] = _pick_logprobs(logits, token_ids[start + 1 : stop + 1])
     return scores
 

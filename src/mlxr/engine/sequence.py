@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from mlxr.cache.page_table import PageTable
+from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.prefix import PageKeys
 from mlxr.core.events import PromptProgress, TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
@@ -93,7 +93,7 @@ class Sequence:
         prompt: Collection[int],
         params: SamplingParams,
         *,
-        table: PageTable,
+        table: SequenceTable,
         stop_ids: Collection[int],
         end_tokens: int,
         index: int = 0,
@@ -153,7 +153,7 @@ class Sequence:
         """Tokens of prompt and answer so far."""
         return Usage(self.prompt_tokens, len(self.tokens) - self.prompt_tokens, self.cached_tokens)
 
-    def adopt(self, table: PageTable) -> None:
+    def adopt(self, table: SequenceTable) -> None:
         """Go on with a table that holds what the cache has of the tokens; what was never computed here counts."""
         self.table = table
         gained_tokens = table.length_tokens - self.computed_tokens
@@ -161,7 +161,7 @@ class Sequence:
             self.cached_tokens = min(self.cached_tokens + gained_tokens, self.prompt_tokens)
             self.computed_tokens = table.length_tokens
 
-    def follow(self, leader: Sequence, table: PageTable) -> None:
+    def follow(self, leader: Sequence, table: SequenceTable) -> None:
         """Go on from where `leader` has computed the prompt, on a fork of its pages."""
         self.table, self.keys = table, table.keys or self.keys
         self.watch.follow(leader.watch)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from mlxr.cache.stats import CacheStats
 from mlxr.engine.scheduler import Chunk
+
+_SUMS = ("pages", "used_pages", "shared_pages", "cached_pages", "free_pages", "peak_pages", "page_bytes")
 
 
 @dataclass(slots=True)
@@ -33,23 +35,16 @@ class Work:
 class EngineStats:
     """Counters since the engine was made, and the state of its cache now.
 
-    A page is used (some request holds it; shared when several do), cached or free. `peak_pages` is the most ever used
-    at once; `ungrouped_bytes_per_page` what a page would take if every query head had keys and values of its own.
+    A page is used (some request holds it; shared when several do), cached or free; `cache` has the pages of each group
+    of layers, of which those here are the sums. `heads` are the model's query heads.
     `preemptions` counts the times a running answer had to give its pages back, `recomputed_tokens` what was computed
     once more because of that. `late_answers` were ended by their deadline, `refused_requests` found the queue full.
     """
 
     kv_cache: str
-    pages: int
-    used_pages: int
-    shared_pages: int
-    cached_pages: int
-    free_pages: int
-    peak_pages: int
     page_size: int
-    page_bytes: int
     arena_bytes: int
-    ungrouped_bytes_per_page: int
+    heads: int
     waiting_sequences: int
     running_sequences: int
     preemptions: int
@@ -62,17 +57,69 @@ class EngineStats:
     late_answers: int
     refused_requests: int
 
+    def to_fields(self) -> dict[str, object]:
+        """All numbers by name, with the sums over the groups."""
+        return {**asdict(self), **{name: getattr(self, name) for name in _SUMS}}
+
+    @property
+    def pages(self) -> int:
+        """Pages of the arena."""
+        return self.cache.pages
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that requests hold."""
+        return self.cache.held_pages
+
+    @property
+    def shared_pages(self) -> int:
+        """Pages that several requests hold."""
+        return self.cache.shared_pages
+
+    @property
+    def cached_pages(self) -> int:
+        """Pages that nobody holds and that can be found."""
+        return self.cache.cached_pages
+
+    @property
+    def free_pages(self) -> int:
+        """Pages without contents."""
+        return self.cache.free_pages
+
+    @property
+    def peak_pages(self) -> int:
+        """The most pages ever used at once, group by group."""
+        return sum(group.peak_pages for group in self.cache.groups)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes that a page of tokens takes in all groups together."""
+        return sum(group.page_bytes for group in self.cache.groups)
+
     @property
     def used_bytes(self) -> int:
         """Bytes of the pages in use now."""
-        return self.used_pages * self.page_bytes
+        return sum(group.held_pages * group.page_bytes for group in self.cache.groups)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the pages that several requests hold."""
+        return sum(group.shared_pages * group.page_bytes for group in self.cache.groups)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the pages that nobody holds and that can be found."""
+        return sum(group.cached_pages * group.page_bytes for group in self.cache.groups)
 
     @property
     def peak_bytes(self) -> int:
         """Bytes of the most pages ever in use at once."""
-        return self.peak_pages * self.page_bytes
+        return sum(group.peak_pages * group.page_bytes for group in self.cache.groups)
 
     @property
     def gqa_saved_bytes(self) -> int:
         """Bytes that grouped-query attention saved at the peak, against one K and V per query head."""
-        return self.peak_pages * (self.ungrouped_bytes_per_page - self.page_bytes)
+        return sum(
+            group.peak_pages * group.page_bytes * (self.heads - group.kv_heads) // group.kv_heads
+            for group in self.cache.groups
+        )

@@ -5,6 +5,7 @@ Prefill chunks and single decode tokens share one batch. Integers only; knows no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -25,6 +26,9 @@ class RaggedBatch:
     position, -1 where there is none · output_rows (R,), the tokens whose logits are wanted.
 
     The tokens of a sequence are the last ones of its context: positions end at context_length - 1.
+
+    Layers whose caches differ form groups, each with its own slots and page table. A batch is that of the first group;
+    `others` are the same batch as the other groups see it (`of_group`).
     """
 
     token_ids: IntArray
@@ -35,6 +39,7 @@ class RaggedBatch:
     page_table: IntArray
     output_rows: IntArray
     longest_context: int = field(init=False)  # tokens of the longest context
+    others: tuple[RaggedBatch, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -54,9 +59,30 @@ class RaggedBatch:
         rows = np.array((token_ids, positions, slots, lengths, order[:-1]), dtype=np.int32)
         batch = cls.__new__(cls)
         values = (rows[0], rows[1], rows[2], np.array(order, dtype=np.int32), rows[3], page_table, rows[4])
-        for name, value in zip(_FIELDS, (*values, max(lengths)), strict=True):
+        for name, value in zip(_FIELDS, (*values, max(lengths), ()), strict=True):
             object.__setattr__(batch, name, value)
         return batch
+
+    def with_groups(self, places: Iterable[tuple[IntArray, IntArray]]) -> RaggedBatch:
+        """The batch with the slots and page tables of further groups."""
+        others = tuple(self._replace(slots=slots, page_table=table) for slots, table in places)
+        for other in others:
+            check_ints(_NAME, "slots", other.slots)
+            check_size(_NAME, "length of slots", other.slots.shape[0], self.tokens)
+            check_ints(_NAME, "page_table", other.page_table, 2)
+            check_size(_NAME, "rows of page_table", other.page_table.shape[0], self.sequences)
+        return self._replace(others=others)
+
+    def of_group(self, number: int) -> RaggedBatch:
+        """The batch with the slots and page table of group `number`."""
+        return self if number == 0 else self.others[number - 1]
+
+    def _replace(self, **changes: object) -> RaggedBatch:
+        """A copy with other values, unchecked."""
+        copy = type(self).__new__(type(self))
+        for name in _FIELDS:
+            object.__setattr__(copy, name, changes.get(name, getattr(self, name)))
+        return copy
 
     @property
     def tokens(self) -> int:

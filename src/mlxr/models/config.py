@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.rope import RopeScaling
@@ -76,6 +77,11 @@ class ModelConfig:
     def q_features(self) -> int:
         """Features of all query heads together."""
         return self.heads * self.head_dim
+
+    @property
+    def cache_layers(self) -> tuple[LayerCache, ...]:
+        """What each layer keeps of the tokens."""
+        return (CacheShape(self.kv_heads, self.head_dim, self.sliding_window),) * self.layers
 
     @property
     def kv_features(self) -> int:

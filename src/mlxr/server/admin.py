@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -214,7 +213,7 @@ def _describe_cache(name: str, stats: SessionStats) -> CacheRow:
         threads=stats.threads,
         weight_bytes=stats.weight_bytes,
         copied_bytes=stats.copied_bytes,
-        engine=asdict(stats.engine),
+        engine=stats.engine.to_fields(),
     )
 
 

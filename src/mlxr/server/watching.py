@@ -64,14 +64,19 @@ async def describe_page(request: Request, page: str) -> Response:
     """Tell about one page of a model's cache: who holds it, where it stands in their texts, how old it is."""
     model = await _find_model(request)
     group = request.query_params.get("group", "0")
-    number = int(page) if page.isascii() and page.isdigit() and len(page) < 10 else -1
-    record = await model.session.describe_page(number) if group == "0" else None
+    group_number, number = map(_read_number, (group, page))
+    record = await model.session.describe_page(group_number, number)
     if record is None:
         raise ServerError(
             404, "not_found", f"{model.short_name} has no page {page[:20]!r} in group {group[:20]!r}", "page"
         )
-    details = PageDetails(**parts_of(record), model=model.name, group=0, page=number)
+    details = PageDetails(**parts_of(record), model=model.name, group=group_number, page=number)
     return Response(write_page(details), media_type="application/json")
+
+
+def _read_number(text: str) -> int:
+    """A number of a group or page; -1, which none has, for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
 
 
 async def _find_model(request: Request) -> RunningModel:

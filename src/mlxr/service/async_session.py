@@ -188,9 +188,9 @@ class AsyncSession:
         """Record no longer what the engine does."""
         await self._engine.stop_live()
 
-    async def describe_page(self, page: int) -> PageRecord | None:
+    async def describe_page(self, group: int, page: int) -> PageRecord | None:
         """One page of the cache in full, None if there is no such page."""
-        return await self._engine.describe_page(page)
+        return await self._engine.describe_page(group, page)
 
     def count_kernels(self) -> tuple[OperatorCount, ...]:
         """How often each kernel ran since the model was loaded."""

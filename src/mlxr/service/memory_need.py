@@ -69,6 +69,7 @@ def _plan_cache(record: ModelRecord, settings: Settings, free_bytes: int) -> tup
             page_size=settings.page_size,
             context_tokens=settings.context_tokens,
             max_sequences=settings.max_sequences,
+            max_batch_tokens=settings.max_batch_tokens,
             kv_type=settings.kv_type,
             arena_bytes=settings.arena_bytes,
             arena_percent=settings.arena_percent,

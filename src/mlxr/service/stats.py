@@ -41,8 +41,8 @@ def measure_memory(weight_bytes: int, engine: EngineStats) -> MemoryUse:
         weight_bytes=weight_bytes,
         arena_bytes=engine.arena_bytes,
         used_bytes=engine.used_bytes,
-        shared_bytes=engine.shared_pages * engine.page_bytes,
-        cached_bytes=engine.cached_pages * engine.page_bytes,
+        shared_bytes=engine.shared_bytes,
+        cached_bytes=engine.cached_bytes,
         disk_bytes=0 if store is None else store.bytes,
     )
 

@@ -49,10 +49,12 @@ def attend(
     output = np.empty((tokens, heads, head_dim), np.float32)
     for sequence in range(batch.sequences):
         start, stop = int(batch.query_starts[sequence]), int(batch.query_starts[sequence + 1])
-        length = int(batch.context_lengths[sequence])
-        keys = gather_pages(ctx, k_pool, batch.page_table[sequence], length, key_offsets)
-        values = gather_pages(ctx, v_pool, batch.page_table[sequence], length, value_offsets)
-        visible = mask_positions(batch.positions[start:stop], length, sliding_window)
+        positions, length = batch.positions[start:stop], int(batch.context_lengths[sequence])
+        first_page = 0 if sliding_window is None else max(0, int(positions[0]) + 1 - sliding_window) // page_size
+        pages, first = batch.page_table[sequence, first_page:], first_page * page_size  # those before may be gone
+        keys = gather_pages(ctx, k_pool, pages, length - first, key_offsets)
+        values = gather_pages(ctx, v_pool, pages, length - first, value_offsets)
+        visible = mask_positions(positions - np.int32(first), length - first, sliding_window)
         group = heads // keys.shape[0]
         for head in range(heads):
             scores = q[start:stop, head] @ keys[head // group].T * np.float32(scale)
