@@ -11,10 +11,9 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import PageTable, SequenceTable
 from mlxr.cache.pager import Pager
 from mlxr.cache.shapes import CacheShape, form_groups
-from mlxr.cache.sizing import PageNeeds
 from mlxr.core.types import SamplingParams
 from mlxr.engine.batch import BatchPart, build_batch
-from mlxr.engine.memory_plan import allocate_groups
+from mlxr.engine.memory_plan import ArenaPlan
 from mlxr.engine.runner import Runner
 from mlxr.kernels.context import Context
 
@@ -24,11 +23,10 @@ WINDOW = CacheShape(2, 4, window=3)
 @pytest.mark.parametrize("layers", [(FULL, FULL), (WINDOW, FULL)], ids=["one group", "two groups"])
 @pytest.mark.parametrize(("prompt_tokens", "copied_pages"), [(6, 2), (7, 2), (8, 0), (9, 2)])
 def test_forks_continue_apart(prompt_tokens: int, copied_pages: int, layers: tuple[CacheShape, ...]) -> None:
-    ctx, cache_groups = Context("reference"), form_groups(layers)
-    needs = PageNeeds(cache_groups.shapes, 4, 3, 128, 16)
-    arena, groups = allocate_groups(
-        ctx, cache_groups, needs, None, arena_bytes=None, pages=16, available_bytes=None, available_percent=50
-    )
+    ctx = Context("reference")
+    formed = form_groups(layers)
+    plan = ArenaPlan(formed, 4, None, pages=(16,) * len(formed.shapes), page_bytes=())
+    arena, groups = plan.allocate(ctx)
     cache, pager = KVCache(groups, fingerprint=b"fake", store=None), groups[-1].pager
     runner = Runner(FakeModel(FakeConfig(layers)), arena, cache)
     prompt = list(range(prompt_tokens))

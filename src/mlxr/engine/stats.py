@@ -83,7 +83,7 @@ class EngineStats:
 
     @property
     def free_pages(self) -> int:
-        """Pages without contents."""
+        """Pages that hold nothing."""
         return self.cache.free_pages
 
     @property

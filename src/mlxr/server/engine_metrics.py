@@ -32,6 +32,8 @@ class Moment:
         yield self._gauge("sequences", "Answers that grow or wait", "state", _sequences)
         yield self._counter("engine", "What the engine has done", "what", _work)
         yield self._counter("prefix_tokens", "Tokens of prompts that were looked for in the cache", "where", _prefix)
+        text = "Missed tokens that one group of layers had and this one had not"
+        yield self._counter("prefix_short_tokens", text, "group", _short)
         yield self._counter("evictions", "Cached pages that were given up", "cause", _evictions)
         yield self._counter("store_pages", "Pages written to the store and read back", "what", _store_pages)
         yield self._counter("store_drops", "Pages that did not get, or stay, in the store", "cause", _store_drops)
@@ -99,6 +101,10 @@ def _prefix(stats: SessionStats) -> Iterator[tuple[str, float]]:
     yield "memory", cache.memory_hit_tokens
     yield "disk", cache.disk_hit_tokens
     yield "missed", cache.missed_tokens
+
+
+def _short(stats: SessionStats) -> Iterator[tuple[str, float]]:
+    yield from stats.engine.cache.short_tokens.items()
 
 
 def _evictions(stats: SessionStats) -> Iterator[tuple[str, float]]:
