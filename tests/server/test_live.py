@@ -43,6 +43,15 @@ def has_ended(view: LiveView) -> bool:
     return any(entry["kind"] == "ended" for entry in view.log) and not view.rows
 
 
+def test_who_asks_for_the_head_alone_watches_nothing(watched: RunningServer) -> None:
+    with watched.client() as client:
+        for _ in range(4):  # more than may watch; all on one connection, which is free again at once
+            reply = client.head("/v1/admin/live")
+            assert (reply.status_code, reply.content) == (200, b"")
+            assert reply.headers["content-type"].startswith("text/event-stream")
+        assert client.get("/health").status_code == 200
+
+
 def test_an_answer_as_it_is_watched(watched: RunningServer) -> None:
     with watched.client() as client, watch(client) as events:
         event, data = next(events)

@@ -101,8 +101,12 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all frames, or raise ClientGone."""
-        del scope
+        """Send all frames, or raise ClientGone; to who asked for the head alone, that and no frame."""
+        if scope.get("method") == "HEAD":
+            await self._frames.aclose()
+            await self._send_start(send)
+            await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+            return
         sending = asyncio.ensure_future(self._send_all(send))
         watching = asyncio.ensure_future(self._watch(receive, send))
         try:
@@ -115,7 +119,7 @@ class EventStream(Response):
             await self._frames.aclose()
 
     async def _send_all(self, send: Send) -> None:
-        await self._send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._send_start(send)
         try:
             async for frame in self._frames:
                 await self._send_body(send, frame)
@@ -127,6 +131,9 @@ class EventStream(Response):
                 logger.exception("a stream failed: %s", failure)
             await self._send_body(send, self._on_error(failure))
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_start(self, send: Send) -> None:
+        await self._send(send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
     async def _send_body(self, send: Send, frame: bytes) -> None:
         self._sent_s = monotonic()
