@@ -472,6 +472,8 @@ def test_validate_passes_on_the_native_kernels(gguf: Path, mlxr: Run) -> None:
     cache = report["cache"]
     assert cache["peak_pages"] == 2
     assert cache["gqa_saved_bytes"] == cache["peak_bytes"] == 2 * cache["page_bytes"]
+    (group,) = cache["groups"]
+    assert (group["window"], group["peak_bytes"], cache["window_saved_bytes"]) == (None, cache["peak_bytes"], 0)
     assert report["logits"]["agree"]
     assert report["logits"]["positions"] == 16
     assert report["logits"]["relative_error"] < report["logits"]["max_relative_error"]

@@ -17,7 +17,7 @@ GEMMA: tuple[LayerCache, ...] = (WINDOW,) * 5 + (FULL,)
 
 def test_windows_take_less_than_a_quarter_of_full_pages() -> None:
     """Eight sequences of 8,192 tokens, five of six layers with a window of 512: bytes held at most, and reserved."""
-    peaks = []
+    peaks, saved = [], []
     for layers in (GEMMA, (FULL,) * 6):
         engine = Engine(
             FakeModel(FakeConfig(layers, context_length=8192)), Context("reference"), eos_ids=(), max_sequences=8
@@ -30,10 +30,12 @@ def test_windows_take_less_than_a_quarter_of_full_pages() -> None:
         stats = engine.stats()
         assert stats.preemptions == 0
         peaks.append((stats.peak_bytes, stats.arena_bytes))
+        saved.append(stats.window_saved_bytes)
     (used, reserved), (full_used, full_reserved) = peaks
     assert full_reserved == 8 * 256 * 32 * 6 * 2 * 4 * 4
     assert 0.99 * full_reserved < full_used <= full_reserved
     assert used < full_used / 4
+    assert saved == [full_used - used, 0]
     assert reserved < full_reserved / 4
 
 

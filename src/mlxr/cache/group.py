@@ -134,6 +134,7 @@ class CacheGroup:
         """The group's numbers at this moment."""
         return GroupStats(
             name=str(self.arena.shape),
+            window=self.arena.shape.window,
             kv_heads=self.arena.shape.kv_heads,
             pages=self.pager.pages,
             free_pages=self.pager.free_pages,

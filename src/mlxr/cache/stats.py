@@ -67,6 +67,7 @@ class GroupStats:
     """
 
     name: str
+    window: int | None
     kv_heads: int
     pages: int
     free_pages: int
@@ -76,6 +77,11 @@ class GroupStats:
     peak_pages: int
     page_bytes: int
     evictions: Mapping[EvictionCause, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of the most pages ever held."""
+        return self.peak_pages * self.page_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,8 @@ def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
             "peak_bytes": engine.peak_bytes,
             "arena_bytes": engine.arena_bytes,
             "gqa_saved_bytes": engine.gqa_saved_bytes,
+            "window_saved_bytes": engine.window_saved_bytes,
+            "groups": [{**asdict(group), "peak_bytes": group.peak_bytes} for group in engine.cache.groups],
         },
         "sharing": asdict(result.cache),
         "copied_bytes": result.copied_bytes,
@@ -101,8 +103,10 @@ def print_result(loaded: LoadedModel, result: Validation) -> None:
             (
                 "cache",
                 f"{engine.peak_pages} of {engine.pages} pages of {engine.page_size} tokens, "
-                f"{format_bytes(engine.peak_bytes)}; grouped queries saved {format_bytes(engine.gqa_saved_bytes)}",
+                f"{format_bytes(engine.peak_bytes)}; grouped queries saved {format_bytes(engine.gqa_saved_bytes)}, "
+                f"windows {format_bytes(engine.window_saved_bytes)}",
             ),
+            *list_groups(result),
             ("memory", format_memory(result.cache.after)),
             (
                 "sharing",
@@ -127,6 +131,16 @@ def print_result(loaded: LoadedModel, result: Validation) -> None:
     for operator in result.reference_runs:
         print(f"FAILED: {operator} has a native implementation, but the reference ran")
     print("passed" if result.passed else "FAILED")
+
+
+def list_groups(result: Validation) -> list[tuple[str, str]]:
+    """The pages of each group of layers, where there are several."""
+    groups = result.engine.cache.groups
+    return [
+        (f"  {group.name}", f"{group.peak_pages} of {group.pages} pages, {format_bytes(group.peak_bytes)}")
+        for group in groups
+        if len(groups) > 1
+    ]
 
 
 def format_memory(memory: MemoryUse) -> str:

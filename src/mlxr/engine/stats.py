@@ -114,12 +114,15 @@ class EngineStats:
     @property
     def peak_bytes(self) -> int:
         """Bytes of the most pages ever in use at once."""
-        return sum(group.peak_pages * group.page_bytes for group in self.cache.groups)
+        return sum(group.peak_bytes for group in self.cache.groups)
+
+    @property
+    def window_saved_bytes(self) -> int:
+        """Bytes that windows saved at the peak, against layers that all keep everything as some of them do."""
+        pages = max((group.peak_pages for group in self.cache.groups if group.window is None), default=0)
+        return sum(max(0, pages - group.peak_pages) * group.page_bytes for group in self.cache.groups)
 
     @property
     def gqa_saved_bytes(self) -> int:
         """Bytes that grouped-query attention saved at the peak, against one K and V per query head."""
-        return sum(
-            group.peak_pages * group.page_bytes * (self.heads - group.kv_heads) // group.kv_heads
-            for group in self.cache.groups
-        )
+        return sum(group.peak_bytes * (self.heads - group.kv_heads) // group.kv_heads for group in self.cache.groups)

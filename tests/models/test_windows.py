@@ -1,0 +1,146 @@
+"""Equal bits where every layer has a window: pages are given back while a sequence grows, and nothing is told from it.
+
+Random schedules on the native kernels: batches, chunks, cached prefixes, forks, preemptions, the store, several formats
+of pages. Pages that nobody holds are filled with NaN after every step, so that a kernel which looks at one is noticed.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_model import make_weights
+from tiny_models import make_hf_tensors
+
+from mlxr.cache.shapes import CacheShape
+from mlxr.core.types import SamplingParams
+from mlxr.engine.engine import Engine
+from mlxr.engine.sequence import TokenEvent
+from mlxr.kernels.context import Context
+from mlxr.models import Decoder, config_from_hf
+
+WINDOWS = (1, 20, 64)
+CONFIG: dict[str, Any] = {
+    "model_type": "mistral",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 99,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+Answer = list[tuple[int | None, float | None]]
+
+
+@cache
+def build(window: int, device: str = "cpu") -> Decoder:
+    config = CONFIG | {"sliding_window": window}
+    ctx = Context("cpu", threads=2) if device == "cpu" else Context("reference")
+    return Decoder(ctx, config_from_hf(config), make_hf_tensors(make_weights(config, 7), "f32"))
+
+
+def make_engine(model: Decoder, **settings: Any) -> Engine:
+    return Engine(model, model.ctx, eos_ids=(), **{"max_sequences": 4, "fingerprint": b"tiny", **settings})
+
+
+def collect(events: list[TokenEvent]) -> dict[int, Answer]:
+    answers: dict[int, Answer] = {}
+    for event in events:
+        answers.setdefault(event.index, []).append((event.token_id, event.logprob))
+    return answers
+
+
+@cache
+def answer_alone(window: int, kv_type: str, prompt: tuple[int, ...], tokens: int, n: int) -> dict[int, Answer]:
+    """By an engine that keeps all positions, in one page for each sequence."""
+    with closing(make_engine(build(window), kv_cache="simple", kv_type=kv_type, pages=4)) as engine:
+        engine.submit(prompt, make_params(tokens, n))
+        events = []
+        while engine.has_work:
+            events += engine.step()
+        return collect(events)
+
+
+def make_params(tokens: int, n: int) -> SamplingParams:
+    return SamplingParams(max_tokens=tokens, temperature=1.0, seed=5, logprobs=0, n=n)
+
+
+def poison_free_pages(engine: Engine) -> None:
+    for group in engine._cache.groups:
+        for page in group.pager._free:
+            for pool in (*group.arena.k_pools, *group.arena.v_pools):
+                pool[page].reshape(-1).view(np.uint8)[:] = 0xFF
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_schedules_change_no_bit(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    window, kv_type = chance.choice(WINDOWS), chance.choice(["bf16", "f32", "f16", "q8"])
+    page_size, chunk_tokens = chance.choice([1, 5, 16, 32]), chance.choice([3, 40, 200])
+    least_pages = CacheShape(2, 32, window).count_peak(180, chunk_tokens, page_size)  # for one sequence
+    engine = make_engine(
+        build(window),
+        kv_type=kv_type,
+        page_size=page_size,
+        pages=least_pages * chance.choice([1, 1, 2, 4]) + chance.choice([0, 1, 3]),
+        max_batch_tokens=max(8, chunk_tokens),
+        prefill_chunk_tokens=chunk_tokens,
+        **({"store_folder": tmp_path, "store_bytes": 2**22} if seed % 4 == 0 else {}),
+    )
+    text = [chance.randrange(99) for _ in range(150)]
+    asked: dict[int, tuple[tuple[int, ...], int, int]] = {}
+    events: dict[int, list[TokenEvent]] = {}
+    with closing(engine):
+        for step in range(2000):
+            if step < 24 and chance.random() < 0.25:
+                prompt = (*text[: chance.choice([5, 70, 140])], *(chance.randrange(99) for _ in range(2)))
+                tokens, n = chance.choice([1, 9, 30]), chance.choice([1, 1, 2])
+                asked[engine.submit(prompt, make_params(tokens, n))] = prompt, tokens, n
+            for event in engine.step():
+                events.setdefault(event.sequence_id, []).append(event)
+            running = engine._scheduler.running
+            if running and chance.random() < 0.05:
+                engine._scheduler.preempt(chance.choice(running))
+            engine.check()
+            poison_free_pages(engine)
+            if step >= 24 and not engine.has_work:
+                break
+        assert not engine.has_work
+        assert engine.stats().used_pages == 0
+    for request, (prompt, tokens, n) in asked.items():
+        assert collect(events[request]) == answer_alone(window, kv_type, prompt, tokens, n)
+
+
+def test_the_schedules_give_pages_back() -> None:
+    """A long prompt holds no more than its window at the end, and its end is found again."""
+    with closing(make_engine(build(20), page_size=4, pages=64, kv_type="bf16")) as engine:
+        for cached in (0, 120):
+            request = engine.submit([index % 90 for index in range(121)], make_params(30, 1))
+            events = [event for _ in range(10) for event in engine.step()]
+            assert engine.stats().used_pages == 6  # ceil(19 / 4) + 1
+            while engine.has_work:
+                events += engine.step()
+            assert events[-1].sequence_id == request
+            assert events[-1].usage.cached_tokens == cached
+
+
+def test_the_reference_agrees_where_pages_were_given_back() -> None:
+    prompt = [index * 7 % 99 for index in range(100)]
+    answers = []
+    for device in ("cpu", "reference"):
+        with closing(make_engine(build(20, device), page_size=4, pages=64, kv_type="f32")) as engine:
+            engine.submit(prompt, SamplingParams(max_tokens=20, temperature=0.0))
+            events = []
+            while engine.has_work:
+                events += engine.step()
+            answers.append([event.token_id for event in events])
+    assert answers[0] == answers[1]
