@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FOREIGN = "foreign.test"  # a name that somebody else made point to this machine
@@ -43,6 +43,7 @@ def start_browser(program: str) -> Iterator[Browser]:
     """A Chromium without windows; as root it runs without its sandbox, which the superuser cannot have."""
     arguments = [*ARGUMENTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
+        expect.set_options(timeout=WAIT_MS)
         browser = playwright.chromium.launch(executable_path=program, args=arguments)
         yield browser
         browser.close()

@@ -63,8 +63,6 @@ def test_a_server_that_goes_away_and_comes_back(make_server: MakePageServer, tab
 def test_nothing_stands_in_the_way_of_anybody(
     scheme: str, server: PageServer, tab: OpenTab, find_violations: Callable[[Page], list[str]]
 ) -> None:
-    for name in VIEWS:
-        visit = tab(server, f"/#/{name.lower()}", color_scheme=scheme)
-        expect(visit.page.get_by_role("link", name=name, exact=True)).to_have_attribute("aria-current", "page")
-        visit.page.wait_for_load_state("networkidle")
-        assert find_violations(visit.page) == []
+    page = tab(server, "/#/settings", color_scheme=scheme).page
+    expect(page.get_by_role("heading", name="Settings", exact=True)).to_be_visible()
+    assert find_violations(page) == []
