@@ -63,6 +63,7 @@ def test_tokens_are_reached_by_keyboard(page: Page) -> None:
     expect(page.locator("[data-alternative]")).to_have_count(0)
     expect(tokens_of(answer).nth(1)).to_be_focused()
     page.keyboard.press("Enter")
+    expect(page.locator("[data-alternative]:focus")).to_have_count(1)
     page.keyboard.press("Enter")
     expect(answers(page).last.get_by_text("2 of 2")).to_be_visible()
     wait_for_answer(page)

@@ -15,7 +15,7 @@ import {
 import type { AssistantMessage, Candidate, Token } from "./types";
 
 const CLOSE_MS = 250;
-const RUN = 64;
+const RUN = 32;
 
 /** An answer's tokens, shaded by their probability. Hover, focus or a click shows what else could have stood there. */
 export function TokensView({ message, growing }: { message: AssistantMessage; growing: boolean }) {
@@ -59,13 +59,13 @@ export function TokensView({ message, growing }: { message: AssistantMessage; gr
           requestAnimationFrame(focusAlternative);
         }}
       >
-        {cutRuns(pieces).map((run, index) => (
+        {cutRuns(pieces).map((run, index, all) => (
           <TokenRun
             // biome-ignore lint/suspicious/noArrayIndexKey: tokens never change places.
             key={index}
             pieces={run}
             first={index === 0}
-            growing={growing && (index + 1) * RUN >= pieces.length}
+            growing={growing && index === all.length - 1}
           />
         ))}
       </div>
@@ -96,24 +96,28 @@ export function TokensView({ message, growing }: { message: AssistantMessage; gr
 const TokenRun = memo(
   function TokenRun({ pieces, first }: { pieces: readonly Piece[]; first: boolean; growing: boolean }) {
     const start = pieces.findIndex((piece) => piece.index !== null);
-    return pieces.map((piece, at) =>
-      piece.token === null ? (
-        // biome-ignore lint/suspicious/noArrayIndexKey: tokens never change places.
-        <span key={at}>{piece.text}</span>
-      ) : (
-        // biome-ignore lint/a11y/useSemanticElements: a real button cannot be broken over lines within a text.
-        <span
-          // biome-ignore lint/suspicious/noArrayIndexKey: tokens never change places.
-          key={at}
-          role="button"
-          tabIndex={first && at === start ? 0 : -1}
-          data-token={piece.index}
-          className={styles[`shade${shadeOf(piece.token.logprob)}`]}
-          aria-label={`${spellToken(piece.text)}, ${formatProbability(probability(piece.token.logprob))}`}
-        >
-          {piece.text}
-        </span>
-      ),
+    return (
+      <div>
+        {pieces.map((piece, at) =>
+          piece.token === null ? (
+            // biome-ignore lint/suspicious/noArrayIndexKey: tokens never change places.
+            <span key={at}>{piece.text}</span>
+          ) : (
+            // biome-ignore lint/a11y/useSemanticElements: a real button cannot be broken over lines within a text.
+            <span
+              // biome-ignore lint/suspicious/noArrayIndexKey: tokens never change places.
+              key={at}
+              role="button"
+              tabIndex={first && at === start ? 0 : -1}
+              data-token={piece.index}
+              className={styles[`shade${shadeOf(piece.token.logprob)}`]}
+              aria-label={`${spellToken(piece.text)}, ${formatProbability(probability(piece.token.logprob))}`}
+            >
+              {piece.text}
+            </span>
+          ),
+        )}
+      </div>
     );
   },
   (a, b) => !a.growing && !b.growing && isSameRun(a.pieces, b.pieces),
@@ -125,10 +129,16 @@ function isSameRun(a: readonly Piece[], b: readonly Piece[]): boolean {
   );
 }
 
+/** The pieces in runs that end with a line: only the last one is laid out again while an answer grows. */
 function cutRuns(pieces: readonly Piece[]): (readonly Piece[])[] {
   const runs: (readonly Piece[])[] = [];
-  for (let at = 0; at < pieces.length; at += RUN) runs.push(pieces.slice(at, at + RUN));
-  return runs;
+  let from = 0;
+  pieces.forEach((piece, index) => {
+    if (index - from < RUN || !piece.text.endsWith("\n")) return;
+    runs.push(pieces.slice(from, index + 1));
+    from = index + 1;
+  });
+  return from < pieces.length ? [...runs, pieces.slice(from)] : runs;
 }
 
 function focusAlternative(): void {

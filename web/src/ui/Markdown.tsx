@@ -1,4 +1,4 @@
-import { memo, useEffect, useMemo, useState } from "react";
+import { memo, type RefObject, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 import ReactMarkdown, { type Options } from "react-markdown";
 import remarkGfm from "remark-gfm";
 import { CodeBlock } from "./CodeBlock";
@@ -10,6 +10,8 @@ type Plugins = Pick<Options, "remarkPlugins" | "rehypePlugins">;
 
 const PLAIN: Plugins = { remarkPlugins: [remarkGfm] };
 const MOST_CHARACTERS = 60_000;
+const LARGE = 1_500;
+const MOST_MS = 300;
 
 let maths: Plugins | null = null;
 
@@ -62,17 +64,46 @@ function flatten(block: Block): Omit<BlockProps, "growing"> {
 const BlockView = memo(function BlockView({ kind, text, language, closed, growing }: BlockProps) {
   if (kind === "code") return <CodeBlock code={text} language={language} growing={growing && !closed} />;
   if (text.length > MOST_CHARACTERS || (kind === "math" && !closed)) return <pre className={styles.raw}>{text}</pre>;
-  return <TextBlock text={growing && kind === "text" ? closeOpen(text) : text} />;
+  return <TextBlock text={growing && kind === "text" ? closeOpen(text) : text} growing={growing} />;
 });
 
-function TextBlock({ text }: { text: string }) {
+function TextBlock({ text, growing }: { text: string; growing: boolean }) {
+  const cost = useRef(0);
+  return <DrawnText text={useUnhurried(text, growing, cost)} cost={cost} />;
+}
+
+/** A large block while it grows, not drawn again before three times as long has passed as drawing it took. */
+function useUnhurried(text: string, growing: boolean, cost: RefObject<number>): string {
+  const [shown, setShown] = useState(text);
+  const last = useRef(0);
+  const waits = growing && text.length > LARGE;
+  useEffect(() => {
+    if (!waits) return;
+    const due = last.current + Math.min(MOST_MS, 3 * cost.current);
+    const timer = setTimeout(
+      () => {
+        last.current = performance.now();
+        setShown(text);
+      },
+      Math.max(0, due - performance.now()),
+    );
+    return () => clearTimeout(timer);
+  }, [text, waits, cost]);
+  return waits && text.startsWith(shown.slice(0, LARGE)) ? shown : text;
+}
+
+const DrawnText = memo(function DrawnText({ text, cost }: { text: string; cost: RefObject<number> }) {
+  const started = performance.now();
   const plugins = usePlugins(mayHaveMath(text));
+  useLayoutEffect(() => {
+    cost.current = performance.now() - started;
+  });
   return (
     <ReactMarkdown {...plugins} components={COMPONENTS} urlTransform={readAddress}>
       {plugins === PLAIN ? text : unifyMath(text)}
     </ReactMarkdown>
   );
-}
+});
 
 function usePlugins(wantsMaths: boolean): Plugins {
   const [, setLoaded] = useState(maths !== null);

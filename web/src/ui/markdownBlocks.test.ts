@@ -78,6 +78,16 @@ describe("splitBlocks", () => {
     expect(plain(joined.join("\n"))).toBe(plain(TEXT));
   });
 
+  it("cuts long lists between items, so that numbers go on", () => {
+    const list = Array.from({ length: 40 }, (_, n) => `${n + 1}. item\n   more\n`).join("\n");
+    const blocks = splitBlocks(list);
+    expect(blocks.map((block) => block.kind === "text" && block.text.split("\n")[0])).toEqual([
+      "1. item",
+      "17. item",
+      "33. item",
+    ]);
+  });
+
   it("says whether code is complete", () => {
     expect(splitBlocks("```js\nlet a")).toEqual([{ kind: "code", language: "js", code: "let a", closed: false }]);
     expect(splitBlocks("~~~~\n~~~\n~~~~")).toEqual([{ kind: "code", language: "", code: "~~~", closed: true }]);

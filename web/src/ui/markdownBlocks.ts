@@ -6,6 +6,7 @@ export type Block =
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
 const LIST_ITEM = /^ {0,3}(?:[-*+]|\d{1,9}[.)])(?:\s|$)/;
+const MOST_ITEMS = 15;
 const MATH_OPENERS: Record<string, string> = { $$: "$$", "\\[": "\\]" };
 
 /** Cut a Markdown text into blocks. Footnotes and named links tie blocks together, so a text with those stays in one. */
@@ -24,6 +25,8 @@ class Splitter {
   private open: { kind: "code" | "math"; closer: string; language: string } | null = null;
   /** The fence of code that is open inside a list. */
   private inner: string | null = null;
+  /** Items of the list after its first. */
+  private items = 0;
 
   push(line: string): void {
     if (this.open) this.pushOpen(line, this.open);
@@ -69,6 +72,11 @@ class Splitter {
   }
 
   private pushListLine(line: string): void {
+    // A long list is several blocks, so that a list of any length grows as fast as a short one.
+    if (this.inner === null && LIST_ITEM.test(line)) {
+      if (this.items === MOST_ITEMS) this.flush();
+      else this.items += 1;
+    }
     const fence = FENCE.exec(line.trim());
     if (this.inner === null && fence?.[1]) this.inner = fence[1];
     else if (this.inner !== null && line.trim().startsWith(this.inner)) this.inner = null;
@@ -102,6 +110,7 @@ class Splitter {
     while (this.lines.at(-1)?.trim() === "") this.lines.pop();
     if (this.lines.length > 0) this.blocks.push({ kind: "text", text: this.lines.join("\n") });
     this.lines = [];
+    this.items = 0;
     this.inner = null;
   }
 }
