@@ -44,6 +44,11 @@ class ServerProcess:
             text: str = response.read().decode()
         return text
 
+    def read_processor_s(self) -> float:
+        """Processor time that all threads of the process have used, in seconds; Linux only."""
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
+        return sum(int(path.read_text().split()[0]) for path in tasks) / 1e9
+
     def _wait(self, path: str) -> None:
         end_s = time.monotonic() + READY_S
         while time.monotonic() < end_s:

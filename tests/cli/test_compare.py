@@ -244,13 +244,18 @@ def test_recorded_figures_are_in_the_document(compare: ModuleType) -> None:
         assert compare.format_table(json.loads(path.read_text())) in text, f"write {path.name} with --write-docs"
 
 
-def test_bench_tells_what_the_machine_can_do(gguf: Path, mlxr: Callable[..., str]) -> None:
+def test_bench_tells_what_the_machine_can_do(
+    gguf: Path, mlxr: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLXR_MODELS_FOLDER", str(tmp_path))
     sizes = ("--prompt-tokens", 16, "--generate-tokens", 4, "--repeat", 1, "--threads", 1)
     told = json.loads(mlxr("bench", gguf, *sizes, "--probe", "--json"))
     share = told["decode_bandwidth_bytes_per_s"] / told["probe_read_bytes_per_s"]
     assert told["decode_bandwidth_share"] == share
     assert told["probe_int8_macs_per_s"] > 1e8
     assert told["peak_memory_bytes"] > 0
+    (kept,) = json.loads((tmp_path / "limits.json").read_text()).values()
+    assert kept["read_bytes_per_s"] == told["probe_read_bytes_per_s"]
     assert "of it used while decoding" in mlxr("bench", gguf, *sizes, "--probe")
     assert "probe_read_bytes_per_s" not in json.loads(mlxr("bench", gguf, *sizes, "--json"))
 

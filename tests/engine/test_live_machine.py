@@ -180,5 +180,5 @@ def test_pairs_and_positions_are_those_that_are_seen(window: int | None, start: 
         range(max(0, position - window + 1) if window else 0, position + 1) for position in range(start, start + tokens)
     ]
     work = AttentionWork(1, window)
-    assert work.count_pairs(start, tokens) == sum(map(len, seen))
-    assert work.count_positions(start, tokens) == len({position for row in seen for position in row})
+    positions = {position for row in seen for position in row}
+    assert work.count(start, tokens) == (sum(map(len, seen)), len(positions))

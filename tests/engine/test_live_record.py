@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 from fake_model import FakeModel, make_engine, run_all
 
-from mlxr.core.live import MAX_LOG, LiveChange, StepSum, TablePart
+from mlxr.core.live import MAX_LOG, LiveChange, TablePart
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.live import MAX_STEP_SUMS, _cut, _StepSums
@@ -149,14 +151,20 @@ def test_what_steps_read_and_compute() -> None:
     assert token.seconds > 0
 
 
+def add_up(rows: Iterable[tuple[float, ...]]) -> list[float]:
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
 @pytest.mark.parametrize("count", [*range(1, 40), 1000, 12345])
 def test_sums_of_steps_lose_nothing_and_stay_few(count: int) -> None:
-    sums, steps = _StepSums(), [StepSum(1, index / 8, index, 2 * index, 3, 4) for index in range(count)]
+    sums, steps = _StepSums(), [(1, index / 8, index, 2 * index, 3, 4) for index in range(count)]
     for step in steps:
-        sums.add(step)
+        sums.add(*step)
     taken = sums.take()
     assert len(taken) == count if count <= MAX_STEP_SUMS else MAX_STEP_SUMS // 2 < len(taken) <= MAX_STEP_SUMS
-    assert sum(taken[1:], taken[0]) == sum(steps[1:], steps[0])
+    assert [sum(column) for column in zip(*map(astuple, taken), strict=True)] == list(
+        map(sum, zip(*steps, strict=True))
+    )
     assert len({one.steps for one in taken[:-1]}) <= 1, "all are sums of as many steps, the last one perhaps aside"
     assert sums.take() == []
 

@@ -127,6 +127,16 @@ def test_weight_bytes_are_those_of_the_tensors() -> None:
     model = Decoder(Context("reference"), MODEL, tensors)
     assert model.weight_bytes == sum(tensor.nbytes for tensor in tensors.values())
     assert model.step_bytes == model.weight_bytes - tensors["token_embd.weight"].nbytes
+    matrices = {name: tensor.shape for name, tensor in tensors.items() if len(tensor.shape) == 2}
+    del matrices["token_embd.weight"]
+    rows, columns = matrices.pop("output.weight")
+    assert model.work.output_macs == rows * columns
+    assert model.work.token_macs == sum(rows * columns for rows, columns in matrices.values())
+    assert model.work.weight_bytes == model.step_bytes
+    pair_macs = 2 * model.config.layers * model.config.heads * model.config.head_dim
+    assert [(work.pair_macs, work.window) for work in model.work.attention] == [
+        (pair_macs, model.config.sliding_window)
+    ]
 
 
 def test_one_step_runs_every_operator_as_often_as_it_should() -> None:

@@ -196,3 +196,17 @@ def test_a_stream_can_be_ended_from_outside(watched: RunningServer) -> None:
         next(lines)
         httpx.delete(f"{watched.url}/v1/admin/requests/mine")
         assert list(lines)[-1] == ""
+
+
+def test_what_the_machine_can_do_is_measured_when_somebody_asks(watched: RunningServer) -> None:
+    with watched.client() as client, watch(client) as events:
+        _, data = next(events)
+        assert data["limits"] is None
+        assert "POST /v1/admin/probe" in data["limits_hint"]
+        with watched.client() as other:
+            measured = other.post("/v1/admin/probe", params={"model": "demo"}).json()
+        assert measured["read_bytes_per_s"] > 10**8
+        assert next(data["limits"] for _, data in events if data.get("limits")) == measured
+        with watched.client() as other, watch(other) as again:
+            _, data = next(again)
+            assert (data["limits"], data["limits_hint"]) == (measured, None)

@@ -48,8 +48,8 @@ def document(fuzzed: RunningServer) -> schemathesis.BaseSchema:
             if length in fields:
                 fields[length] = {"type": "integer", "minimum": 1, "maximum": 8}
     refusals = [row.path for row in refused.router.rows if row.method == "POST"]
-    for path in ("/api/pull", "/infill", "/v1/admin/live", *refusals):
-        described["paths"].pop(path)  # there is no hub to pull from; a live stream has no end; the others answer 501
+    for path in ("/api/pull", "/infill", "/v1/admin/live", "/v1/admin/probe", *refusals):
+        described["paths"].pop(path)  # no hub to pull from, a stream without end, a second of measuring; others: 501
     return schemathesis.openapi.from_dict(described)
 
 

@@ -137,6 +137,26 @@ def test_a_client_that_goes_closes_the_generator(breaks: bool) -> None:
     assert closed or breaks  # a generator that never began has nothing to close
 
 
+def test_a_client_that_takes_nothing_counts_as_gone() -> None:
+    async def frames() -> Frames:
+        while True:
+            yield b"more"
+
+    async def never(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        connection = Connection()
+        stream = EventStream(
+            connection.request(), frames(), media_type=SSE, on_error=lambda _: b"", keep_alive_s=60, patience_s=0.05
+        )
+        await stream({"type": "http"}, connection.receive, never)  # type: ignore[arg-type]
+
+    with pytest.raises(ClientGone):
+        asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def test_work_is_cancelled_when_nobody_waits_for_it() -> None:
     ended = []
 

@@ -9,16 +9,20 @@ import typer
 
 from mlxr.cli.flags import Json, Model
 from mlxr.cli.terminal import format_bytes, print_fields, print_json, show_progress
+from mlxr.core.live import MachineLimits
 from mlxr.core.settings import Settings
+from mlxr.service.machine_limits import KeptLimits, measure_limits
 from mlxr.service.opening import open_model
 from mlxr.service.process import read_peak_memory_bytes
-from mlxr.service.speed import Limits, Load, Spread, measure_limits, measure_speed, summarise
+from mlxr.service.speed import Load, Spread, measure_speed, summarise
 
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", help="Random tokens of each prompt.")]
 GenerateTokens = Annotated[int, typer.Option("--generate-tokens", help="Tokens decoded for each prompt.")]
 Batch = Annotated[int, typer.Option("--batch", help="Requests that run side by side.")]
 Repeat = Annotated[int, typer.Option("--repeat", help="How often to measure, after a short warm-up.")]
-Probe = Annotated[bool, typer.Option("--probe", help="Also measure what the machine can do, in the same run.")]
+Probe = Annotated[
+    bool, typer.Option("--probe", help="Also measure what the machine can do, in the same run, and keep it.")
+]
 
 
 def bench(
@@ -39,6 +43,8 @@ def bench(
         speed = measure_speed(loaded, settings, load, repeat=repeat, progress=progress)
         peak_memory_bytes = read_peak_memory_bytes()  # before the probe takes its buffer
         limits = measure_limits(loaded) if probe else None
+        if limits is not None:
+            KeptLimits(settings).keep(loaded, limits)
     prefill, decode = summarise(speed.prefill_tokens_per_s), summarise(speed.decode_tokens_per_s)
     bandwidth = decode.median / batch * loaded.model.step_bytes
     fields = {
@@ -78,7 +84,7 @@ def bench(
     )
 
 
-def format_limits(limits: Limits | None, bandwidth: float) -> list[tuple[str, str]]:
+def format_limits(limits: MachineLimits | None, bandwidth: float) -> list[tuple[str, str]]:
     """What the probe measured, if it ran, and the share of it that decoding used."""
     if limits is None:
         return []

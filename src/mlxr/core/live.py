@@ -131,16 +131,6 @@ class StepSum:
     read_bytes: int
     macs: int
 
-    def __add__(self, other: StepSum) -> StepSum:
-        return StepSum(
-            self.steps + other.steps,
-            self.seconds + other.seconds,
-            self.prefill_tokens + other.prefill_tokens,
-            self.decode_tokens + other.decode_tokens,
-            self.read_bytes + other.read_bytes,
-            self.macs + other.macs,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class StoreState:

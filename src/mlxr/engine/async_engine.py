@@ -122,6 +122,10 @@ class AsyncEngine:
         """The engine's numbers between two steps."""
         return await self._call(lambda engine: engine.stats())
 
+    async def run_between_steps(self, work: Callable[[], T]) -> T:
+        """What `work()` returns, on the engine's thread while it computes nothing; answers pause for as long."""
+        return await self._call(lambda _: work())
+
     async def read_live(self, work: StepWork, *, full: bool) -> LiveReading:
         """What happened since the last reading, read between two steps; see `Live.read`."""
         return await self._call(lambda engine: engine.live.read(work, full=full))

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import add
 from typing import TypeVar
 
 from mlxr.cache.arena import ModelArena
@@ -75,7 +76,8 @@ class Live:
         if self.record is None:
             watch = self._cache.watch()
             self._scheduler.preempted = []
-            self.record = Record(watch, self._scheduler, step_work, self._arena, self.count)
+            meter = _Meter(step_work, self._arena)
+            self.record = Record(watch, self._scheduler, self._work, meter, self.count)
         else:
             change = self.record.read_change()
         self.record.read_s = self._clock()
@@ -135,30 +137,34 @@ class Record:
         self,
         watch: CacheWatch,
         scheduler: Scheduler,
-        step_work: StepWork,
-        arena: ModelArena,
+        work: Work,
+        meter: _Meter,
         count: Callable[[], tuple[Counters, CacheTotals]],
     ) -> None:
         self.watch, self.read_s = watch, 0.0
-        self._scheduler, self._count = scheduler, count
-        self._meter = _Meter(step_work, arena)
+        self._scheduler, self._work, self._meter, self._count = scheduler, work, meter, count
         self._sums = _StepSums()
         self._log: deque[LogEntry] = deque(maxlen=MAX_LOG)
         self._logged = 0
-        self._running = {_key(sequence) for sequence in scheduler.running}
+        self._tokens = work.prefill_tokens, work.decode_tokens
+        self._placed = list(scheduler.running)  # as they were when moves were looked for last
+        self._running = {_key(sequence) for sequence in self._placed}
         self._preempted = {_key(sequence) for sequence in scheduler.waiting if _was_running(sequence)}
         self._rows = {_key(sequence): _describe(sequence) for sequence in scheduler.running}
         self._queue = self._read_queue()
         self._counters, self._totals = count()
 
-    def begin_step(self, chunks: Iterable[Chunk]) -> StepSum:
-        """A step with `chunks` is about to be computed; what it will have done when it is, its time aside."""
-        self._note_moves()
+    def begin_step(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
+        """A step with `chunks` is about to be computed; what it reads and computes, for `end_step`."""
+        if self._scheduler.preempted or self._scheduler.running != self._placed:
+            self._note_moves()
         return self._meter.measure(chunks)
 
-    def end_step(self, step: StepSum, seconds: float) -> None:
+    def end_step(self, measures: tuple[int, int], seconds: float) -> None:
         """The step has been computed."""
-        self._sums.add(replace(step, seconds=seconds))
+        before, now = self._tokens, (self._work.prefill_tokens, self._work.decode_tokens)
+        self._tokens = now
+        self._sums.add(1, seconds, now[0] - before[0], now[1] - before[1], *measures)
 
     def note_failure(self, error: str) -> None:
         """A step has failed."""
@@ -223,6 +229,7 @@ class Record:
             self._note("preempted", reason, sequence)
         if self._scheduler.preempted:
             self._scheduler.preempted.clear()
+        self._placed = list(self._scheduler.running)
         for sequence in self._scheduler.running:
             key = _key(sequence)
             if key not in self._running:
@@ -250,49 +257,52 @@ class _Meter:
 
     def __init__(self, work: StepWork, arena: ModelArena) -> None:
         self._work = work
-        self._position_bytes = [group.page_bytes / group.page_size for group in arena.arenas]
+        arenas = zip(work.attention, arena.arenas, strict=True)
+        self._groups = [(attention, group.page_bytes / group.page_size) for attention, group in arenas]
 
-    def measure(self, chunks: Iterable[Chunk]) -> StepSum:
-        """One step, which takes no time yet."""
+    def measure(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
+        """Bytes read and multiply-adds of one step, whose tokens do not count as written yet."""
         work = self._work
-        prefill_tokens = decode_tokens = macs = 0
+        tokens = outputs = macs = 0
         read_bytes = float(work.weight_bytes)
         for chunk in chunks:
-            sequence, tokens = chunk.sequence, chunk.tokens
-            if sequence.is_decoding:
-                decode_tokens += tokens
-            else:
-                prefill_tokens += tokens
-            outputs = chunk.draws_token + (0 if sequence.scores is None else chunk.hidden_tokens)
-            macs += tokens * work.token_macs + outputs * work.output_macs
-            start = sequence.table.length_tokens
-            for attention, position_bytes in zip(work.attention, self._position_bytes, strict=True):
-                macs += attention.pair_macs * attention.count_pairs(start, tokens)
-                read_bytes += position_bytes * attention.count_positions(start, tokens)
-        return StepSum(1, 0.0, prefill_tokens, decode_tokens, round(read_bytes), macs)
+            count, start = chunk.tokens, chunk.sequence.table.length_tokens
+            tokens += count
+            outputs += chunk.draws_token
+            if chunk.sequence.scores is not None:
+                outputs += chunk.hidden_tokens
+            for attention, position_bytes in self._groups:
+                pairs, positions = attention.count(start, count)
+                macs += attention.pair_macs * pairs
+                read_bytes += position_bytes * positions
+        return round(read_bytes), macs + tokens * work.token_macs + outputs * work.output_macs
 
 
 class _StepSums:
-    """Steps in the order of time, at most MAX_STEP_SUMS: when more come, neighbours are added up."""
+    """Steps in the order of time, at most MAX_STEP_SUMS: when more come, neighbours are added up.
+
+    A sum is a list while it grows, as making a StepSum takes longer than all else that is done for a step.
+    """
 
     def __init__(self) -> None:
-        self._sums: list[StepSum] = []
+        self._sums: list[list[float]] = []
         self._width = 1  # steps in each sum, the last one perhaps aside
 
-    def add(self, step: StepSum) -> None:
-        """Take in one more step."""
-        if self._sums and self._sums[-1].steps < self._width:
-            self._sums[-1] += step
+    def add(self, *step: float) -> None:
+        """Take in one more step: the fields of a StepSum, of which the first is 1."""
+        if self._sums and self._sums[-1][0] < self._width:
+            self._sums[-1] = list(map(add, self._sums[-1], step))
             return
         if len(self._sums) == MAX_STEP_SUMS:
-            self._sums = [one + other for one, other in zip(self._sums[::2], self._sums[1::2], strict=True)]
+            pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
+            self._sums = [list(map(add, one, other)) for one, other in pairs]
             self._width *= 2
-        self._sums.append(step)
+        self._sums.append(list(step))
 
     def take(self) -> list[StepSum]:
         """All since the last time."""
         taken, self._sums, self._width = self._sums, [], 1
-        return taken
+        return [StepSum(*values) for values in taken]  # type: ignore[arg-type]  # only the seconds are no integers
 
 
 def _key(sequence: Sequence) -> Key:

@@ -7,8 +7,10 @@ schedules nothing: which tokens of which sequences run is the caller's batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Protocol
 
+from mlxr.cache.shapes import form_groups
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.forward import forward, make_model
@@ -92,16 +94,17 @@ class Decoder:
         """Size of all weights in bytes."""
         return self.step_bytes + self._weights.table.nbytes
 
-    @property
+    @cached_property
     def work(self) -> StepWork:
         """What a step reads and computes; see StepWork."""
         *inner, output = (weight.in_features * weight.out_features for weight in self.linear_weights())
-        return StepWork(self.step_bytes, sum(inner), output, (self._attention_work,))
-
-    @property
-    def _attention_work(self) -> AttentionWork:
-        config = self.config
-        return AttentionWork(2 * config.layers * config.q_features, config.sliding_window)
+        groups = form_groups(self.config.cache_layers)
+        pair_macs = [0] * len(groups.shapes)
+        for layer, place in zip(self._weights.layers.layers, groups.places, strict=True):
+            if place is not None:
+                pair_macs[place.group] += 2 * layer.attention.heads * layer.attention.head_dim
+        attention = (AttentionWork(macs, shape.window) for macs, shape in zip(pair_macs, groups.shapes, strict=True))
+        return StepWork(self.step_bytes, sum(inner), output, tuple(attention))
 
     def linear_weights(self) -> list[LinearWeight]:
         """Every weight that activations are multiplied by, layer by layer, the output's last."""

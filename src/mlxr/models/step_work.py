@@ -15,18 +15,17 @@ class AttentionWork:
     pair_macs: int
     window: int | None
 
-    def count_pairs(self, start: int, tokens: int) -> int:
-        """Pairs of a token and a position that it sees, for `tokens` tokens from position `start` on."""
-        stop = start + tokens
-        if self.window is None:
-            return _sum_up_to(stop) - _sum_up_to(start)
-        grown = min(max(start, self.window), stop)  # from here on all tokens see as many positions
-        return _sum_up_to(grown) - _sum_up_to(start) + (stop - grown) * self.window
+    def count(self, start: int, tokens: int) -> tuple[int, int]:
+        """For `tokens` tokens from position `start` on: pairs of a token and a position that it sees, and positions.
 
-    def count_positions(self, start: int, tokens: int) -> int:
-        """Positions that some of these tokens see."""
-        first = 0 if self.window is None else max(0, start - self.window + 1)
-        return start + tokens - first
+        A position that several of them see is one position.
+        """
+        stop, window = start + tokens, self.window
+        if window is None:
+            return tokens * (start + stop + 1) // 2, stop
+        grown = min(max(start, window), stop)  # from here on all tokens see as many positions
+        pairs = (grown - start) * (start + grown + 1) // 2 + (stop - grown) * window
+        return pairs, stop - max(0, start - window + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,3 @@ class StepWork:
     token_macs: int
     output_macs: int
     attention: tuple[AttentionWork, ...]
-
-
-def _sum_up_to(positions: int) -> int:
-    """Positions that the first `positions` tokens see together: 1 + 2 + ..."""
-    return positions * (positions + 1) // 2

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from mlxr.core.errors import EngineStopped
-from mlxr.core.live import MAX_LOG, KernelCalls, LiveChange, LogEntry
+from mlxr.core.live import MAX_LOG, KernelCalls, LiveChange, LogEntry, MachineLimits
 from mlxr.server.activity import InFlight
 from mlxr.server.errors import ServerError
 from mlxr.server.live_events import Change, Snapshot, parts_of, write_change, write_snapshot
@@ -84,19 +84,26 @@ class Watcher:
 
 @dataclass(slots=True)
 class Channel:
-    """The reading of one engine. `calls` are those of its kernels at the last reading."""
+    """The reading of one engine. `calls` are those of its kernels at the last reading.
+
+    `new_limits` are there when the machine was measured since then.
+    """
 
     session: AsyncSession
     name: str
     models: list[str] = field(default_factory=list)
     calls: dict[tuple[str, str, str], int] = field(default_factory=dict)
     read_at: float = 0.0
+    new_limits: MachineLimits | None = None
     refusals: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=MAX_LOG))
     reading: asyncio.Task[None] | None = None
 
     async def read(self, watchers: list[Watcher], model: RunningModel, models: list[str]) -> None:
         """Read the engine once and tell those of `watchers` that still watch it."""
-        reading = await self.session.read_live(full=any(watcher.wants_snapshot for watcher in watchers))
+        full = any(watcher.wants_snapshot for watcher in watchers)
+        limits = await self.session.find_limits() if full else None
+        hint = None if limits is not None else self.session.explain_missing_limits()
+        reading = await self.session.read_live(full=full)
         watchers = [watcher for watcher in watchers if watcher.session is self.session]
         now, kernels = time.time(), _list_kernels(self.session.count_kernels())
         if reading.change is None:  # the record begins here: what was before is not known
@@ -108,7 +115,7 @@ class Channel:
         self.calls = {_key(row): row.calls for row in kernels}
         if reading.state is not None:
             described = self.session.describe(model.name)
-            state = parts_of(reading.state)
+            state = parts_of(reading.state) | {"limits": limits, "limits_hint": hint}
             _send_snapshot(Snapshot(**state, time=now, models=models, model=described, kernels=kernels), watchers)
 
     def _send_change(
@@ -119,7 +126,9 @@ class Channel:
         log = entries[-MAX_LOG:]
         parts = parts_of(change) | {"log": log, "log_left_out": change.log_left_out + len(entries) - len(log)}
         new = self._count_new(kernels)
-        whole = Change(**parts, time=now, seconds=now - self.read_at, models=models, kernels=new)
+        parts |= {"models": models, "kernels": new, "limits": self.new_limits}
+        self.new_limits = None
+        whole = Change(**parts, time=now, seconds=now - self.read_at)
         if not whole.is_empty:
             frame = write_change(whole)
             for watcher in watchers:
@@ -175,6 +184,12 @@ class Hub:
         """End all streams that are open."""
         for watcher in self._watchers:
             watcher.close()
+
+    def note_limits(self, session: AsyncSession, limits: MachineLimits) -> None:
+        """The machine has been measured with the threads of a model."""
+        channel = self._channels.get(session)
+        if channel is not None:
+            channel.new_limits = limits
 
     def note_end(self, row: InFlight) -> None:
         """A request has ended; those that were refused or failed are told to who watches their model."""

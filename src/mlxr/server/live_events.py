@@ -76,6 +76,11 @@ def write_page(details: PageDetails) -> bytes:
     return _adapt(PageDetails).dump_json(details)
 
 
+def write_limits(limits: MachineLimits) -> bytes:
+    """The body that tells what the machine can do."""
+    return _adapt(MachineLimits).dump_json(limits)
+
+
 def _write_frame(event: str, data: bytes) -> bytes:
     return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"
 

@@ -1,4 +1,4 @@
-"""Routes for who watches the engine: the stream of what it does, and one page in full."""
+"""Routes for who watches the engine: the stream of what it does, one page in full, what the machine can do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from mlxr.core.errors import DeviceError
+from mlxr.core.live import MachineLimits
 from mlxr.server.activity import in_flight
 from mlxr.server.errors import ServerError
 from mlxr.server.live import Hub, Watcher
-from mlxr.server.live_events import LiveEvents, PageDetails, parts_of, write_page
+from mlxr.server.live_events import LiveEvents, PageDetails, parts_of, write_limits, write_page
 from mlxr.server.routes import Router
 from mlxr.server.streaming import SSE, EventStream, sse
 
@@ -72,6 +74,18 @@ async def describe_page(request: Request, page: str) -> Response:
         )
     details = PageDetails(**parts_of(record), model=model.name, group=group_number, page=number)
     return Response(write_page(details), media_type="application/json")
+
+
+@router.post("/probe", response_model=MachineLimits, openapi_extra={"parameters": [MODEL]})
+async def measure(request: Request) -> Response:
+    """Measure what the machine can do with the threads of a model, and keep it; answers pause for about a second."""
+    model = await _find_model(request)
+    try:
+        limits = await model.session.measure_limits()
+    except DeviceError as error:
+        raise ServerError(409, "unavailable", str(error), "model") from error
+    request.app.state.live.note_limits(model.session, limits)
+    return Response(write_limits(limits), media_type="application/json")
 
 
 def _read_number(text: str) -> int:

@@ -15,13 +15,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 from mlxr.core.events import Event, Finish
-from mlxr.core.live import PageRecord, WatchedModel
+from mlxr.core.live import MachineLimits, PageRecord, WatchedModel
 from mlxr.core.settings import Settings
 from mlxr.engine.async_engine import AsyncEngine, Ticket
 from mlxr.engine.live import LiveReading
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
 from mlxr.loading import LoadedModel, ModelConfig
+from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine
 from mlxr.service.preparation import Preparation, Prepared
 from mlxr.service.preparing_threads import PreparingThreads
@@ -59,7 +60,8 @@ class AsyncSession:
         engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
         self.context_tokens, self.room_tokens = engine.context_tokens, engine.room_tokens
         self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
-        self._kv_cache = engine.plan.kv_cache
+        self._measuring: asyncio.Task[MachineLimits] | None = None
+        self._kv_cache, self._kept_limits = engine.plan.kv_cache, KeptLimits(settings)
         self._engine = AsyncEngine(engine)
         self._threads = PreparingThreads()
         self._preparation = Preparation(
@@ -191,6 +193,28 @@ class AsyncSession:
     async def describe_page(self, group: int, page: int) -> PageRecord | None:
         """One page of the cache in full, None if there is no such page."""
         return await self._engine.describe_page(group, page)
+
+    async def find_limits(self) -> MachineLimits | None:
+        """What this machine can do, if it was ever measured."""
+        return await asyncio.to_thread(self._kept_limits.find, self._loaded)
+
+    async def measure_limits(self) -> MachineLimits:
+        """Measure what this machine can do, and keep it; who asks meanwhile gets the same. Answers pause for a second.
+
+        Raises DeviceError for a model that does not run on the processor, and where memory is short.
+        """
+        if self._measuring is None or self._measuring.done():
+            self._measuring = asyncio.create_task(self._measure_limits())
+        return await asyncio.shield(self._measuring)
+
+    async def _measure_limits(self) -> MachineLimits:
+        limits = await self._engine.run_between_steps(lambda: measure_limits(self._loaded))
+        await asyncio.to_thread(self._kept_limits.keep, self._loaded, limits)
+        return limits
+
+    def explain_missing_limits(self) -> str:
+        """Why `find_limits` finds nothing, and what helps."""
+        return explain_missing(self._loaded)
 
     def count_kernels(self) -> tuple[OperatorCount, ...]:
         """How often each kernel ran since the model was loaded."""

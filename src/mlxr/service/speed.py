@@ -51,20 +51,6 @@ class Speed:
     decode_tokens_per_s: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the machine can do with the threads of a loaded model: the most that any kernel could use."""
-
-    read_bytes_per_s: float
-    int8_macs_per_s: float
-
-
-def measure_limits(loaded: LoadedModel) -> Limits:
-    """Memory reads and int8 products per second, some 1 s. Raises DeviceError on the reference device."""
-    limits = loaded.ctx.start_probe().measure()
-    return Limits(limits.read_bytes_per_s, limits.int8_macs_per_s)
-
-
 def summarise(values: Sequence[float]) -> Spread:
     """The median and the extremes of `values`, which must not be empty."""
     return Spread(statistics.median(values), min(values), max(values))

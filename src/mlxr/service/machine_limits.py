@@ -1,0 +1,110 @@
+"""What the machine can do at most, as the probe measured it: measured when somebody asks, and kept for later.
+
+The probe takes all threads for a second, so it never runs by itself beside answers. What it measured last is kept in a
+file for each processor, instruction set and number of threads, because the rates depend on these.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import re
+import time
+from contextlib import suppress
+from dataclasses import asdict, fields
+from functools import cache
+from pathlib import Path
+
+from mlxr.core.errors import DeviceError
+from mlxr.core.live import MachineLimits
+from mlxr.core.settings import Settings
+from mlxr.engine.memory_plan import read_room_bytes
+from mlxr.loading import LoadedModel
+from mlxr.service.catalogue import find_models_folder
+
+logger = logging.getLogger(__name__)
+FILE_NAME = "limits.json"
+MAX_FILE_BYTES = 1 << 20
+PROBE_ROOM_BYTES = 1 << 30  # twice its buffer, so that others have some left
+MAX_KEPT = 64  # measurements in the file; the oldest goes first
+UNMEASURED = (
+    "the limits of this machine have not been measured with this number of threads; `mlxr bench --probe` does, and so "
+    "does POST /v1/admin/probe, for which answers pause for about a second"
+)
+
+
+def measure_limits(loaded: LoadedModel) -> MachineLimits:
+    """Memory reads and int8 products per second with the threads of a loaded model, some 1 s.
+
+    Raises DeviceError for a model that does not run on the processor, and where memory is short.
+    """
+    if loaded.ctx.device != "cpu":
+        raise DeviceError(explain_missing(loaded))
+    room_bytes = read_room_bytes("cpu")
+    if room_bytes is not None and room_bytes < PROBE_ROOM_BYTES:
+        text = f"the probe needs {PROBE_ROOM_BYTES >> 20} MiB of free memory, {room_bytes >> 20} MiB are free"
+        raise DeviceError(f"{text}; unload a model")
+    limits = loaded.ctx.start_probe().measure()
+    return MachineLimits(limits.read_bytes_per_s, limits.int8_macs_per_s, time.time())
+
+
+def explain_missing(loaded: LoadedModel) -> str:
+    """Why there are no limits for a model, and what helps."""
+    if loaded.ctx.device == "cpu":
+        return UNMEASURED
+    return f"the probe measures processors; this model runs on the device {loaded.ctx.device!r}"
+
+
+class KeptLimits:
+    """The file of measurements; made when there is something to write."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path = find_models_folder(settings) / FILE_NAME
+
+    def find(self, loaded: LoadedModel) -> MachineLimits | None:
+        """The last measurement that holds for a loaded model; None if there is none, or none that can be read."""
+        row = self._read().get(_name_machine(loaded))
+        if not isinstance(row, dict) or row.keys() != {field.name for field in fields(MachineLimits)}:
+            return None
+        if not all(isinstance(value, float) and 0 < value < math.inf for value in row.values()):
+            return None
+        return MachineLimits(**row)
+
+    def keep(self, loaded: LoadedModel, limits: MachineLimits) -> None:
+        """Write a measurement beside the others; a folder that cannot be written is only warned of."""
+        rows = self._read()
+        rows.pop(_name_machine(loaded), None)
+        kept = dict(list(rows.items())[-MAX_KEPT + 1 :]) | {_name_machine(loaded): asdict(limits)}
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(kept, indent=1))
+            temporary.replace(self.path)
+        except OSError as error:
+            logger.warning("what the probe measured cannot be kept in %s: %s", self.path, error.strerror or error)
+
+    def _read(self) -> dict[str, object]:
+        """All measurements; none from a file that is not ours."""
+        try:
+            with self.path.open("rb") as file:
+                rows = json.loads(file.read(MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return rows if isinstance(rows, dict) else {}
+
+
+def _name_machine(loaded: LoadedModel) -> str:
+    """What the rates depend on."""
+    return f"{_name_processor()} / {loaded.ctx.isa} / {loaded.ctx.threads} threads"
+
+
+@cache
+def _name_processor() -> str:
+    with suppress(OSError):
+        match = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if match is not None:
+            return match[1]
+    return platform.processor() or platform.machine()
