@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <string>
@@ -37,7 +38,7 @@ struct PythonLayers {
 
 void append_attention(PythonLayers& self, Vector norm, float eps, PythonWeight& qkv, OptionalVector q_norm,
                       OptionalVector k_norm, PythonWeight& output, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                      float scale, int64_t window) {
+                      float scale, int64_t window, int64_t group) {
     if (self.half) refuse("layers: append_attention", "called twice", "followed by append_feed_forward");
     if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
         refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
@@ -65,6 +66,8 @@ void append_attention(PythonLayers& self, Vector norm, float eps, PythonWeight& 
                        head_dim};
     layer.window = positions_seen(window);
     layer.scale = scale;
+    if (group < 0) refuse("layers: group", std::to_string(group), "0 or more");
+    layer.group = group;
     qkv.used = output.used = self.half = true;
     self.layers.push_back(layer);
 }
@@ -88,8 +91,9 @@ struct Batch {
     Ints positions;
     Matrix cosines, sines;
     bool interleaved;
-    Ints slots, query_starts, context_lengths;
-    IntMatrix page_table;
+    std::vector<Ints> slots;  // of each group of layers
+    Ints query_starts, context_lengths;
+    std::vector<IntMatrix> page_tables;
 };
 
 // A call of the layers, but for stream and delta; `layers` get the pools of the batch.
@@ -106,35 +110,50 @@ mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64
     call.sequences = size_of(batch.context_lengths, 0);
     call.rope = check_rope(batch.positions, batch.cosines, batch.sines, batch.interleaved, tokens, first.head_dim);
     layers = self.layers;
-    const auto sees_less = [](const mlxr::Layer& a, const mlxr::Layer& b) { return a.window < b.window; };
-    const int64_t window = std::max_element(layers.begin(), layers.end(), sees_less)->window;
-    int64_t pages = 0;
+    const size_t groups = batch.slots.size();
+    check_size("layers: number of page_tables", static_cast<int64_t>(batch.page_tables.size()),
+               static_cast<int64_t>(groups));
+    std::vector<int64_t> windows(groups, 0), pages(groups, 0);  // the longest window of each group
+    for (const mlxr::Layer& layer : layers) {
+        if (layer.group >= static_cast<int64_t>(groups)) {
+            refuse("layers: group", std::to_string(layer.group), "below " + std::to_string(groups));
+        }
+        windows[layer.group] = std::max(windows[layer.group], layer.window);
+    }
     for (size_t i = 0; i < count; ++i) {
         const PoolOut k_pool = nb::cast<PoolOut>(batch.k_pools[i]), v_pool = nb::cast<PoolOut>(batch.v_pools[i]);
-        if (i == 0) {
-            call.write = check_write(k_pool, v_pool, batch.slots, tokens);
-            call.attend = check_attend(k_pool, v_pool, batch.query_starts, batch.context_lengths, batch.page_table,
-                                       tokens, first.heads, layers[0].scale, window);
-            check_size("layers: kv_heads of the pools", call.write.kv_heads, first.kv_heads);
-            check_size("layers: head_dim of the pools", call.write.head_dim, first.head_dim);
-            pages = size_of(k_pool, 0);
-        } else {
-            check_pools("layers", k_pool, v_pool);
-            check_alike("layers: pools", k_pool, call.write, pages);
+        const size_t group = static_cast<size_t>(layers[i].group);
+        if (pages[group] == 0) {
+            const mlxr::WritePagesCall write = check_write(k_pool, v_pool, batch.slots[group], tokens);
+            const mlxr::AttendCall attend =
+                check_attend(k_pool, v_pool, batch.query_starts, batch.context_lengths, batch.page_tables[group],
+                             tokens, first.heads, layers[i].scale, windows[group]);
+            pages[group] = size_of(k_pool, 0);
+            if (i == 0) {
+                call.write = write;
+                call.attend = attend;
+                check_size("layers: kv_heads of the pools", call.write.kv_heads, first.kv_heads);
+                check_size("layers: head_dim of the pools", call.write.head_dim, first.head_dim);
+            }
         }
+        check_pools("layers", k_pool, v_pool);
+        check_alike("layers: pools", k_pool, call.write, pages[group]);
         layers[i].k_pool = k_pool.data();
         layers[i].v_pool = v_pool.data();
+        layers[i].slots = batch.slots[group].data();
+        layers[i].page_table = batch.page_tables[group].data();
+        layers[i].table_stride = size_of(batch.page_tables[group], 1);
     }
     return call;
 }
 
 void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, nb::sequence k_pools,
-                nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved, Ints slots,
-                Ints query_starts, Ints context_lengths, IntMatrix page_table) {
+                nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved,
+                std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables) {
     std::vector<mlxr::Layer> layers;
     mlxr::LayersCall call = check_batch(
         self,
-        {k_pools, v_pools, positions, cosines, sines, interleaved, slots, query_starts, context_lengths, page_table},
+        {k_pools, v_pools, positions, cosines, sines, interleaved, slots, query_starts, context_lengths, page_tables},
         size_of(stream, 0), layers);
     call.stream = stream.data();
     call.delta = delta.data();
@@ -147,11 +166,11 @@ void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOu
 void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, const std::string& table_type,
              mlxr::RawBlocks table, Vector norm, float eps, PythonWeight& output, MatrixOut logits,
              nb::sequence k_pools, nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved,
-             Ints slots, Ints query_starts, Ints context_lengths, IntMatrix page_table) {
+             std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables) {
     std::vector<mlxr::Layer> layers;
     mlxr::LayersCall call = check_batch(
         self,
-        {k_pools, v_pools, positions, cosines, sines, interleaved, slots, query_starts, context_lengths, page_table},
+        {k_pools, v_pools, positions, cosines, sines, interleaved, slots, query_starts, context_lengths, page_tables},
         static_cast<int64_t>(token_ids.size()), layers);
     const mlxr::Type type = mlxr::check_embed(token_ids, table_type, table, static_cast<size_t>(call.columns));
     check_size("forward: length of norm", size_of(norm, 0), call.columns);
@@ -177,14 +196,16 @@ void bind_blocks(nb::module_& m) {
         .def(nb::init<>())
         .def("append_attention", &append_attention, array("norm"), nb::arg("eps"), nb::arg("qkv"),
              array("q_norm").none(), array("k_norm").none(), nb::arg("output"), nb::arg("heads"), nb::arg("kv_heads"),
-             nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 7>())
+             nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::arg("group"), nb::keep_alive<1, 4>(),
+             nb::keep_alive<1, 7>())
         .def("append_feed_forward", &append_feed_forward, array("norm"), nb::arg("eps"), nb::arg("gate_up"),
              nb::arg("down"), nb::arg("activation"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>());
     m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
           nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), array("cos"), array("sin"),
-          nb::arg("interleaved"), array("slots"), array("query_starts"), array("context_lengths"), array("page_table"));
+          nb::arg("interleaved"), array("slots"), array("query_starts"), array("context_lengths"),
+          array("page_tables"));
     m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), array("token_ids"), nb::arg("table_type"),
           array("table"), array("norm"), nb::arg("eps"), nb::arg("output"), array("logits"), nb::arg("k_pools"),
           nb::arg("v_pools"), array("positions"), array("cos"), array("sin"), nb::arg("interleaved"), array("slots"),
-          array("query_starts"), array("context_lengths"), array("page_table"));
+          array("query_starts"), array("context_lengths"), array("page_tables"));
 }

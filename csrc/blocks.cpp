@@ -65,8 +65,9 @@ void rotate(Runtime& runtime, const LayersCall& call, const Heads& heads) {
     spread_rope(runtime, turn, call.tokens);
 }
 
-WritePagesCall write_call(const LayersCall& call, const Heads& heads, void* pool, bool values) {
+WritePagesCall write_call(const LayersCall& call, const Heads& heads, const int32_t* slots, void* pool, bool values) {
     WritePagesCall write = call.write;
+    write.slots = slots;
     write.rows = heads.x;
     write.token_stride = heads.stride;
     write.pool = pool;
@@ -95,13 +96,16 @@ void run_self_attention(Runtime& runtime, const Layer& layer, const LayersCall& 
     }
     rotate(runtime, call, q);
     rotate(runtime, call, k);
-    spread_write_pages(runtime, write_call(call, k, layer.k_pool, false), write_call(call, v, layer.v_pool, true));
+    spread_write_pages(runtime, write_call(call, k, layer.slots, layer.k_pool, false),
+                       write_call(call, v, layer.slots, layer.v_pool, true));
     AttendCall attend = call.attend;
     attend.q = q.x;
     attend.q_stride = q.stride;
     attend.k_pool = layer.k_pool;
     attend.v_pool = layer.v_pool;
     attend.scale = layer.scale;
+    attend.page_table = layer.page_table;
+    attend.table_stride = layer.table_stride;
     attend.window = layer.window;
     attend.out = arrays.take(tokens * q_columns);
     run_attend(runtime, attend, plan);

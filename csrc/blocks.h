@@ -27,17 +27,21 @@ struct FeedForwardBlock {
     Activation kind;
 };
 
-// One layer, with its pools.
+// One layer, with its pools and where the tokens of a batch stand in them: layers of one group share slots and table.
 struct Layer {
     AttentionBlock attention;
     FeedForwardBlock feed_forward;
     int64_t window;  // positions seen
     float scale;
+    int64_t group;
     void *k_pool, *v_pool;
+    const int32_t* slots;
+    const int32_t* page_table;
+    int64_t table_stride;
 };
 
-// A batch for all layers. `rope` is complete but for the numbers and heads, `write` but for the numbers and the pool,
-// `attend` but for q, out, pools, scale and window.
+// A batch for all layers. `rope` is complete but for the numbers and heads, `write` but for the numbers, the pool and
+// the slots, `attend` but for q, out, pools, table, scale and window.
 struct LayersCall {
     float* stream;  // (tokens, columns), the residual stream; what all blocks but the last add is added to it
     float* delta;   // (tokens, columns): what the last block adds

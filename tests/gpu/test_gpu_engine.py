@@ -18,7 +18,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.sample import NO_TOKEN, SampleRow, sample
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from tiny_models import build_hf, read_golden
+from tiny_models import build_hf, give_windows, read_golden
 
 CHUNK_TOKENS = 4
 
@@ -62,6 +62,26 @@ def test_texts_are_embedded_beside_answers(gpu: Context) -> None:
 def test_texts_are_embedded_by_mlx_operations() -> None:
     pytest.importorskip("mlx.core", reason="mlx is not installed")
     check_serving(Context("mlx-cpu"), 5e-6)
+
+
+def test_layers_with_windows_have_pages_of_their_own(gpu: Context) -> None:
+    """Of two layers one has a window; what it lets go of is not read, and answers are those of the reference."""
+    answers = []
+    for ctx in (gpu, REFERENCE):
+        config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
+        model = build_hf(ctx, config, seed, "f32")
+        give_windows(model, (5, None))
+        engine = Engine(model, ctx, eos_ids=(), pages=16, page_size=4, kv_type="f32", prefill_chunk_tokens=7)
+        text = tokens.reshape(-1).tolist()
+        ids = [engine.submit(text[start : start + 20], SamplingParams(max_tokens=4, temperature=0)) for start in (0, 3)]
+        events = finish(engine)
+        window, full = engine.stats().cache.groups
+        assert window.peak_pages < full.peak_pages
+        found: dict[int, list[int | None]] = {request: [] for request in ids}
+        for event in events:
+            found[event.sequence_id].append(event.token_id)
+        answers.append(found)
+    assert answers[0] == answers[1]
 
 
 def test_masked_rows_are_drawn_on_the_host(gpu: Context) -> None:

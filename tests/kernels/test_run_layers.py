@@ -36,6 +36,8 @@ class Kind:
     window: int | None = None
     interleaved: bool = False
     bias: bool = False
+    groups: bool = False  # every other layer has pages of its own, and this window
+    other_window: int | None = None
 
 
 def make_weight(
@@ -59,7 +61,7 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
         return rng.uniform(0.5, 1.5, length).astype(np.float32)
 
     layers = []
-    for _ in range(LAYERS):
+    for index in range(LAYERS):
         attention = make_attention(
             norm(hidden),
             1e-5,
@@ -69,7 +71,8 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
             kv_heads=KV_HEADS,
             head_dim=DIM,
             head_norms=(norm(DIM), norm(DIM)) if kind.norms_heads else None,
-            sliding_window=kind.window,
+            sliding_window=kind.other_window if kind.groups and index % 2 else kind.window,
+            group=index % 2 if kind.groups else 0,
         )
         gate_up = make_weight(ctx, rng, kind, hidden, forward, forward)
         down = make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type)
@@ -98,6 +101,17 @@ def make_batch(queries: list[int], before: list[int]) -> RaggedBatch:
     )
 
 
+def add_group(batch: RaggedBatch, window: int) -> RaggedBatch:
+    """A second group of layers, with pages of its own, of which those that nobody sees are gone."""
+    count = batch.page_table.size
+    pages = np.random.default_rng(4).permutation(count).reshape(batch.page_table.shape).astype(np.int32)
+    owners = np.repeat(np.arange(batch.sequences), np.diff(batch.query_starts))
+    slots = (pages[owners, batch.positions // PAGE] * PAGE + batch.positions % PAGE).astype(np.int32)
+    for row, start in zip(pages, batch.positions[batch.query_starts[:-1]], strict=True):
+        row[: max(0, start - window + 1) // PAGE] = -1
+    return batch.with_groups([(slots, pages)])
+
+
 def make_pools(ctx: Context, batch: RaggedBatch, kv_type: KVType | None) -> list[tuple[NDArray[np.generic], ...]]:
     """Pools of all layers: keys, then values."""
     pools = [allocate_pools(ctx, batch.page_table.size, KV_HEADS, PAGE, DIM, kv_type) for _ in range(LAYERS)]
@@ -117,6 +131,7 @@ KINDS = {
     "mistral": Kind("q4_0", window=40, interleaved=True),
     "geglu": Kind("q8_0", activation="gelu_tanh", bias=True),
     "q4_k_m": Kind("q4_k", "q6_k", hidden=256, forward=768),
+    "two groups of layers": Kind(groups=True, other_window=40),
     "spans and groups": Kind("q2_k", "q8_0", hidden=256, forward=544),
 }
 
@@ -126,6 +141,8 @@ KINDS = {
 @pytest.mark.parametrize("shape", BATCHES.values(), ids=BATCHES.keys())
 def test_equal_to_the_operators_one_by_one(isa: str, kind: Kind, shape: tuple[list[int], list[int]]) -> None:
     batch = make_batch(*shape)
+    if kind.groups:
+        batch = add_group(batch, kind.other_window or 1)
     table = build_table(544, DIM, 10000.0, interleaved=kind.interleaved)
     stream = np.random.default_rng(9).standard_normal((batch.tokens, kind.hidden)).astype(np.float32)
     results, ledgers = [], []
@@ -172,6 +189,12 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
     longer = [keys[0], *(np.concatenate([pool, pool]) for pool in keys[1:])]
     with pytest.raises(ValueError, match="pools is of different shapes or types, expected all alike"):
         run_layers(cpu, stream, layers, batch, table, longer, longer)
+    grouped = prepare_layers(cpu, make_layers(cpu, Kind(groups=True, other_window=9)))
+    with pytest.raises(ValueError, match="layers: group is 1, expected below 1"):
+        run_layers(cpu, stream, grouped, batch, table, keys, values)
+    foreign = batch.with_groups([(batch.slots, np.full_like(batch.page_table, 7))])
+    with pytest.raises(ValueError, match=r"page_table\[0, 1\] is 7, expected 0 to 1"):
+        run_layers(cpu, stream, grouped, foreign, table, keys, values)
     batch.slots[:] = 0
     batch.page_table[:] = 2
     with pytest.raises(ValueError, match=r"page_table\[0, 0\] is 2, expected 0 to 1"):

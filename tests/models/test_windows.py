@@ -1,4 +1,4 @@
-"""Equal bits where every layer has a window: pages are given back while a sequence grows, and nothing is told from it.
+"""Equal bits where layers have windows: pages are given back while a sequence grows, and nothing is told from it.
 
 Random schedules on the native kernels: batches, chunks, cached prefixes, forks, preemptions, the store, several formats
 of pages. Pages that nobody holds are filled with NaN after every step, so that a kernel which looks at one is noticed.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from random_model import make_weights
-from tiny_models import make_hf_tensors
+from tiny_models import Windows, give_windows, make_hf_tensors
 
 from mlxr.cache.shapes import CacheShape
 from mlxr.core.types import SamplingParams
@@ -24,12 +24,13 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_hf
 
-WINDOWS = (1, 20, 64)
+UNIFORM: tuple[Windows, ...] = ((1, 1, 1), (20, 20, 20), (64, 64, 64))
+MIXED: tuple[Windows, ...] = ((20, None, 20), (None, 1, 33), (64, 9, None))
 CONFIG: dict[str, Any] = {
     "model_type": "mistral",
     "hidden_size": 64,
     "intermediate_size": 64,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -42,10 +43,11 @@ Answer = list[tuple[int | None, float | None]]
 
 
 @cache
-def build(window: int, device: str = "cpu") -> Decoder:
-    config = CONFIG | {"sliding_window": window}
+def build(windows: Windows, device: str = "cpu") -> Decoder:
     ctx = Context("cpu", threads=2) if device == "cpu" else Context("reference")
-    return Decoder(ctx, config_from_hf(config), make_hf_tensors(make_weights(config, 7), "f32"))
+    model = Decoder(ctx, config_from_hf(CONFIG), make_hf_tensors(make_weights(CONFIG, 7), "f32"))
+    give_windows(model, windows)
+    return model
 
 
 def make_engine(model: Decoder, **settings: Any) -> Engine:
@@ -60,9 +62,9 @@ def collect(events: list[TokenEvent]) -> dict[int, Answer]:
 
 
 @cache
-def answer_alone(window: int, kv_type: str, prompt: tuple[int, ...], tokens: int, n: int) -> dict[int, Answer]:
+def answer_alone(windows: Windows, kv_type: str, prompt: tuple[int, ...], tokens: int, n: int) -> dict[int, Answer]:
     """By an engine that keeps all positions, in one page for each sequence."""
-    with closing(make_engine(build(window), kv_cache="simple", kv_type=kv_type, pages=4)) as engine:
+    with closing(make_engine(build(windows), kv_cache="simple", kv_type=kv_type, pages=4)) as engine:
         engine.submit(prompt, make_params(tokens, n))
         events = []
         while engine.has_work:
@@ -82,13 +84,15 @@ def poison_free_pages(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_random_schedules_change_no_bit(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("models", [UNIFORM, MIXED], ids=["one window", "several groups"])
+def test_random_schedules_change_no_bit(seed: int, models: tuple[Windows, ...], tmp_path: Path) -> None:
     chance = random.Random(seed)
-    window, kv_type = chance.choice(WINDOWS), chance.choice(["bf16", "f32", "f16", "q8"])
+    windows, kv_type = chance.choice(models), chance.choice(["bf16", "f32", "f16", "q8"])
     page_size, chunk_tokens = chance.choice([1, 5, 16, 32]), chance.choice([3, 40, 200])
-    least_pages = CacheShape(2, 32, window).count_peak(180, chunk_tokens, page_size)  # for one sequence
+    shapes = [CacheShape(2, 32, window) for window in windows]
+    least_pages = max(shape.count_peak(180, chunk_tokens, page_size) for shape in shapes)  # for one sequence
     engine = make_engine(
-        build(window),
+        build(windows),
         kv_type=kv_type,
         page_size=page_size,
         pages=least_pages * chance.choice([1, 1, 2, 4]) + chance.choice([0, 1, 3]),
@@ -117,12 +121,12 @@ def test_random_schedules_change_no_bit(seed: int, tmp_path: Path) -> None:
         assert not engine.has_work
         assert engine.stats().used_pages == 0
     for request, (prompt, tokens, n) in asked.items():
-        assert collect(events[request]) == answer_alone(window, kv_type, prompt, tokens, n)
+        assert collect(events[request]) == answer_alone(windows, kv_type, prompt, tokens, n)
 
 
 def test_the_schedules_give_pages_back() -> None:
     """A long prompt holds no more than its window at the end, and its end is found again."""
-    with closing(make_engine(build(20), page_size=4, pages=64, kv_type="bf16")) as engine:
+    with closing(make_engine(build((20, 20, 20)), page_size=4, pages=64, kv_type="bf16")) as engine:
         for cached in (0, 120):
             request = engine.submit([index % 90 for index in range(121)], make_params(30, 1))
             events = [event for _ in range(10) for event in engine.step()]
@@ -137,7 +141,7 @@ def test_the_reference_agrees_where_pages_were_given_back() -> None:
     prompt = [index * 7 % 99 for index in range(100)]
     answers = []
     for device in ("cpu", "reference"):
-        with closing(make_engine(build(20, device), page_size=4, pages=64, kv_type="f32")) as engine:
+        with closing(make_engine(build((20, None, 20), device), page_size=4, pages=64, kv_type="f32")) as engine:
             engine.submit(prompt, SamplingParams(max_tokens=20, temperature=0.0))
             events = []
             while engine.has_work:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from random_model import Config, Weights, make_weights
 
 from mlxr.cache.arena import Arena
+from mlxr.cache.shapes import CacheShape, LayerCache, form_groups
 from mlxr.formats import TensorSource, by_name, encode_tensor
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context
+from mlxr.kernels.layers import prepare_layers
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors, gguf_row_order, rename_hf_tensors
@@ -85,6 +88,33 @@ def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:
     """The same model by way of GGUF's metadata, names and row order."""
     metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
     return Decoder(ctx, config_from_gguf(metadata, tensors.keys()), tensors)
+
+
+Windows = tuple[int | None, ...]  # of each layer
+
+
+class WindowedConfig(ModelConfig):
+    """A configuration whose layers have windows of their own."""
+
+    windows: Windows = ()
+
+    @property
+    def cache_layers(self) -> tuple[LayerCache, ...]:
+        return tuple(CacheShape(self.kv_heads, self.head_dim, window) for window in self.windows)
+
+
+def give_windows(model: Decoder, windows: Windows) -> None:
+    """Give the layers of `model` these windows, and so groups of their own, which one configuration could not."""
+    config = model.config
+    model.config = WindowedConfig(**{field.name: getattr(config, field.name) for field in fields(config)})
+    object.__setattr__(model.config, "windows", windows)
+    places = form_groups(model.config.cache_layers).places
+    layers = [
+        replace(layer, attention=replace(layer.attention, sliding_window=window, group=place.group))
+        for layer, window, place in zip(model._weights.layers.layers, windows, places, strict=True)
+        if place is not None
+    ]
+    model._weights = replace(model._weights, layers=prepare_layers(model.ctx, layers))
 
 
 class TinyRun:

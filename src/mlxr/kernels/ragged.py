@@ -73,6 +73,11 @@ class RaggedBatch:
             check_size(_NAME, "rows of page_table", other.page_table.shape[0], self.sequences)
         return self._replace(others=others)
 
+    @property
+    def groups(self) -> tuple[RaggedBatch, ...]:
+        """The batch as each group of layers sees it."""
+        return (self, *self.others)
+
     def of_group(self, number: int) -> RaggedBatch:
         """The batch with the slots and page table of group `number`."""
         return self if number == 0 else self.others[number - 1]

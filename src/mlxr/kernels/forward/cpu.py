@@ -48,10 +48,10 @@ def forward(
         rope.cos,
         rope.sin,
         rope.interleaved,
-        batch.slots,
+        [part.slots for part in batch.groups],
         batch.query_starts,
         batch.context_lengths,
-        batch.page_table,
+        [part.page_table for part in batch.groups],
     )
     counted, kinds = model.layers.payload.counted, (model.table.type_name, model.output.variant)
     ctx.ledger.count_parts(_list_parts, counted, *kinds, rope.interleaved, pool_type(k_pools[0]))

@@ -97,7 +97,7 @@ class Gpu:
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, Any] = {}
         self._tables: dict[int, tuple[TensorSource, Upload]] = {}
-        self._placed: tuple[RaggedBatch, PlacedBatch] | None = None
+        self._placed: list[tuple[RaggedBatch, PlacedBatch]] = []  # of one step, as its groups of layers see it
         self.steps = Steps()
         self._is_busy = False  # whether MLX was given work since it was last waited for
         self.machine = self._make_machine(driver, code)
@@ -174,7 +174,8 @@ class Gpu:
 
     def place(self, batch: RaggedBatch) -> PlacedBatch:
         """The batch's arrays on the device; the same ones for all operators of a step."""
-        if self._placed is None or self._placed[0] is not batch:
+        found = next((placed for known, placed in self._placed if known is batch), None)
+        if found is None:
             mx = self.mx
             rows = np.repeat(np.arange(batch.sequences, dtype=np.int32), np.diff(batch.query_starts))
             columns = (batch.token_ids, batch.positions, batch.slots, rows, batch.positions + np.int32(1))
@@ -183,27 +184,29 @@ class Gpu:
             tokens, stop = batch.tokens, 5 * batch.tokens + batch.page_table.size
             table = packed[5 * tokens : stop].reshape(batch.page_table.shape)
             ids, positions, slots, owners, lengths = (packed[i * tokens : (i + 1) * tokens] for i in range(5))
-            placed = PlacedBatch(ids, positions, slots, owners, lengths, table, packed[stop:])
-            self._placed = (batch, placed)
-        return self._placed[1]
+            found = PlacedBatch(ids, positions, slots, owners, lengths, table, packed[stop:])
+            if not self._placed or self._placed[0][0].token_ids is not batch.token_ids:
+                self._placed = []
+            self._placed.append((batch, found))
+        return found
 
     def place_traced(self, batch: RaggedBatch, arrays: tuple[Any, ...]) -> None:
         """Let `arrays` (token ids and what `graph.unpack_batch` gives) stand for the tokens of `batch` in a trace."""
         token_ids, positions, slots, lengths, page_table = arrays
         rows = self.mx.arange(batch.tokens, dtype=self.mx.int32)
         placed = PlacedBatch(token_ids, positions, slots, rows, lengths, page_table, rows)
-        self._placed = (batch, placed)
+        self._placed = [(batch, placed)]
         self.is_traced = True
 
     def forget_placed(self) -> None:
         """Let go of the arrays of the last step."""
-        self._placed = self.last_expanded = None
+        self._placed, self.last_expanded = [], None
         self.is_traced = False
 
     def place_ids(self, token_ids: AnyArray) -> Any:
         """Token ids on the device, those of the step where they are its own."""
-        if self._placed is not None and self._placed[0].token_ids is token_ids:
-            return self._placed[1].token_ids
+        if self._placed and self._placed[0][0].token_ids is token_ids:
+            return self._placed[0][1].token_ids
         return self.mx.array(token_ids)
 
     def reserve(self, count: int, kind: Any) -> Any:

@@ -45,6 +45,7 @@ def make_attention(
     head_dim: int,
     head_norms: tuple[FloatArray, FloatArray] | None = None,
     sliding_window: int | None = None,
+    group: int = 0,
 ) -> AttentionBlock:
     """Weights that were prepared for `linear`, as one block. Raises ValueError for shapes that do not fit."""
     check_floats("self_attention", "norm", norm, 1)
@@ -60,7 +61,7 @@ def make_attention(
     if sliding_window is not None and sliding_window < 1:
         refuse("self_attention", "sliding_window", sliding_window, "at least 1")
     q_norm, k_norm = head_norms or (None, None)
-    return AttentionBlock(norm, eps, qkv, q_norm, k_norm, output, heads, kv_heads, head_dim, sliding_window)
+    return AttentionBlock(norm, eps, qkv, q_norm, k_norm, output, heads, kv_heads, head_dim, sliding_window, group)
 
 
 def make_feed_forward(

@@ -13,7 +13,7 @@ from mlxr.kernels.tensor import FloatArray
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBlock:
     """Weights of one layer's self-attention: `norm` (hidden,), `qkv` three weights in one, `output`; `q_norm` and
-    `k_norm` (head_dim,) norm each head, or are None."""
+    `k_norm` (head_dim,) norm each head, or are None; `group` says which slots and page table of a batch are its own."""
 
     norm: FloatArray
     eps: float
@@ -25,6 +25,7 @@ class AttentionBlock:
     kv_heads: int
     head_dim: int
     sliding_window: int | None
+    group: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -74,6 +74,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> _Payload:
             attention.head_dim,
             attention.scale,
             attention.sliding_window or _NO_WINDOW,
+            attention.group,
         )
         native.append_feed_forward(
             feed_forward.norm,
@@ -109,10 +110,10 @@ def run_layers(
         table.cos,
         table.sin,
         table.interleaved,
-        batch.slots,
+        [part.slots for part in batch.groups],
         batch.query_starts,
         batch.context_lengths,
-        batch.page_table,
+        [part.page_table for part in batch.groups],
     )
     ctx.ledger.count_parts(layers.payload.counted.list_parts, table.interleaved, pool_type(k_pools[0]))
     return stream, delta

@@ -62,6 +62,7 @@ def _attend(
     v_pool: PoolArray,
 ) -> tuple[FloatArray, FloatArray]:
     """Self-attention: stream + delta, and what the block adds to it."""
+    batch = batch.of_group(block.group)
     normed, stream = rms_norm(ctx, stream, block.norm, block.eps, delta)
     qkv = linear(ctx, normed, block.qkv)
     norms = None
