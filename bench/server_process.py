@@ -38,6 +38,11 @@ class ServerProcess:
             )
         self._wait(path)
 
+    @property
+    def process_id(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
     def read(self, path: str) -> str:
         """What a GET answers."""
         with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as response:
