@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from mlxr.core.errors import MlxrError
+from mlxr.core.memory import return_free_memory
 
 if TYPE_CHECKING:
     from mlxr.server.metrics import Metrics
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LAG_INTERVAL_S = 0.05
+RETURN_INTERVAL_S = 2.0  # between looks for memory that can be given back
 
 
 class Lifecycle:
@@ -36,6 +38,7 @@ class Lifecycle:
         self._tasks: list[asyncio.Task[None]] = []
         self.loaded = asyncio.Event()
         self.is_draining = False
+        self.had_large_body = False  # since memory was given back last
         self.problem: str | None = "models are being loaded"
 
     @property
@@ -45,7 +48,8 @@ class Lifecycle:
 
     def start(self) -> None:
         """Begin to load the first models and to watch the event loop."""
-        self._tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._watch_lag())]
+        work = (self._load(), self._watch_lag(), self._return_memory())
+        self._tasks = [asyncio.create_task(part) for part in work]
 
     def begin_drain(self) -> None:
         """Refuse new requests; those in flight go on."""
@@ -77,6 +81,14 @@ class Lifecycle:
             await asyncio.to_thread(self._sweep)
         except Exception:
             logger.exception("leftovers in the registry cannot be removed")
+
+    async def _return_memory(self) -> None:
+        """Give back what parsing large bodies has left behind in the C library."""
+        while True:
+            await asyncio.sleep(RETURN_INTERVAL_S)
+            if self.had_large_body:
+                self.had_large_body = False
+                await asyncio.to_thread(return_free_memory)
 
     async def _watch_lag(self) -> None:
         """Measure how much later than asked for the loop comes back."""

@@ -126,6 +126,7 @@ def build_route(row: RouteRow) -> Route:
             data = await _read_body(request)
             # A long body is parsed on a thread, so that meanwhile the event loop serves others.
             is_long = len(data) > INLINE_BYTES
+            request.app.state.lifecycle.had_large_body |= is_long
             body, ignored = await asyncio.to_thread(_parse_body, data, model) if is_long else _parse_body(data, model)
             note_ignored(request, ignored)
             values["body"] = body
