@@ -110,7 +110,8 @@ mlxr::GrammarFunctions read_functions(const std::vector<uintptr_t>& addresses) {
 }  // namespace
 
 void bind_grammar(nb::module_& m) {
-    nb::class_<mlxr::ForcedTokens>(m, "ForcedTokens", "Answers the grammar library from any thread.")
+    nb::class_<mlxr::ForcedTokens> forced(m, "ForcedTokens", "Answers the grammar library from any thread.");
+    forced
         .def(
             "__init__",
             [](mlxr::ForcedTokens* self, nb::callable find) {
@@ -119,7 +120,9 @@ void bind_grammar(nb::module_& m) {
             nb::arg("find"))
         .def_prop_ro("address", [](const mlxr::ForcedTokens& self) { return reinterpret_cast<uintptr_t>(&self); })
         .def_prop_ro_static("function",
-                            [](nb::handle) { return reinterpret_cast<uintptr_t>(&mlxr::ForcedTokens::write); });
+                            [](nb::handle) { return reinterpret_cast<uintptr_t>(&mlxr::ForcedTokens::write); })
+        .def_prop_ro("nbytes", &mlxr::ForcedTokens::bytes);
+    forced.attr("MAX_BYTES") = mlxr::ForcedTokens::kMaxBytes;
     nb::class_<Matcher>(m, "GrammarMatcher", "The state of a grammar in one answer; masks are made beside the caller.")
         .def(
             "__init__",

@@ -7,12 +7,6 @@
 
 namespace mlxr {
 
-namespace {
-
-constexpr size_t kMaxForced = 4096;
-
-}  // namespace
-
 size_t ForcedTokens::write(const void* self, const uint8_t* text, size_t text_bytes, uint32_t* ids, size_t room) {
     ForcedTokens& tokens = *static_cast<ForcedTokens*>(const_cast<void*>(self));
     const auto copy = [&](const std::vector<uint32_t>& found) {
@@ -27,12 +21,27 @@ size_t ForcedTokens::write(const void* self, const uint8_t* text, size_t text_by
             if (known != tokens.found_.end()) return copy(known->second);
         }
         const std::vector<uint32_t> found = tokens.find_(key);
-        const std::lock_guard lock(tokens.mutex_);
-        if (tokens.found_.size() >= kMaxForced) tokens.found_.clear();
-        return copy(tokens.found_.emplace(key, found).first->second);
+        tokens.keep(key, found);
+        return copy(found);
     } catch (...) {  // nothing is forced then
         return 0;
     }
+}
+
+size_t ForcedTokens::bytes() const {
+    const std::lock_guard lock(mutex_);
+    return bytes_;
+}
+
+void ForcedTokens::keep(const std::string& text, const std::vector<uint32_t>& ids) {
+    const size_t bytes = kEntryBytes + text.size() + ids.size() * sizeof(uint32_t);
+    if (bytes > kMaxBytes) return;  // one that others would have to make room for, and still not enough
+    const std::lock_guard lock(mutex_);
+    if (bytes_ + bytes > kMaxBytes) {
+        found_.clear();
+        bytes_ = 0;
+    }
+    if (found_.emplace(text, ids).second) bytes_ += bytes;
 }
 
 GrammarMatcher::GrammarMatcher(Errands& errands, const GrammarFunctions& functions, void* matcher, size_t mask_words)

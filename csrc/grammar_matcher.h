@@ -24,10 +24,12 @@ struct GrammarFunctions {
     void (*free)(void* matcher);
 };
 
-// Asked by the library for the tokens of a text that the grammar leaves no choice about; answers are kept.
+// Asked by the library for the tokens of a text that the grammar leaves no choice about. Answers are kept as long as
+// they take at most kMaxBytes together; then all of them go.
 class ForcedTokens {
   public:
     using Find = std::function<std::vector<uint32_t>(const std::string& text)>;
+    static constexpr size_t kMaxBytes = size_t{4} << 20;
 
     // `find` is called by any thread.
     explicit ForcedTokens(Find find) : find_(std::move(find)) {}
@@ -35,10 +37,18 @@ class ForcedTokens {
     // Writes at most `room` ids; returns how many there are. `self` is a ForcedTokens.
     static size_t write(const void* self, const uint8_t* text, size_t text_bytes, uint32_t* ids, size_t room);
 
+    // What the kept answers take.
+    size_t bytes() const;
+
   private:
+    static constexpr size_t kEntryBytes = 128;  // about what the map takes besides texts and ids
+
+    void keep(const std::string& text, const std::vector<uint32_t>& ids);
+
     Find find_;
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::unordered_map<std::string, std::vector<uint32_t>> found_;
+    size_t bytes_ = 0;
 };
 
 class GrammarMatcher final : public Errand {

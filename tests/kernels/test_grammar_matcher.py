@@ -215,6 +215,29 @@ def test_tokens_of_forced_texts_are_asked_for_once() -> None:
     assert asked == [b"abc", b"xy\x00"]
 
 
+def test_kept_tokens_are_bounded_by_their_bytes() -> None:
+    """However long the forced texts and however many their tokens are; a text that is too large leaves the others."""
+    asked = []
+
+    def find(text: bytes) -> list[int]:
+        asked.append(text)
+        return [7] * 50_000
+
+    tokens, largest = native.ForcedTokens(find), native.ForcedTokens.MAX_BYTES
+    texts = [b"%d" % index + b" " * 50_000 for index in range(2 * largest // 250_000)]
+    for text in texts:
+        assert write_tokens(tokens, text, 2) == (50_000, [7, 7])
+        assert 250_000 <= tokens.nbytes <= largest
+    assert asked == texts
+    write_tokens(tokens, texts[-1], 0)
+    kept_bytes = tokens.nbytes
+    assert write_tokens(tokens, b" " * largest, 1) == (50_000, [7])
+    assert (tokens.nbytes, asked) == (kept_bytes, [*texts, b" " * largest])
+    write_tokens(tokens, texts[-1], 0)
+    write_tokens(tokens, texts[0], 0)
+    assert asked == [*texts, b" " * largest, texts[0]]
+
+
 def test_a_tokenizer_that_fails_forces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda problem: told.append(problem.exc_type))
