@@ -72,7 +72,8 @@ def test_a_hostile_template_leaves_workers_for_others(workers: TemplateWorkers) 
     render(workers, "ok")
     with ThreadPoolExecutor(3 * MAX_WORKERS_PER_TEMPLATE) as pool:
         bombs = [pool.submit(render, workers, ENDLESS) for _ in range(2 * MAX_WORKERS_PER_TEMPLATE)]
-        time.sleep(0.2)
+        while len(workers._busy) < MAX_WORKERS_PER_TEMPLATE:
+            time.sleep(0.01)
         assert render(workers, "still {{ here }}", here="here") == "still here"
         assert not any(bomb.done() for bomb in bombs)
         while not all(bomb.done() for bomb in bombs):
@@ -100,8 +101,9 @@ def test_stopping_ends_what_is_on_its_way() -> None:
 def test_a_worker_that_was_killed_is_replaced() -> None:
     own = TemplateWorkers()
     assert render(own, "one") == "one"
-    os.kill(own._idle[0]._process.pid, signal.SIGKILL)
-    time.sleep(0.1)
+    worker = own._idle[0]._process
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
     with pytest.raises(TemplateError, match="broke its process"):
         render(own, "two")
     assert render(own, "three") == "three"
