@@ -190,6 +190,12 @@ inline int64_t positions_seen(int64_t window) {
     return window > 0 ? window : int64_t{1} << 40;
 }
 
+// 0 for none.
+inline void set_softcap(mlxr::AttendCall& call, float softcap) {
+    if (!(softcap >= 0)) refuse("attend: softcap", std::to_string(softcap), "0 or more");
+    call.softcap = softcap;
+}
+
 // `pool` is shaped as that of `call`, of `pages` pages.
 inline void check_alike(const char* what, const PoolOut& pool, const mlxr::WritePagesCall& call, int64_t pages) {
     if (size_of(pool, 0) == pages && size_of(pool, 1) == call.kv_heads && size_of(pool, 2) == call.page_size &&

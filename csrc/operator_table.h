@@ -87,6 +87,8 @@ struct AttendCall {
     int64_t heads, kv_heads, group, page_size, head_dim;
     int64_t padded_dim;  // head_dim rounded up to lanes
     float scale;
+    float softcap;                   // c: a score becomes c tanh(score / c); 0 for none
+    const float* sinks;              // (heads): of each head e**sink is added to the sum of its weights; or null
     int64_t window;                  // positions seen, the own included
     const int32_t* query_starts;     // (sequences + 1)
     const int32_t* context_lengths;  // (sequences)

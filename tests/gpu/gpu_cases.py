@@ -128,6 +128,8 @@ class Scene:
     normed: bool = False
     window: int | None = None
     kv_type: KVType = "bf16"
+    softcap: float | None = None
+    sunk: bool = False
 
     def table(self) -> RopeTable:
         return build_table(max(self.contexts), self.rot_dim or self.head_dim, 1e4, interleaved=self.interleaved)
@@ -185,5 +187,7 @@ def play(ctx: Context, scene: Scene, repeat: int = 1) -> Floats:
             batch,
             scale=scene.head_dim**-0.5,
             sliding_window=scene.window,
+            softcap=scene.softcap,
+            sinks=random_floats(3, scene.heads) if scene.sunk else None,
         )
     return np.asarray(result)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from gpu_cases import REFERENCE, Scene, play, relative_error
 
+from mlxr.kernels.attend import composed, stream
 from mlxr.kernels.attend import gpu as attend_gpu
-from mlxr.kernels.attend import stream
 from mlxr.kernels.attend.tiles import DEVICES
 from mlxr.kernels.context import Context
 
@@ -23,6 +26,9 @@ DECODE = {
     "window": Scene(4, 2, 64, 8, (100, 10), (1, 1), window=37),
     "shares": Scene(4, 2, 64, 32, (1100, 3), (1, 1), kv_type="f32"),
     "shares and window": Scene(4, 2, 128, 40, (1400, 700), (1, 1), window=600, kv_type="f16"),
+    "capped": Scene(6, 2, 80, 8, (9, 20), (1, 1), softcap=0.5),
+    "sinks": Scene(6, 2, 256, 8, (9, 20), (1, 1), window=11, sunk=True),
+    "capped, sinks, shares": Scene(4, 2, 64, 32, (1100, 3), (1, 1), softcap=0.4, sunk=True, kv_type="f32"),
 }
 TILES = {
     "plain": Scene(4, 4, 64, 16, (5, 33), (1, 1)),
@@ -38,9 +44,17 @@ TILES = {
     "mixed": Scene(4, 2, 64, 16, (30, 50, 20, 64), (1, 1, 20, 1)),
     "chunks and window": Scene(4, 2, 64, 16, (90, 40), (30, 11), window=21),
     "chunks in shares": Scene(4, 1, 64, 16, (700, 530), (9, 3)),
+    "capped": Scene(4, 2, 64, 16, (100, 10, 40), (1, 1, 33), window=37, softcap=0.7),
+    "sinks": Scene(14, 2, 64, 16, (40, 12), (1, 9), sunk=True, kv_type="f16"),
+    "capped, sinks, shares": Scene(4, 1, 128, 32, (700, 30), (1, 1), window=530, softcap=0.5, sunk=True),
+    "chunks, capped, sinks, shares": Scene(4, 1, 64, 16, (700, 530), (9, 3), softcap=0.5, sunk=True),
     "chunks in shares and window": Scene(4, 1, 64, 16, (700, 900), (9, 40), window=560),
 }
 MIXED = {
+    "capped prefill": Scene(4, 2, 96, 8, (40, 12), (40, 12), softcap=0.5),
+    "capped chunk, window": Scene(4, 2, 96, 16, (90, 40), (30, 1), window=21, softcap=0.5, sunk=True, kv_type="f32"),
+    "prefill, sinks": Scene(6, 2, 20, 16, (33,), (33,), rot_dim=10, sunk=True),
+    "chunk, window, sinks": Scene(4, 2, 96, 16, (90, 40), (30, 11), window=21, sunk=True, kv_type="f32"),
     "prefill": Scene(4, 2, 64, 8, (40,), (40,)),
     "chunk": Scene(4, 2, 64, 8, (70, 33), (20, 33)),
     "mixed": Scene(4, 2, 96, 16, (30, 50, 20, 64), (1, 1, 20, 1)),
@@ -116,6 +130,22 @@ def test_runs_of_queries(gpu: Context, name: str) -> None:
     scene = MIXED[name]
     allowed = NARROW if gpu.gpu.narrow else EXACT
     assert relative_error(play(gpu, scene), play(REFERENCE, scene)) < allowed
+
+
+@pytest.mark.parametrize("change", [{"softcap": 0.5}, {"softcap": None}, {"sunk": False}])
+@pytest.mark.parametrize("scene", [DECODE["capped, sinks, shares"], TILES["capped, sinks, shares"]])
+def test_a_changed_cap_or_sink_is_noticed(gpu: Context, scene: Scene, change: dict[str, Any]) -> None:
+    other = replace(scene, softcap=0.45)
+    assert relative_error(play(gpu, other), play(REFERENCE, replace(other, **change))) > 2 * NARROW
+
+
+def test_capped_scores_of_long_prompts_are_made_a_few_queries_at_a_time(
+    gpu: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composed, "MAX_SCORES", 4 * 256 * 7)
+    for name in ("capped prefill", "capped chunk, window"):
+        allowed = NARROW if gpu.gpu.narrow else EXACT
+        assert relative_error(play(gpu, MIXED[name]), play(REFERENCE, MIXED[name])) < allowed
 
 
 def test_slots_and_pages_outside_the_pools_are_refused(gpu: Context) -> None:

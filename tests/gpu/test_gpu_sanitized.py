@@ -62,6 +62,8 @@ def test_fused_layer_stays_within_its_arrays(sanitized: Context) -> None:
         Scene(4, 2, 64, 8, (600,), (1,), window=515),
         Scene(4, 2, 64, 32, (600,), (1,), window=515),
         Scene(6, 2, 128, 16, (37, 5, 60), (1, 5, 19)),
+        Scene(6, 2, 128, 16, (37, 5, 60), (1, 5, 19), softcap=0.7, sunk=True),
+        Scene(4, 2, 64, 8, (600,), (1,), window=515, softcap=0.7, sunk=True),
     ],
 )
 def test_attention_stays_within_its_arrays(sanitized: Context, scene: Scene) -> None:

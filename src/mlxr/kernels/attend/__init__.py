@@ -1,14 +1,18 @@
 """Causal attention straight over the pages of the cache, grouped-query aware, with an optional sliding window.
 
 Keys and values are read in place through the page table; heads are indexed, never repeated. Query head h reads key
-head h // (heads // kv_heads). With a window w, position p sees positions p - w + 1 to p.
+head h // (heads // kv_heads). With a window w, position p sees positions p - w + 1 to p. Scores may be capped by tanh
+(Gemma 2, arXiv:2408.00118), and a learned sink of each head may take a share of its weights (gpt-oss,
+arXiv:2508.10925).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
-from mlxr.kernels.checks import check_heads, check_pools, refuse
+from mlxr.kernels.attend.scores import Scores
+from mlxr.kernels.checks import check_floats, check_heads, check_pools, check_size, refuse
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
@@ -58,10 +62,13 @@ def attend(
     *,
     scale: float,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: FloatArray | None = None,
 ) -> FloatArray:
     """softmax(scale * q Kᵀ) V for every token of the batch: (T, heads, head_dim) to (T, heads * head_dim).
 
-    The batch's own keys and values must be in the pools already. q may be a view with a free token stride. Raises
+    With a softcap c a score s becomes c tanh(s / c); `sinks` (heads,) add exp(sink) to the sum of a head's weights. The
+    batch's own keys and values must be in the pools already. q may be a view with a free token stride. Raises
     ValueError for shapes that do not fit and for pages outside the pools.
     """
     check_heads("attend", "q", q)
@@ -74,11 +81,20 @@ def attend(
         refuse("attend", "heads of q", heads, f"a multiple of the {kv_heads} key heads")
     if sliding_window is not None and sliding_window < 1:
         refuse("attend", "sliding_window", sliding_window, "at least 1")
+    _check_scores(heads, softcap, sinks)
     if batch.longest_context > batch.page_table.shape[1] * page_size:
         wanted = f"pages of {page_size} for a context of {batch.longest_context}"
         refuse("attend", "page_table", f"{batch.page_table.shape[1]} pages wide", wanted)
     name, implementation = CHOICE.pick(ctx.device)
-    variant = pool_type(k_pool) if sliding_window is None else f"{pool_type(k_pool)}+window"
-    ctx.ledger.count("attend", name, variant)
-    result: FloatArray = implementation.attend(ctx, q, k_pool, v_pool, batch, scale, sliding_window)
+    scores = Scores(scale, sliding_window, softcap, sinks)
+    ctx.ledger.count("attend", name, scores.name_variant(pool_type(k_pool)))
+    result: FloatArray = implementation.attend(ctx, q, k_pool, v_pool, batch, scores)
     return result
+
+
+def _check_scores(heads: int, softcap: float | None, sinks: FloatArray | None) -> None:
+    if softcap is not None and not 0 < softcap < math.inf:
+        refuse("attend", "softcap", softcap, "a number above 0")
+    if sinks is not None:
+        check_floats("attend", "sinks", sinks, 1)
+        check_size("attend", "length of sinks", sinks.shape[0], heads)

@@ -10,12 +10,14 @@ import math
 
 import numpy as np
 
+from mlxr.kernels.attend.scores import Scores
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import POOL_DTYPES, FloatArray, PoolArray, pool_row_length
 
 _NO_WINDOW = 0
+_NO_SOFTCAP = 0.0
 
 
 def allocate_pools(
@@ -39,13 +41,11 @@ def attend(
     k_pool: PoolArray,
     v_pool: PoolArray,
     batch: RaggedBatch,
-    scale: float,
-    sliding_window: int | None,
+    scores: Scores,
 ) -> FloatArray:
     """Every query token against the pages of its sequence. Pages that no query sees need not be in the table."""
     tokens, heads, head_dim = q.shape
     out = empty(ctx, tokens, heads * head_dim)
-    window = sliding_window or _NO_WINDOW
     ctx.module.attend(
         ctx.native,
         q,
@@ -54,8 +54,10 @@ def attend(
         batch.query_starts,
         batch.context_lengths,
         batch.page_table,
-        scale,
-        window,
+        scores.scale,
+        scores.sliding_window or _NO_WINDOW,
         out,
+        scores.softcap or _NO_SOFTCAP,
+        scores.sinks,
     )
     return out

@@ -7,7 +7,6 @@ counts as copied bytes. Without kernels everything is gathered.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.attend.shares import MERGE, choose_shares, count_positions, merge_shares
+from mlxr.kernels.attend.composed import attend_composed
+from mlxr.kernels.attend.scores import Scores
+from mlxr.kernels.attend.shares import MERGE, choose_shares, count_positions, hold_sinks, merge_shares
 from mlxr.kernels.attend.stream import STREAM, attend_stream
 from mlxr.kernels.attend.tiles import TILES, attend_tiles, takes_pool
 from mlxr.kernels.checks import refuse
@@ -32,8 +33,9 @@ DECODE = Kernel(
     "attend_decode",
     _FOLDER,
     "decode.body",
-    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "numbers", "sizes"),
+    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "sinks", "numbers", "sizes"),
     ("out", "stats"),
+    ("powers.h",),
 )
 GATHER = Kernel(
     "attend_gather", _FOLDER, "gather.body", ("k_pool", "v_pool", "pages", "after", "sizes"), ("keys", "values")
@@ -64,24 +66,24 @@ def attend(
     k_pool: Pool,
     v_pool: Pool,
     batch: RaggedBatch,
-    scale: float,
-    sliding_window: int | None,
+    scores: Scores,
 ) -> Any:
     """Every query token against the pages of its sequence, (T, heads * head_dim)."""
     mx, (tokens, heads, head_dim) = ctx.gpu.mx, q.shape
-    _check_pages(batch, k_pool, sliding_window)
+    _check_pages(batch, k_pool, scores.sliding_window)
     results = []
-    for kind, first, last in _runs(batch, _list_kinds(ctx, k_pool)):
+    most_pairs = MAX_TILED_PAIRS if scores.softcap is None else 2**62  # MLX's own attention caps nothing
+    for kind, first, last in _runs(batch, _list_kinds(ctx, k_pool), most_pairs):
         start, stop = int(batch.query_starts[first]), int(batch.query_starts[last])
         part = q if (start, stop) == (0, tokens) else q[start:stop]
         if kind == "tiles":
-            results.append(attend_tiles(ctx, part, k_pool, v_pool, batch, first, last, scale, sliding_window))
+            results.append(attend_tiles(ctx, part, k_pool, v_pool, batch, first, last, scores))
         elif kind == "stream":
-            results.append(attend_stream(ctx, part, k_pool, v_pool, batch, first, scale, sliding_window))
+            results.append(attend_stream(ctx, part, k_pool, v_pool, batch, first, scores))
         elif kind == "lanes":
-            results.append(_decode(ctx, part, k_pool, v_pool, batch, start, stop, scale, sliding_window))
+            results.append(_decode(ctx, part, k_pool, v_pool, batch, start, stop, scores))
         else:
-            results.append(_prefill(ctx, part, k_pool, v_pool, batch, first, scale, sliding_window))
+            results.append(_prefill(ctx, part, k_pool, v_pool, batch, first, scores))
     joined = results[0] if len(results) == 1 else mx.concatenate(results)
     return joined.reshape(tokens, heads * head_dim)
 
@@ -96,11 +98,11 @@ def _list_kinds(ctx: Context, pool: Pool) -> tuple[str, str]:
     return ("lanes" if head_dim % 8 == 0 and head_dim <= 256 else "gather"), "gather"
 
 
-def _runs(batch: RaggedBatch, kinds: tuple[str, str]) -> Iterator[tuple[str, int, int]]:
+def _runs(batch: RaggedBatch, kinds: tuple[str, str], most_pairs: int) -> Iterator[tuple[str, int, int]]:
     """Sequences [first, last) to compute together: neighbours of a kind that have one query each, or all a few."""
     counts = np.diff(batch.query_starts)
     pairs = counts.astype(np.int64) * (batch.context_lengths - counts // 2)
-    classes = np.where(counts == 1, 0, np.where(pairs <= MAX_TILED_PAIRS, 1, 2))
+    classes = np.where(counts == 1, 0, np.where(pairs <= most_pairs, 1, 2))
     first = 0
     for index in range(len(classes)):
         group = int(classes[index])
@@ -118,8 +120,7 @@ def _decode(
     batch: RaggedBatch,
     start: int,
     stop: int,
-    scale: float,
-    sliding_window: int | None,
+    scores: Scores,
 ) -> Any:
     gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
     _, kv_heads, page_size, _ = k_pool.shape
@@ -127,12 +128,12 @@ def _decode(
     tile = 4 if head_dim <= 128 else 2
     tile = next(size for size in (1, 2, 4) if size >= min(tile, heads // kv_heads))
     groups = kv_heads * -(-(heads // kv_heads) // tile)
-    longest = count_positions(batch, page_size, sliding_window)
+    longest = count_positions(batch, page_size, scores.sliding_window)
     shares = choose_shares(longest, groups * tokens)
     share = -(-longest // shares)
     share = 1 << (share - 1).bit_length() if shares > 1 else 1 << 30
     shares = -(-longest // share) if shares > 1 else 1
-    sizes = (heads, kv_heads, page_size, batch.page_table.shape[1], sliding_window or 0, share, shares)
+    sizes = (heads, kv_heads, page_size, batch.page_table.shape[1], scores.sliding_window or 0, share, shares)
     split = shares > 1
     out, stats = gpu.launcher.launch(
         DECODE,
@@ -143,7 +144,8 @@ def _decode(
             placed.page_table,
             placed.owners if whole else placed.owners[start:stop],
             placed.lengths if whole else placed.lengths[start:stop],
-            gpu.launcher.numbers(scale * math.log2(math.e)),
+            hold_sinks(ctx, scores),
+            gpu.launcher.numbers(*scores.powers),
             gpu.launcher.numbers(*sizes),
         ],
         groups=(groups, tokens, shares),
@@ -152,10 +154,10 @@ def _decode(
             ((tokens, heads, shares, head_dim), gpu.mx.float32 if split else gpu.operands),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
         ],
-        constants={"D": head_dim, "G": tile, "SPLIT": int(split)},
+        constants={"D": head_dim, "G": tile, "SPLIT": int(split), **scores.constants},
         types={"X": q.dtype, "Y": gpu.mx.float32 if split else gpu.operands},
     )
-    return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
+    return merge_shares(ctx, out, stats, scores) if split else out.reshape(*q.shape)
 
 
 def _prefill(
@@ -165,20 +167,24 @@ def _prefill(
     v_pool: Pool,
     batch: RaggedBatch,
     sequence: int,
-    scale: float,
-    sliding_window: int | None,
+    scores: Scores,
 ) -> Any:
     gpu, mx, queries = ctx.gpu, ctx.gpu.mx, q.shape[0]
     if gpu.narrow and k_pool.kind in ("bf16", "f16"):
         q = q.astype(k_pool.array.dtype)  # MLX has fused attention for 16 bits only
-    pages, seen, front, padding, mask = _place_run(ctx, batch, sequence, k_pool.shape[2], sliding_window)
+    pages, seen, front, padding, mask = _place_run(ctx, batch, sequence, k_pool.shape[2], scores.sliding_window)
     keys, values = _gather(ctx, k_pool, v_pool, pages, seen, padding, q)
     if front or padding:
         q = mx.pad(q, ((front, padding), (0, 0), (0, 0)))
-    attended = mx.fast.scaled_dot_product_attention(
-        q.transpose(1, 0, 2)[None], keys[None], values[None], scale=scale, mask=mask
-    )
-    return attended.squeeze(0).transpose(1, 0, 2)[front : front + queries].astype(gpu.operands)
+    rows, sinks = q.transpose(1, 0, 2), None if scores.sinks is None else gpu.hold(scores.sinks)
+    if scores.softcap is not None:
+        attended = attend_composed(mx, rows, keys, values, mask, scores, sinks)
+    else:
+        sinks = None if sinks is None else sinks.astype(q.dtype)
+        attended = mx.fast.scaled_dot_product_attention(
+            rows[None], keys[None], values[None], scale=scores.scale, mask=mask, sinks=sinks
+        ).squeeze(0)
+    return attended.transpose(1, 0, 2)[front : front + queries].astype(gpu.operands)
 
 
 def _place_run(

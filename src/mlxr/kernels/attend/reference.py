@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlxr.kernels.attend.scores import Scores
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.packing import Offsets, locate_keys, locate_values, widen_bf16, widen_q8
@@ -39,11 +40,10 @@ def attend(
     k_pool: PoolArray,
     v_pool: PoolArray,
     batch: RaggedBatch,
-    scale: float,
-    sliding_window: int | None,
+    scores: Scores,
 ) -> FloatArray:
     """Every sequence by itself."""
-    tokens, heads, head_dim = q.shape
+    (tokens, heads, head_dim), sliding_window = q.shape, scores.sliding_window
     page_size = k_pool.shape[2]
     key_offsets, value_offsets = locate_keys(page_size, head_dim), locate_values(page_size, head_dim)
     output = np.empty((tokens, heads, head_dim), np.float32)
@@ -57,8 +57,10 @@ def attend(
         visible = mask_positions(positions - np.int32(first), length - first, sliding_window)
         group = heads // keys.shape[0]
         for head in range(heads):
-            scores = q[start:stop, head] @ keys[head // group].T * np.float32(scale)
-            output[start:stop, head] = softmax(np.where(visible, scores, -np.inf)) @ values[head // group]
+            products = q[start:stop, head] @ keys[head // group].T
+            seen = np.where(visible, cap(products * np.float32(scores.scale), scores.softcap), -np.inf)
+            sink = None if scores.sinks is None else scores.sinks[head]
+            output[start:stop, head] = softmax(seen, sink) @ values[head // group]
     return output.reshape(tokens, heads * head_dim)
 
 
@@ -84,8 +86,22 @@ def mask_positions(positions: IntArray, length: int, sliding_window: int | None)
     return (distance >= 0) & (distance < (sliding_window or length))
 
 
-def softmax(scores: FloatArray) -> FloatArray:
-    """Softmax over the last axis."""
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    result: FloatArray = weights / weights.sum(axis=-1, keepdims=True)
+def cap(scores: FloatArray, softcap: float | None) -> FloatArray:
+    """Scores that come no further from zero than `softcap`."""
+    if softcap is None:
+        return scores
+    result: FloatArray = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
+    return result
+
+
+def softmax(scores: FloatArray, sink: np.float32 | None = None) -> FloatArray:
+    """Softmax over the last axis; a sink counts as one more score, whose weight is left out."""
+    peak = scores.max(axis=-1, keepdims=True)
+    if sink is not None:
+        peak = np.maximum(peak, sink)
+    weights = np.exp(scores - peak)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sink is not None:
+        total = total + np.exp(sink - peak)
+    result: FloatArray = weights / total
     return result

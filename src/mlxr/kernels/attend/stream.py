@@ -6,11 +6,11 @@ positions are split into shares, which a second launch merges. Knows nothing of 
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
-from mlxr.kernels.attend.shares import choose_shares, count_positions, merge_shares
+from mlxr.kernels.attend.scores import Scores
+from mlxr.kernels.attend.shares import choose_shares, count_positions, hold_sinks, merge_shares
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
@@ -27,9 +27,9 @@ STREAM = Kernel(
     "attend_stream",
     Path(__file__).parent,
     "stream.body",
-    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "numbers", "sizes"),
+    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "sinks", "numbers", "sizes"),
     ("out", "stats"),
-    ("stream.h",),
+    ("stream.h", "powers.h"),
 )
 
 
@@ -40,8 +40,7 @@ def attend_stream(
     v_pool: Pool,
     batch: RaggedBatch,
     first: int,
-    scale: float,
-    sliding_window: int | None,
+    scores: Scores,
 ) -> Any:
     """Queries q (tokens, heads, head_dim), one for each sequence of `batch` from `first` on, the same shape."""
     gpu, (tokens, heads, head_dim) = ctx.gpu, q.shape
@@ -50,11 +49,11 @@ def attend_stream(
     group = min(heads // kv_heads, MAX_HEADS)
     parts = kv_heads * -(-(heads // kv_heads) // group)
     simd_groups = choose_simd_groups(head_dim, parts * tokens)
-    positions = count_positions(batch, page_size, sliding_window)
+    positions = count_positions(batch, page_size, scores.sliding_window)
     shares = choose_shares(positions, parts * tokens, WANTED_GROUPS, MIN_SHARE * simd_groups)
     split = shares > 1
     kind = gpu.mx.float32 if split else gpu.operands
-    sizes = (heads, kv_heads, batch.page_table.shape[1], sliding_window or 0, shares)
+    sizes = (heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, shares)
     out, stats = gpu.launcher.launch(
         STREAM,
         [
@@ -64,7 +63,8 @@ def attend_stream(
             gpu.place(batch).page_table,
             owners,
             lengths,
-            gpu.launcher.numbers(scale * math.log2(math.e)),
+            hold_sinks(ctx, scores),
+            gpu.launcher.numbers(*scores.powers),
             gpu.launcher.numbers(*sizes),
         ],
         groups=(parts, tokens, shares),
@@ -79,10 +79,11 @@ def attend_stream(
             "PAGE": page_size,
             "SPLIT": int(split),
             "STAGES": STAGES,
+            **scores.constants,
         },
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )
-    return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
+    return merge_shares(ctx, out, stats, scores) if split else out.reshape(*q.shape)
 
 
 def choose_simd_groups(head_dim: int, groups: int) -> int:

@@ -6,13 +6,13 @@ GPU busy, their positions are split into shares, which a second launch merges. K
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlxr.kernels.attend.shares import choose_shares, count_positions, merge_shares
+from mlxr.kernels.attend.scores import Scores
+from mlxr.kernels.attend.shares import choose_shares, count_positions, hold_sinks, merge_shares
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
@@ -29,8 +29,9 @@ TILES = Kernel(
     "attend_tiles",
     _FOLDER,
     "tiles.body",
-    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "tiles", "numbers", "sizes"),
+    ("q", "k_pool", "v_pool", "page_table", "owners", "lengths", "tiles", "sinks", "numbers", "sizes"),
     ("out", "stats"),
+    ("powers.h",),
 )
 
 
@@ -48,8 +49,7 @@ def attend_tiles(
     batch: RaggedBatch,
     first: int,
     last: int,
-    scale: float,
-    sliding_window: int | None,
+    scores: Scores,
 ) -> Any:
     """Queries q (tokens, heads, head_dim) of the sequences [first, last) of `batch`, the same shape."""
     gpu, (tokens, heads, head_dim) = ctx.gpu, q.shape
@@ -58,10 +58,10 @@ def attend_tiles(
     parts = kv_heads * -(-(heads // kv_heads) // per_tile)
     owners, lengths, tiles, count = _place_tiles(ctx, batch, first, last, TILE_ROWS // per_tile)
     groups = -(-count // SIMD_GROUPS)
-    shares = choose_shares(count_positions(batch, page_size, sliding_window), parts * groups)
+    shares = choose_shares(count_positions(batch, page_size, scores.sliding_window), parts * groups)
     split = shares > 1
     kind = gpu.mx.float32 if split else gpu.operands
-    sizes = (heads, kv_heads, batch.page_table.shape[1], sliding_window or 0, shares, count)
+    sizes = (heads, kv_heads, batch.page_table.shape[1], scores.sliding_window or 0, shares, count)
     out, stats = gpu.launcher.launch(
         TILES,
         [
@@ -72,7 +72,8 @@ def attend_tiles(
             owners,
             lengths,
             tiles,
-            gpu.launcher.numbers(scale * math.log2(math.e)),
+            hold_sinks(ctx, scores),
+            gpu.launcher.numbers(*scores.powers),
             gpu.launcher.numbers(*sizes),
         ],
         groups=(parts, groups, shares),
@@ -81,10 +82,10 @@ def attend_tiles(
             ((tokens, heads, shares, head_dim), kind),
             ((tokens, heads, shares, 2) if split else (8,), gpu.mx.float32),
         ],
-        constants={"D": head_dim, "G": per_tile, "PAGE": page_size, "SPLIT": int(split)},
+        constants={"D": head_dim, "G": per_tile, "PAGE": page_size, "SPLIT": int(split), **scores.constants},
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},
     )
-    return merge_shares(ctx, out, stats) if split else out.reshape(*q.shape)
+    return merge_shares(ctx, out, stats, scores) if split else out.reshape(*q.shape)
 
 
 def _place_tiles(
