@@ -20,25 +20,54 @@ void bind_operators(nb::module_& m);
 
 namespace {
 
-void run_rms_norm(Runtime& runtime, Matrix x, Vector weight, float eps, std::optional<Matrix> residual,
+// What norms have in common: rows of x, perhaps a residual, and what becomes of both.
+struct NormArrays {
+    const Matrix& x;
+    const std::optional<Matrix>& residual;
+    const MatrixOut& normed;
+    const std::optional<MatrixOut>& summed;
+
+    int64_t rows() const { return size_of(x, 0); }
+    int64_t columns() const { return size_of(x, 1); }
+
+    void check(const std::string& name) const {
+        const auto check_shape = [&](const char* what, const auto& array) {
+            if (size_of(array, 0) != rows() || size_of(array, 1) != columns()) {
+                refuse(name + what, "not shaped as x", "its shape");
+            }
+        };
+        check_shape(": normed", normed);
+        if (residual) check_shape(": residual", *residual);
+        if (summed) check_shape(": summed", *summed);
+        if (residual.has_value() != summed.has_value()) refuse(name + ": summed", "alone", "given with residual");
+    }
+};
+
+template <typename Array>
+auto* data_or_null(const std::optional<Array>& array) {
+    return array ? array->data() : nullptr;
+}
+
+void run_rms_norm(Runtime& runtime, Matrix x, std::optional<Vector> weight, float eps, std::optional<Matrix> residual,
                   MatrixOut normed, std::optional<MatrixOut> summed) {
-    const int64_t rows = size_of(x, 0), columns = size_of(x, 1);
-    check_size("rms_norm: length of weight", size_of(weight, 0), columns);
-    const auto check_shape = [&](const char* what, const auto& array) {
-        if (size_of(array, 0) != rows || size_of(array, 1) != columns) refuse(what, "not shaped as x", "its shape");
-    };
-    check_shape("rms_norm: normed", normed);
-    if (residual) check_shape("rms_norm: residual", *residual);
-    if (summed) check_shape("rms_norm: summed", *summed);
-    if (residual.has_value() != summed.has_value()) refuse("rms_norm: summed", "alone", "given with residual");
-    const mlxr::RmsNormCall call{x.data(),
-                                 residual ? residual->data() : nullptr,
-                                 weight.data(),
-                                 normed.data(),
-                                 summed ? summed->data() : nullptr,
-                                 columns,
-                                 eps};
-    run_alone(runtime, [&] { mlxr::spread_rms_norm(runtime, call, rows); });
+    const NormArrays arrays{x, residual, normed, summed};
+    if (weight) check_size("rms_norm: length of weight", size_of(*weight, 0), arrays.columns());
+    arrays.check("rms_norm");
+    const mlxr::RmsNormCall call{
+        x.data(), data_or_null(residual), data_or_null(weight), normed.data(), data_or_null(summed), arrays.columns(),
+        eps};
+    run_alone(runtime, [&] { mlxr::spread_rms_norm(runtime, call, arrays.rows()); });
+}
+
+void run_layer_norm(Runtime& runtime, Matrix x, Vector weight, std::optional<Vector> bias, float eps,
+                    std::optional<Matrix> residual, MatrixOut normed, std::optional<MatrixOut> summed) {
+    const NormArrays arrays{x, residual, normed, summed};
+    check_size("layer_norm: length of weight", size_of(weight, 0), arrays.columns());
+    if (bias) check_size("layer_norm: length of bias", size_of(*bias, 0), arrays.columns());
+    arrays.check("layer_norm");
+    const mlxr::LayerNormCall call{x.data(),      data_or_null(residual), weight.data(),    data_or_null(bias),
+                                   normed.data(), data_or_null(summed),   arrays.columns(), eps};
+    run_alone(runtime, [&] { mlxr::spread_layer_norm(runtime, call, arrays.rows()); });
 }
 
 void run_rope(Runtime& runtime, HeadsOut x, Ints positions, Matrix cosines, Matrix sines, bool interleaved) {
@@ -101,8 +130,10 @@ void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_
 void bind_operators(nb::module_& m) {
     // No conversions: an array of another type or layout is refused, never copied.
     const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
-    m.def("rms_norm", &run_rms_norm, nb::arg("runtime"), array("x"), array("weight"), nb::arg("eps"),
+    m.def("rms_norm", &run_rms_norm, nb::arg("runtime"), array("x"), array("weight").none(), nb::arg("eps"),
           array("residual").none(), array("normed"), array("summed").none());
+    m.def("layer_norm", &run_layer_norm, nb::arg("runtime"), array("x"), array("weight"), array("bias").none(),
+          nb::arg("eps"), array("residual").none(), array("normed"), array("summed").none());
     m.def("rope", &run_rope, nb::arg("runtime"), array("x"), array("positions"), array("cos"), array("sin"),
           nb::arg("interleaved"));
     m.def("activate", &run_activate, nb::arg("runtime"), array("gate_up"), nb::arg("kind"), array("out"));

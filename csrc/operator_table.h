@@ -17,7 +17,19 @@ namespace mlxr {
 struct RmsNormCall {
     const float* x;         // (rows, columns)
     const float* residual;  // the same, or null
+    const float* weight;    // (columns), or null for ones
+    float* normed;          // (rows, columns)
+    float* summed;          // (rows, columns) when residual is given, else unused
+    int64_t columns;
+    float eps;
+};
+
+// The same of the differences from each row's mean, with a bias.
+struct LayerNormCall {
+    const float* x;         // (rows, columns)
+    const float* residual;  // the same, or null
     const float* weight;    // (columns)
+    const float* bias;      // the same, or null
     float* normed;          // (rows, columns)
     float* summed;          // (rows, columns) when residual is given, else unused
     int64_t columns;
@@ -136,6 +148,7 @@ constexpr int64_t kScanBlock = 512;
 
 struct OperatorTable {
     void (*rms_norm)(const RmsNormCall& call, int64_t row_first, int64_t row_last);
+    void (*layer_norm)(const LayerNormCall& call, int64_t row_first, int64_t row_last);
     void (*rope)(const RopeCall& call, int64_t token_first, int64_t token_last);
     void (*activate)(const ActivateCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
                      int64_t column_last);

@@ -7,7 +7,7 @@
 #include "activate.inc"
 #include "attend.inc"
 #include "dense_pairs.inc"
-#include "rms_norm.inc"
+#include "norms.inc"
 #include "rope.inc"
 #include "sample.inc"
 #include "write_pages.inc"
@@ -18,8 +18,21 @@
 namespace {
 
 constexpr mlxr::OperatorTable kTable{
-    rms_norm, rope,         activate,    write_pages, narrow_rows,      multiply_dense_pairs, attend_scratch_bytes,
-    attend,   attend_merge, mask_logits, scan_logits, sum_exponentials, sum_few_exponentials, collect_logits,
+    rms_norm,
+    layer_norm,
+    rope,
+    activate,
+    write_pages,
+    narrow_rows,
+    multiply_dense_pairs,
+    attend_scratch_bytes,
+    attend,
+    attend_merge,
+    mask_logits,
+    scan_logits,
+    sum_exponentials,
+    sum_few_exponentials,
+    collect_logits,
 };
 
 }  // namespace

@@ -26,6 +26,11 @@ void spread_rms_norm(Runtime& runtime, const RmsNormCall& call, int64_t rows) {
     run_ranges(runtime, rows, call.columns, [&](int64_t first, int64_t last) { table.rms_norm(call, first, last); });
 }
 
+void spread_layer_norm(Runtime& runtime, const LayerNormCall& call, int64_t rows) {
+    const OperatorTable& table = *operator_table(runtime.isa);
+    run_ranges(runtime, rows, call.columns, [&](int64_t first, int64_t last) { table.layer_norm(call, first, last); });
+}
+
 void spread_rope(Runtime& runtime, const RopeCall& call, int64_t tokens) {
     const OperatorTable& table = *operator_table(runtime.isa);
     run_ranges(runtime, tokens, call.heads * call.rot_dim,

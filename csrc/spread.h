@@ -13,6 +13,7 @@ namespace mlxr {
 constexpr int64_t kSerialElements = 1 << 15;
 
 void spread_rms_norm(Runtime& runtime, const RmsNormCall& call, int64_t rows);
+void spread_layer_norm(Runtime& runtime, const LayerNormCall& call, int64_t rows);
 void spread_rope(Runtime& runtime, const RopeCall& call, int64_t tokens);
 void spread_activate(Runtime& runtime, const ActivateCall& call, int64_t rows);
 // Keys and values of the same tokens.

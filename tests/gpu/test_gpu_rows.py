@@ -2,30 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
-from gpu_cases import REFERENCE, random_floats, relative_error
+from gpu_cases import REFERENCE, Floats, make_tensor, random_floats, relative_error
 
 from mlxr.core.types import SamplingParams
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.layer_norm import layer_norm
+from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.sample import SampleRow, sample
 
 EXACT = 2e-6
+NARROW = 8e-3  # products of 16-bit numbers
 
 
-@pytest.mark.parametrize("columns", [16, 100, 2048])
+def norm_plainly(ctx: Context, x: Any, weight: Floats, residual: Any) -> tuple[Any, Any]:
+    return rms_norm(ctx, x, weight, 1e-5, residual)
+
+
+def norm_without_weight(ctx: Context, x: Any, _weight: Floats, residual: Any) -> tuple[Any, Any]:
+    return rms_norm(ctx, x, None, 1e-5, residual)
+
+
+def norm_centred(ctx: Context, x: Any, weight: Floats, residual: Any) -> tuple[Any, Any]:
+    return layer_norm(ctx, x, weight, 1e-5, residual)
+
+
+def norm_with_bias(ctx: Context, x: Any, weight: Floats, residual: Any) -> tuple[Any, Any]:
+    return layer_norm(ctx, x, weight, 1e-5, residual, bias=weight + np.float32(2))
+
+
+NORMS = (norm_plainly, norm_without_weight, norm_centred, norm_with_bias)
+
+
+@pytest.mark.parametrize("columns", [16, 100, 2048, 6000])
 @pytest.mark.parametrize("added", [False, True])
-def test_norm(gpu: Context, columns: int, added: bool) -> None:
-    x, weight = random_floats(1, 3, columns), random_floats(2, columns)
+@pytest.mark.parametrize("norm", NORMS)
+def test_norm(gpu: Context, norm: Callable[..., tuple[Any, Any]], columns: int, added: bool) -> None:
+    x, weight = random_floats(1, 3, columns) + np.float32(0.5), random_floats(2, columns)
     residual = random_floats(3, 3, columns) if added else None
     mx = gpu.gpu.mx
-    normed, summed = rms_norm(gpu, mx.array(x), weight, 1e-5, None if residual is None else mx.array(residual))
-    expected, total = rms_norm(REFERENCE, x, weight, 1e-5, residual)
+    normed, summed = norm(gpu, mx.array(x), weight, None if residual is None else mx.array(residual))
+    expected, total = norm(REFERENCE, x, weight, residual)
     assert relative_error(settle(normed), expected) < EXACT
     assert relative_error(summed, total) < EXACT
+    for other in set(NORMS) - {norm}:
+        assert relative_error(settle(normed), other(REFERENCE, x, weight, residual)[0]) > 0.05
+
+
+def test_sum_of_a_product_goes_into_the_layer_norm(gpu: Context) -> None:
+    x, stream, weight = random_floats(1, 2, 256), random_floats(2, 2, 64), random_floats(3, 64)
+    tensor = make_tensor("q8_0", 64, 256)
+
+    def run(ctx: Context, of: Callable[[Floats], Any]) -> tuple[Any, Any]:
+        made = linear(ctx, of(x), prepare(ctx, [tensor]))
+        return layer_norm(ctx, of(stream), weight, 1e-5, made, bias=weight)
+
+    results, expected = run(gpu, gpu.gpu.mx.array), run(REFERENCE, lambda array: array)
+    allowed = NARROW if gpu.gpu.has_tiles else EXACT
+    assert relative_error(results[0], expected[0]) < allowed
+    assert relative_error(results[1], expected[1]) < allowed
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])

@@ -9,31 +9,38 @@ from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
-__all__ = ["rms_norm"]
+__all__ = ["check_rows", "rms_norm"]
 
 CHOICE = Choice(__name__)
 
 
 def rms_norm(
-    ctx: Context, x: FloatArray, weight: FloatArray, eps: float, residual: FloatArray | None = None
+    ctx: Context, x: FloatArray, weight: FloatArray | None, eps: float, residual: FloatArray | None = None
 ) -> tuple[FloatArray, FloatArray]:
     """Return (normed, summed): summed = x + residual, or x itself without one; normed = summed / rms(summed) * weight.
 
-    x and residual are (T, n), weight (n,); rms is over each row: sqrt(mean(summed²) + eps). Inputs are left as they
-    are. x may be a view with a free row stride (heads out of a fused projection), which is copied first.
+    x and residual are (T, n), weight (n,) or None for ones; rms is over each row: sqrt(mean(summed²) + eps). Inputs are
+    left as they are. x may be a view with a free row stride (heads out of a fused projection), which is copied first.
     """
-    if isinstance(x, np.ndarray) and x.ndim == 2 and x.strides[1] == x.itemsize:
-        x = np.ascontiguousarray(x)  # nothing to do, nearly always
-    check_floats("rms_norm", "x", x, 2)
-    check_floats("rms_norm", "weight", weight, 1)
-    check_size("rms_norm", "columns of x", x.shape[1], weight.shape[0])
-    if residual is not None:
-        check_floats("rms_norm", "residual", residual, 2)
-        if residual.shape != x.shape:
-            refuse("rms_norm", "residual", f"of shape {residual.shape}", f"shape {x.shape} of x")
+    x = check_rows("rms_norm", x, residual)
+    if weight is not None:
+        check_floats("rms_norm", "weight", weight, 1)
+        check_size("rms_norm", "columns of x", x.shape[1], weight.shape[0])
     if not x.shape[0]:
         return x, x
     name, implementation = CHOICE.pick(ctx.device)
     ctx.ledger.count("rms_norm", name, "f32" if residual is None else "f32+residual")
     result: tuple[FloatArray, FloatArray] = implementation.rms_norm(ctx, x, weight, eps, residual)
     return result
+
+
+def check_rows(operator: str, x: FloatArray, residual: FloatArray | None) -> FloatArray:
+    """Check what norms take, and return x with its rows one after another."""
+    if isinstance(x, np.ndarray) and x.ndim == 2 and x.strides[1] == x.itemsize:
+        x = np.ascontiguousarray(x)  # nothing to do, nearly always
+    check_floats(operator, "x", x, 2)
+    if residual is not None:
+        check_floats(operator, "residual", residual, 2)
+        if residual.shape != x.shape:
+            refuse(operator, "residual", f"of shape {residual.shape}", f"shape {x.shape} of x")
+    return x

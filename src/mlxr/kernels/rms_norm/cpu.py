@@ -1,4 +1,4 @@
-"""Calls the native `rms_norm` of csrc/rms_norm.inc."""
+"""Calls the native `rms_norm` of csrc/norms.inc."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mlxr.kernels.tensor import FloatArray
 
 
 def rms_norm(
-    ctx: Context, x: FloatArray, weight: FloatArray, eps: float, residual: FloatArray | None
+    ctx: Context, x: FloatArray, weight: FloatArray | None, eps: float, residual: FloatArray | None
 ) -> tuple[FloatArray, FloatArray]:
     """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
     normed = empty(ctx, *x.shape)

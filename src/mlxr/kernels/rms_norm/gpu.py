@@ -20,40 +20,60 @@ NORM = Kernel(
     "rms_norm",
     Path(__file__).parent,
     "norm.body",
-    ("x", "residual", "weight", "numbers", "sizes"),
+    ("x", "residual", "weight", "bias", "numbers", "sizes"),
     ("normed", "summed"),
 )
 KERNELS = (NORM,)
 
 
-def rms_norm(ctx: Context, x: Any, weight: FloatArray, eps: float, residual: Any | None) -> tuple[Any, Any]:
+def rms_norm(ctx: Context, x: Any, weight: FloatArray | None, eps: float, residual: Any | None) -> tuple[Any, Any]:
     """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
-    gpu, scale, x = ctx.gpu, ctx.gpu.hold(weight), settle(x)
+    gpu, gain, x = ctx.gpu, None if weight is None else ctx.gpu.hold(weight), settle(x)
     if gpu.launcher is None:
         summed = x if residual is None else x + settle(residual)
-        return gpu.mx.fast.rms_norm(summed, scale, eps), summed
+        return gpu.mx.fast.rms_norm(summed, gain, eps), summed
     if isinstance(residual, Deferred) and residual.is_open:
         x, residual = add_product(ctx, residual.parts, x)
-    if residual is None and x.shape[0] <= MAX_ROWS:
-        parts = Normed(x, scale, eps)
-        return Deferred(x.shape, gpu.operands, parts, lambda: _norm(ctx, x, scale, eps, None)[0]), x
-    return _norm(ctx, x, scale, eps, settle(residual))
+    if residual is None and gain is not None and x.shape[0] <= MAX_ROWS:
+        parts = Normed(x, gain, eps)
+        return Deferred(x.shape, gpu.operands, parts, lambda: launch_norm(ctx, x, gain, None, eps, None)[0]), x
+    return launch_norm(ctx, x, gain, None, eps, settle(residual))
 
 
-def _norm(ctx: Context, x: Any, scale: Any, eps: float, residual: Any | None) -> tuple[Any, Any]:
-    """`residual` (rows, columns), or shares of it (shares, rows, columns)."""
+def launch_norm(
+    ctx: Context,
+    x: Any,
+    gain: Any | None,
+    shift: Any | None,
+    eps: float,
+    residual: Any | None,
+    *,
+    is_centred: bool = False,
+) -> tuple[Any, Any]:
+    """Norm x plus `residual` (rows, columns), or shares of it (shares, rows, columns), after its mean was taken away if
+    it is to be centred; also return the sum. `gain` and `shift` are the weight and the bias on the device."""
     gpu, (rows, columns) = ctx.gpu, x.shape
     width, shares = 8 if columns % 8 == 0 else 1, 0
     if residual is not None:
         shares = residual.shape[0] if residual.ndim == 3 else 1
-    sizes = gpu.launcher.numbers(columns, rows if shares > 1 else 0)
+    numbers = gpu.launcher.numbers
+    sizes = numbers(columns, rows if shares > 1 else 0)
+    flags = {"WEIGHT": int(gain is not None), "BIAS": int(shift is not None)}
+    gain, shift = (numbers(0.0) if vector is None else vector for vector in (gain, shift))
     normed, summed = gpu.launcher.launch(
         NORM,
-        [x, x if residual is None else residual, scale, gpu.launcher.numbers(eps), sizes],
+        [
+            x,
+            x if residual is None else residual,
+            gain,
+            shift,
+            numbers(eps),
+            sizes,
+        ],
         groups=(rows, 1, 1),
         threads=min(MAX_THREADS, -(-columns // (LANES * width)) * LANES),
         outputs=[((rows, columns), gpu.operands), ((1, 1) if residual is None else (rows, columns), gpu.mx.float32)],
-        constants={"RESIDUAL": shares, "N": width},
+        constants={"RESIDUAL": shares, "N": width, "CENTRED": int(is_centred), **flags},
         types={"Y": gpu.operands, "S": gpu.mx.float32},
     )
     return normed, x if residual is None else summed

@@ -1,0 +1,22 @@
+"""Calls the native `layer_norm` of csrc/norms.inc."""
+
+from __future__ import annotations
+
+from mlxr.kernels.buffers import empty
+from mlxr.kernels.context import Context
+from mlxr.kernels.tensor import FloatArray
+
+
+def layer_norm(
+    ctx: Context,
+    x: FloatArray,
+    weight: FloatArray,
+    bias: FloatArray | None,
+    eps: float,
+    residual: FloatArray | None,
+) -> tuple[FloatArray, FloatArray]:
+    """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
+    normed = empty(ctx, *x.shape)
+    summed = None if residual is None else empty(ctx, *x.shape)
+    ctx.module.layer_norm(ctx.native, x, weight, bias, eps, residual, normed, summed)
+    return normed, x if summed is None else summed

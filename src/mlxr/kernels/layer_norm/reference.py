@@ -1,0 +1,25 @@
+"""NumPy reference of `layer_norm`, which defines its numbers."""
+
+# ruff: noqa: ARG001 -- every implementation takes the context
+from __future__ import annotations
+
+import numpy as np
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.tensor import FloatArray
+
+
+def layer_norm(
+    ctx: Context,
+    x: FloatArray,
+    weight: FloatArray,
+    bias: FloatArray | None,
+    eps: float,
+    residual: FloatArray | None,
+) -> tuple[FloatArray, FloatArray]:
+    """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
+    summed = x if residual is None else x + residual
+    centred = summed - summed.mean(axis=1, keepdims=True)
+    variance: FloatArray = np.square(centred).mean(axis=1, keepdims=True)
+    normed: FloatArray = centred / np.sqrt(variance + np.float32(eps)) * weight
+    return normed if bias is None else normed + bias, summed
