@@ -70,12 +70,17 @@ void run_layer_norm(Runtime& runtime, Matrix x, Vector weight, std::optional<Vec
     run_alone(runtime, [&] { mlxr::spread_layer_norm(runtime, call, arrays.rows()); });
 }
 
-void run_rope(Runtime& runtime, HeadsOut x, Ints positions, Matrix cosines, Matrix sines, bool interleaved) {
+void run_rope(Runtime& runtime, HeadsOut x, Ints positions, Matrix cosines, Matrix sines, bool interleaved,
+              std::optional<Vector> factors) {
     const int64_t tokens = size_of(x, 0);
     mlxr::RopeCall call = check_rope(positions, cosines, sines, interleaved, tokens, size_of(x, 2));
     call.x = x.data();
     call.token_stride = token_stride_of("rope: x", x);
     call.heads = size_of(x, 1);
+    if (factors) {
+        check_size("rope: length of factors", size_of(*factors, 0), size_of(cosines, 0));
+        call.factors = factors->data();
+    }
     run_alone(runtime, [&] { mlxr::spread_rope(runtime, call, tokens); });
 }
 
@@ -135,7 +140,7 @@ void bind_operators(nb::module_& m) {
     m.def("layer_norm", &run_layer_norm, nb::arg("runtime"), array("x"), array("weight"), array("bias").none(),
           nb::arg("eps"), array("residual").none(), array("normed"), array("summed").none());
     m.def("rope", &run_rope, nb::arg("runtime"), array("x"), array("positions"), array("cos"), array("sin"),
-          nb::arg("interleaved"));
+          nb::arg("interleaved"), array("factors").none() = nb::none());
     m.def("activate", &run_activate, nb::arg("runtime"), array("gate_up"), nb::arg("kind"), array("out"));
     m.def("write_pages", &run_write_pages, nb::arg("runtime"), array("k"), array("v"), array("k_pool"), array("v_pool"),
           array("slots"));

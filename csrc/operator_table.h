@@ -43,8 +43,9 @@ struct RopeCall {
     const int32_t* positions;  // (tokens)
     const float* cosines;      // (positions, rot_dim / 2)
     const float* sines;
-    int64_t rot_dim;   // even, at most head_dim and kMaxRotDim
-    bool interleaved;  // pairs are (2i, 2i + 1), else (i, i + rot_dim / 2)
+    int64_t rot_dim;       // even, at most head_dim and kMaxRotDim
+    bool interleaved;      // pairs are (2i, 2i + 1), else (i, i + rot_dim / 2)
+    const float* factors;  // (positions): what all numbers of a token are then multiplied by; or null
 };
 constexpr int64_t kMaxRotDim = 1024;
 

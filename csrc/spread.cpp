@@ -33,7 +33,7 @@ void spread_layer_norm(Runtime& runtime, const LayerNormCall& call, int64_t rows
 
 void spread_rope(Runtime& runtime, const RopeCall& call, int64_t tokens) {
     const OperatorTable& table = *operator_table(runtime.isa);
-    run_ranges(runtime, tokens, call.heads * call.rot_dim,
+    run_ranges(runtime, tokens, call.heads * (call.factors == nullptr ? call.rot_dim : call.head_dim),
                [&](int64_t first, int64_t last) { table.rope(call, first, last); });
 }
 

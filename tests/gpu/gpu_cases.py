@@ -22,8 +22,8 @@ from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
-from mlxr.kernels.rope import RopeTable, build_table
-from mlxr.kernels.split_heads import HeadNorms, split_heads
+from mlxr.kernels.rope import QueryTemperature, RopeTable, build_table
+from mlxr.kernels.split_heads import HeadNorms, Projected, split_heads
 
 Floats = NDArray[np.float32]
 REFERENCE = Context("reference")
@@ -123,21 +123,29 @@ class Scene:
     page_size: int
     contexts: tuple[int, ...]
     queries: tuple[int, ...]
-    rot_dim: int = 0
+    rot_dim: int = 0  # 0: all of the head, below 0: nothing
     interleaved: bool = False
     normed: bool = False
     window: int | None = None
     kv_type: KVType = "bf16"
     softcap: float | None = None
     sunk: bool = False
+    joint: bool = False  # norms of all heads as one row
+    values_normed: bool = False
+    projected: Projected = "qkv"
+    temperature: QueryTemperature | None = None
 
     def table(self) -> RopeTable:
-        return build_table(max(self.contexts), self.rot_dim or self.head_dim, 1e4, interleaved=self.interleaved)
+        rot_dim = self.head_dim if self.rot_dim == 0 else max(self.rot_dim, 0)
+        temperature, interleaved = self.temperature, self.interleaved
+        return build_table(max(self.contexts), rot_dim, 1e4, interleaved=interleaved, temperature=temperature)
 
     def norms(self) -> HeadNorms | None:
         if not self.normed:
             return None
-        return HeadNorms(random_floats(1, self.head_dim) + 1, random_floats(2, self.head_dim) + 1, 1e-5)
+        q_heads, k_heads = (self.heads, self.kv_heads) if self.joint else (1, 1)
+        q, k = random_floats(1, q_heads * self.head_dim), random_floats(2, k_heads * self.head_dim)
+        return HeadNorms(q + 1, k + 1, 1e-5, self.values_normed)
 
     def batches(self) -> list[RaggedBatch]:
         """One batch that fills the caches, then one with the queries."""
@@ -173,10 +181,11 @@ def play(ctx: Context, scene: Scene, repeat: int = 1) -> Floats:
     arena = Arena(ctx, 1, pages, scene.kv_heads, scene.page_size, scene.head_dim, scene.kv_type)
     table, norms, result = scene.table(), scene.norms(), None
     for index, batch in enumerate(scene.batches()):
-        columns = (scene.heads + 2 * scene.kv_heads) * scene.head_dim
+        columns = (scene.heads + (len(scene.projected) - 1) * scene.kv_heads) * scene.head_dim
         qkv = random_floats(index, batch.tokens, columns)
         array: Any = qkv if ctx.gpu is None else ctx.gpu.mx.array(qkv)
-        q = split_heads(ctx, array, scene.heads, batch, table, arena.k_pools[0], arena.v_pools[0], norms)
+        pools = arena.k_pools[0], arena.v_pools[0]
+        q = split_heads(ctx, array, scene.heads, batch, table, *pools, norms, projected=scene.projected)
         if ctx.gpu is not None:
             ctx.gpu.submit(q)
         result = attend(

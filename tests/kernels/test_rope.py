@@ -10,7 +10,7 @@ from variants import Floats, Ints, any_floats, assert_equal_bits, native_context
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import Dispatch
-from mlxr.kernels.rope import RopeTable, build_table, rope
+from mlxr.kernels.rope import QueryTemperature, RopeTable, build_table, rope
 
 
 def rotate(ctx: Context, x: Floats, positions: Ints, table: RopeTable) -> Floats:
@@ -146,3 +146,39 @@ def test_native_call_checks_lengths_itself(cpu: Context) -> None:
 def test_ledger_names_the_pairing(cpu: Context) -> None:
     rotate(cpu, random_floats(13, 1, 1, 8), np.zeros(1, np.int32), build_table(1, 8, 1e4, interleaved=False))
     assert cpu.ledger.snapshot().dispatches == [Dispatch("rope", "cpu", "halves", 1)]
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("rot_dim", [0, 10, 33 * 2])
+def test_queries_are_multiplied_by_the_factor_of_their_position(rot_dim: int, interleaved: bool) -> None:
+    temperature = QueryTemperature(0.3, 50, 1)
+    table = build_table(200, rot_dim, 1e4, interleaved=interleaved, temperature=temperature)
+    plain = build_table(200, rot_dim, 1e4, interleaved=interleaved)
+    x, positions = random_floats(5, 40, 3, 67), np.arange(0, 200, 5, dtype=np.int32)
+
+    def run(ctx: Context, table: RopeTable, *, queries: bool) -> Floats:
+        rotated = x.copy()
+        rope(ctx, rotated, positions, table, queries=queries)
+        return rotated
+
+    factors = (1 + 0.3 * np.log(1 + (positions + 1) // 50)).astype(np.float32)
+    assert factors[0] == 1
+    assert factors[-1] > 1.4
+    turned = run_everywhere(lambda ctx: run(ctx, plain, queries=True))
+    assert_equal_bits(run_everywhere(lambda ctx: run(ctx, table, queries=False)), turned)
+    result = run_everywhere(lambda ctx: run(ctx, table, queries=True))
+    assert_equal_bits(result, turned * factors[:, None, None])
+    np.testing.assert_allclose(result, run(Context("reference"), table, queries=True), rtol=1e-6, atol=1e-6)
+
+
+def test_table_without_rotation_leaves_all_as_it_is(cpu: Context) -> None:
+    x = random_floats(5, 4, 3, 16)
+    assert_equal_bits(rotate(cpu, x, np.arange(4, dtype=np.int32), build_table(9, 0, 1e4, interleaved=False)), x)
+    assert cpu.ledger.snapshot().dispatches == []
+
+
+def test_native_call_checks_the_factors(cpu: Context) -> None:
+    table, x = build_table(10, 16, 1e4, interleaved=False), random_floats(1, 2, 1, 16)
+    short = np.ones(9, np.float32)
+    with pytest.raises(ValueError, match="rope: length of factors is 9, expected 10"):
+        cpu.module.rope(cpu.native, x, np.zeros(2, np.int32), table.cos, table.sin, False, short)

@@ -9,8 +9,8 @@ from mlxr.kernels.rope.table import RopeTable
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 
-def rope(ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable) -> None:
-    """Rotate each pair (a, b) of every head by the angle of its token's position."""
+def rope(ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable, factors: FloatArray | None) -> None:
+    """Rotate each pair (a, b) of every head by the angle of its token's position, then multiply by the factor there."""
     if positions.shape[0] and (positions.min() < 0 or positions.max() >= table.positions):
         refuse("rope", "positions", positions.tolist(), f"positions from 0 to {table.positions - 1}")
     cos = table.cos[positions][:, None, :]
@@ -22,3 +22,5 @@ def rope(ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable) -> 
     new_a, new_b = a * cos - b * sin, b * cos + a * sin
     a[...] = new_a
     b[...] = new_b
+    if factors is not None:
+        x *= factors[positions][:, None, None]

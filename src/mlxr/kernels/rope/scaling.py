@@ -6,6 +6,10 @@ Kinds (named as `config.json` names them, `ntk` being the one with a fixed base)
 - `yarn`: a ramp between both, and an attention factor (Peng et al. 2023, arXiv:2309.00071).
 - `llama3`: wavelengths below original_context / high_freq_factor stay, those above original_context /
   low_freq_factor are divided, with a smooth transition (Llama 3.1).
+- `longrope`: every frequency is divided by a factor of its own, from one list up to the original context and from
+  another beyond it (Ding et al. 2024, arXiv:2402.13753). Which list serves is settled once, by the longest context that
+  will be served: keys that are cached must not change their meaning.
+- `proportional`: only the first `rotated` of all pairs turn, with the frequencies of the whole head (Gemma 4).
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from typing import Literal, get_args
 
 from mlxr.core.errors import ModelError
 
-ScalingKind = Literal["linear", "ntk", "yarn", "llama3"]
+ScalingKind = Literal["linear", "ntk", "yarn", "llama3", "longrope", "proportional"]
 SCALING_KINDS: tuple[str, ...] = get_args(ScalingKind)
-_NEEDS_ORIGINAL_CONTEXT = ("yarn", "llama3")
+_NEEDS_ORIGINAL_CONTEXT = ("yarn", "llama3", "longrope")
+_POSITIVE = ("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "rotated")
 MAX_FACTOR = 1e6
 
 
@@ -26,7 +31,8 @@ MAX_FACTOR = 1e6
 class RopeScaling:
     """One scaling rule. Fields that a kind does not use keep their defaults; ModelError for values that make no sense.
 
-    `attention_factor` multiplies cos and sin (with yarn: `yarn_attention_factor` unless the model states its own).
+    `attention_factor` multiplies cos and sin (with yarn: `yarn_attention_factor` unless the model states its own, with
+    longrope `longrope_attention_factor`). `short_factors` and `long_factors` are longrope's, one for each pair.
     `original_context` is in tokens. `truncate` rounds the ends of yarn's ramp to whole dimensions.
     """
 
@@ -39,12 +45,17 @@ class RopeScaling:
     truncate: bool = True
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    rotated: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in SCALING_KINDS:
             raise ModelError(f"rope scaling {self.kind!r} is not known; known are {', '.join(SCALING_KINDS)}")
-        for name in ("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
-            value = getattr(self, name)
+        named = [(name, getattr(self, name)) for name in _POSITIVE]
+        named += [("short_factors", value) for value in self.short_factors]
+        named += [("long_factors", value) for value in self.long_factors]
+        for name, value in named:
             if not 0 < value <= MAX_FACTOR:  # also refuses NaN
                 raise ModelError(
                     f"rope scaling {self.kind}: {name} is {value}, expected above 0 and at most {MAX_FACTOR}"
@@ -58,6 +69,36 @@ class RopeScaling:
                 f"rope scaling llama3: high_freq_factor {self.high_freq_factor} is not above low_freq_factor "
                 f"{self.low_freq_factor}"
             )
+        if self.kind == "longrope" and (not self.short_factors or len(self.short_factors) != len(self.long_factors)):
+            raise ModelError(
+                f"rope scaling longrope: {len(self.short_factors)} short_factors and {len(self.long_factors)} "
+                "long_factors, expected as many of each"
+            )
+        if self.rotated > 1:
+            raise ModelError(f"rope scaling {self.kind}: rotated is {self.rotated}, expected at most 1")
+
+    def list_factors(self, context: int) -> tuple[float, ...]:
+        """Longrope's factors for contexts of up to `context` tokens."""
+        assert self.original_context is not None  # checked when made
+        return self.long_factors if context > self.original_context else self.short_factors
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTemperature:
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor((p + offset) / period)); with an offset of 0 in
+    Ministral 3, of 1 in Llama 4. Raises ModelError for values that make no sense."""
+
+    beta: float
+    period: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= MAX_FACTOR:  # also refuses NaN
+            raise ModelError(f"query temperature: beta is {self.beta}, expected from 0 to {MAX_FACTOR}")
+        if self.period < 1 or self.offset < 0:
+            raise ModelError(
+                f"query temperature: period {self.period} and offset {self.offset}, expected 1 and 0 or more"
+            )
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
@@ -69,3 +110,10 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
     if mscale and mscale_all_dim:
         return scale(mscale) / scale(mscale_all_dim)
     return scale(1.0)
+
+
+def longrope_attention_factor(context: int, original_context: int) -> float:
+    """The attention factor that longrope recommends for a model made longer, from its original context to `context`."""
+    if context <= original_context:
+        return 1.0
+    return math.sqrt(1.0 + math.log(context / original_context) / math.log(original_context))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.kernels.checks import check_floats, refuse
-from mlxr.kernels.rope.scaling import RopeScaling
+from mlxr.kernels.checks import check_floats, check_size, refuse
+from mlxr.kernels.rope.scaling import QueryTemperature, RopeScaling
 from mlxr.kernels.tensor import FloatArray
 
 DoubleArray = npt.NDArray[np.float64]
@@ -25,20 +25,24 @@ class RopeTable:
     """cos and sin (positions, rot_dim / 2) of each position and pair.
 
     `interleaved`: pair i is elements (2i, 2i + 1) of a head, otherwise (i, i + rot_dim / 2). Elements from `rot_dim`
-    on are not rotated.
+    on are not rotated; with 0 none are. `query_factors` (positions,) multiply queries, None leaves them.
     """
 
     cos: FloatArray
     sin: FloatArray
     interleaved: bool
     rot_dim: int
+    query_factors: FloatArray | None = None
 
     def __post_init__(self) -> None:
         check_floats("RopeTable", "cos", self.cos, 2)
         check_floats("RopeTable", "sin", self.sin, 2)
-        if self.cos.shape != self.sin.shape or self.rot_dim != 2 * self.cos.shape[1] or not self.rot_dim:
+        if self.cos.shape != self.sin.shape or self.rot_dim != 2 * self.cos.shape[1]:
             shapes = f"{self.cos.shape} and {self.sin.shape}"
             refuse("RopeTable", "cos and sin", f"of shapes {shapes}", f"(positions, {self.rot_dim} / 2)")
+        if self.query_factors is not None:
+            check_floats("RopeTable", "query_factors", self.query_factors, 1)
+            check_size("RopeTable", "length of query_factors", len(self.query_factors), len(self.cos))
 
     @property
     def positions(self) -> int:
@@ -54,16 +58,28 @@ def build_table(
     interleaved: bool,
     scaling: RopeScaling | None = None,
     frequency_factors: Sequence[float] | None = None,
+    context: int | None = None,
+    temperature: QueryTemperature | None = None,
 ) -> RopeTable:
     """The table of `positions` positions with base `theta` (Su et al. 2021, arXiv:2104.09864).
 
-    `frequency_factors` (rot_dim / 2), as GGUF's `rope_freqs.weight` holds them, divide the frequencies.
+    With a rot_dim of 0 nothing is rotated. `frequency_factors` (rot_dim / 2), as GGUF's `rope_freqs.weight` holds them,
+    divide the frequencies. `context` is the longest context that will be served, by which longrope chooses.
     """
-    frequencies = inverse_frequencies(rot_dim, theta, scaling, frequency_factors)
+    factors = None if temperature is None else _temper(positions, temperature)
+    if not rot_dim:
+        none = np.empty((positions, 0), np.float32)
+        return RopeTable(none, none, interleaved, 0, factors)
+    frequencies = inverse_frequencies(rot_dim, theta, scaling, frequency_factors, context)
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies[None, :]
     factor = scaling.attention_factor if scaling is not None else 1.0
     cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
-    return RopeTable(cos.astype(np.float32), sin.astype(np.float32), interleaved, rot_dim)
+    return RopeTable(cos.astype(np.float32), sin.astype(np.float32), interleaved, rot_dim, factors)
+
+
+def _temper(positions: int, temperature: QueryTemperature) -> FloatArray:
+    turns = (np.arange(positions, dtype=np.int64) + temperature.offset) // temperature.period
+    return (1.0 + temperature.beta * np.log1p(turns.astype(np.float64))).astype(np.float32)
 
 
 def inverse_frequencies(
@@ -71,13 +87,14 @@ def inverse_frequencies(
     theta: float,
     scaling: RopeScaling | None = None,
     frequency_factors: Sequence[float] | None = None,
+    context: int | None = None,
 ) -> DoubleArray:
     """Radians per position of each pair, (rot_dim / 2,): theta ** (-2 i / rot_dim), scaled."""
     if rot_dim < 2 or rot_dim % 2:
         refuse("build_table", "rot_dim", rot_dim, "an even number from 2")
     frequencies = _plain(rot_dim, theta)
     if scaling is not None:
-        frequencies = _scale(frequencies, rot_dim, theta, scaling)
+        frequencies = _scale(frequencies, rot_dim, theta, scaling, context)
     if frequency_factors is not None:
         if len(frequency_factors) != rot_dim // 2:
             refuse("build_table", "length of frequency_factors", len(frequency_factors), rot_dim // 2)
@@ -91,7 +108,7 @@ def _plain(rot_dim: int, theta: float) -> DoubleArray:
     return result
 
 
-def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:
+def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling, context: int | None) -> DoubleArray:
     match scaling.kind:
         case "linear":
             return plain / scaling.factor
@@ -104,6 +121,17 @@ def _scale(plain: DoubleArray, rot_dim: int, theta: float, scaling: RopeScaling)
             return plain * keep + plain / scaling.factor * (1.0 - keep)
         case "llama3":
             return plain / llama3_factors(plain, scaling)
+        case "longrope":
+            if context is None:
+                refuse(
+                    "build_table", "context with longrope scaling", "None", "the longest context that will be served"
+                )
+            factors = scaling.list_factors(context)
+            check_size("build_table", "number of longrope factors", len(factors), rot_dim // 2)
+            return plain / np.asarray(factors, dtype=np.float64)
+        case "proportional":
+            turning = np.arange(len(plain)) < int(scaling.rotated * len(plain))
+            return np.where(turning, plain / scaling.factor, 0.0)
 
 
 def _yarn_ramp(rot_dim: int, theta: float, scaling: RopeScaling) -> DoubleArray:

@@ -1,11 +1,13 @@
 """From the fused projection to heads: norm them, rotate them, write keys and values into their pages, give the queries.
 
+Values may be the keys as they were projected, and a layer that reads the cache of another one projects queries alone.
 On the CPU these are the operators `rms_norm`, `rope` and `write_pages` one after another; a GPU does all in one launch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from mlxr.kernels.checks import check_floats, check_pools, check_size, refuse
 from mlxr.kernels.choice import Choice
@@ -14,18 +16,38 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim, pool_type
 
-__all__ = ["HeadNorms", "split_heads"]
+__all__ = ["PROJECTED", "HeadNorms", "Projected", "split_heads"]
+
+Projected = Literal["qkv", "qk", "q"]
+PROJECTED: tuple[str, ...] = get_args(Projected)
 
 CHOICE = Choice(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorms:
-    """Weights (head_dim,) by which every query and every key head is normed, with `eps` as in `rms_norm`."""
+    """Weights by which queries and keys are normed, with `eps` as in `rms_norm`.
+
+    Weights (head_dim,) norm every head by itself, weights as long as all heads together norm these as one row. With
+    `values` every value head is normed, too, without a weight.
+    """
 
     q: FloatArray
     k: FloatArray
     eps: float
+    values: bool = False
+
+    def is_joint(self, heads: int, head_dim: int) -> bool:
+        """Whether the queries of a token, and its keys, are normed as one row."""
+        return heads > 1 and self.q.shape[0] == heads * head_dim
+
+    def check(self, heads: int, kv_heads: int, head_dim: int) -> None:
+        """Raise ValueError for weights that fit neither one head nor all together."""
+        joint = self.is_joint(heads, head_dim)
+        for name, weight, count in (("q", self.q, heads), ("k", self.k, kv_heads)):
+            check_floats("split_heads", f"norm of {name}", weight, 1)
+            wanted = count * head_dim if joint else head_dim
+            check_size("split_heads", f"length of the norm of {name}", weight.shape[0], wanted)
 
 
 def split_heads(
@@ -37,21 +59,29 @@ def split_heads(
     k_pool: PoolArray,
     v_pool: PoolArray,
     norms: HeadNorms | None = None,
+    *,
+    projected: Projected = "qkv",
 ) -> FloatArray:
     """The rotated queries (T, heads, head_dim) of qkv (T, (heads + 2 * kv_heads) * head_dim); K and V go to the pools.
 
-    Key heads and head_dim are those of the pools. Raises ValueError for positions beyond the table and for slots
-    outside the pools.
+    Key heads and head_dim are those of the pools. What is `projected` says what qkv holds: of "qk" the values are the
+    keys before these are normed and rotated; of "q" nothing is written. Raises ValueError for positions beyond
+    the table and for slots outside the pools.
     """
     check_floats("split_heads", "qkv", qkv, 2)
     check_pools("split_heads", k_pool, v_pool)
     kv_heads, head_dim = k_pool.shape[1], pool_head_dim(k_pool)
     check_size("split_heads", "rows of qkv", qkv.shape[0], batch.tokens)
-    check_size("split_heads", "columns of qkv", qkv.shape[1], (heads + 2 * kv_heads) * head_dim)
+    if projected not in PROJECTED:
+        refuse("split_heads", "projected", repr(projected), f"one of {', '.join(PROJECTED)}")
+    columns = (heads + (len(projected) - 1) * kv_heads) * head_dim
+    check_size("split_heads", "columns of qkv", qkv.shape[1], columns)
+    if norms is not None:
+        norms.check(heads, kv_heads, head_dim)
     if table.rot_dim > head_dim:
         refuse("split_heads", "rot_dim of table", table.rot_dim, f"at most the head_dim {head_dim}")
     name, implementation = CHOICE.pick(ctx.device)
     if name == "gpu":  # elsewhere the parts count themselves
         ctx.ledger.count("split_heads", name, pool_type(k_pool))
-    queries: FloatArray = implementation.split_heads(ctx, qkv, heads, batch, table, k_pool, v_pool, norms)
+    queries: FloatArray = implementation.split_heads(ctx, qkv, heads, batch, table, k_pool, v_pool, norms, projected)
     return queries

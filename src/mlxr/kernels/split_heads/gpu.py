@@ -16,19 +16,25 @@ from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
+from mlxr.kernels.split_heads.composed import compose
 
 if TYPE_CHECKING:
-    from mlxr.kernels.split_heads import HeadNorms
+    from mlxr.kernels.split_heads import HeadNorms, Projected
 
 SIMD_GROUPS = 4
 HEADS = Kernel(
     "split_heads",
     Path(__file__).parent,
     "heads.body",
-    ("qkv", "slots", "positions", "cosines", "sines", "q_norm", "k_norm", "k_pool", "v_pool", "numbers", "sizes"),
+    (
+        "qkv", "slots", "positions", "cosines", "sines", "temperatures", "q_norm", "k_norm", "factors", "k_pool",
+        "v_pool", "numbers", "sizes",
+    ),
     ("q",),
-)
-KERNELS = (HEADS,)
+)  # fmt: skip
+FACTORS = Kernel("head_factors", Path(__file__).parent, "factors.body", ("qkv", "numbers", "sizes"), ("factors",))
+FACTORS_THREADS = 256
+KERNELS = (HEADS, FACTORS)
 
 
 def split_heads(
@@ -40,6 +46,7 @@ def split_heads(
     k_pool: Pool,
     v_pool: Pool,
     norms: HeadNorms | None,
+    projected: Projected,
 ) -> Any:
     """Positions and slots were checked on the host, where they come from."""
     gpu, (pages, kv_heads, page_size, head_dim) = ctx.gpu, k_pool.shape
@@ -48,33 +55,60 @@ def split_heads(
     placed, qkv = gpu.place(batch), settle(qkv)
     _check_values(batch, table, (pages + 1) * page_size)
     if gpu.launcher is None:
-        return _compose(ctx, qkv, heads, placed, table, k_pool, v_pool, norms)
+        return compose(ctx, qkv, heads, placed, table, k_pool, v_pool, norms, projected)
     numbers = gpu.launcher.numbers
     none = numbers(0.0)
     pairs, lanes = choose_lanes(head_dim, table.rot_dim)
+    joint = norms is not None and norms.is_joint(heads, head_dim)
+    tempered = table.query_factors is not None
+    made_heads = heads if projected == "q" else heads + 2 * kv_heads
     (q,) = gpu.launcher.launch(
         HEADS,
         [
             qkv,
             placed.slots,
             placed.positions,
-            gpu.hold(table.cos),
-            gpu.hold(table.sin),
+            gpu.hold(table.cos) if table.rot_dim else none,
+            gpu.hold(table.sin) if table.rot_dim else none,
+            gpu.hold(table.query_factors) if tempered else none,
             none if norms is None else gpu.hold(norms.q),
             none if norms is None else gpu.hold(norms.k),
+            _measure_rows(ctx, qkv, heads, kv_heads, head_dim, norms.eps) if norms is not None and joint else none,
             k_pool.array,
             v_pool.array,
             none if norms is None else numbers(norms.eps),
             numbers(heads, kv_heads, head_dim, table.rot_dim, page_size),
         ],
-        groups=(-(-(heads + 2 * kv_heads) * lanes // (LANES * SIMD_GROUPS)), batch.tokens, 1),
+        groups=(-(-made_heads * lanes // (LANES * SIMD_GROUPS)), batch.tokens, 1),
         threads=LANES * SIMD_GROUPS,
         outputs=[((batch.tokens, heads, head_dim), gpu.activations)],
-        constants={"NORMED": int(norms is not None), "INTERLEAVED": int(table.interleaved), "N": pairs, "L": lanes},
+        constants={
+            "NORMED": 0 if norms is None else 2 if joint else 1,
+            "INTERLEAVED": int(table.interleaved),
+            "N": pairs,
+            "L": lanes,
+            "PARTS": len(projected),
+            "VALUES_NORMED": int(norms is not None and norms.values),
+            "TEMPERED": int(tempered),
+        },
         types={"X": qkv.dtype, "Y": gpu.activations, "K": k_pool.array.dtype},
     )
     gpu.pending = [q]
     return q
+
+
+def _measure_rows(ctx: Context, qkv: Any, heads: int, kv_heads: int, head_dim: int, eps: float) -> Any:
+    """By what all queries of a token are multiplied to norm them as one row, and all of its keys: (tokens, 2)."""
+    numbers, (tokens, columns) = ctx.gpu.launcher.numbers, qkv.shape
+    (factors,) = ctx.gpu.launcher.launch(
+        FACTORS,
+        [qkv, numbers(eps), numbers(heads * head_dim, kv_heads * head_dim, columns)],
+        groups=(2, tokens, 1),
+        threads=FACTORS_THREADS,
+        outputs=[((tokens, 2), ctx.gpu.mx.float32)],
+        types={"X": qkv.dtype},
+    )
+    return factors
 
 
 def choose_lanes(head_dim: int, rot_dim: int) -> tuple[int, int]:
@@ -88,44 +122,3 @@ def _check_values(batch: RaggedBatch, table: RopeTable, slots: int) -> None:
         refuse("split_heads", "positions", batch.positions.tolist(), f"positions from 0 to {table.positions - 1}")
     if batch.slots.min() < 0 or batch.slots.max() >= slots:
         refuse("split_heads", "slots", batch.slots.tolist(), f"slots from 0 to {slots - 1}")
-
-
-def _compose(
-    ctx: Context,
-    qkv: Any,
-    heads: int,
-    placed: Any,
-    table: RopeTable,
-    k_pool: Pool,
-    v_pool: Pool,
-    norms: HeadNorms | None,
-) -> Any:
-    """The same with MLX's operations; writes are scatters, in place because nobody else holds the pools."""
-    gpu, mx, (_, kv_heads, page_size, head_dim) = ctx.gpu, ctx.gpu.mx, k_pool.shape
-    split = qkv.reshape(qkv.shape[0], heads + 2 * kv_heads, head_dim)
-    q, k, v = split[:, :heads], split[:, heads : heads + kv_heads], split[:, heads + kv_heads :]
-    if norms is not None:
-        q = mx.fast.rms_norm(q, gpu.hold(norms.q), norms.eps)
-        k = mx.fast.rms_norm(k, gpu.hold(norms.k), norms.eps)
-    cos, sin = (mx.take(gpu.hold(part), placed.positions, axis=0)[:, None] for part in (table.cos, table.sin))
-    page_ids, offsets = placed.slots // page_size, placed.slots % page_size
-    rows = ((page_ids[:, None] * kv_heads + mx.arange(kv_heads)) * page_size + offsets[:, None]).reshape(-1)
-    for pool, values in ((k_pool, _rotate(mx, k, cos, sin, table)), (v_pool, v)):
-        shape, flat = pool.array.shape, pool.array.reshape(-1, head_dim)
-        pool.array = None  # so that the scatter may take the memory over
-        flat[rows] = values.reshape(-1, head_dim).astype(flat.dtype)
-        pool.array = flat.reshape(shape)
-        mx.eval(pool.array)
-    return _rotate(mx, q, cos, sin, table)
-
-
-def _rotate(mx: Any, x: Any, cos: Any, sin: Any, table: RopeTable) -> Any:
-    turned, rest = x[..., : table.rot_dim], x[..., table.rot_dim :]
-    half = table.rot_dim // 2
-    if table.interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        turned = mx.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(turned.shape)
-    else:
-        a, b = turned[..., :half], turned[..., half:]
-        turned = mx.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return mx.concatenate([turned, rest], axis=-1)

@@ -12,7 +12,7 @@ from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim
 from mlxr.kernels.write_pages import write_pages
 
 if TYPE_CHECKING:
-    from mlxr.kernels.split_heads import HeadNorms
+    from mlxr.kernels.split_heads import HeadNorms, Projected
 
 
 def split_heads(
@@ -24,22 +24,30 @@ def split_heads(
     k_pool: PoolArray,
     v_pool: PoolArray,
     norms: HeadNorms | None,
+    projected: Projected,
 ) -> FloatArray:
     """Slices of qkv are views, which the operators take with a free token stride."""
     kv_heads, head_dim = k_pool.shape[1], pool_head_dim(k_pool)
-    q_end, k_end = heads * head_dim, (heads + kv_heads) * head_dim
-    q = qkv[:, :q_end].reshape(-1, heads, head_dim)
-    k = qkv[:, q_end:k_end].reshape(-1, kv_heads, head_dim)
-    v = qkv[:, k_end:].reshape(-1, kv_heads, head_dim)
+    parts = qkv.reshape(len(qkv), -1, head_dim)
+    q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
     if norms is not None:
         q = _norm(ctx, q, norms.q, norms.eps)
+    rope(ctx, q, batch.positions, table, queries=True)
+    if projected == "q":
+        return q
+    if projected == "qk":
+        v = k.copy() if norms is None else k  # what is not normed is rotated in place
+    if norms is not None:
         k = _norm(ctx, k, norms.k, norms.eps)
-    rope(ctx, q, batch.positions, table)
+        if norms.values:
+            v = _norm(ctx, v, None, norms.eps)
     rope(ctx, k, batch.positions, table)
     write_pages(ctx, k, v, k_pool, v_pool, batch.slots)
     return q
 
 
-def _norm(ctx: Context, x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
-    normed, _ = rms_norm(ctx, x.reshape(-1, x.shape[2]), weight, eps)
+def _norm(ctx: Context, x: FloatArray, weight: FloatArray | None, eps: float) -> FloatArray:
+    """Norm rows as long as the weight, or each head."""
+    columns = x.shape[2] if weight is None else weight.shape[0]
+    normed, _ = rms_norm(ctx, x.reshape(-1, columns), weight, eps)
     return normed.reshape(x.shape)
