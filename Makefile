@@ -6,6 +6,7 @@ PEERS := .venv-peers
 CLIENTS := .venv-clients
 TEST_PAGE := $(BIN)/python -m pytest -n 2 -rs tests/page
 DEMAND ?=
+THOROUGH ?=
 TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore tests/clients
 PIP_INSTALL := bin/pip install -q --disable-pip-version-check
 BUILD_TOOLS := "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.26" "ninja>=1.11"
@@ -27,8 +28,8 @@ help: ## list the targets
 run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="...")
 	@$(BIN)/mlxr run "$(PROMPT)"
 
-test: $(VENV)/.dev $(CLIENTS)/.installed ## all tests that need no peer engine (those of the page need a Chromium)
-	@$(BIN)/python -m pytest -n 2
+test: $(VENV)/.dev $(CLIENTS)/.installed ## all tests that need no peer engine (THOROUGH=--thorough: random ones at full length)
+	@$(BIN)/python -m pytest -n 2 $(THOROUGH)
 	@$(TEST_PAGE) $(DEMAND)
 	@$(TEST_CLIENTS)
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import amounts
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "mlxr", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("mlxr")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="random histories, fuzzers and kills at full length")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    amounts.is_thorough = config.getoption("--thorough")

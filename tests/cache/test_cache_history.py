@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import hypothesis.strategies as st
+from amounts import choose_amount
 from cache_world import FULL, World, page_files
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -23,7 +24,7 @@ from mlxr.core.errors import OutOfPages
 
 PICK = st.integers(0, 999)  # of what there is, if anything: nothing drawn may depend on how fast the disk is
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=13)
-HISTORIES = settings(max_examples=200, stateful_step_count=80, deadline=None, derandomize=True)
+HISTORIES = settings(max_examples=choose_amount(200), stateful_step_count=80, deadline=None, derandomize=True)
 
 
 class CacheHistory(RuleBasedStateMachine):

@@ -15,11 +15,12 @@ import time
 from itertools import cycle
 from pathlib import Path
 
+from amounts import choose_amount
 from cache_world import FULL, PAGE_SIZE, World
 
 from mlxr.cache.stats import StoreDrop
 
-KILLS = 30
+KILLS = choose_amount(30)
 MAX_BYTES = 400_000
 PROMPTS = 50
 

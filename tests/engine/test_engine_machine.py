@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from amounts import choose_amount
 from fake_constraint import FakeConstraint, expect_constrained
 from fake_model import FULL, VOCABULARY, FakeConfig, FakeModel, fake_logits, make_engine
 from hypothesis import HealthCheck, Phase, settings
@@ -31,7 +32,7 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.ragged import RaggedBatch
 
 PAGE_SIZE, MAX_TOKENS, MAX_WAITING = 4, 20, 6
-EXAMPLES, MOVES = 200, 100
+EXAMPLES, MOVES = choose_amount(200), 100
 
 # Prompts that begin alike for 0, 1 or many pages, and end anywhere within a page.
 PROMPTS = st.builds(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from amounts import choose_amount
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
@@ -149,7 +150,7 @@ test_watched_machine = WatchedMachine.TestCase
 test_watched_machine_with_windows = WatchedWindowsMachine.TestCase
 for machine in (WatchedMachine, WatchedWindowsMachine):
     machine.TestCase.settings = settings(
-        max_examples=50,
+        max_examples=choose_amount(50),
         stateful_step_count=80,
         deadline=None,
         derandomize=True,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from amounts import choose_amount
 from gguf_bytes import sample_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -118,7 +119,7 @@ def test_the_samples_are_sound(folder: Path) -> None:
     assert check(folder / "sound.safetensors", SAFETENSORS, open_safetensors)
 
 
-@settings(max_examples=2500, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=choose_amount(2500), deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=mutations(GGUF_HEADER_BYTES, len(GGUF), st.sampled_from([b"GGUF", b"\xff\xfe", b"u8", b"f16.weight"])))
 def test_mutated_gguf(folder: Path, changes: list[Mutation]) -> None:
     content = GGUF
@@ -143,7 +144,7 @@ JSON_PIECES = [
 ]
 
 
-@settings(max_examples=1000, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=choose_amount(1000), deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     changes=mutations(
         SAFETENSORS_HEADER_BYTES, len(SAFETENSORS), st.sampled_from([piece.encode() for piece in JSON_PIECES])
@@ -166,7 +167,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=choose_amount(500), deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(value=JSON_VALUES, key=st.sampled_from(["dtype", "shape", "data_offsets", None]), name=st.sampled_from("ab"))
 def test_safetensors_entries_that_are_anything(folder: Path, value: object, key: str | None, name: str) -> None:
     """The header is sound JSON, but a part of it is not what the format says."""

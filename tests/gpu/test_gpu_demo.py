@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import amounts
 import pytest
 from gpu_cases import skip_unless_emulated
 
@@ -52,7 +53,7 @@ class Amount:
 AMOUNTS = {"mlx-cpu": Amount(6, 5, 12, 4, 400), "emulated": Amount(1, 3, 6, 1, 0)}
 ON_GPU = Amount(len(QUESTIONS), 16, 40, 20, 6000)
 GPU = find_gpu()
-DEVICES = [*AMOUNTS, *([] if GPU is None else [GPU])]
+DEVICES = ["emulated", *(["mlx-cpu"] if amounts.is_thorough else []), *([] if GPU is None else [GPU])]
 Answers = dict[int, list[int]]  # by request
 
 

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from amounts import choose_amount
 
 from mlxr import LLM, Completion, SamplingParams
 from mlxr.cache.stats import StoreDrop
 
-KILLS = 30
+KILLS = choose_amount(30)
 THREADS = 1
 TEXT = (Path(__file__).parent / "held_out.txt").read_text()
 SMALL = {"threads": THREADS, "context_tokens": 1024, "max_sequences": 4, "page_size": 16}
@@ -83,4 +84,4 @@ def test_every_restart_serves_the_right_bits(tmp_path: Path, expected: dict[int,
             disk_tokens += cache.disk_hit_tokens
             assert cache.store is not None
             assert not [cause for cause in SERIOUS if cache.store.drops.get(cause)]
-    assert disk_tokens > 1000
+    assert disk_tokens > 30 * KILLS

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 import schemathesis
+from amounts import choose_amount
 from hypothesis import HealthCheck, given, settings
 from running_server import RunningServer, start_server
 from schemathesis import GenerationMode
@@ -19,7 +20,13 @@ from schemathesis.specs.openapi.checks import (
 
 from mlxr.server.llamacpp import refused
 
-FEW = settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+FEW = settings(
+    max_examples=choose_amount(12),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 LENGTHS = ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ from mlxr.core.settings import resolve
 from mlxr.server.app import DIALECTS
 from mlxr.server.errors import ServerError
 from mlxr.server.limits import MAX_CALLERS, RateLimit
+from mlxr.server.listen import open_socket
 from mlxr.server.origins import Hosts, Origins
 from mlxr.server.security import Head, Keys
 
@@ -389,3 +391,28 @@ def test_an_address_that_is_taken(make_server: MakeServer) -> None:
 def test_an_address_that_is_not_ours(make_server: MakeServer) -> None:
     with pytest.raises(SettingError, match="cannot be listened on"):
         make_server(host="host.invalid")
+
+
+def test_small_pieces_are_sent_at_once() -> None:
+    """Otherwise the second request of a connection, and each token, waits 40 ms for the confirmation of the first."""
+    listener = open_socket(resolve({"port": 0}, {}))
+    with listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_refused_body_is_let_go_at_once(make_server: MakeServer) -> None:
+    """Errors hold the functions that they came through, and these the body, until Python looks for such circles."""
+    message = {"role": "user", "content": "one of very many words " * 20}
+    asked = {"model": "demo", "messages": [message] * 4000}
+    with make_server().client() as client:
+        assert client.post("/v1/chat/completions", json=asked).status_code == 400
+        gc.collect()
+        before = len(gc.get_objects())
+        gc.disable()
+        try:
+            assert client.post("/v1/chat/completions", json=asked).status_code == 400
+            assert len(gc.get_objects()) < before + 3000
+        finally:
+            gc.enable()

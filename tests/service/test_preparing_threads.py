@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from mlxr.core.errors import EngineStopped
-from mlxr.core.memory import _find_trim, return_free_memory
+from mlxr.core.memory import _find, return_free_memory
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.service.preparing_threads import GRAMMAR_WEIGHT, LONG_CHARACTERS, LongWorkThreads, PreparingThreads, weigh
 from mlxr.service.requests import ChatRequest, TextRequest, Tool
@@ -71,4 +71,5 @@ def test_long_work_ends_with_its_threads() -> None:
 
 def test_memory_goes_back_to_the_system() -> None:
     return_free_memory()  # must not fail where the C library has no such call
-    assert (_find_trim() is not None) == (platform.libc_ver()[0] == "glibc")
+    assert (_find("malloc_trim") is not None) == (platform.libc_ver()[0] == "glibc")
+    assert _find("no_such_function") is None

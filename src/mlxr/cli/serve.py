@@ -14,6 +14,7 @@ import mlxr
 from mlxr.cli.flags import ServerSettings
 from mlxr.cli.terminal import print_note
 from mlxr.core.errors import SettingError
+from mlxr.core.memory import share_heap
 from mlxr.core.settings import Settings
 from mlxr.server.lifecycle import Lifecycle
 from mlxr.server.listen import build_app, name_address, open_socket
@@ -36,6 +37,7 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
     """Answer OpenAI, Ollama and Anthropic clients over HTTP. Settings come from flags, variables and a file."""
     if model is not None:
         settings = replace(settings, default_model=model)
+    share_heap()
     start_logging(settings)
     if settings.tracing:
         start_tracing()

@@ -9,22 +9,23 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
+from dataclasses import asdict
 from pathlib import Path
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.sizing import FREE_MEMORY_PERCENT
-from mlxr.core.errors import InvalidRequest, QueueFull, SettingError
+from mlxr.core.errors import InvalidRequest, SettingError
 from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.answers import Answers
 from mlxr.engine.constraint import MaskSource, TokenConstraint
 from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import open_store, plan_arena, plan_memory
-from mlxr.engine.pace import Pace
 from mlxr.engine.pooling import Floats, Pool, Pooling
 from mlxr.engine.request import Request
 from mlxr.engine.runner import Model, Runner
-from mlxr.engine.scheduler import Chunk, Scheduler, compute_arrival
+from mlxr.engine.scheduler import Chunk, Scheduler
 from mlxr.engine.scoring import Doubles, PromptScores, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.shares import Shares
@@ -74,7 +75,7 @@ class Engine:
         _check_positive(page_size=page_size, max_batch_tokens=max_batch_tokens, max_waiting=max_waiting)
         _check_positive(max_sequences=max_sequences, prefill_chunk_tokens=prefill_chunk_tokens)
         self._ctx, self._config, self._eos_ids = ctx, model.config, frozenset(eos_ids)
-        self._max_batch_tokens, self._max_waiting, self._clock = max_batch_tokens, max_waiting, clock
+        self._max_batch_tokens, self._clock = max_batch_tokens, clock
         self.context_tokens = choose_context(context_tokens, self._config.context_length)
         self.plan = plan_memory(
             kv_cache,
@@ -124,10 +125,18 @@ class Engine:
             self.plan.page_size,
             self._scheduler.max_running,
         )
-        self._requests: dict[int, Request] = {}
         self._ids = itertools.count(1)
-        self._pace, self._work = Pace(), Work()
+        self._work = Work()
         self.live = Live(self._arena, self._cache, self._scheduler, self._work, ctx.ledger, clock)
+        self._answers = Answers(
+            self._scheduler,
+            self._cache,
+            self._shares,
+            self._work,
+            self.live,
+            max_waiting=max_waiting,
+            clock=clock,
+        )
 
     @property
     def room_tokens(self) -> int:
@@ -171,7 +180,7 @@ class Engine:
         if constraint is not None and params.ignore_eos:
             raise InvalidRequest("ignore_eos", "cannot be combined with a grammar, which ends with an end token")
         end_tokens = self._limits.choose_end(len(token_ids), params.max_tokens)
-        self._check_queue()
+        self._answers.check_room()
         now, request_id = self._clock(), next(self._ids)
         scores = self._open_scores(token_ids, params.logprobs or 0) if scores_prompt else None
         sequences = [
@@ -194,7 +203,7 @@ class Engine:
             )
             for index in range(params.streams)
         ]
-        self._enqueue(Request(params, sequences, now, deadline_s), sequences, now)
+        self._answers.add(Request(params, sequences, now, deadline_s), sequences, now)
         return request_id
 
     def submit_embedding(
@@ -215,7 +224,7 @@ class Engine:
         self._limits.check_tokens("input", token_ids)
         self._limits.check_urgency(priority, deadline_s)
         self._limits.check_embed(len(token_ids))
-        self._check_queue()
+        self._answers.check_room()
         now, request_id, params = self._clock(), next(self._ids), SamplingParams()
         sequence = Sequence(
             request_id,
@@ -229,7 +238,7 @@ class Engine:
             asked_s=now,
             pool=Pool(pooling),
         )
-        self._enqueue(Request(params, [sequence], now, deadline_s), [sequence], now)
+        self._answers.add(Request(params, [sequence], now, deadline_s), [sequence], now)
         return request_id
 
     def step(self) -> list[TokenEvent]:
@@ -238,7 +247,7 @@ class Engine:
         When the computation fails, its answers end with an ERROR event and their pages return; others go on.
         """
         start = self._clock()
-        events = self._end_late(start)
+        events = self._answers.end_late(start)
         chunks = self._scheduler.schedule()
         if not chunks:
             return events
@@ -252,8 +261,7 @@ class Engine:
             return events + self._fail(chunks, error)
         events += self._update(chunks, results, outputs.hidden, start)
         seconds = self._clock() - start
-        self._pace.count_step(seconds)
-        self._shares.count_step(seconds, sum(chunk.tokens for chunk in chunks))
+        self._answers.count_step(seconds, sum(chunk.tokens for chunk in chunks))
         if record is not None and step is not None:
             record.end_step(step, seconds)
             self.live.stop_if_forgotten(start)
@@ -265,11 +273,9 @@ class Engine:
         The last events of what was cancelled; none if it had ended already. Of a request that withholds its answers
         until the best are known, `index` is the place before they are ranked.
         """
-        request = self._requests.get(request_id)
-        if request is None:
-            return []
-        chosen = [sequence for sequence in request.growing.values() if index in (None, sequence.index)]
-        return self._end_all(chosen, FinishReason.CANCELLED)
+        growing = self._answers.list_growing(request_id)
+        chosen = [sequence for sequence in growing if index in (None, sequence.index)]
+        return self._answers.end(chosen, FinishReason.CANCELLED)
 
     def score(self, token_ids: Collection[int]) -> Doubles:
         """Natural log-probability of token_ids[1:], each given all tokens before it; shape (len(token_ids) - 1,).
@@ -298,18 +304,12 @@ class Engine:
             running_sequences=len(self._scheduler.running),
             preemptions=self._scheduler.preemptions,
             cache=self._cache.stats(),
-            steps=self._work.steps,
-            prefill_tokens=self._work.prefill_tokens,
-            decode_tokens=self._work.decode_tokens,
-            recomputed_tokens=self._work.recomputed_tokens,
-            failed_steps=self._work.failed_steps,
-            late_answers=self._work.late_answers,
-            refused_requests=self._work.refused_requests,
+            **asdict(self._work),
         )
 
     def check(self) -> None:
         """Prove that every page is free, cached or held by exactly the answers that are there; else AssertionError."""
-        growing = [sequence for request in self._requests.values() for sequence in request.growing.values()]
+        growing = self._answers.list_growing()
         self._scheduler.check(growing)
         self._cache.check(sequence.table for sequence in growing)
 
@@ -317,25 +317,9 @@ class Engine:
         """Bring what should outlive the engine to disk, within bounded time; no step may follow."""
         self._cache.close()
 
-    def _check_queue(self) -> None:
-        waiting = len(self._scheduler.waiting)
-        if waiting >= self._max_waiting:
-            self._work.refused_requests += 1
-            growing = [sequence.end_tokens - len(sequence.tokens) for sequence in self._scheduler.running]
-            raise QueueFull(waiting, self._max_waiting, self._pace.estimate_room_s(min(growing, default=1)))
-
     def _open_scores(self, token_ids: Collection[int], top: int) -> PromptScores:
         chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
         return PromptScores(list(token_ids), top, self._runner.project, chunk_tokens)
-
-    def _enqueue(self, request: Request, sequences: list[Sequence], now: float) -> None:
-        leader, *leader.followers = sequences
-        answers = 0 if leader.pool is not None else len(sequences)
-        arrival = self._shares.enter(leader.client, leader.priority, now, leader.prompt_tokens, answers)
-        for sequence in sequences:
-            sequence.rank = (compute_arrival(arrival, leader.priority), sequence.id, sequence.index)
-        self._requests[leader.id] = request
-        self._scheduler.add(leader)
 
     def _sample(self, logits: Floats, sequences: list[Sequence]) -> list[SampleResult]:
         """The next token of each of `sequences` and of its followers, who see the same logits."""
@@ -360,10 +344,10 @@ class Engine:
                 reader.add(next(remaining_hidden), is_first=not sequence.table.length_tokens)
             self._cache.commit(sequence.table, sequence.tokens, chunk.tokens)
             for event in sequence.report_progress(computed_tokens, now):
-                events += self._deliver(sequence, event)
+                events += self._answers.deliver(sequence, event)
             if completes and not sequence.draws:
                 reason = FinishReason.LENGTH if sequence.pool is None else FinishReason.STOP
-                events += self._end_all(self._part(sequence), reason)
+                events += self._answers.end(self._part(sequence), reason)
             elif completes:
                 for answer in self._part(sequence):
                     events += self._accept(answer, next(remaining), now)
@@ -379,12 +363,12 @@ class Engine:
 
     def _accept(self, sequence: Sequence, result: SampleResult, now: float) -> list[TokenEvent]:
         if result.token_id == NO_TOKEN:
-            return self._end_all([sequence], FinishReason.ERROR, sequence.sampler.error or _NO_TOKEN_TEXT)
+            return self._answers.end([sequence], FinishReason.ERROR, sequence.sampler.error or _NO_TOKEN_TEXT)
         reason = sequence.append(result, now)
         event = sequence.report(result, reason, now)
         if reason is not None:
-            self._forget(sequence)
-        return self._deliver(sequence, event)
+            self._answers.forget(sequence)
+        return self._answers.deliver(sequence, event)
 
     def _fail(self, chunks: list[Chunk], error: Exception) -> list[TokenEvent]:
         self._work.failed_steps += 1
@@ -392,50 +376,7 @@ class Engine:
             self.live.record.note_failure(str(error))
         text = f"the step failed: {type(error).__name__}: {error}"
         answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.followers)]
-        return self._end_all(answers, FinishReason.ERROR, text)
-
-    def _end_late(self, now: float) -> list[TokenEvent]:
-        """End the answers of requests whose time is over."""
-        events = []
-        for request in [request for request in self._requests.values() if request.is_late(now)]:
-            self._work.late_answers += len(request.growing)
-            text = f"the deadline of {request.deadline_s:g} s has passed; raise deadline_s or ask for fewer tokens"
-            events += self._end_all(list(request.growing.values()), FinishReason.DEADLINE, text)
-        return events
-
-    def _end_all(
-        self, sequences: Iterable[Sequence], reason: FinishReason, error: str | None = None
-    ) -> list[TokenEvent]:
-        events, now = [], self._clock()
-        for sequence in sequences:
-            self._forget(sequence)
-            events += self._deliver(sequence, sequence.report_end(reason, now, error))
-        return events
-
-    def _forget(self, sequence: Sequence) -> None:
-        """Return the pages of an answer that ends, unless others still wait for the prompt in them."""
-        answers = self._requests[sequence.id].growing.values()
-        leader = next((answer for answer in answers if sequence in answer.followers), None)
-        if leader is not None:
-            leader.followers.remove(sequence)
-        elif sequence.followers:
-            heir, *heir.followers = sequence.followers
-            heir.follow(sequence, sequence.table)
-            self._scheduler.replace(sequence, heir)
-        else:
-            self._scheduler.remove(sequence)
-            self._cache.release(sequence.table)
-
-    def _deliver(self, sequence: Sequence, event: TokenEvent) -> list[TokenEvent]:
-        if self.live.record is not None and event.finish_reason is not None:
-            self.live.record.note_end(sequence, event.finish_reason, event.error)
-        request = self._requests[sequence.id]
-        events = request.deliver(sequence, event)
-        if not request.growing:
-            del self._requests[sequence.id]
-            self._shares.leave(request.client, request.priority)
-            self._pace.count_end(self._clock(), is_idle=not self._requests)
-        return events
+        return self._answers.end(answers, FinishReason.ERROR, text)
 
 
 def _check_positive(**sizes: int) -> None:

@@ -49,7 +49,8 @@ class Registry:
 
     def list(self) -> tuple[ModelRecord, ...]:
         """All models by name, built-in ones last; `problem` is set for those whose files are gone or changed."""
-        named = [self._keep_check(record) for record in self._catalogue.list()]
+        checked = map(self._check_now, self._catalogue.list())
+        named = [record for record in checked if record is not None]
         taken = {record.name.lower() for record in named}
         builtin = [self._describe(path, name) for name, path in self._builtin.items() if name not in taken]
         return (*named, *builtin)
@@ -60,13 +61,13 @@ class Registry:
         Raises InvalidRequest for what is no name, NotFound, or RegistryError when its files are gone or changed.
         """
         checked = str(ModelName.parse(name))
-        record = self._catalogue.find(checked)
+        found = self._catalogue.find(checked)
+        record = None if found is None else self._check_now(found)
         if record is None:
             path = self._builtin.get(checked.lower())
             if path is None:
                 raise NotFound(f"model {name!r} not found; `mlxr pull` fetches one, `mlxr list` shows all")
             return self._describe(path, checked.lower())
-        record = self._keep_check(record)
         if record.problem is not None:
             raise RegistryError(f"{record.short_name}: {record.problem}")
         return record
@@ -222,6 +223,22 @@ class Registry:
             record = replace(record, digest=_hash_json(identity), modified_at=changed)
             self._inspected[key] = record
         return replace(record, name=name)
+
+    def _check_now(self, record: ModelRecord) -> ModelRecord | None:
+        """The checked record, or None if the model was removed since it was read.
+
+        Another process or thread may remove a model, whose files go after its record. So a record whose files are gone
+        is looked up again before it is said to have a problem.
+        """
+        checked = self._keep_check(record)
+        while checked.problem is not None:
+            now = self._catalogue.find(record.name)
+            if now is None:
+                return None
+            if now == record:
+                break
+            record, checked = now, self._keep_check(now)
+        return checked
 
     def _keep_check(self, record: ModelRecord) -> ModelRecord:
         """The checked record, whose files are not read again where only their times were new."""

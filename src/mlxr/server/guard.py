@@ -126,6 +126,8 @@ class Guard:
             if started:
                 raise
             await render_error(self._dialects, Request(scope), failure)(scope, receive, send)
+            _forget_frames(error)
+            _forget_frames(failure)
 
     def _check(self, scope: Scope, row: InFlight, receive: Receive) -> Receive:
         """Raise ServerError for what may not pass; what takes the place of `receive` for the rest."""
@@ -151,6 +153,17 @@ def render_error(dialects: Sequence[Dialect], request: Request, failure: ServerE
     row.failure = failure
     body = dump_json(dialect.render_error(failure, row.id))
     return Response(body, failure.status, failure.headers, "application/json")
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the traces of an error and of its causes.
+
+    They hold what the functions held, perhaps a body of megabytes, and among it the error itself: a circle, which
+    would stay until Python looks for such.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _wanted_id(scope: Scope) -> str | None:
