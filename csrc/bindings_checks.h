@@ -143,7 +143,10 @@ inline void check_sequence(const mlxr::AttendCall& call, int64_t sequence, int64
 inline mlxr::Activation parse_activation(const char* what, const std::string& kind) {
     if (kind == "silu") return mlxr::Activation::silu;
     if (kind == "gelu_tanh") return mlxr::Activation::gelu_tanh;
-    refuse(what, kind, "silu or gelu_tanh");
+    if (kind == "gelu_erf") return mlxr::Activation::gelu_erf;
+    if (kind == "relu_squared") return mlxr::Activation::relu_squared;
+    if (kind == "clamped_swiglu") return mlxr::Activation::clamped_swiglu;
+    refuse(what, kind, "silu, gelu_tanh, gelu_erf, relu_squared or clamped_swiglu");
 }
 
 // A call of rope for `tokens` tokens, but for what is rotated.

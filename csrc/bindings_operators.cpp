@@ -84,12 +84,14 @@ void run_rope(Runtime& runtime, HeadsOut x, Ints positions, Matrix cosines, Matr
     run_alone(runtime, [&] { mlxr::spread_rope(runtime, call, tokens); });
 }
 
-void run_activate(Runtime& runtime, Matrix gate_up, const char* kind, MatrixOut out) {
+void run_activate(Runtime& runtime, Matrix gate_up, const char* kind, MatrixOut out, bool gated) {
     const int64_t rows = size_of(out, 0), columns = size_of(out, 1);
     check_size("activate: rows of gate_up", size_of(gate_up, 0), rows);
-    check_size("activate: columns of gate_up", size_of(gate_up, 1), 2 * columns);
-    const mlxr::ActivateCall call{gate_up.data(), out.data(), columns, columns,
-                                  parse_activation("activate: kind", kind)};
+    check_size("activate: columns of gate_up", size_of(gate_up, 1), (gated ? 2 : 1) * columns);
+    const mlxr::ActivateCall call{
+        gate_up.data(), out.data(), columns, columns, parse_activation("activate: kind", kind), gated};
+    if (!gated && call.kind == mlxr::Activation::clamped_swiglu)
+        refuse("activate: kind", kind, "a kind without a gate");
     run_alone(runtime, [&] { mlxr::spread_activate(runtime, call, rows); });
 }
 
@@ -141,7 +143,8 @@ void bind_operators(nb::module_& m) {
           nb::arg("eps"), array("residual").none(), array("normed"), array("summed").none());
     m.def("rope", &run_rope, nb::arg("runtime"), array("x"), array("positions"), array("cos"), array("sin"),
           nb::arg("interleaved"), array("factors").none() = nb::none());
-    m.def("activate", &run_activate, nb::arg("runtime"), array("gate_up"), nb::arg("kind"), array("out"));
+    m.def("activate", &run_activate, nb::arg("runtime"), array("gate_up"), nb::arg("kind"), array("out"),
+          nb::arg("gated") = true);
     m.def("write_pages", &run_write_pages, nb::arg("runtime"), array("k"), array("v"), array("k_pool"), array("v_pool"),
           array("slots"));
     m.def("attend", &run_attend, nb::arg("runtime"), array("q"), array("k_pool"), array("v_pool"),

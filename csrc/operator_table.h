@@ -49,13 +49,14 @@ struct RopeCall {
 };
 constexpr int64_t kMaxRotDim = 1024;
 
-enum class Activation : int { silu, gelu_tanh };
+enum class Activation : int { silu, gelu_tanh, gelu_erf, relu_squared, clamped_swiglu };
 
 struct ActivateCall {
     const float* gate_up;  // (rows, 2 * columns)
     float* out;            // (rows, columns) in rows of out_stride
     int64_t columns, out_stride;
     Activation kind;
+    bool gated = true;  // else gate_up is (rows, columns), and nothing is multiplied; not for clamped_swiglu
 };
 
 // How pages keep their numbers: rows of head_dim numbers, or bf16 or int8 packed in pairs (packed_pages.h).

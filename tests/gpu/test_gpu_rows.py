@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_cases import REFERENCE, Floats, make_tensor, random_floats, relative_error
+from gpu_cases import REFERENCE, Floats, make_tensor, note_launches, random_floats, relative_error
 
 from mlxr.core.types import SamplingParams
-from mlxr.kernels.activate import activate
+from mlxr.kernels.activate import ACTIVATIONS, Activation, activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.layer_norm import layer_norm
@@ -70,12 +70,32 @@ def test_sum_of_a_product_goes_into_the_layer_norm(gpu: Context) -> None:
     assert relative_error(results[1], expected[1]) < allowed
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
-def test_activation(gpu: Context, kind: str) -> None:
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("gated", [True, False])
+def test_activation(gpu: Context, kind: Activation, gated: bool) -> None:
     gate_up = random_floats(4, 5, 2 * 300) * 6
     gate_up[0, :2] = -200, 200
-    result = activate(gpu, gpu.gpu.mx.array(gate_up), kind)  # type: ignore[arg-type]
-    assert relative_error(result, activate(REFERENCE, gate_up, kind)) < EXACT  # type: ignore[arg-type]
+    if kind == "clamped_swiglu" and not gated:
+        with pytest.raises(ValueError, match="expected a kind without a gate"):
+            activate(gpu, gpu.gpu.mx.array(gate_up), kind, gated=gated)
+        return
+    result = activate(gpu, gpu.gpu.mx.array(gate_up), kind, gated=gated)
+    assert relative_error(result, activate(REFERENCE, gate_up, kind, gated=gated)) < EXACT
+    for other in set(ACTIVATIONS) - {kind, "" if gated else "clamped_swiglu"}:
+        assert relative_error(result, activate(REFERENCE, gate_up, other, gated=gated)) > 1e-5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_activation_goes_into_the_product_before_it(
+    gpu: Context, kind: Activation, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, tensor = random_floats(1, tokens, 256) * 3, make_tensor("q8_0", 128, 256)
+    launched = note_launches(gpu, monkeypatch)
+    result = activate(gpu, linear(gpu, gpu.gpu.mx.array(x), prepare(gpu, [tensor])), kind)
+    assert "activate" not in launched
+    expected = activate(REFERENCE, linear(REFERENCE, x, prepare(REFERENCE, [tensor])), kind)
+    assert relative_error(result, expected) < (2 * NARROW if gpu.gpu.has_tiles else 2 * EXACT)
 
 
 def test_greedy_tokens_come_with_their_logprobs(gpu: Context) -> None:

@@ -16,8 +16,16 @@ from mlxr.kernels.ledger import Dispatch
 
 def activate_exactly(x: Floats, kind: str) -> NDArray[np.float64]:
     wide = x.astype(np.float64)
+    if kind == "relu_squared":
+        return np.maximum(wide, 0) ** 2
+    if kind == "gelu_erf":
+        tail = np.array([0.5 * math.erfc(min(abs(one), 1e3) / math.sqrt(2)) for one in wide.reshape(-1)])
+        return wide * np.where(wide < 0, tail.reshape(wide.shape), 1 - tail.reshape(wide.shape))
     if kind == "silu":
         exponent = -wide
+    elif kind == "clamped_swiglu":
+        wide = np.minimum(wide, 7)
+        exponent = -np.float64(np.float32(1.702)) * wide
     else:
         exponent = -2 * math.sqrt(2 / math.pi) * (wide + np.float64(np.float32(0.044715)) * wide**3)
     with np.errstate(over="ignore"):
@@ -25,25 +33,29 @@ def activate_exactly(x: Floats, kind: str) -> NDArray[np.float64]:
     return result
 
 
-def gate(x: Floats) -> Floats:
-    """Rows whose gate is `x` and whose other factor is 1."""
-    return np.concatenate([x, np.ones_like(x)], axis=1)
+def gate(x: Floats, kind: str = "silu") -> Floats:
+    """Rows whose gate is `x` and whose other factor is 1, which clamped swiglu makes of 0."""
+    return np.concatenate([x, np.zeros_like(x) if kind == "clamped_swiglu" else np.ones_like(x)], axis=1)
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activation_is_right_to_a_few_last_places(kind: Activation) -> None:
     x = np.concatenate([np.linspace(-12, 12, 20000), np.linspace(-0.01, 0.01, 1000)]).astype(np.float32)[None]
-    result = run_everywhere(lambda ctx: activate(ctx, gate(x), kind))
+    result = run_everywhere(lambda ctx: activate(ctx, gate(x, kind), kind))
     exact = activate_exactly(x, kind)
     # the exponent of gelu is itself rounded, and e**u turns each ulp of u into some |u| of them
-    allowed = 3 + (4 * np.abs(np.log(exact / x)) if kind == "gelu_tanh" else 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logarithm = np.abs(np.log(np.where(exact == 0, 1, exact / x)))
+    factors = {"gelu_tanh": 4, "clamped_swiglu": 1, "gelu_erf": 16}
+    allowed = 3 + factors.get(kind, 0) * logarithm + (5 if kind == "gelu_erf" else 0)
     assert (count_ulps(result, exact) <= allowed)[np.abs(exact) > 1e-36].all()
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_all_sizes_of_numbers(kind: Activation) -> None:
     x = any_floats(1, 3, 5000)
-    result = run_everywhere(lambda ctx: activate(ctx, gate(x), kind))
+    x[np.abs(x) > 1e18] = 3 if kind == "relu_squared" else x[np.abs(x) > 1e18]  # whose squares are infinite
+    result = run_everywhere(lambda ctx: activate(ctx, gate(x, kind), kind))
     assert np.isfinite(result).all()
     # where e**-x is beyond float32 the result is 0 instead of some -2.6e-37
     np.testing.assert_allclose(result, activate_exactly(x, kind), rtol=3e-5, atol=3e-37)
@@ -92,5 +104,49 @@ def test_native_call_checks_lengths_itself(cpu: Context) -> None:
         cpu.module.activate(cpu.native, gate_up, "silu", out[:, :3].copy())
     with pytest.raises(ValueError, match="activate: rows of gate_up is 2, expected 1"):
         cpu.module.activate(cpu.native, gate_up, "silu", out[:1])
-    with pytest.raises(ValueError, match="activate: kind is relu, expected silu or gelu_tanh"):
+    with pytest.raises(ValueError, match="activate: kind is relu, expected silu, gelu_tanh, gelu_erf, relu_squared"):
         cpu.module.activate(cpu.native, gate_up, "relu", out)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_each_kind_is_another_one(cpu: Context, kind: Activation) -> None:
+    gate_up = random_floats(3, 2, 2000) * 4
+    result, half = activate(cpu, gate_up, kind), 1000
+    up = gate_up[:, half:]
+    for other in ACTIVATIONS:
+        factor = np.clip(up, -7, 7) + 1 if other == "clamped_swiglu" else up
+        difference = np.abs(result - activate_exactly(gate_up[:, :half], other) * factor).max()
+        assert difference < 1e-4 if other == kind else difference > 1e-3
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ACTIVATIONS if kind != "clamped_swiglu"])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 33), (4, 1025), (2, 7000)])
+def test_without_a_gate_it_is_as_if_that_were_one(kind: Activation, rows: int, columns: int) -> None:
+    x = random_floats([rows, columns], rows, columns) * 3
+    result = run_everywhere(lambda ctx: activate(ctx, x, kind, gated=False))
+    assert_equal_bits(result, run_everywhere(lambda ctx: activate(ctx, gate(x), kind)))
+    np.testing.assert_allclose(result, activate(Context("reference"), x, kind, gated=False), rtol=1e-5, atol=2e-6)
+
+
+def test_clamped_swiglu_clamps_both_sides(cpu: Context) -> None:
+    gate_up = np.array([[-100, 6.9, 7.1, 1, 1, 1, 1, 1, 1, 1, 6.9, 8, -6.9, -100]], np.float32)
+    result = activate(cpu, gate_up, "clamped_swiglu")[0]
+    silu = [x / (1 + math.exp(-1.702 * x)) for x in (-100, 6.9, 7, 1)]
+    expected = [2 * silu[0], 2 * silu[1], 2 * silu[2], 7.9 * silu[3], 8 * silu[3], -5.9 * silu[3], -6 * silu[3]]
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-30)
+    for ctx in (cpu, Context("reference")):
+        with pytest.raises(ValueError, match="kind is 'clamped_swiglu', expected a kind without a gate"):
+            activate(ctx, gate_up, "clamped_swiglu", gated=False)
+    with pytest.raises(ValueError, match="kind is clamped_swiglu, expected a kind without a gate"):
+        cpu.module.activate(cpu.native, gate_up, "clamped_swiglu", np.empty_like(gate_up), False)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_not_a_number_stays_so(cpu: Context, kind: Activation) -> None:
+    gate_up = np.array([[np.nan, 1, 1, np.nan]], np.float32)
+    assert np.isnan(activate(cpu, gate_up, kind)).all()
+
+
+def test_ledger_tells_ungated_ones_apart(cpu: Context) -> None:
+    activate(cpu, random_floats(7, 1, 4), "relu_squared", gated=False)
+    assert cpu.ledger.snapshot().dispatches == [Dispatch("activate", "cpu", "relu_squared+ungated", 1)]

@@ -130,6 +130,8 @@ KINDS = {
     "qwen3": Kind("f16", norms_heads=True),
     "mistral": Kind("q4_0", window=40, interleaved=True),
     "geglu": Kind("q8_0", activation="gelu_tanh", bias=True),
+    "clamped": Kind("q4_0", activation="clamped_swiglu", bias=True),
+    "squared": Kind("q8_0", activation="relu_squared"),
     "q4_k_m": Kind("q4_k", "q6_k", hidden=256, forward=768),
     "two groups of layers": Kind(groups=True, other_window=40),
     "spans and groups": Kind("q2_k", "q8_0", hidden=256, forward=544),

@@ -1,4 +1,4 @@
-"""Gated activation of the feed-forward: SwiGLU and GeGLU (Shazeer 2020, arXiv:2002.05202)."""
+"""Activation of the feed-forward, with a gate (Shazeer 2020, arXiv:2002.05202) or without."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ from mlxr.kernels.tensor import FloatArray
 
 __all__ = ["ACTIVATIONS", "Activation", "activate"]
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+_ALWAYS_GATED = "clamped_swiglu"
 
 CHOICE = Choice(__name__)
 
 
-def activate(ctx: Context, gate_up: FloatArray, kind: Activation = "silu") -> FloatArray:
-    """act(first half) * second half: (T, 2n) to (T, n).
+def activate(ctx: Context, gate_up: FloatArray, kind: Activation = "silu", *, gated: bool = True) -> FloatArray:
+    """act(first half) * second half: (T, 2n) to (T, n); if it is not `gated`, act(gate_up), of the same shape.
 
-    `silu` is x / (1 + exp(-x)); `gelu_tanh` is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x³))).
+    `silu` is x / (1 + exp(-x)); `gelu_tanh` is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x³))); `gelu_erf` is
+    x/2 * (1 + erf(x / sqrt(2))); `relu_squared` is max(x, 0)². `clamped_swiglu` (gpt-oss) is x / (1 + exp(-1.702 x)) of
+    x up to 7, times 1 + the second half clamped to -7 and 7; it is always gated.
     """
     check_floats("activate", "gate_up", gate_up, 2)
-    if gate_up.shape[1] % 2:
+    if gated and gate_up.shape[1] % 2:
         refuse("activate", "columns of gate_up", gate_up.shape[1], "an even number")
     if kind not in ACTIVATIONS:
         refuse("activate", "kind", repr(kind), f"one of {', '.join(ACTIVATIONS)}")
+    if kind == _ALWAYS_GATED and not gated:
+        refuse("activate", "kind", repr(kind), "a kind without a gate")
     name, implementation = CHOICE.pick(ctx.device)
-    ctx.ledger.count("activate", name, kind)
-    result: FloatArray = implementation.activate(ctx, gate_up, kind)
+    ctx.ledger.count("activate", name, kind if gated else f"{kind}+ungated")
+    result: FloatArray = implementation.activate(ctx, gate_up, kind, gated)
     return result

@@ -7,8 +7,9 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
 
-def activate(ctx: Context, gate_up: FloatArray, kind: str) -> FloatArray:
-    """act(first half) * second half."""
-    out = empty(ctx, gate_up.shape[0], gate_up.shape[1] // 2)
-    ctx.module.activate(ctx.native, gate_up, kind, out)
+def activate(ctx: Context, gate_up: FloatArray, kind: str, gated: bool) -> FloatArray:
+    """act(first half) * second half, or act(gate_up)."""
+    rows, columns = gate_up.shape
+    out = empty(ctx, rows, columns // 2 if gated else columns)
+    ctx.module.activate(ctx.native, gate_up, kind, out, gated)
     return out

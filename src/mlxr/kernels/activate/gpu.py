@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
+from mlxr.kernels.activate.composed import compose
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.extras import GATES
 from mlxr.kernels.linear.gpu import can_gate, gate_product
 
 THREADS = 256
-GATE = Kernel("activate", Path(__file__).parent, "gate.body", ("gate_up", "sizes"), ("out",))
+GATE = Kernel("activate", Path(__file__).parent, "gate.body", ("gate_up", "sizes"), ("out",), ("../linear/gate.h",))
 KERNELS = (GATE,)
 
 
-def activate(ctx: Context, gate_up: Any, kind: str) -> Any:
-    """act(first half) * second half."""
+def activate(ctx: Context, gate_up: Any, kind: str, gated: bool) -> Any:
+    """act(first half) * second half, or act(gate_up)."""
     gpu, (rows, columns) = ctx.gpu, gate_up.shape
-    half = columns // 2
-    if isinstance(gate_up, Deferred) and gate_up.is_open and can_gate(ctx, gate_up.parts):
-        return gate_product(ctx, gate_up.parts, kind)
+    if gated:
+        columns //= 2
+        if isinstance(gate_up, Deferred) and gate_up.is_open and can_gate(ctx, gate_up.parts):
+            return gate_product(ctx, gate_up.parts, kind)
     gate_up = settle(gate_up)
     if gpu.launcher is None:
-        return _compose(gpu.mx, gate_up[:, :half], kind) * gate_up[:, half:]
-    width = 8 if half % 8 == 0 else 1
+        return compose(gpu.mx, gate_up, kind, gated)
+    width = 8 if columns % 8 == 0 else 1
     (out,) = gpu.launcher.launch(
         GATE,
-        [gate_up, gpu.launcher.numbers(half)],
-        groups=(-(-half // (THREADS * width)), rows, 1),
+        [gate_up, gpu.launcher.numbers(columns)],
+        groups=(-(-columns // (THREADS * width)), rows, 1),
         threads=THREADS,
-        outputs=[((rows, half), gpu.operands)],
-        constants={"GELU": int(kind == "gelu_tanh"), "N": width},
+        outputs=[((rows, columns), gpu.operands)],
+        constants={"KIND": GATES[kind], "GATED": int(gated), "N": width},
         types={"Y": gpu.operands},
     )
     return out
-
-
-def _compose(mx: Any, x: Any, kind: str) -> Any:
-    if kind == "silu":
-        return x * mx.sigmoid(x)
-    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))

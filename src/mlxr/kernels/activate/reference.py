@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -12,23 +13,57 @@ from mlxr.kernels.tensor import FloatArray
 
 _SQRT_2_OVER_PI = np.float32(math.sqrt(2 / math.pi))
 _CUBIC = np.float32(0.044715)
+_CLAMPED_SLOPE, _CLAMPED_LIMIT = np.float32(1.702), np.float32(7)
+_ERF = np.frompyfunc(math.erf, 1, 1)
 
 
-def activate(ctx: Context, gate_up: FloatArray, kind: str) -> FloatArray:
-    """act(first half) * second half."""
+def activate(ctx: Context, gate_up: FloatArray, kind: str, gated: bool) -> FloatArray:
+    """act(first half) * second half, or act(gate_up)."""
+    act = _KINDS[kind]
+    if not gated:
+        return act(gate_up)
     half = gate_up.shape[1] // 2
     gate, up = gate_up[:, :half], gate_up[:, half:]
-    result: FloatArray = (_silu(gate) if kind == "silu" else _gelu_tanh(gate)) * up
-    return result
+    if kind == "clamped_swiglu":
+        up = np.clip(up, -_CLAMPED_LIMIT, _CLAMPED_LIMIT) + np.float32(1)
+    return act(gate) * up
 
 
 def _silu(x: FloatArray) -> FloatArray:
+    return x * _sigmoid(x)
+
+
+def _sigmoid(x: FloatArray) -> FloatArray:
     # exp(-|x|) never overflows; sigmoid(-x) = exp(-x) / (1 + exp(-x))
     small = np.exp(-np.abs(x))
-    result: FloatArray = x * np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+    result: FloatArray = np.where(x >= 0, 1 / (1 + small), small / (1 + small))
     return result
 
 
 def _gelu_tanh(x: FloatArray) -> FloatArray:
     result: FloatArray = np.float32(0.5) * x * (1 + np.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x)))
     return result
+
+
+def _gelu_erf(x: FloatArray) -> FloatArray:
+    erf = np.asarray(_ERF(x.astype(np.float64) / math.sqrt(2)), np.float64)
+    return (x * (0.5 * (1.0 + erf))).astype(np.float32)
+
+
+def _relu_squared(x: FloatArray) -> FloatArray:
+    result: FloatArray = np.square(np.maximum(x, np.float32(0)))
+    return result
+
+
+def _clamped_silu(x: FloatArray) -> FloatArray:
+    bounded = np.minimum(x, _CLAMPED_LIMIT)
+    return bounded * _sigmoid(_CLAMPED_SLOPE * bounded)
+
+
+_KINDS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu_erf": _gelu_erf,
+    "relu_squared": _relu_squared,
+    "clamped_swiglu": _clamped_silu,
+}

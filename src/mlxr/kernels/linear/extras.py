@@ -5,15 +5,18 @@ Every kernel of products takes the arrays for that behind the weights, and const
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+GATES: Mapping[str, int] = {"silu": 1, "gelu_tanh": 2, "gelu_erf": 3, "relu_squared": 4, "clamped_swiglu": 5}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extras:
     """What one product does besides; None and 0 are nothing.
 
-    `gate` 1 silu, 2 gelu: the upper half of the outputs gates the lower one. `norm`, weight and epsilon, is of x.
+    `gate`, one of GATES: the upper half of the outputs gates the lower one. `norm`, weight and epsilon, is of x.
     """
 
     gate: int = 0

@@ -1,6 +1,39 @@
-// GATE 1: silu, 2: gelu with tanh.
-template <int GATE> FUNCTION float gate_with(float x, float up) {
-  if (GATE == 2)
-    return 0.5f * x * (1.0f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x))) * up;
-  return divide(x, 1.0f + exp_of(-x)) * up;
+// Activations by number, as extras.py counts them: 1 silu, 2 gelu with tanh, 3 gelu with erf, 4 relu squared, 5 clamped
+// swiglu. What is not a number stays so.
+
+// The share of the normal distribution above |x|: t / 2 * e**(-x**2 / 2 + p(t)), t = 2 / (2 + |x| / sqrt(2)), within
+// 2e-9 but for rounding.
+FUNCTION float normal_tail(float x) {
+  const float t = divide(2.0f, 2.0f + 0.70710678f * (x < 0.0f ? -x : x));
+  float p = 0.1447765411264285f;
+  p = p * t - 0.8818411326890692f;
+  p = p * t + 2.158808996025885f;
+  p = p * t - 2.5706105994028463f;
+  p = p * t + 1.3980269546703037f;
+  p = p * t - 0.4664167958981018f;
+  p = p * t + 0.4967475320950496f;
+  p = p * t + 0.9852803432782329f;
+  p = p * t - 1.2647718408641582f;
+  return 0.5f * t * exp_of(p - 0.5f * x * x);
+}
+
+template <int KIND> FUNCTION float activate_with(float x) {
+  if (KIND == 2)
+    return 0.5f * x * (1.0f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+  if (KIND == 3) {
+    const float tail = normal_tail(x);
+    return x * (x < 0.0f ? tail : 1.0f - tail);
+  }
+  if (KIND == 4)
+    return x < 0.0f ? 0.0f : x * x;
+  if (KIND == 5) {
+    const float bounded = x > 7.0f ? 7.0f : x;
+    return divide(bounded, 1.0f + exp_of(-1.702f * bounded));
+  }
+  return divide(x, 1.0f + exp_of(-x));
+}
+
+template <int KIND> FUNCTION float gate_with(float x, float up) {
+  const float factor = KIND == 5 ? (up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up) + 1.0f : up;
+  return activate_with<KIND>(x) * factor;
 }

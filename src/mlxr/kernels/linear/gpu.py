@@ -21,7 +21,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import EXPAND, FILL, multiply_expanded
-from mlxr.kernels.linear.extras import Extras
+from mlxr.kernels.linear.extras import GATES, Extras
 from mlxr.kernels.linear.floats import FLOAT_STREAM, FloatsPlan, multiply_floats, plan_floats
 from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
 from mlxr.kernels.linear.parts import BLOCKS, FLOATS, LAYOUTS, Part, prepare
@@ -99,7 +99,7 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
 
 
 def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None) -> Any:
-    """One launch for one or two parts: the product, or gated (1 silu, 2 gelu), or added to `residual` in f32."""
+    """One launch for one or two parts: the product, or gated (by one of GATES), or added to `residual` in f32."""
     gpu = ctx.gpu
     plan = _plan_floats(ctx, product, gate=gate) if product.way == "floats" else None
     if product.way == "library" or (product.way == "floats" and plan is None):
@@ -157,7 +157,7 @@ def can_gate(ctx: Context, product: Product) -> bool:
 
 def gate_product(ctx: Context, product: Product, kind: str) -> Any:
     """act(first half of the product) * second half."""
-    return multiply(ctx, product, gate=1 if kind == "silu" else 2)
+    return multiply(ctx, product, gate=GATES[kind])
 
 
 def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | None:

@@ -99,7 +99,7 @@ def pad_tokens(tokens: int) -> int:
 def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: PanelPlan) -> Any:
     """x (tokens, columns) times weight (rows, columns), of one 16-bit type: (tokens, outputs) of type `kind`.
 
-    With several shares (shares, tokens, outputs). `gate` 1 silu, 2 gelu: the rows' upper half gates the lower one.
+    With several shares (shares, tokens, outputs). `gate`, one of GATES: the rows' upper half gates the lower one.
     """
     (tokens, columns), rows = x.shape, weight.shape[0]
     outputs = rows // 2 if gate else rows

@@ -1,0 +1,32 @@
+"""`activate` as MLX's operations, for devices without our kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def compose(mx: Any, gate_up: Any, kind: str, gated: bool) -> Any:
+    """act(first half) * second half, or act(gate_up)."""
+    if not gated:
+        return _act(mx, gate_up, kind)
+    half = gate_up.shape[1] // 2
+    gate, up = gate_up[:, :half], gate_up[:, half:]
+    if kind == "clamped_swiglu":
+        up = mx.clip(up, -7.0, 7.0) + 1
+    return _act(mx, gate, kind) * up
+
+
+def _act(mx: Any, x: Any, kind: str) -> Any:
+    match kind:
+        case "silu":
+            return x * mx.sigmoid(x)
+        case "gelu_tanh":
+            return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+        case "gelu_erf":
+            return 0.5 * x * (1 + mx.erf(x / math.sqrt(2)))
+        case "relu_squared":
+            return mx.square(mx.maximum(x, 0.0))
+        case _:
+            bounded = mx.minimum(x, 7.0)
+            return bounded * mx.sigmoid(1.702 * bounded)
