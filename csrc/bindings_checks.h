@@ -194,9 +194,9 @@ inline int64_t positions_seen(int64_t window) {
 }
 
 // 0 for none.
-inline void set_softcap(mlxr::AttendCall& call, float softcap) {
-    if (!(softcap >= 0)) refuse("attend: softcap", std::to_string(softcap), "0 or more");
-    call.softcap = softcap;
+inline float check_softcap(const char* what, float softcap) {
+    if (!(softcap >= 0)) refuse(what, std::to_string(softcap), "0 or more");
+    return softcap;
 }
 
 // `pool` is shaped as that of `call`, of `pages` pages.

@@ -49,24 +49,28 @@ auto* data_or_null(const std::optional<Array>& array) {
 }
 
 void run_rms_norm(Runtime& runtime, Matrix x, std::optional<Vector> weight, float eps, std::optional<Matrix> residual,
-                  MatrixOut normed, std::optional<MatrixOut> summed) {
+                  MatrixOut normed, std::optional<MatrixOut> summed, float residual_scale, float sum_scale) {
     const NormArrays arrays{x, residual, normed, summed};
     if (weight) check_size("rms_norm: length of weight", size_of(*weight, 0), arrays.columns());
     arrays.check("rms_norm");
-    const mlxr::RmsNormCall call{
-        x.data(), data_or_null(residual), data_or_null(weight), normed.data(), data_or_null(summed), arrays.columns(),
-        eps};
+    const mlxr::RmsNormCall call{x.data(),      data_or_null(residual), data_or_null(weight),
+                                 normed.data(), data_or_null(summed),   arrays.columns(),
+                                 eps,           residual_scale,         sum_scale};
     run_alone(runtime, [&] { mlxr::spread_rms_norm(runtime, call, arrays.rows()); });
 }
 
 void run_layer_norm(Runtime& runtime, Matrix x, Vector weight, std::optional<Vector> bias, float eps,
-                    std::optional<Matrix> residual, MatrixOut normed, std::optional<MatrixOut> summed) {
+                    std::optional<Matrix> residual, MatrixOut normed, std::optional<MatrixOut> summed,
+                    float residual_scale, float sum_scale) {
     const NormArrays arrays{x, residual, normed, summed};
     check_size("layer_norm: length of weight", size_of(weight, 0), arrays.columns());
     if (bias) check_size("layer_norm: length of bias", size_of(*bias, 0), arrays.columns());
     arrays.check("layer_norm");
-    const mlxr::LayerNormCall call{x.data(),      data_or_null(residual), weight.data(),    data_or_null(bias),
-                                   normed.data(), data_or_null(summed),   arrays.columns(), eps};
+    const mlxr::LayerNormCall call{x.data(),         data_or_null(residual),
+                                   weight.data(),    data_or_null(bias),
+                                   normed.data(),    data_or_null(summed),
+                                   arrays.columns(), eps,
+                                   residual_scale,   sum_scale};
     run_alone(runtime, [&] { mlxr::spread_layer_norm(runtime, call, arrays.rows()); });
 }
 
@@ -95,6 +99,26 @@ void run_activate(Runtime& runtime, Matrix gate_up, const char* kind, MatrixOut 
     run_alone(runtime, [&] { mlxr::spread_activate(runtime, call, rows); });
 }
 
+void run_scale(Runtime& runtime, Matrix x, float factor, float softcap, MatrixOut out) {
+    check_size("scale: rows of out", size_of(out, 0), size_of(x, 0));
+    check_size("scale: columns of out", size_of(out, 1), size_of(x, 1));
+    const mlxr::ScaleCall call{x.data(), out.data(), factor, check_softcap("scale: softcap", softcap)};
+    run_alone(runtime, [&] { mlxr::spread_scale(runtime, call, static_cast<int64_t>(x.size())); });
+}
+
+void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out) {
+    const int64_t rows = size_of(x, 0), columns = size_of(x, 1), count = size_of(gates, 1);
+    check_size("gate_heads: rows of gates", size_of(gates, 0), rows);
+    check_size("gate_heads: rows of out", size_of(out, 0), rows);
+    check_size("gate_heads: columns of out", size_of(out, 1), columns);
+    if (count < 1 || columns % count != 0) {
+        refuse("gate_heads: columns of gates", std::to_string(count),
+               "a divisor of the " + std::to_string(columns) + " columns of x");
+    }
+    const mlxr::GateHeadsCall call{x.data(), gates.data(), out.data(), columns, count};
+    run_alone(runtime, [&] { mlxr::spread_gate_heads(runtime, call, rows); });
+}
+
 void run_write_pages(Runtime& runtime, Heads k, Heads v, PoolOut k_pool, PoolOut v_pool, Ints slots) {
     mlxr::WritePagesCall keys = check_write(k_pool, v_pool, slots, size_of(k, 0)), values = keys;
     keys.rows = k.data();
@@ -120,7 +144,7 @@ void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_
     call.q = q.data();
     call.q_stride = token_stride_of("attend: q", q);
     call.out = out.data();
-    set_softcap(call, softcap);
+    call.softcap = check_softcap("attend: softcap", softcap);
     if (sinks) {
         check_size("attend: length of sinks", size_of(*sinks, 0), call.heads);
         call.sinks = sinks->data();
@@ -138,13 +162,17 @@ void bind_operators(nb::module_& m) {
     // No conversions: an array of another type or layout is refused, never copied.
     const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
     m.def("rms_norm", &run_rms_norm, nb::arg("runtime"), array("x"), array("weight").none(), nb::arg("eps"),
-          array("residual").none(), array("normed"), array("summed").none());
+          array("residual").none(), array("normed"), array("summed").none(), nb::arg("residual_scale") = 1.0f,
+          nb::arg("sum_scale") = 1.0f);
     m.def("layer_norm", &run_layer_norm, nb::arg("runtime"), array("x"), array("weight"), array("bias").none(),
-          nb::arg("eps"), array("residual").none(), array("normed"), array("summed").none());
+          nb::arg("eps"), array("residual").none(), array("normed"), array("summed").none(),
+          nb::arg("residual_scale") = 1.0f, nb::arg("sum_scale") = 1.0f);
     m.def("rope", &run_rope, nb::arg("runtime"), array("x"), array("positions"), array("cos"), array("sin"),
           nb::arg("interleaved"), array("factors").none() = nb::none());
     m.def("activate", &run_activate, nb::arg("runtime"), array("gate_up"), nb::arg("kind"), array("out"),
           nb::arg("gated") = true);
+    m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
+    m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));
     m.def("write_pages", &run_write_pages, nb::arg("runtime"), array("k"), array("v"), array("k_pool"), array("v_pool"),
           array("slots"));
     m.def("attend", &run_attend, nb::arg("runtime"), array("q"), array("k_pool"), array("v_pool"),

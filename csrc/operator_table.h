@@ -22,6 +22,7 @@ struct RmsNormCall {
     float* summed;          // (rows, columns) when residual is given, else unused
     int64_t columns;
     float eps;
+    float residual_scale = 1.0f, sum_scale = 1.0f;  // summed = (x + residual_scale * residual) * sum_scale
 };
 
 // The same of the differences from each row's mean, with a bias.
@@ -34,6 +35,7 @@ struct LayerNormCall {
     float* summed;          // (rows, columns) when residual is given, else unused
     int64_t columns;
     float eps;
+    float residual_scale = 1.0f, sum_scale = 1.0f;  // summed = (x + residual_scale * residual) * sum_scale
 };
 
 struct RopeCall {
@@ -57,6 +59,20 @@ struct ActivateCall {
     int64_t columns, out_stride;
     Activation kind;
     bool gated = true;  // else gate_up is (rows, columns), and nothing is multiplied; not for clamped_swiglu
+};
+
+struct ScaleCall {
+    const float* x;
+    float* out;  // may be x
+    float factor;
+    float softcap;  // c: what is scaled becomes c tanh(it / c); 0 for none
+};
+
+struct GateHeadsCall {
+    const float* x;      // (rows, columns)
+    const float* gates;  // (rows, gate_count): each is that of columns / gate_count neighbours
+    float* out;          // as x, and may be x
+    int64_t columns, gate_count;
 };
 
 // How pages keep their numbers: rows of head_dim numbers, or bf16 or int8 packed in pairs (packed_pages.h).
@@ -154,6 +170,8 @@ struct OperatorTable {
     void (*rope)(const RopeCall& call, int64_t token_first, int64_t token_last);
     void (*activate)(const ActivateCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
                      int64_t column_last);
+    void (*scale)(const ScaleCall& call, int64_t first, int64_t last);
+    void (*gate_heads)(const GateHeadsCall& call, int64_t row_first, int64_t row_last);
     void (*write_pages)(const WritePagesCall& call, int64_t head);
 
     void (*narrow_rows)(const NarrowCall& call, int64_t token_first, int64_t token_last);

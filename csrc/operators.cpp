@@ -10,6 +10,7 @@
 #include "norms.inc"
 #include "rope.inc"
 #include "sample.inc"
+#include "scale.inc"
 #include "write_pages.inc"
 
 #define MLXR_JOIN_(a, b) a##b
@@ -22,6 +23,8 @@ constexpr mlxr::OperatorTable kTable{
     layer_norm,
     rope,
     activate,
+    scale,
+    gate_heads,
     write_pages,
     narrow_rows,
     multiply_dense_pairs,

@@ -49,6 +49,20 @@ void spread_activate(Runtime& runtime, const ActivateCall& call, int64_t rows) {
     });
 }
 
+void spread_scale(Runtime& runtime, const ScaleCall& call, int64_t count) {
+    const OperatorTable& table = *operator_table(runtime.isa);
+    const int64_t strips = (count + kStripColumns - 1) / kStripColumns;
+    run_ranges(runtime, strips, (call.softcap > 0 ? 4 : 1) * kStripColumns, [&](int64_t first, int64_t last) {
+        table.scale(call, first * kStripColumns, std::min(count, last * kStripColumns));
+    });
+}
+
+void spread_gate_heads(Runtime& runtime, const GateHeadsCall& call, int64_t rows) {
+    const OperatorTable& table = *operator_table(runtime.isa);
+    run_ranges(runtime, rows, 4 * call.columns,
+               [&](int64_t first, int64_t last) { table.gate_heads(call, first, last); });
+}
+
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall& values) {
     const OperatorTable& table = *operator_table(runtime.isa);
     const int64_t elements = 4 * keys.tokens * keys.head_dim;  // most go to lines of their own, which are not at hand

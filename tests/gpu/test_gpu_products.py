@@ -15,6 +15,7 @@ from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.linear.gpu import choose_shares
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rms_norm.gpu import rms_norm as norm_shares
+from mlxr.kernels.rms_norm.scales import Scales
 
 EXACT = 1e-5  # summed in f32 in another order
 
@@ -61,5 +62,6 @@ def test_a_norm_adds_shares_up(gpu: Context, columns: int) -> None:
     mx, shares = gpu.gpu.mx, random_floats(1, 3, 4, columns)
     x, weight = random_floats(2, 4, columns), random_floats(3, columns)
     expected = rms_norm(REFERENCE, x, weight, 1e-5, shares.sum(axis=0))
-    for found, wanted in zip(norm_shares(gpu, mx.array(x), weight, 1e-5, mx.array(shares)), expected, strict=True):
+    results = norm_shares(gpu, mx.array(x), weight, 1e-5, mx.array(shares), Scales())
+    for found, wanted in zip(results, expected, strict=True):
         assert relative_error(np.array(found.astype(mx.float32)), wanted) < EXACT

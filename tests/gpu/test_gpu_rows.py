@@ -12,11 +12,13 @@ from gpu_cases import REFERENCE, Floats, make_tensor, note_launches, random_floa
 from mlxr.core.types import SamplingParams
 from mlxr.kernels.activate import ACTIVATIONS, Activation, activate
 from mlxr.kernels.context import Context
+from mlxr.kernels.gate_heads import gate_heads
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.sample import SampleRow, sample
+from mlxr.kernels.scale import scale
 
 EXACT = 2e-6
 NARROW = 8e-3  # products of 16-bit numbers
@@ -54,6 +56,38 @@ def test_norm(gpu: Context, norm: Callable[..., tuple[Any, Any]], columns: int, 
     assert relative_error(summed, total) < EXACT
     for other in set(NORMS) - {norm}:
         assert relative_error(settle(normed), other(REFERENCE, x, weight, residual)[0]) > 0.05
+
+
+@pytest.mark.parametrize("norm", [rms_norm, layer_norm])
+@pytest.mark.parametrize(("residual_scale", "sum_scale"), [(0.22, 1.0), (1.0, 0.7), (0.3, 1.5)])
+@pytest.mark.parametrize("columns", [100, 6000])
+def test_norms_scale_what_they_add_and_the_sum(
+    gpu: Context, norm: Callable[..., tuple[Any, Any]], residual_scale: float, sum_scale: float, columns: int
+) -> None:
+    x, residual, weight = random_floats(1, 3, columns), random_floats(3, 3, columns), random_floats(2, columns)
+    scales, mx = {"residual_scale": residual_scale, "sum_scale": sum_scale}, gpu.gpu.mx
+    results = norm(gpu, mx.array(x), weight, 1e-5, mx.array(residual), **scales)
+    for result, expected in zip(results, norm(REFERENCE, x, weight, 1e-5, residual, **scales), strict=True):
+        assert relative_error(settle(result), expected) < EXACT
+    assert relative_error(results[1], norm(REFERENCE, x, weight, 1e-5, residual)[1]) > 0.05
+
+
+@pytest.mark.parametrize("columns", [17, 512, 3000])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_scale(gpu: Context, columns: int, softcap: float | None) -> None:
+    x = random_floats(1, 3, columns) * 9
+    result = scale(gpu, gpu.gpu.mx.array(x), 0.4, softcap=softcap)
+    assert relative_error(result, scale(REFERENCE, x, 0.4, softcap=softcap)) < EXACT
+    assert relative_error(result, scale(REFERENCE, x, 0.41, softcap=softcap)) > 2e-3
+
+
+@pytest.mark.parametrize(("heads", "width"), [(4, 64), (3, 17), (200, 1)])
+def test_gates(gpu: Context, heads: int, width: int) -> None:
+    x, gates, mx = random_floats(1, 3, heads * width), random_floats(2, 3, heads) * 3, gpu.gpu.mx
+    gates[0, 0] = -200
+    result = gate_heads(gpu, mx.array(x), mx.array(gates))
+    assert relative_error(result, gate_heads(REFERENCE, x, gates)) < EXACT
+    assert relative_error(result, gate_heads(REFERENCE, x, gates * np.float32(1.1))) > 0.01
 
 
 def test_sum_of_a_product_goes_into_the_layer_norm(gpu: Context) -> None:

@@ -6,6 +6,7 @@ from mlxr.kernels.checks import check_floats, check_size
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.rms_norm import check_rows
+from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.tensor import FloatArray
 
 __all__ = ["layer_norm"]
@@ -21,14 +22,18 @@ def layer_norm(
     residual: FloatArray | None = None,
     *,
     bias: FloatArray | None = None,
+    residual_scale: float = 1.0,
+    sum_scale: float = 1.0,
 ) -> tuple[FloatArray, FloatArray]:
     """Return (normed, summed): summed = x + residual, or x itself without one; normed = (summed - mean) / deviation *
     weight + bias.
 
     x and residual are (T, n), weight and bias (n,). The mean is that of each row, and the deviation the root of the
-    mean square of the differences from it plus eps. Inputs are left as they are; x may be a view as in `rms_norm`.
+    mean square of the differences from it plus eps. Inputs are left as they are; x may be a view and the
+    sum scaled as in `rms_norm`.
     """
-    x = check_rows("layer_norm", x, residual)
+    scales = Scales(residual_scale, sum_scale)
+    x = check_rows("layer_norm", x, residual, scales)
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None:
             check_floats("layer_norm", name, vector, 1)
@@ -37,5 +42,5 @@ def layer_norm(
         return x, x
     name, implementation = CHOICE.pick(ctx.device)
     ctx.ledger.count("layer_norm", name, "f32" if residual is None else "f32+residual")
-    result: tuple[FloatArray, FloatArray] = implementation.layer_norm(ctx, x, weight, bias, eps, residual)
+    result: tuple[FloatArray, FloatArray] = implementation.layer_norm(ctx, x, weight, bias, eps, residual, scales)
     return result

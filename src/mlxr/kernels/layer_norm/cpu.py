@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
+from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.tensor import FloatArray
 
 
@@ -14,9 +15,10 @@ def layer_norm(
     bias: FloatArray | None,
     eps: float,
     residual: FloatArray | None,
+    scales: Scales,
 ) -> tuple[FloatArray, FloatArray]:
     """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
     normed = empty(ctx, *x.shape)
     summed = None if residual is None else empty(ctx, *x.shape)
-    ctx.module.layer_norm(ctx.native, x, weight, bias, eps, residual, normed, summed)
+    ctx.module.layer_norm(ctx.native, x, weight, bias, eps, residual, normed, summed, scales.residual, scales.total)
     return normed, x if summed is None else summed

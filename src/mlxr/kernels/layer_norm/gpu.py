@@ -8,18 +8,19 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.linear.gpu import add_product
 from mlxr.kernels.rms_norm.gpu import launch_norm
+from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.tensor import FloatArray
 
 
 def layer_norm(
-    ctx: Context, x: Any, weight: FloatArray, bias: FloatArray | None, eps: float, residual: Any | None
+    ctx: Context, x: Any, weight: FloatArray, bias: FloatArray | None, eps: float, residual: Any | None, scales: Scales
 ) -> tuple[Any, Any]:
     """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
     gpu, gain, x = ctx.gpu, ctx.gpu.hold(weight), settle(x)
     shift = None if bias is None else gpu.hold(bias)
     if gpu.launcher is None:
-        summed = x if residual is None else x + settle(residual)
+        summed = scales.add(x, settle(residual))
         return gpu.mx.fast.layer_norm(summed, gain, shift, eps), summed
-    if isinstance(residual, Deferred) and residual.is_open:
+    if isinstance(residual, Deferred) and residual.is_open and not scales.change:
         x, residual = add_product(ctx, residual.parts, x)
-    return launch_norm(ctx, x, gain, shift, eps, settle(residual), is_centred=True)
+    return launch_norm(ctx, x, gain, shift, eps, settle(residual), scales, is_centred=True)

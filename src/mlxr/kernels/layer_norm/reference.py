@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.tensor import FloatArray
 
 
@@ -16,9 +17,10 @@ def layer_norm(
     bias: FloatArray | None,
     eps: float,
     residual: FloatArray | None,
+    scales: Scales,
 ) -> tuple[FloatArray, FloatArray]:
     """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
-    summed = x if residual is None else x + residual
+    summed = scales.add(x, residual)
     centred = summed - summed.mean(axis=1, keepdims=True)
     variance: FloatArray = np.square(centred).mean(axis=1, keepdims=True)
     normed: FloatArray = centred / np.sqrt(variance + np.float32(eps)) * weight

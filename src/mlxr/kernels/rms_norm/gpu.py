@@ -13,6 +13,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.linear.gpu import MAX_ROWS, Normed, add_product
+from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.tensor import FloatArray
 
 MAX_THREADS = 512
@@ -26,18 +27,20 @@ NORM = Kernel(
 KERNELS = (NORM,)
 
 
-def rms_norm(ctx: Context, x: Any, weight: FloatArray | None, eps: float, residual: Any | None) -> tuple[Any, Any]:
+def rms_norm(
+    ctx: Context, x: Any, weight: FloatArray | None, eps: float, residual: Any | None, scales: Scales
+) -> tuple[Any, Any]:
     """summed / sqrt(mean(summed²) + eps) * weight, and summed."""
     gpu, gain, x = ctx.gpu, None if weight is None else ctx.gpu.hold(weight), settle(x)
     if gpu.launcher is None:
-        summed = x if residual is None else x + settle(residual)
+        summed = scales.add(x, settle(residual))
         return gpu.mx.fast.rms_norm(summed, gain, eps), summed
-    if isinstance(residual, Deferred) and residual.is_open:
+    if isinstance(residual, Deferred) and residual.is_open and not scales.change:
         x, residual = add_product(ctx, residual.parts, x)
     if residual is None and gain is not None and x.shape[0] <= MAX_ROWS:
         parts = Normed(x, gain, eps)
-        return Deferred(x.shape, gpu.operands, parts, lambda: launch_norm(ctx, x, gain, None, eps, None)[0]), x
-    return launch_norm(ctx, x, gain, None, eps, settle(residual))
+        return Deferred(x.shape, gpu.operands, parts, lambda: launch_norm(ctx, x, gain, None, eps, None, scales)[0]), x
+    return launch_norm(ctx, x, gain, None, eps, settle(residual), scales)
 
 
 def launch_norm(
@@ -47,6 +50,7 @@ def launch_norm(
     shift: Any | None,
     eps: float,
     residual: Any | None,
+    scales: Scales,
     *,
     is_centred: bool = False,
 ) -> tuple[Any, Any]:
@@ -58,7 +62,7 @@ def launch_norm(
         shares = residual.shape[0] if residual.ndim == 3 else 1
     numbers = gpu.launcher.numbers
     sizes = numbers(columns, rows if shares > 1 else 0)
-    flags = {"WEIGHT": int(gain is not None), "BIAS": int(shift is not None)}
+    flags = {"WEIGHT": int(gain is not None), "BIAS": int(shift is not None), "SCALED": int(scales.change)}
     gain, shift = (numbers(0.0) if vector is None else vector for vector in (gain, shift))
     normed, summed = gpu.launcher.launch(
         NORM,
@@ -67,7 +71,7 @@ def launch_norm(
             x if residual is None else residual,
             gain,
             shift,
-            numbers(eps),
+            numbers(eps, scales.residual, scales.total),
             sizes,
         ],
         groups=(rows, 1, 1),

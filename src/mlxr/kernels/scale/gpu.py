@@ -1,0 +1,38 @@
+"""`scale` on a GPU: one launch, in the type of x."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.kernel import Kernel
+
+THREADS = 256
+SCALE = Kernel("scale", Path(__file__).parent, "scale.body", ("x", "numbers", "sizes"), ("out",))
+KERNELS = (SCALE,)
+
+
+def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
+    """x * factor, perhaps capped."""
+    gpu, x = ctx.gpu, settle(x)
+    (rows, columns), kind = x.shape, x.dtype
+    if gpu.launcher is None:
+        scaled = x * factor if softcap is None else softcap * gpu.mx.tanh(x * (factor / softcap))
+        return scaled.astype(kind)
+    width = 8 if columns % 8 == 0 else 1
+    (out,) = gpu.launcher.launch(
+        SCALE,
+        [
+            x,
+            gpu.launcher.numbers(float(factor)) if softcap is None else gpu.launcher.numbers(factor / softcap, softcap),
+            gpu.launcher.numbers(columns),
+        ],
+        groups=(-(-columns // (THREADS * width)), rows, 1),
+        threads=THREADS,
+        outputs=[((rows, columns), kind)],
+        constants={"CAPPED": int(softcap is not None), "N": width},
+        types={"Y": kind},
+    )
+    return out
