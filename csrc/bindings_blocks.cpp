@@ -15,6 +15,7 @@
 #include "bindings_weight.h"
 #include "blocks.h"
 #include "embed.h"
+#include "spread.h"
 
 void bind_blocks(nb::module_& m);
 
@@ -166,7 +167,8 @@ void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOu
 void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, const std::string& table_type,
              mlxr::RawBlocks table, Vector norm, float eps, PythonWeight& output, MatrixOut logits,
              nb::sequence k_pools, nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved,
-             std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables) {
+             std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables,
+             float embedding_scale, float logit_scale, float softcap) {
     std::vector<mlxr::Layer> layers;
     mlxr::LayersCall call = check_batch(
         self,
@@ -177,14 +179,22 @@ void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, con
     check_size("forward: in_features of output", output.weight.in_features(), call.columns);
     check_size("forward: rows of logits", size_of(logits, 0), call.tokens);
     check_size("forward: columns of logits", size_of(logits, 1), output.weight.out_features());
+    check_softcap("forward: softcap", softcap);
     output.used = true;
     run_alone(runtime, [&] {
         const size_t floats = static_cast<size_t>(call.tokens * call.columns);
         call.stream = reinterpret_cast<float*>(runtime.scratch(mlxr::Scratch::operators, 2 * floats * sizeof(float)));
         call.delta = call.stream + floats;
         mlxr::embed(runtime, type, table.data(), call.columns, token_ids.data(), call.tokens, call.stream);
+        if (embedding_scale != 1.0f) {
+            mlxr::spread_scale(runtime, {call.stream, call.stream, embedding_scale, 0.0f}, call.tokens * call.columns);
+        }
         const mlxr::Head head{norm.data(), eps, &output.weight};
         mlxr::run_model(runtime, {layers.data(), static_cast<int64_t>(layers.size()), head}, call, logits.data());
+        if (logit_scale != 1.0f || softcap > 0) {
+            const int64_t count = static_cast<int64_t>(logits.size());
+            mlxr::spread_scale(runtime, {logits.data(), logits.data(), logit_scale, softcap}, count);
+        }
     });
 }
 
@@ -207,5 +217,6 @@ void bind_blocks(nb::module_& m) {
     m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), array("token_ids"), nb::arg("table_type"),
           array("table"), array("norm"), nb::arg("eps"), nb::arg("output"), array("logits"), nb::arg("k_pools"),
           nb::arg("v_pools"), array("positions"), array("cos"), array("sin"), nb::arg("interleaved"), array("slots"),
-          array("query_starts"), array("context_lengths"), array("page_tables"));
+          array("query_starts"), array("context_lengths"), array("page_tables"), nb::arg("embedding_scale") = 1.0f,
+          nb::arg("logit_scale") = 1.0f, nb::arg("softcap") = 0.0f);
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -10,6 +12,7 @@ from tiny_models import PAGE_SIZE, make_hf_tensors, read_golden
 
 from mlxr.cache.arena import Arena
 from mlxr.kernels.context import Context, load_native
+from mlxr.kernels.forward import Ends
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models import Decoder, config_from_hf
 
@@ -52,6 +55,44 @@ def test_equal_to_the_operators_one_by_one(isa: str, sequences: int) -> None:
         assert logits.std() > 0.01
     assert results[0] == results[1] == results[2]
     assert counts[0] == counts[1] == counts[2]
+
+
+ENDS = [Ends(27.5), Ends(1.0, 0.25), Ends(1.0, 1.0, 0.5), Ends(8.0, 2.0, 0.8)]
+
+
+def build_with_ends(ctx: Context, ends: Ends, type_name: str = "q8_0") -> Decoder:
+    model = build(ctx, type_name)
+    model._weights = replace(model._weights, ends=ends)
+    return model
+
+
+@pytest.mark.parametrize("isa", load_native().available_isas())
+@pytest.mark.parametrize("ends", ENDS)
+def test_scales_and_cap_of_the_ends_have_the_bits_of_the_operators(isa: str, ends: Ends) -> None:
+    batch = make_step([int(token) for token in TOKENS[:3]], [0, 7, 14])
+    results, counts = [], []
+    for threads, in_one in ((1, False), (1, True), (3, True)):
+        model = build_with_ends(Context(threads=threads, isa=isa), ends)
+        arena = make_arena(model.ctx, 6)
+        logits = model.forward(batch, arena) if in_one else model.project(model.forward_hidden(batch, arena))
+        results.append(logits.tobytes())
+        counts.append(list_counts(model.ctx))
+    assert results[0] == results[1] == results[2]
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_each_end_is_noticed() -> None:
+    def run(ctx: Context, ends: Ends) -> NDArray[np.float32]:
+        model = build_with_ends(ctx, ends, "f32")
+        return model.forward(make_step([int(token) for token in TOKENS[:3]], [0, 7, 14]), make_arena(ctx, 6))
+
+    plain, results = run(Context(), Ends()), [run(Context(), ends) for ends in ENDS]
+    np.testing.assert_array_equal(results[1], plain * np.float32(0.25))
+    np.testing.assert_allclose(results[2], 0.5 * np.tanh(plain / 0.5), rtol=1e-5)
+    for index, result in enumerate(results):
+        assert np.abs(result - run(Context("reference"), ENDS[index])).max() < 1e-3 * np.abs(result).max()
+        for other in [plain, *results[:index], *results[index + 1 :]]:
+            assert np.abs(result - other).max() > 0.1 * np.abs(result).max()
 
 
 def test_a_step_of_single_tokens_is_the_batch_that_it_stands_for() -> None:

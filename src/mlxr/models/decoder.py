@@ -14,9 +14,9 @@ from mlxr.cache.shapes import form_groups
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.forward import forward, make_model
-from mlxr.kernels.forward.reference import compute_states
+from mlxr.kernels.forward.reference import compute_states, project
 from mlxr.kernels.layers import prepare_layers
-from mlxr.kernels.linear import LinearWeight, linear, prepare
+from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.linear.compare import compare_products, move_weight
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, build_table
@@ -154,7 +154,7 @@ class Decoder:
 
     def project(self, hidden: FloatArray) -> FloatArray:
         """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave."""
-        return linear(self.ctx, place_rows(self.ctx, hidden), self._weights.output)
+        return project(self.ctx, self._weights, place_rows(self.ctx, hidden))
 
     def _cover_positions(self, longest_context: int) -> RopeTable:
         """The rotation table, grown when a context has outgrown it; rows that were there keep their values."""

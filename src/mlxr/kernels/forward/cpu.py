@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.forward import reference
-from mlxr.kernels.forward.model import ModelWeights
+from mlxr.kernels.forward.model import Ends, ModelWeights
 from mlxr.kernels.layers.cpu import Counted
 from mlxr.kernels.ledger import Part
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
+from mlxr.kernels.scale.cpu import NO_SOFTCAP
 from mlxr.kernels.tensor import FloatArray, PoolArray, pool_type
 
 _NAME = "cpu"
@@ -52,14 +53,23 @@ def forward(
         batch.query_starts,
         batch.context_lengths,
         [part.page_table for part in batch.groups],
+        model.ends.embedding_scale,
+        model.ends.logit_scale,
+        model.ends.softcap or NO_SOFTCAP,
     )
     counted, kinds = model.layers.payload.counted, (model.table.type_name, model.output.variant)
-    ctx.ledger.count_parts(_list_parts, counted, *kinds, rope.interleaved, pool_type(k_pools[0]))
+    ctx.ledger.count_parts(_list_parts, counted, model.ends, *kinds, rope.interleaved, pool_type(k_pools[0]))
     return logits
 
 
-def _list_parts(counted: Counted, table: str, output: str, interleaved: bool, kv_type: str) -> Iterator[Part]:
+def _list_parts(
+    counted: Counted, ends: Ends, table: str, output: str, interleaved: bool, kv_type: str
+) -> Iterator[Part]:
     """All operators of one run."""
     yield ("embed", _NAME, table)
+    if ends.embedding_scale != 1.0:
+        yield ("scale", _NAME, "f32")
     yield from counted.list_parts(interleaved, kv_type)
     yield from (("rms_norm", _NAME, "f32+residual"), ("linear", _NAME, output))
+    if ends.logit_scale != 1.0 or ends.softcap is not None:
+        yield ("scale", _NAME, "f32" if ends.softcap is None else "f32+softcap")

@@ -9,6 +9,18 @@ from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """By what a model multiplies its embeddings and its logits, and the cap of these: c tanh(logit / c), or None."""
+
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+
+PLAIN_ENDS = Ends()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
     """The embedding `table` (vocabulary, hidden), the layers, the final norm (hidden,) and the output weight."""
@@ -18,6 +30,7 @@ class ModelWeights:
     norm: FloatArray
     eps: float
     output: LinearWeight
+    ends: Ends = PLAIN_ENDS
 
     @property
     def nbytes(self) -> int:
