@@ -7,8 +7,8 @@
 
 namespace mlxr {
 
-// How a call is cut, in scratch memory of the runtime: good for calls that differ in queries, pools, scale and output
-// alone, until the next plan is made.
+// How a call is cut, in scratch memory of the runtime: good for calls that differ in queries, pools, scale, softcap,
+// sinks and output alone, until the next plan is made.
 struct AttendPlan {
     AttendTask* tasks;
     AttendTask* merges;

@@ -26,6 +26,7 @@ from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 
 SIMD_GROUPS = 4
+MAX_LANES_DIM = 512
 MAX_TILED_PAIRS = 2**15  # of a query and a position; with more, gathering is worth it for MLX's own attention
 LENGTH_STEP = 256  # MLX plans its attention anew, in some 40 ms, for each pair of numbers of queries and positions
 _FOLDER = Path(__file__).parent
@@ -95,7 +96,7 @@ def _list_kinds(ctx: Context, pool: Pool) -> tuple[str, str]:
         return "gather", "gather"
     if takes_pool(ctx, pool):
         return "stream", "tiles"
-    return ("lanes" if head_dim % 8 == 0 and head_dim <= 256 else "gather"), "gather"
+    return ("lanes" if head_dim % 8 == 0 and head_dim <= MAX_LANES_DIM else "gather"), "gather"
 
 
 def _runs(batch: RaggedBatch, kinds: tuple[str, str], most_pairs: int) -> Iterator[tuple[str, int, int]]:
@@ -125,7 +126,7 @@ def _decode(
     gpu, placed, (tokens, heads, head_dim) = ctx.gpu, ctx.gpu.place(batch), q.shape
     _, kv_heads, page_size, _ = k_pool.shape
     whole = tokens == batch.tokens
-    tile = 4 if head_dim <= 128 else 2
+    tile = 4 if head_dim <= 128 else 2 if head_dim <= 256 else 1  # query heads whose numbers lie in registers
     tile = next(size for size in (1, 2, 4) if size >= min(tile, heads // kv_heads))
     groups = kv_heads * -(-(heads // kv_heads) // tile)
     longest = count_positions(batch, page_size, scores.sliding_window)
