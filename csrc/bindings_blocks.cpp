@@ -4,10 +4,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings_checks.h"
@@ -27,71 +30,122 @@ using OptionalVector = std::optional<Vector>;
 // Layers, and the arrays they point into; nanobind keeps the weights alive.
 struct PythonLayers {
     std::vector<mlxr::Layer> layers;
-    std::vector<Vector> norms;
-    bool half = false;  // the last layer has no feed-forward block yet
+    std::vector<Vector> arrays;
+    int64_t columns = 0;    // of the stream
+    int64_t x_columns = 0;  // of what the last operator passes on
 
-    const float* keep(const char* what, const Vector& norm, int64_t length) {
-        check_size(what, size_of(norm, 0), length);
-        norms.push_back(norm);
-        return norm.data();
+    mlxr::Layer& last() {
+        if (layers.empty()) refuse("layers: append_layer", "missing", "called before operators are appended");
+        return layers.back();
+    }
+
+    mlxr::Operator& append(mlxr::Kind kind, const char* source = "x", const char* target = "x") {
+        mlxr::Operator op{};
+        op.kind = kind;
+        op.source = parse_register(source);
+        op.target = parse_register(target);
+        return last().operators.emplace_back(op);
+    }
+
+    const float* keep(const char* what, const Vector& array, int64_t length) {
+        check_size(what, size_of(array, 0), length);
+        arrays.push_back(array);
+        return array.data();
+    }
+
+    const float* keep(const char* what, const OptionalVector& array, int64_t length) {
+        return array ? keep(what, *array, length) : nullptr;
+    }
+
+    static mlxr::Register parse_register(const std::string& name) {
+        if (name == "stream") return mlxr::Register::stream;
+        if (name == "delta") return mlxr::Register::delta;
+        if (name == "normed") return mlxr::Register::normed;
+        if (name == "x") return mlxr::Register::x;
+        if (name != "other") refuse("layers: register", name, "stream, delta, normed, x or other");
+        return mlxr::Register::other;
     }
 };
 
-void append_attention(PythonLayers& self, Vector norm, float eps, PythonWeight& qkv, OptionalVector q_norm,
-                      OptionalVector k_norm, PythonWeight& output, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                      float scale, int64_t window, int64_t group) {
-    if (self.half) refuse("layers: append_attention", "called twice", "followed by append_feed_forward");
+// Shapes of products are checked by whoever makes the blocks; here, that one operator's results fit the next one's
+// input.
+void append_layer(PythonLayers& self, int64_t columns, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale,
+                  int64_t window, float softcap, OptionalVector sinks, int64_t rope, int64_t group) {
     if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
         refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
     }
-    check_size("layers: columns of qkv", qkv.weight.out_features(), (heads + 2 * kv_heads) * head_dim);
-    check_size("layers: in_features of output", output.weight.in_features(), heads * head_dim);
-    check_size("layers: columns of output", output.weight.out_features(), qkv.weight.in_features());
-    if (q_norm.has_value() != k_norm.has_value()) refuse("layers: q_norm", "alone", "given with k_norm");
-    if (!self.layers.empty()) {
-        const mlxr::AttentionBlock& first = self.layers[0].attention;
-        check_size("layers: columns of the stream", qkv.weight.in_features(), first.qkv->in_features());
-        check_size("layers: heads", heads, first.heads);
-        check_size("layers: key heads", kv_heads, first.kv_heads);
-        check_size("layers: head_dim", head_dim, first.head_dim);
-    }
+    if (!self.layers.empty()) check_size("layers: columns of the stream", columns, self.columns);
+    if (group < 0) refuse("layers: group", std::to_string(group), "0 or more");
+    if (rope < 0) refuse("layers: rope", std::to_string(rope), "0 or more");
+    check_softcap("layers: softcap", softcap);
+    self.columns = columns;
     mlxr::Layer layer{};
-    layer.attention = {self.keep("layers: length of a norm", norm, qkv.weight.in_features()),
-                       eps,
-                       &qkv.weight,
-                       q_norm ? self.keep("layers: length of q_norm", *q_norm, head_dim) : nullptr,
-                       k_norm ? self.keep("layers: length of k_norm", *k_norm, head_dim) : nullptr,
-                       &output.weight,
-                       heads,
-                       kv_heads,
-                       head_dim};
+    layer.heads = heads;
+    layer.kv_heads = kv_heads;
+    layer.head_dim = head_dim;
     layer.window = positions_seen(window);
     layer.scale = scale;
-    if (group < 0) refuse("layers: group", std::to_string(group), "0 or more");
+    layer.softcap = softcap;
+    layer.sinks = self.keep("layers: length of sinks", sinks, heads);
+    layer.rope = rope;
     layer.group = group;
-    qkv.used = output.used = self.half = true;
-    self.layers.push_back(layer);
+    self.layers.push_back(std::move(layer));
 }
 
-void append_feed_forward(PythonLayers& self, Vector norm, float eps, PythonWeight& gate_up, PythonWeight& down,
-                         const char* kind) {
-    if (!self.half) refuse("layers: append_feed_forward", "called first", "after append_attention");
-    const int64_t columns = self.layers.back().attention.qkv->in_features();
-    check_size("layers: in_features of gate_up", gate_up.weight.in_features(), columns);
-    check_size("layers: columns of gate_up", gate_up.weight.out_features(), 2 * down.weight.in_features());
-    check_size("layers: columns of down", down.weight.out_features(), columns);
-    self.layers.back().feed_forward = {self.keep("layers: length of a norm", norm, columns), eps, &gate_up.weight,
-                                       &down.weight, parse_activation("layers: activation", kind)};
-    gate_up.used = down.used = true;
-    self.half = false;
+void append_norm(PythonLayers& self, Vector weight, OptionalVector bias, float eps, bool is_layer_norm,
+                 const char* source, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::norm, source, target);
+    if (op.source == mlxr::Register::x) check_size("layers: columns that are normed", self.x_columns, self.columns);
+    op.norm = {self.keep("layers: length of a norm", weight, self.columns),
+               self.keep("layers: length of a norm's bias", bias, self.columns), eps, is_layer_norm};
 }
+
+void append_product(PythonLayers& self, PythonWeight& weight, const char* source, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::product, source, target);
+    const bool takes_x = op.source == mlxr::Register::x;
+    check_size("layers: in_features of a product", weight.weight.in_features(),
+               takes_x ? self.x_columns : self.columns);
+    if (op.target == mlxr::Register::x) {
+        self.x_columns = weight.weight.out_features();
+    } else {
+        check_size("layers: columns of a product", weight.weight.out_features(), self.columns);
+    }
+    op.weight = &weight.weight;
+    weight.used = true;
+}
+
+void append_split_heads(PythonLayers& self, OptionalVector q_norm, OptionalVector k_norm, float eps, bool norms_values,
+                        const std::string& projected) {
+    const mlxr::Layer& layer = self.last();
+    mlxr::Operator& op = self.append(mlxr::Kind::split_heads);
+    if (q_norm.has_value() != k_norm.has_value()) refuse("layers: q_norm", "alone", "given with k_norm");
+    const int64_t dim = layer.head_dim;
+    op.projected = static_cast<int64_t>(projected.size());
+    if (op.projected < 1 || op.projected > 3) refuse("layers: projected", projected, "qkv, qk or q");
+    check_size("layers: columns of qkv", self.x_columns, (layer.heads + (op.projected - 1) * layer.kv_heads) * dim);
+    self.x_columns = layer.heads * dim;
+    op.norms_jointly = q_norm && layer.heads > 1 && size_of(*q_norm, 0) == layer.heads * dim;
+    op.q_norm = self.keep("layers: length of q_norm", q_norm, op.norms_jointly ? layer.heads * dim : dim);
+    op.k_norm = self.keep("layers: length of k_norm", k_norm, op.norms_jointly ? layer.kv_heads * dim : dim);
+    op.norm.eps = eps;
+    op.norms_values = norms_values;
+}
+
+void append_activate(PythonLayers& self, const char* kind, int64_t features) {
+    mlxr::Operator& op = self.append(mlxr::Kind::activate);
+    op.activation = parse_activation("layers: activation", kind);
+    op.features = features;
+    check_size("layers: columns of gate and up", self.x_columns, 2 * features);
+    self.x_columns = features;
+}
+
+using PythonRope = std::tuple<Matrix, Matrix, bool, OptionalVector>;  // cos, sin, interleaved, factors of queries
 
 // What the bindings of run_layers and forward have in common: pools, and where the tokens of the batch stand.
 struct Batch {
     nb::sequence k_pools, v_pools;
     Ints positions;
-    Matrix cosines, sines;
-    bool interleaved;
+    std::vector<PythonRope> ropes;
     std::vector<Ints> slots;  // of each group of layers
     Ints query_starts, context_lengths;
     std::vector<IntMatrix> page_tables;
@@ -101,61 +155,69 @@ struct Batch {
 mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64_t tokens,
                              std::vector<mlxr::Layer>& layers) {
     const size_t count = self.layers.size();
-    if (count == 0 || self.half) refuse("layers", "not complete", "at least one whole layer");
+    if (count == 0) refuse("layers", "empty", "at least one layer");
     check_size("layers: number of k_pools", static_cast<int64_t>(nb::len(batch.k_pools)), static_cast<int64_t>(count));
     check_size("layers: number of v_pools", static_cast<int64_t>(nb::len(batch.v_pools)), static_cast<int64_t>(count));
-    const mlxr::AttentionBlock& first = self.layers[0].attention;
     mlxr::LayersCall call{};
     call.tokens = tokens;
-    call.columns = first.qkv->in_features();
+    call.columns = self.columns;
     call.sequences = size_of(batch.context_lengths, 0);
-    call.rope = check_rope(batch.positions, batch.cosines, batch.sines, batch.interleaved, tokens, first.head_dim);
+    const auto below = [](const char* what, int64_t number, size_t limit) {
+        if (number >= static_cast<int64_t>(limit))
+            refuse(what, std::to_string(number), "below " + std::to_string(limit));
+    };
+    for (const auto& [cosines, sines, interleaved, factors] : batch.ropes) {
+        call.ropes.push_back(check_rope(batch.positions, cosines, sines, interleaved, tokens, mlxr::kMaxRotDim));
+        if (factors) {
+            check_size("rope: length of factors", size_of(*factors, 0), size_of(cosines, 0));
+            call.ropes.back().factors = factors->data();
+        }
+    }
     layers = self.layers;
     const size_t groups = batch.slots.size();
     check_size("layers: number of page_tables", static_cast<int64_t>(batch.page_tables.size()),
                static_cast<int64_t>(groups));
     std::vector<int64_t> windows(groups, 0), pages(groups, 0);  // the longest window of each group
     for (const mlxr::Layer& layer : layers) {
-        if (layer.group >= static_cast<int64_t>(groups)) {
-            refuse("layers: group", std::to_string(layer.group), "below " + std::to_string(groups));
-        }
-        windows[layer.group] = std::max(windows[layer.group], layer.window);
+        below("layers: group", layer.group, groups);
+        below("layers: rope", layer.rope, batch.ropes.size());
+        const size_t group = static_cast<size_t>(layer.group);
+        windows[group] = std::max(windows[group], layer.window);
     }
+    call.groups.resize(groups);
     for (size_t i = 0; i < count; ++i) {
         const PoolOut k_pool = nb::cast<PoolOut>(batch.k_pools[i]), v_pool = nb::cast<PoolOut>(batch.v_pools[i]);
-        const size_t group = static_cast<size_t>(layers[i].group);
+        mlxr::Layer& layer = layers[i];
+        const size_t group = static_cast<size_t>(layer.group);
+        mlxr::GroupCall& seen = call.groups[group];
         if (pages[group] == 0) {
-            const mlxr::WritePagesCall write = check_write(k_pool, v_pool, batch.slots[group], tokens);
-            const mlxr::AttendCall attend =
-                check_attend(k_pool, v_pool, batch.query_starts, batch.context_lengths, batch.page_tables[group],
-                             tokens, first.heads, layers[i].scale, windows[group]);
+            seen.write = check_write(k_pool, v_pool, batch.slots[group], tokens);
+            seen.attend = check_attend(k_pool, v_pool, batch.query_starts, batch.context_lengths,
+                                       batch.page_tables[group], tokens, layer.heads, layer.scale, windows[group]);
             pages[group] = size_of(k_pool, 0);
-            if (i == 0) {
-                call.write = write;
-                call.attend = attend;
-                check_size("layers: kv_heads of the pools", call.write.kv_heads, first.kv_heads);
-                check_size("layers: head_dim of the pools", call.write.head_dim, first.head_dim);
-            }
         }
         check_pools("layers", k_pool, v_pool);
-        check_alike("layers: pools", k_pool, call.write, pages[group]);
-        layers[i].k_pool = k_pool.data();
-        layers[i].v_pool = v_pool.data();
-        layers[i].slots = batch.slots[group].data();
-        layers[i].page_table = batch.page_tables[group].data();
-        layers[i].table_stride = size_of(batch.page_tables[group], 1);
+        check_alike("layers: pools", k_pool, seen.write, pages[group]);
+        check_size("layers: kv_heads of the pools", seen.write.kv_heads, layer.kv_heads);
+        check_size("layers: head_dim of the pools", seen.write.head_dim, layer.head_dim);
+        const int64_t rot_dim = call.ropes[static_cast<size_t>(layer.rope)].rot_dim;
+        if (rot_dim > layer.head_dim) {
+            refuse("layers: rot_dim of a table", std::to_string(rot_dim),
+                   "at most the head_dim " + std::to_string(layer.head_dim));
+        }
+        layer.k_pool = k_pool.data();
+        layer.v_pool = v_pool.data();
     }
     return call;
 }
 
 void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, nb::sequence k_pools,
-                nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved,
-                std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables) {
+                nb::sequence v_pools, Ints positions, std::vector<PythonRope> ropes, std::vector<Ints> slots,
+                Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables) {
     std::vector<mlxr::Layer> layers;
-    mlxr::LayersCall call = check_batch(
-        self,
-        {k_pools, v_pools, positions, cosines, sines, interleaved, slots, query_starts, context_lengths, page_tables},
-        size_of(stream, 0), layers);
+    mlxr::LayersCall call =
+        check_batch(self, {k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
+                    size_of(stream, 0), layers);
     call.stream = stream.data();
     call.delta = delta.data();
     check_size("layers: columns of stream", size_of(stream, 1), call.columns);
@@ -165,17 +227,17 @@ void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOu
 }
 
 void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, const std::string& table_type,
-             mlxr::RawBlocks table, Vector norm, float eps, PythonWeight& output, MatrixOut logits,
-             nb::sequence k_pools, nb::sequence v_pools, Ints positions, Matrix cosines, Matrix sines, bool interleaved,
-             std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables,
-             float embedding_scale, float logit_scale, float softcap) {
+             mlxr::RawBlocks table, Vector norm, OptionalVector bias, float eps, bool is_layer_norm,
+             PythonWeight& output, MatrixOut logits, nb::sequence k_pools, nb::sequence v_pools, Ints positions,
+             std::vector<PythonRope> ropes, std::vector<Ints> slots, Ints query_starts, Ints context_lengths,
+             std::vector<IntMatrix> page_tables, float embedding_scale, float logit_scale, float softcap) {
     std::vector<mlxr::Layer> layers;
-    mlxr::LayersCall call = check_batch(
-        self,
-        {k_pools, v_pools, positions, cosines, sines, interleaved, slots, query_starts, context_lengths, page_tables},
-        static_cast<int64_t>(token_ids.size()), layers);
+    mlxr::LayersCall call =
+        check_batch(self, {k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
+                    static_cast<int64_t>(token_ids.size()), layers);
     const mlxr::Type type = mlxr::check_embed(token_ids, table_type, table, static_cast<size_t>(call.columns));
     check_size("forward: length of norm", size_of(norm, 0), call.columns);
+    if (bias) check_size("forward: length of the norm's bias", size_of(*bias, 0), call.columns);
     check_size("forward: in_features of output", output.weight.in_features(), call.columns);
     check_size("forward: rows of logits", size_of(logits, 0), call.tokens);
     check_size("forward: columns of logits", size_of(logits, 1), output.weight.out_features());
@@ -189,7 +251,7 @@ void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, con
         if (embedding_scale != 1.0f) {
             mlxr::spread_scale(runtime, {call.stream, call.stream, embedding_scale, 0.0f}, call.tokens * call.columns);
         }
-        const mlxr::Head head{norm.data(), eps, &output.weight};
+        const mlxr::Head head{{norm.data(), bias ? bias->data() : nullptr, eps, is_layer_norm}, &output.weight};
         mlxr::run_model(runtime, {layers.data(), static_cast<int64_t>(layers.size()), head}, call, logits.data());
         if (logit_scale != 1.0f || softcap > 0) {
             const int64_t count = static_cast<int64_t>(logits.size());
@@ -202,21 +264,33 @@ void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, con
 
 void bind_blocks(nb::module_& m) {
     const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
-    nb::class_<PythonLayers>(m, "Layers", "Weights of layers, checked.")
+    nb::class_<PythonLayers>(m, "Layers", "Operators of layers and their weights, checked.")
         .def(nb::init<>())
-        .def("append_attention", &append_attention, array("norm"), nb::arg("eps"), nb::arg("qkv"),
-             array("q_norm").none(), array("k_norm").none(), nb::arg("output"), nb::arg("heads"), nb::arg("kv_heads"),
-             nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::arg("group"), nb::keep_alive<1, 4>(),
-             nb::keep_alive<1, 7>())
-        .def("append_feed_forward", &append_feed_forward, array("norm"), nb::arg("eps"), nb::arg("gate_up"),
-             nb::arg("down"), nb::arg("activation"), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>());
+        .def("append_layer", &append_layer, nb::arg("columns"), nb::arg("heads"), nb::arg("kv_heads"),
+             nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), array("sinks").none(),
+             nb::arg("rope"), nb::arg("group"))
+        .def("append_norm", &append_norm, array("weight"), array("bias").none(), nb::arg("eps"),
+             nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"))
+        .def("append_product", &append_product, nb::arg("weight"), nb::arg("source"), nb::arg("target"),
+             nb::keep_alive<1, 2>())
+        .def("append_split_heads", &append_split_heads, array("q_norm").none(), array("k_norm").none(), nb::arg("eps"),
+             nb::arg("norms_values"), nb::arg("projected"))
+        .def("append_attend", [](PythonLayers& self) { self.append(mlxr::Kind::attend); })
+        .def("append_activate", &append_activate, nb::arg("kind"), nb::arg("features"))
+        .def("append_sum", [](PythonLayers& self) { self.append(mlxr::Kind::sum, "stream", "stream"); })
+        .def(
+            "append_scale",
+            [](PythonLayers& self, float factor, const char* target) {
+                self.append(mlxr::Kind::scale, target, target).factor = factor;
+            },
+            nb::arg("factor"), nb::arg("target"))
+        .def("append_join", [](PythonLayers& self) { self.append(mlxr::Kind::join, "other", "delta"); });
     m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
-          nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), array("cos"), array("sin"),
-          nb::arg("interleaved"), array("slots"), array("query_starts"), array("context_lengths"),
-          array("page_tables"));
+          nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), nb::arg("ropes"), array("slots"),
+          array("query_starts"), array("context_lengths"), array("page_tables"));
     m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), array("token_ids"), nb::arg("table_type"),
-          array("table"), array("norm"), nb::arg("eps"), nb::arg("output"), array("logits"), nb::arg("k_pools"),
-          nb::arg("v_pools"), array("positions"), array("cos"), array("sin"), nb::arg("interleaved"), array("slots"),
-          array("query_starts"), array("context_lengths"), array("page_tables"), nb::arg("embedding_scale") = 1.0f,
-          nb::arg("logit_scale") = 1.0f, nb::arg("softcap") = 0.0f);
+          array("table"), array("norm"), array("bias").none(), nb::arg("eps"), nb::arg("is_layer_norm"),
+          nb::arg("output"), array("logits"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"),
+          nb::arg("ropes"), array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"),
+          nb::arg("embedding_scale"), nb::arg("logit_scale"), nb::arg("softcap"));
 }

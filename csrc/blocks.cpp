@@ -2,6 +2,8 @@
 #include "blocks.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "attend.h"
 #include "spread.h"
@@ -27,15 +29,8 @@ class Arrays {
     float* next_;
 };
 
-// A block's input: the stream, to which what the block before adds is added first, and normed.
-// `is_first`: nothing is to be added.
-RmsNormCall norm_stream(const LayersCall& call, bool is_first, const float* norm, float eps, float* normed) {
-    return {call.stream, is_first ? nullptr : call.delta, norm, normed, call.stream, call.columns, eps};
-}
-
-MakeRows make_normed(Runtime& runtime, const RmsNormCall& step) {
-    const OperatorTable& table = *operator_table(runtime.isa);
-    return [&table, &step](int64_t first, int64_t last) { table.rms_norm(step, first, last); };
+const OperatorTable& table_of(Runtime& runtime) {
+    return *operator_table(runtime.isa);
 }
 
 // Heads of all tokens, some columns of a fused product.
@@ -44,106 +39,305 @@ struct Heads {
     int64_t stride, count;
 };
 
-// Each head normed, in an array of its own.
-Heads norm_heads(Runtime& runtime, const Heads& heads, int64_t tokens, int64_t head_dim, const float* weight, float eps,
-                 Arrays& arrays) {
-    const int64_t columns = heads.count * head_dim;
-    float* const packed = arrays.take(tokens * columns);
-    float* const normed = arrays.take(tokens * columns);
-    for (int64_t token = 0; token < tokens; ++token) {
-        std::copy_n(heads.x + token * heads.stride, columns, packed + token * columns);
+// A block begins where the stream gets what was added to it.
+bool opens_block(const Operator& op) {
+    return op.kind == Kind::sum || (op.kind == Kind::norm && op.source == Register::stream);
+}
+
+// Runs the operators of layers one after another.
+class LayersRun {
+  public:
+    LayersRun(Runtime& runtime, const LayersCall& call) : runtime_(runtime), call_(call) {}
+
+    void run(const Layer& layer) {
+        plan(layer);
+        const std::vector<Operator>& ops = layer.operators;
+        for (size_t i = 0; i < ops.size();) i += run_one(layer, ops, i);
     }
-    spread_rms_norm(runtime, {packed, nullptr, weight, normed, nullptr, head_dim, eps}, tokens * heads.count);
-    return {normed, columns, heads.count};
-}
 
-void rotate(Runtime& runtime, const LayersCall& call, const Heads& heads) {
-    RopeCall turn = call.rope;
-    turn.x = heads.x;
-    turn.token_stride = heads.stride;
-    turn.heads = heads.count;
-    spread_rope(runtime, turn, call.tokens);
-}
-
-WritePagesCall write_call(const LayersCall& call, const Heads& heads, const int32_t* slots, void* pool, bool values) {
-    WritePagesCall write = call.write;
-    write.slots = slots;
-    write.rows = heads.x;
-    write.token_stride = heads.stride;
-    write.pool = pool;
-    write.values = values;
-    return write;
-}
-
-void run_self_attention(Runtime& runtime, const Layer& layer, const LayersCall& call, bool is_first,
-                        const AttendPlan& plan) {
-    const AttentionBlock& block = layer.attention;
-    const int64_t tokens = call.tokens, dim = block.head_dim;
-    const int64_t q_columns = block.heads * dim, kv_columns = block.kv_heads * dim,
-                  columns = q_columns + 2 * kv_columns;
-    const bool norms_heads = block.q_norm != nullptr;
-    Arrays arrays(runtime, tokens * (call.columns + columns + q_columns + norms_heads * 2 * (q_columns + kv_columns)),
-                  7);
-    float* const normed = arrays.take(tokens * call.columns);
-    float* const qkv = arrays.take(tokens * columns);
-    const RmsNormCall step = norm_stream(call, is_first, block.norm, block.eps, normed);
-    multiply(runtime, *block.qkv, normed, tokens, qkv, make_normed(runtime, step));
-    Heads q{qkv, columns, block.heads}, k{qkv + q_columns, columns, block.kv_heads};
-    const Heads v{qkv + q_columns + kv_columns, columns, block.kv_heads};
-    if (norms_heads) {
-        q = norm_heads(runtime, q, tokens, dim, block.q_norm, block.eps, arrays);
-        k = norm_heads(runtime, k, tokens, dim, block.k_norm, block.eps, arrays);
+    // The stream and what is to be added to it, normed when a product asks for it.
+    void multiply_normed(const Norm& norm, const LinearWeight& weight, float* out) {
+        reserve(call_.columns, 1);
+        normed_ = arrays_->take(call_.tokens * call_.columns);
+        begin_norm(norm);
+        multiply(runtime_, weight, normed_, call_.tokens, out, take_pending());
     }
-    rotate(runtime, call, q);
-    rotate(runtime, call, k);
-    spread_write_pages(runtime, write_call(call, k, layer.slots, layer.k_pool, false),
-                       write_call(call, v, layer.slots, layer.v_pool, true));
-    AttendCall attend = call.attend;
-    attend.q = q.x;
-    attend.q_stride = q.stride;
-    attend.k_pool = layer.k_pool;
-    attend.v_pool = layer.v_pool;
-    attend.scale = layer.scale;
-    attend.page_table = layer.page_table;
-    attend.table_stride = layer.table_stride;
-    attend.window = layer.window;
-    attend.out = arrays.take(tokens * q_columns);
-    run_attend(runtime, attend, plan);
-    multiply(runtime, *block.output, attend.out, tokens, call.delta);
-}
 
-void run_feed_forward(Runtime& runtime, const FeedForwardBlock& block, const LayersCall& call) {
-    const int64_t tokens = call.tokens, columns = block.down->in_features();
-    const bool gated = can_multiply_gated(*block.gate_up, *block.down, tokens);
-    Arrays arrays(runtime, tokens * (call.columns + (gated ? 0 : 3 * columns)), 3);
-    float* const normed = arrays.take(tokens * call.columns);
-    const RmsNormCall step = norm_stream(call, false, block.norm, block.eps, normed);
-    if (gated) {
-        return multiply_gated(runtime, *block.gate_up, normed, tokens, block.kind, *block.down, call.delta,
-                              make_normed(runtime, step));
+  private:
+    static constexpr size_t kOne = 1, kThree = 3;
+
+    // Attention of consecutive layers alike is planned once.
+    void plan(const Layer& layer) {
+        if (planned_ != nullptr && planned_->window == layer.window && planned_->group == layer.group &&
+            planned_->heads == layer.heads) {
+            planned_ = &layer;
+            return;
+        }
+        planned_ = &layer;
+        AttendCall attend = call_.groups[static_cast<size_t>(layer.group)].attend;
+        attend.heads = layer.heads;
+        attend.group = layer.heads / layer.kv_heads;
+        attend.window = layer.window;
+        plan_ = plan_attend(runtime_, attend, call_.sequences);
     }
-    float* const gate_up = arrays.take(tokens * 2 * columns);
-    float* const activated = arrays.take(tokens * columns);
-    multiply(runtime, *block.gate_up, normed, tokens, gate_up, make_normed(runtime, step));
-    const ActivateCall activate{gate_up, activated, columns, columns, block.kind};
-    const OperatorTable& table = *operator_table(runtime.isa);
-    multiply(runtime, *block.down, activated, tokens, call.delta,
-             [&](int64_t first, int64_t last) { table.activate(activate, first, last, 0, columns); });
-}
+
+    // Memory for the arrays of a block, in place of that of the block before.
+    void reserve(int64_t floats, int64_t arrays) { arrays_.emplace(runtime_, call_.tokens * floats, arrays); }
+
+    // Memory for all operators from `first` on up to the next block.
+    void reserve_block(const Layer& layer, const std::vector<Operator>& ops, size_t first, bool gated) {
+        int64_t floats = 0, arrays = 0;
+        for (size_t i = first; i < ops.size() && (i == first || !opens_block(ops[i])); ++i) {
+            const int64_t q = layer.heads * layer.head_dim, k = layer.kv_heads * layer.head_dim;
+            switch (ops[i].kind) {
+                case Kind::norm:
+                    floats += ops[i].target == Register::delta ? 0 : call_.columns;
+                    break;
+                case Kind::product:
+                    if (ops[i].target == Register::delta) break;
+                    if (gated && i + 1 < ops.size() && ops[i + 1].kind == Kind::activate) break;
+                    floats += ops[i].weight->out_features();
+                    break;
+                case Kind::split_heads:
+                    floats += 2 * q + 4 * k;
+                    break;
+                case Kind::attend:
+                    floats += q;
+                    break;
+                case Kind::activate:
+                    floats += gated ? 0 : ops[i].features;
+                    break;
+                default:
+                    break;
+            }
+            arrays += 6;
+        }
+        reserve(floats, arrays);
+    }
+
+    // Runs operator `at`, perhaps together with those after it; returns how many.
+    size_t run_one(const Layer& layer, const std::vector<Operator>& ops, size_t at) {
+        const Operator& op = ops[at];
+        const bool gated = can_gate(ops, op.kind == Kind::product ? at : at + 1);
+        if (opens_block(op)) reserve_block(layer, ops, at, gated);
+        switch (op.kind) {
+            case Kind::norm:
+                if (op.source == Register::stream) {
+                    normed_ = arrays_->take(call_.tokens * call_.columns);
+                    begin_norm(op.norm);
+                    has_delta_ = true;
+                    if (at + 1 == ops.size() || ops[at + 1].kind != Kind::product) take_pending()(0, call_.tokens);
+                } else {
+                    norm_rows(op);
+                }
+                return kOne;
+            case Kind::sum:
+                if (has_delta_) add(call_.stream, call_.delta);
+                has_delta_ = true;
+                return kOne;
+            case Kind::product: {
+                const MakeRows make = take_pending();
+                if (gated) {
+                    const Operator& down = ops[at + 2];
+                    multiply_gated(runtime_, *op.weight, read(op.source), call_.tokens, ops[at + 1].activation,
+                                   *down.weight, write(down.target, down.weight->out_features()), make);
+                    return kThree;
+                }
+                const float* const source = read(op.source);
+                float* const target = write(op.target, op.weight->out_features());
+                multiply(runtime_, *op.weight, source, call_.tokens, target, make);
+                return kOne;
+            }
+            case Kind::split_heads:
+                split_heads(layer, op);
+                return kOne;
+            case Kind::attend:
+                attend(layer);
+                return kOne;
+            case Kind::activate:
+                activate(op);
+                return kOne;
+            case Kind::scale: {
+                float* const x = find(op.target);
+                spread_scale(runtime_, {x, x, op.factor, 0.0f}, call_.tokens * call_.columns);
+                return kOne;
+            }
+            case Kind::join:
+                add(call_.delta, other_);
+                return kOne;
+        }
+        return kOne;
+    }
+
+    // Whether the product at `at`, the activation and the product after it can be done in one go.
+    bool can_gate(const std::vector<Operator>& ops, size_t at) const {
+        return at + 2 < ops.size() && ops[at].kind == Kind::product && ops[at + 1].kind == Kind::activate &&
+               ops[at + 2].kind == Kind::product &&
+               can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
+    }
+
+    // The next product makes the rows of its input itself.
+    void begin_norm(const Norm& norm) {
+        const OperatorTable& table = table_of(runtime_);
+        const float* const residual = has_delta_ ? call_.delta : nullptr;
+        if (norm.is_layer_norm) {
+            const LayerNormCall step{call_.stream, residual,     norm.weight,   norm.bias,
+                                     normed_,      call_.stream, call_.columns, norm.eps};
+            pending_ = [&table, step](int64_t first, int64_t last) { table.layer_norm(step, first, last); };
+        } else {
+            const RmsNormCall step{call_.stream, residual, norm.weight, normed_, call_.stream, call_.columns, norm.eps};
+            pending_ = [&table, step](int64_t first, int64_t last) { table.rms_norm(step, first, last); };
+        }
+    }
+
+    MakeRows take_pending() {
+        MakeRows taken = std::move(pending_);
+        pending_ = nullptr;
+        return taken;
+    }
+
+    void norm_rows(const Operator& op) {
+        const float* const source = read(op.source);
+        float* const target = write(op.target, call_.columns);
+        if (op.norm.is_layer_norm) {
+            spread_layer_norm(
+                runtime_, {source, nullptr, op.norm.weight, op.norm.bias, target, nullptr, call_.columns, op.norm.eps},
+                call_.tokens);
+        } else {
+            spread_rms_norm(runtime_, {source, nullptr, op.norm.weight, target, nullptr, call_.columns, op.norm.eps},
+                            call_.tokens);
+        }
+    }
+
+    void add(float* sum, const float* added) const {
+        for (int64_t i = 0; i < call_.tokens * call_.columns; ++i) sum[i] += added[i];
+    }
+
+    float* find(Register place) const {
+        switch (place) {
+            case Register::stream:
+                return call_.stream;
+            case Register::delta:
+                return call_.delta;
+            case Register::normed:
+                return normed_;
+            case Register::x:
+                return x_;
+            default:
+                return other_;
+        }
+    }
+
+    const float* read(Register place) const { return find(place); }
+
+    // Where an operator writes `columns` numbers of each token.
+    float* write(Register place, int64_t columns) {
+        if (place == Register::delta) return call_.delta;
+        float* const taken = arrays_->take(call_.tokens * columns);
+        (place == Register::x ? x_ : place == Register::other ? other_ : normed_) = taken;
+        return taken;
+    }
+
+    // Heads in an array of their own, normed one by one, or those of a token together; `weight` may be null.
+    Heads norm_heads(const Heads& heads, int64_t head_dim, const float* weight, bool jointly, float eps) {
+        const int64_t columns = heads.count * head_dim;
+        float* const packed = pack(heads, head_dim).x;
+        float* const normed = arrays_->take(call_.tokens * columns);
+        const int64_t length = jointly ? columns : head_dim;
+        spread_rms_norm(runtime_, {packed, nullptr, weight, normed, nullptr, length, eps},
+                        call_.tokens * columns / length);
+        return {normed, columns, heads.count};
+    }
+
+    Heads pack(const Heads& heads, int64_t head_dim) {
+        const int64_t columns = heads.count * head_dim;
+        float* const packed = arrays_->take(call_.tokens * columns);
+        for (int64_t token = 0; token < call_.tokens; ++token) {
+            std::copy_n(heads.x + token * heads.stride, columns, packed + token * columns);
+        }
+        return {packed, columns, heads.count};
+    }
+
+    void rotate(const Layer& layer, const Heads& heads, bool queries) {
+        RopeCall turn = call_.ropes[static_cast<size_t>(layer.rope)];
+        if (!queries) turn.factors = nullptr;
+        if (turn.rot_dim == 0 && turn.factors == nullptr) return;
+        turn.x = heads.x;
+        turn.head_dim = layer.head_dim;
+        turn.token_stride = heads.stride;
+        turn.heads = heads.count;
+        spread_rope(runtime_, turn, call_.tokens);
+    }
+
+    void split_heads(const Layer& layer, const Operator& op) {
+        const int64_t dim = layer.head_dim, q_columns = layer.heads * dim, kv_columns = layer.kv_heads * dim;
+        const int64_t columns = q_columns + (op.projected - 1) * kv_columns;
+        Heads q{x_, columns, layer.heads};
+        Heads k{x_ + q_columns, columns, layer.kv_heads}, v{x_ + q_columns + kv_columns, columns, layer.kv_heads};
+        const bool norms = op.q_norm != nullptr;
+        if (norms) q = norm_heads(q, dim, op.q_norm, op.norms_jointly, op.norm.eps);
+        rotate(layer, q, true);
+        query_ = q;
+        if (op.projected == 1) return;
+        if (op.projected == 2) v = norms ? k : pack(k, dim);  // what is not normed is rotated in place
+        if (norms) {
+            k = norm_heads(k, dim, op.k_norm, op.norms_jointly, op.norm.eps);
+            if (op.norms_values) v = norm_heads(v, dim, nullptr, false, op.norm.eps);
+        }
+        rotate(layer, k, false);
+        spread_write_pages(runtime_, write_call(layer, k, layer.k_pool, false),
+                           write_call(layer, v, layer.v_pool, true));
+    }
+
+    WritePagesCall write_call(const Layer& layer, const Heads& heads, void* pool, bool values) const {
+        WritePagesCall write = call_.groups[static_cast<size_t>(layer.group)].write;
+        write.rows = heads.x;
+        write.token_stride = heads.stride;
+        write.pool = pool;
+        write.values = values;
+        return write;
+    }
+
+    void attend(const Layer& layer) {
+        AttendCall attend = call_.groups[static_cast<size_t>(layer.group)].attend;
+        attend.q = query_.x;
+        attend.q_stride = query_.stride;
+        attend.k_pool = layer.k_pool;
+        attend.v_pool = layer.v_pool;
+        attend.heads = layer.heads;
+        attend.group = layer.heads / layer.kv_heads;
+        attend.scale = layer.scale;
+        attend.softcap = layer.softcap;
+        attend.sinks = layer.sinks;
+        attend.window = layer.window;
+        attend.out = write(Register::x, layer.heads * layer.head_dim);
+        run_attend(runtime_, attend, plan_);
+    }
+
+    void activate(const Operator& op) {
+        float* const source = x_;
+        float* const target = write(Register::x, op.features);
+        const ActivateCall call{source, target, op.features, op.features, op.activation};
+        const OperatorTable& table = table_of(runtime_);
+        pending_ = [&table, call](int64_t first, int64_t last) { table.activate(call, first, last, 0, call.columns); };
+    }
+
+    Runtime& runtime_;
+    const LayersCall& call_;
+    const Layer* planned_ = nullptr;
+    AttendPlan plan_{};
+    std::optional<Arrays> arrays_;
+    float *normed_ = nullptr, *x_ = nullptr, *other_ = nullptr;
+    Heads query_{};
+    MakeRows pending_ = nullptr;
+    bool has_delta_ = false;  // whether anything is to be added to the stream
+};
 
 }  // namespace
 
 void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const LayersCall& call) {
-    AttendPlan plan{};
-    for (int64_t i = 0; i < count; ++i) {
-        if (i == 0 || layers[i].window != layers[i - 1].window) {
-            AttendCall attend = call.attend;
-            attend.window = layers[i].window;
-            plan = plan_attend(runtime, attend, call.sequences);
-        }
-        run_self_attention(runtime, layers[i], call, i == 0, plan);
-        run_feed_forward(runtime, layers[i].feed_forward, call);
-    }
+    LayersRun run(runtime, call);
+    for (int64_t i = 0; i < count; ++i) run.run(layers[i]);
 }
 
 namespace {
@@ -158,10 +352,9 @@ Stretches first_weights(const Model& model) {
     Stretches first;
     size_t left = kAheadBytes;
     for (int64_t i = 0; i < model.count && left > 0; ++i) {
-        const AttentionBlock& attention = model.layers[i].attention;
-        const FeedForwardBlock& feed_forward = model.layers[i].feed_forward;
-        for (const LinearWeight* weight : {attention.qkv, attention.output, feed_forward.gate_up, feed_forward.down}) {
-            for (const LinearWeight::Part& part : weight->parts()) {
+        for (const Operator& op : model.layers[i].operators) {
+            if (op.kind != Kind::product) continue;
+            for (const LinearWeight::Part& part : op.weight->parts()) {
                 const size_t bytes = std::min(left, part.memory.bytes());
                 first.add(part.memory.data(), bytes);
                 left -= bytes;
@@ -174,11 +367,10 @@ Stretches first_weights(const Model& model) {
 }  // namespace
 
 void run_model(Runtime& runtime, const Model& model, const LayersCall& call, float* logits) {
-    run_layers(runtime, model.layers, model.count, call);
-    float* const normed = Arrays(runtime, call.tokens * call.columns, 1).take(call.tokens * call.columns);
-    const RmsNormCall step = norm_stream(call, false, model.head.norm, model.head.eps, normed);
+    LayersRun run(runtime, call);
+    for (int64_t i = 0; i < model.count; ++i) run.run(model.layers[i]);
     if (call.tokens <= kFewTokens) runtime.pool.fetch_after_next(first_weights(model));
-    multiply(runtime, *model.head.output, normed, call.tokens, logits, make_normed(runtime, step));
+    run.multiply_normed(model.head.norm, *model.head.output, logits);
 }
 
 }  // namespace mlxr

@@ -1,8 +1,10 @@
-// Transformer layers as one call. Each is self-attention (norm, Q K V, rotation, pages, attention, output) and
-// feed-forward (norm, gate and up, activation, down). They are the operators in their order, with the same bits; what
-// one call saves are the ways to Python between them, and the waiting: with few tokens, what must be done before a
-// product starts is done by the calling thread while the others already ask memory for its weights. Knows no Python.
+// Transformer layers as one call: the operators of each layer in the order in which they were appended, with the bits
+// that they have one by one. What one call saves are the ways to Python between them, and the waiting: with few tokens,
+// what must be done before a product starts is done by the calling thread while the others already ask memory for its
+// weights. Knows no Python.
 #pragma once
+
+#include <vector>
 
 #include "linear/linear.h"
 #include "operator_table.h"
@@ -10,51 +12,73 @@
 
 namespace mlxr {
 
-struct AttentionBlock {
-    const float* norm;  // (columns)
+// Where operators read and write: (tokens, columns) of the residual stream; what is still to be added to it; what
+// blocks begin with; what is passed on within a block; what a block beside another one adds.
+enum class Register : uint8_t { stream, delta, normed, x, other };
+
+struct Norm {
+    const float* weight;
+    const float* bias;  // of layer norms, or null
     float eps;
-    const LinearWeight* qkv;
-    const float *q_norm, *k_norm;  // (head_dim), or null
-    const LinearWeight* output;
-    int64_t heads, kv_heads, head_dim;
+    bool is_layer_norm;
 };
 
-struct FeedForwardBlock {
-    const float* norm;
-    float eps;
-    const LinearWeight* gate_up;
-    const LinearWeight* down;
-    Activation kind;
+// What an operator does, and the fields that it has besides `source` and `target`.
+enum class Kind : uint8_t {
+    norm,         // norm; from the stream, to which the delta is added first
+    sum,          // stream += delta
+    product,      // weight
+    split_heads,  // q_norm, k_norm (or null), norms_jointly, norms_values, projected
+    attend,
+    activate,  // activation, features
+    scale,     // factor
+    join,      // delta += other
+};
+
+struct Operator {
+    Kind kind;
+    Register source, target;
+    Norm norm;
+    const LinearWeight* weight;
+    const float *q_norm, *k_norm;
+    bool norms_jointly;  // all heads of a token as one row
+    bool norms_values;
+    int64_t projected;  // 3: queries, keys and values; 2: the values are the keys; 1: queries alone
+    Activation activation;
+    int64_t features;
+    float factor;
 };
 
 // One layer, with its pools and where the tokens of a batch stand in them: layers of one group share slots and table.
 struct Layer {
-    AttentionBlock attention;
-    FeedForwardBlock feed_forward;
+    std::vector<Operator> operators;
+    int64_t heads, kv_heads, head_dim;
     int64_t window;  // positions seen
-    float scale;
-    int64_t group;
+    float scale, softcap;
+    const float* sinks;  // (heads), or null
+    int64_t rope, group;
     void *k_pool, *v_pool;
-    const int32_t* slots;
-    const int32_t* page_table;
-    int64_t table_stride;
 };
 
-// A batch for all layers. `rope` is complete but for the numbers and heads, `write` but for the numbers, the pool and
-// the slots, `attend` but for q, out, pools, table, scale and window.
-struct LayersCall {
-    float* stream;  // (tokens, columns), the residual stream; what all blocks but the last add is added to it
-    float* delta;   // (tokens, columns): what the last block adds
-    int64_t tokens, columns, sequences;
-    RopeCall rope;
+// A batch as the layers of one group see it. `write` is complete but for rows and pool, `attend` but for q, out, pools,
+// heads, scores and window.
+struct GroupCall {
     WritePagesCall write;
     AttendCall attend;
 };
 
+// A batch for all layers. `ropes` are complete but for the numbers and heads.
+struct LayersCall {
+    float* stream;  // (tokens, columns), the residual stream; what all blocks but the last add is added to it
+    float* delta;   // (tokens, columns): what the last block adds
+    int64_t tokens, columns, sequences;
+    std::vector<RopeCall> ropes;
+    std::vector<GroupCall> groups;
+};
+
 // What makes logits of the last layer's states.
 struct Head {
-    const float* norm;
-    float eps;
+    Norm norm;
     const LinearWeight* output;
 };
 

@@ -16,7 +16,9 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.memory import LOADING_BYTES, OTHER_BYTES, Workspace, read_free_bytes
-from mlxr.kernels.layers.gpu import count_layer_bytes
+from mlxr.kernels.layers import AttentionBlock, FeedForwardBlock, Layer, NormWeight, list_operators
+from mlxr.kernels.layers.gpu import Sizes, count_layer_bytes
+from mlxr.kernels.layers.operators import Operator
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from tiny_models import build_hf, read_golden
@@ -151,8 +153,8 @@ def test_a_step_is_full_when_its_last_layer_is_to_come() -> None:
     assert workspace.is_full
 
 
-def make_layer(*types: str) -> Any:
-    """Of Llama 3 8B: queries and keys of the first type, the rest of the others in turn; 16-bit numbers where float."""
+def make_layer(*types: str) -> tuple[Operator, ...]:
+    """Operators of one of Llama 3 8B: queries and keys of the first type, values and down of the other one."""
     hidden, heads, kv, ffn = 4096, 4096, 1024, 14336
 
     def product(columns: int, **rows: int) -> Any:
@@ -161,9 +163,10 @@ def make_layer(*types: str) -> Any:
 
     qk, v = types
     qkv = product(hidden, **{qk: heads + 2 * kv}) if qk == v else product(hidden, **{qk: heads + kv, v: kv})
-    attention = SimpleNamespace(qkv=qkv, output=product(heads, **{qk: hidden}))
-    feed_forward = SimpleNamespace(gate_up=product(hidden, **{qk: 2 * ffn}), down=product(ffn, **{v: hidden}))
-    return SimpleNamespace(attention=attention, feed_forward=feed_forward)
+    norm = NormWeight(np.ones(hidden, np.float32), 1e-5)
+    attention = AttentionBlock(norm, qkv, product(heads, **{qk: hidden}), 32, 8, 128, scale=1.0)
+    up, down = product(hidden, **{qk: 2 * ffn}), product(ffn, **{v: hidden})
+    return list_operators(Layer(attention, FeedForwardBlock(norm, up, down, "silu")))
 
 
 FLOATS_16 = SimpleNamespace(array=SimpleNamespace(itemsize=2))
@@ -171,9 +174,9 @@ FLOATS_16 = SimpleNamespace(array=SimpleNamespace(itemsize=2))
 
 def test_a_layer_of_a_long_prompt_takes_what_was_measured() -> None:
     """On an H200 the peak of 2,048 tokens grew by 360 MiB (bf16) and 872 MiB (Q4_K_M) for each layer in flight."""
-    assert 2048 * count_layer_bytes(make_layer("bf16", "bf16"), 2, 2, narrow=True) == 360 * MIB
-    assert 2048 * count_layer_bytes(make_layer("q4_k", "q6_k"), 4, 2, narrow=True) == 872 * MIB
-    plain = count_layer_bytes(make_layer("q4_k", "q4_k"), 4, 2, narrow=True)
+    assert 2048 * count_layer_bytes(make_layer("bf16", "bf16"), Sizes(2, 2, 2)) == 360 * MIB
+    assert 2048 * count_layer_bytes(make_layer("q4_k", "q6_k"), Sizes(4, 2, 2)) == 872 * MIB
+    plain = count_layer_bytes(make_layer("q4_k", "q4_k"), Sizes(4, 2, 2))
     assert plain == 872 * MIB // 2048 - 2 * 4096 - 2 * 6144  # one operand, and nothing to join
 
 

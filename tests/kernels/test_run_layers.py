@@ -12,11 +12,23 @@ from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.attend import KVType, allocate_pools
 from mlxr.kernels.context import Context, load_native
-from mlxr.kernels.layers import Layer, make_attention, make_feed_forward, prepare_layers, run_layers
+from mlxr.kernels.layers import (
+    Layer,
+    Layers,
+    NormWeight,
+    StepInput,
+    make_attention,
+    make_feed_forward,
+    prepare_layers,
+    run_layers,
+)
+from mlxr.kernels.layers import cpu as native_layers
 from mlxr.kernels.layers import reference as one_by_one
+from mlxr.kernels.layers.block import NormKind
 from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rope import build_table
+from mlxr.kernels.rope import QueryTemperature, build_table
+from mlxr.kernels.split_heads import HeadNorms, Projected
 
 HIDDEN, HEADS, KV_HEADS, DIM, PAGE = 128, 4, 2, 64, 32
 LAYERS = 3
@@ -38,6 +50,16 @@ class Kind:
     bias: bool = False
     groups: bool = False  # every other layer has pages of its own, and this window
     other_window: int | None = None
+    norms: str = "before"  # both, after
+    norm_kind: NormKind = "rms"
+    joint: bool = False  # head norms of all heads together
+    values: bool = False  # are normed, too
+    projected: Projected = "qkv"
+    parallel: bool = False
+    residual_scale: float = 1.0
+    softcap: float | None = None
+    sinks: bool = False
+    ropes: tuple[int, ...] = (0,)  # numbers of the layers' tables, in turn
 
 
 def make_weight(
@@ -60,23 +82,41 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
     def norm(length: int) -> Floats:
         return rng.uniform(0.5, 1.5, length).astype(np.float32)
 
+    def norm_at(place: str) -> NormWeight | None:
+        if kind.norms not in (place, "both"):
+            return None
+        bias = norm(hidden) if kind.norm_kind == "layer" else None
+        return NormWeight(norm(hidden), 1e-5, kind.norm_kind, bias)
+
+    def norm_heads() -> HeadNorms | None:
+        if not kind.norms_heads:
+            return None
+        q, k = (HEADS * DIM, KV_HEADS * DIM) if kind.joint else (DIM, DIM)
+        return HeadNorms(norm(q), norm(k), 1e-5, kind.values)
+
     layers = []
     for index in range(LAYERS):
         attention = make_attention(
-            norm(hidden),
-            1e-5,
-            make_weight(ctx, rng, kind, hidden, HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM),
+            norm_at("before"),
+            make_weight(ctx, rng, kind, hidden, *[HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM][: len(kind.projected)]),
             make_weight(ctx, rng, kind, HEADS * DIM, hidden),
             heads=HEADS,
             kv_heads=KV_HEADS,
             head_dim=DIM,
-            head_norms=(norm(DIM), norm(DIM)) if kind.norms_heads else None,
+            head_norms=norm_heads(),
+            post_norm=norm_at("after"),
+            projected=kind.projected,
+            softcap=kind.softcap,
+            sinks=norm(HEADS) if kind.sinks else None,
+            rope=kind.ropes[index % len(kind.ropes)],
             sliding_window=kind.other_window if kind.groups and index % 2 else kind.window,
             group=index % 2 if kind.groups else 0,
         )
         gate_up = make_weight(ctx, rng, kind, hidden, forward, forward)
         down = make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type)
-        layers.append(Layer(attention, make_feed_forward(norm(hidden), 1e-5, gate_up, down, kind.activation)))
+        before = None if kind.parallel else norm_at("before")
+        feed_forward = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
+        layers.append(Layer(attention, feed_forward, kind.parallel, kind.residual_scale))
     return layers
 
 
@@ -134,6 +174,14 @@ KINDS = {
     "squared": Kind("q8_0", activation="relu_squared"),
     "q4_k_m": Kind("q4_k", "q6_k", hidden=256, forward=768),
     "two groups of layers": Kind(groups=True, other_window=40),
+    "gemma2": Kind("q8_0", norms="both", activation="gelu_tanh", softcap=5.0, groups=True, other_window=40),
+    "gemma3": Kind("f16", norms="both", norms_heads=True, window=40, ropes=(0, 1)),
+    "olmo2": Kind("q4_0", norms="after", norms_heads=True, joint=True),
+    "cohere": Kind("q8_0", norm_kind="layer", parallel=True, interleaved=True, ropes=(0, 2)),
+    "granite": Kind("q4_k", "q6_k", hidden=256, forward=768, residual_scale=0.22),
+    "keys as values": Kind("q8_0", norms_heads=True, values=True, projected="qk", sinks=True),
+    "raw keys as values": Kind("f16", projected="qk"),
+    "queries alone": Kind("q8_0", norms_heads=True, projected="q"),
     "spans and groups": Kind("q2_k", "q8_0", hidden=256, forward=544),
 }
 
@@ -145,14 +193,19 @@ def test_equal_to_the_operators_one_by_one(isa: str, kind: Kind, shape: tuple[li
     batch = make_batch(*shape)
     if kind.groups:
         batch = add_group(batch, kind.other_window or 1)
-    table = build_table(544, DIM, 10000.0, interleaved=kind.interleaved)
+    tables = [
+        build_table(544, DIM, 10000.0, interleaved=kind.interleaved),
+        build_table(544, DIM // 2, 1e6, interleaved=kind.interleaved, temperature=QueryTemperature(0.1, 64)),
+        build_table(544, 0, 10000.0, interleaved=kind.interleaved),
+    ]
     stream = np.random.default_rng(9).standard_normal((batch.tokens, kind.hidden)).astype(np.float32)
     results, ledgers = [], []
-    for threads, run in ((1, one_by_one.run_layers), (1, run_layers), (3, run_layers)):
+    for threads, run in ((1, one_by_one), (1, native_layers), (3, native_layers)):
         ctx = Context("cpu", threads=threads, isa=isa)
-        layers = prepare_layers(ctx, make_layers(ctx, kind))
+        made = tuple(make_layers(ctx, kind))
+        layers = Layers(made, run.prepare(ctx, made))
         keys, values = make_pools(ctx, batch, None)
-        summed, delta = run(ctx, stream.copy(), layers, batch, table, keys, values)
+        summed, delta = run.run_layers(ctx, stream.copy(), layers, StepInput(batch, tables, keys, values))
         assert delta is not None
         arrays = [summed, delta, *keys, *values]
         results.append([array.tobytes() for array in arrays])
@@ -168,9 +221,9 @@ def test_the_ledger_does_not_hold_the_weights(cpu: Context) -> None:
     batch = make_batch([1], [0])
     keys, values = make_pools(cpu, batch, None)
     table = build_table(32, DIM, 10000.0, interleaved=False)
-    run_layers(cpu, np.ones((1, HIDDEN), np.float32), layers, batch, table, keys, values)
+    run_layers(cpu, np.ones((1, HIDDEN), np.float32), layers, StepInput(batch, [table], keys, values))
     counted = list(vars(layers.payload.counted).values())
-    assert all(isinstance(name, str | bool) for rows in counted for row in rows for name in row)
+    assert all(isinstance(name, str) for rows in counted for row in rows for name in row)
 
 
 def test_what_does_not_fit_is_refused(cpu: Context) -> None:
@@ -180,37 +233,39 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
     table = build_table(64, DIM, 10000.0, interleaved=False)
     stream = np.ones((1, HIDDEN), np.float32)
     with pytest.raises(ValueError, match="number of k_pools is 2, expected 3"):
-        run_layers(cpu, stream, layers, batch, table, keys[:2], values)
+        run_layers(cpu, stream, layers, StepInput(batch, [table], keys[:2], values))
     with pytest.raises(ValueError, match="columns of stream is 64, expected 128"):
-        run_layers(cpu, stream[:, :64].copy(), layers, batch, table, keys, values)
+        run_layers(cpu, stream[:, :64].copy(), layers, StepInput(batch, [table], keys, values))
     with pytest.raises(ValueError, match=r"rope: positions\[0\] is 40, expected 0 to 31"):
-        run_layers(cpu, stream, layers, batch, build_table(32, DIM, 10000.0, interleaved=False), keys, values)
+        run_layers(
+            cpu, stream, layers, StepInput(batch, [build_table(32, DIM, 10000.0, interleaved=False)], keys, values)
+        )
     other = [keys[0], keys[1].astype(np.float32), keys[2]]
     with pytest.raises(ValueError, match="of another type"):
-        run_layers(cpu, stream, layers, batch, table, other, values)
+        run_layers(cpu, stream, layers, StepInput(batch, [table], other, values))
     longer = [keys[0], *(np.concatenate([pool, pool]) for pool in keys[1:])]
     with pytest.raises(ValueError, match="pools is of different shapes or types, expected all alike"):
-        run_layers(cpu, stream, layers, batch, table, longer, longer)
+        run_layers(cpu, stream, layers, StepInput(batch, [table], longer, longer))
     grouped = prepare_layers(cpu, make_layers(cpu, Kind(groups=True, other_window=9)))
     with pytest.raises(ValueError, match="layers: group is 1, expected below 1"):
-        run_layers(cpu, stream, grouped, batch, table, keys, values)
+        run_layers(cpu, stream, grouped, StepInput(batch, [table], keys, values))
     foreign = batch.with_groups([(batch.slots, np.full_like(batch.page_table, 7))])
     with pytest.raises(ValueError, match=r"page_table\[0, 1\] is 7, expected 0 to 1"):
-        run_layers(cpu, stream, grouped, foreign, table, keys, values)
+        run_layers(cpu, stream, grouped, StepInput(foreign, [table], keys, values))
     batch.slots[:] = 0
     batch.page_table[:] = 2
     with pytest.raises(ValueError, match=r"page_table\[0, 0\] is 2, expected 0 to 1"):
-        run_layers(cpu, stream, layers, batch, table, keys, values)
+        run_layers(cpu, stream, layers, StepInput(batch, [table], keys, values))
 
 
 def test_blocks_must_fit_together(cpu: Context) -> None:
     rng = np.random.default_rng(1)
     qkv = make_weight(cpu, rng, Kind(), HIDDEN, HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM)
     output = make_weight(cpu, rng, Kind(), HEADS * DIM, HIDDEN)
-    norm = np.ones(HIDDEN, np.float32)
+    norm, short = NormWeight(np.ones(HIDDEN, np.float32), 1e-5), NormWeight(np.ones(64, np.float32), 1e-5)
     with pytest.raises(ValueError, match="columns of qkv is 512, expected 768"):
-        make_attention(norm, 1e-5, qkv, output, heads=8, kv_heads=2, head_dim=DIM)
+        make_attention(norm, qkv, output, heads=8, kv_heads=2, head_dim=DIM)
     with pytest.raises(ValueError, match="length of norm is 64, expected 128"):
-        make_attention(norm[:64].copy(), 1e-5, qkv, output, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
-    with pytest.raises(ValueError, match="columns of gate_up is 512, expected 256"):
-        make_feed_forward(norm, 1e-5, qkv, make_weight(cpu, rng, Kind(), HIDDEN, HIDDEN), "silu")
+        make_attention(short, qkv, output, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
+    with pytest.raises(ValueError, match="columns of gate and up is 512, expected 256"):
+        make_feed_forward(norm, qkv, make_weight(cpu, rng, Kind(), HIDDEN, HIDDEN), "silu")

@@ -114,8 +114,8 @@ def test_what_gguf_cannot_state_is_refused() -> None:
     [
         ({"model_type": None, "num_key_value_heads": None}, "kv_heads", 32),
         ({"architectures": None}, "architecture", "llama"),
-        ({"head_dim": 128}, "q_features", 4096),
-        ({"num_key_value_heads": 1}, "kv_features", 64),
+        ({"head_dim": 128}, "head_dim", 128),
+        ({"num_key_value_heads": 1}, "kv_heads", 1),
         ({"partial_rotary_factor": 0.5}, "rope_dim", 32),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": None}, "rope_theta", 5e5),
         ({"attention_bias": True}, "qkv_bias", True),

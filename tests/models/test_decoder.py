@@ -188,13 +188,13 @@ def test_rotation_table_grows_without_changing_results() -> None:
     length = FIRST_POSITIONS + 40
     tokens = make_tokens(config, length, 3)
     model = build_hf(Context("reference"), config, SEED)
-    assert model._rope.positions == FIRST_POSITIONS
+    assert model._tables[0].positions == FIRST_POSITIONS
     growing = TinyRun(model, longest=length).run(tokens, chunk_tokens=512)
-    assert model._rope.positions == 2 * FIRST_POSITIONS
+    assert model._tables[0].positions == 2 * FIRST_POSITIONS
     grown = TinyRun(model, longest=length).run(tokens, chunk_tokens=512)
     np.testing.assert_array_equal(growing, grown)
     # and the rows are those of a table made at that length
-    assert np.abs(model._rope.cos - build_table(2 * FIRST_POSITIONS, 64, 1e4, interleaved=False).cos).max() == 0
+    assert np.abs(model._tables[0].cos - build_table(2 * FIRST_POSITIONS, 64, 1e4, interleaved=False).cos).max() == 0
 
 
 def test_context_beyond_the_models_is_refused() -> None:

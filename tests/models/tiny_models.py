@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from random_model import Config, Weights, make_weights
 
 from mlxr.cache.arena import Arena
-from mlxr.cache.shapes import CacheShape, LayerCache, form_groups
+from mlxr.cache.shapes import form_groups
 from mlxr.formats import TensorSource, by_name, encode_tensor
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context
@@ -24,6 +24,7 @@ from mlxr.kernels.layers import prepare_layers
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors, gguf_row_order, rename_hf_tensors
+from mlxr.models.specs import LayerSpec
 
 GOLDENS = Path(__file__).parent / "goldens"
 CASES = sorted(path.name for path in GOLDENS.iterdir())
@@ -99,8 +100,11 @@ class WindowedConfig(ModelConfig):
     windows: Windows = ()
 
     @property
-    def cache_layers(self) -> tuple[LayerCache, ...]:
-        return tuple(CacheShape(self.kv_heads, self.head_dim, window) for window in self.windows)
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        return tuple(
+            replace(layer, attention=replace(layer.attention, window=window))
+            for layer, window in zip(super().layer_specs, self.windows, strict=True)
+        )
 
 
 def give_windows(model: Decoder, windows: Windows) -> None:

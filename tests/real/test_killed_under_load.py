@@ -6,6 +6,7 @@ token and logprob equals the same request without sharing and store, whatever st
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def kill_under_load(folder: Path, number: int, delay_s: float) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(folder), str(number)],
         cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
         stdout=subprocess.PIPE,
         text=True,
     )

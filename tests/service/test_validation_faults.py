@@ -12,7 +12,8 @@ import pytest
 from mlxr.cli.main import main
 from mlxr.core.settings import resolve
 from mlxr.formats.tensor import TensorSource
-from mlxr.models.layer import load_layer
+from mlxr.kernels.context import Context
+from mlxr.models.layer import LayerReader
 from mlxr.service.opening import open_model
 from mlxr.service.validation import LogitsCheck, validate_model
 
@@ -61,13 +62,11 @@ def validate(model: str | Path = "demo", **given: object) -> LogitsCheck:
 def test_one_fault_in_one_layer_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part, change = FAULTS[fault]
 
-    def load(ctx: object, config: object, tensors: Mapping[str, TensorSource], layer: int) -> object:
-        name = f"blk.{layer}.{part}"
-        if layer == FAULTY_LAYER and getattr(ctx, "device", "") == "cpu":
-            tensors = {**tensors, name: change(tensors[name])}
-        return load_layer(ctx, config, tensors, layer)  # type: ignore[arg-type]
+    def make_reader(ctx: Context, tensors: Mapping[str, TensorSource]) -> LayerReader:
+        name = f"blk.{FAULTY_LAYER}.{part}"
+        return LayerReader(ctx, {**tensors, name: change(tensors[name])} if ctx.device == "cpu" else tensors)  # type: ignore[dict-item]
 
-    monkeypatch.setattr("mlxr.models.decoder.load_layer", load)
+    monkeypatch.setattr("mlxr.models.decoder.LayerReader", make_reader)
     found = validate()
     assert not found.agree, found
     if fault != "scale":  # which the logits alone do not show

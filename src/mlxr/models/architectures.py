@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from mlxr.core.errors import ModelError
+from mlxr.models import families
+from mlxr.models.specs import LayerSpec
+
+if TYPE_CHECKING:
+    from mlxr.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +23,7 @@ class Architecture:
     `hf_class` its entry in `architectures`. `gguf_interleaved`: GGUF files have the rows of q and k in an order that
     rotates neighbouring pairs. `qkv_bias`: always has biases on q, k and v; `bias_key`: `attention_bias` in
     `config.json` gives q, k, v and o biases, `mlp_bias` gate, up and down. `qk_norm`: RMS norm of every query and key
-    head. `window_switch`: the sliding window counts only with `use_sliding_window`.
+    head. `window_switch`: the sliding window counts only with `use_sliding_window`. `build` makes the layers.
     """
 
     name: str
@@ -28,6 +36,7 @@ class Architecture:
     windowed: bool = False
     window_switch: bool = False
     kv_heads_default: bool = False  # old llama configurations leave num_key_value_heads out when all heads have one
+    build: Callable[[ModelConfig], tuple[LayerSpec, ...]] = families.build_llama
 
 
 ARCHITECTURES = (
@@ -46,6 +55,12 @@ def by_name(name: str) -> Architecture:
     raise ModelError(
         f"architecture {name!r} is not supported; supported are {_listed({r.name for r in ARCHITECTURES})}"
     )
+
+
+@lru_cache(maxsize=16)
+def build_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """The layers of a configuration."""
+    return by_name(config.architecture).build(config)
 
 
 def by_gguf_name(name: str) -> Architecture:

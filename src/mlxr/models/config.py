@@ -12,6 +12,8 @@ from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.rope import RopeScaling
+from mlxr.models.architectures import build_layers
+from mlxr.models.specs import LayerSpec
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden and feed-forward size
@@ -52,6 +54,9 @@ class ModelConfig:
     qk_norm: bool = False
     tied_embeddings: bool = False
     activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    final_softcap: float | None = None
 
     def __post_init__(self) -> None:
         for name, high in _LIMITS.items():
@@ -74,19 +79,17 @@ class ModelConfig:
             raise ModelError(f"model has activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
 
     @property
-    def q_features(self) -> int:
-        """Features of all query heads together."""
-        return self.heads * self.head_dim
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """The layers, as the model's family builds them."""
+        return build_layers(self)
 
     @property
     def cache_layers(self) -> tuple[LayerCache, ...]:
         """What each layer keeps of the tokens."""
-        return (CacheShape(self.kv_heads, self.head_dim, self.sliding_window),) * self.layers
-
-    @property
-    def kv_features(self) -> int:
-        """Features of all key heads together, which are those of all value heads."""
-        return self.kv_heads * self.head_dim
+        return tuple(
+            CacheShape(layer.attention.kv_heads, layer.attention.head_dim, layer.attention.window)
+            for layer in self.layer_specs
+        )
 
 
 _LIMITS = {

@@ -13,17 +13,18 @@ from typing import Protocol
 from mlxr.cache.shapes import form_groups
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
-from mlxr.kernels.forward import forward, make_model
+from mlxr.kernels.forward import Ends, ModelWeights, forward, make_model
 from mlxr.kernels.forward.reference import compute_states, project
-from mlxr.kernels.layers import prepare_layers
+from mlxr.kernels.layers import StepInput, list_operators, prepare_layers
+from mlxr.kernels.layers.operators import Attend, Operator, Product, count_weight_bytes
 from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.linear.compare import compare_products, move_weight
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.rows import fetch_rows, place_rows
-from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
+from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer import load_layer
+from mlxr.models.layer import LayerReader
 from mlxr.models.step_work import AttentionWork, StepWork
 from mlxr.models.weights import check_tensors, read_rope_factors
 
@@ -66,28 +67,36 @@ class Decoder:
         self.ctx = ctx
         self.config = config
         ctx.choose_activations(tensor.type_name for tensor in tensors.values() if len(tensor.shape) == 2)
+        specs, reader = config.layer_specs, LayerReader(ctx, tensors)
+        self._ropes = tuple(dict.fromkeys(spec.attention.rope for spec in specs))
+        places = form_groups(config.cache_layers).places
         layers = []
-        for index in range(config.layers):
-            layers.append(load_layer(ctx, config, tensors, index))
+        for index, (spec, place) in enumerate(zip(specs, places, strict=True)):
+            rope, group = self._ropes.index(spec.attention.rope), 0 if place is None else place.group
+            layers.append(reader.read(spec, index, rope=rope, group=group))
             if progress is not None:
                 progress(index + 1, config.layers + 1)
         table = tensors["token_embd.weight"]
+        output = prepare(ctx, [table if config.tied_embeddings else tensors["output.weight"]])
+        norm = reader.read_norm("output_norm", specs[-1].norms)
         self._weights = make_model(
-            table,
-            prepare_layers(ctx, layers),
-            read_vector(tensors["output_norm.weight"]),
-            config.rms_eps,
-            prepare(ctx, [table if config.tied_embeddings else tensors["output.weight"]]),
+            ModelWeights(
+                table,
+                prepare_layers(ctx, layers),
+                norm,
+                output,
+                Ends(config.embedding_scale, config.logit_scale, config.final_softcap),
+            )
         )
         self._rope_factors = read_rope_factors(tensors)
-        self._rope = self._build_rope(min(FIRST_POSITIONS, config.context_length))
+        self._tables = self._build_tables(min(FIRST_POSITIONS, config.context_length))
         if progress is not None:
             progress(config.layers + 1, config.layers + 1)
 
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that one forward step reads, the few rows of the embedding table aside."""
-        return self._weights.nbytes
+        return sum(map(count_weight_bytes, self._operators)) + self._weights.norm.nbytes + self._weights.output.nbytes
 
     @property
     def weight_bytes(self) -> int:
@@ -100,20 +109,19 @@ class Decoder:
         *inner, output = (weight.in_features * weight.out_features for weight in self.linear_weights())
         groups = form_groups(self.config.cache_layers)
         pair_macs = [0] * len(groups.shapes)
-        for layer, place in zip(self._weights.layers.layers, groups.places, strict=True):
-            if place is not None:
-                pair_macs[place.group] += 2 * layer.attention.heads * layer.attention.head_dim
+        for operator in self._operators:
+            if isinstance(operator, Attend):
+                pair_macs[operator.block.group] += 2 * operator.block.heads * operator.block.head_dim
         attention = (AttentionWork(macs, shape.window) for macs, shape in zip(pair_macs, groups.shapes, strict=True))
         return StepWork(self.step_bytes, sum(inner), output, tuple(attention))
 
+    @property
+    def _operators(self) -> list[Operator]:
+        return [operator for layer in self._weights.layers.layers for operator in list_operators(layer)]
+
     def linear_weights(self) -> list[LinearWeight]:
         """Every weight that activations are multiplied by, layer by layer, the output's last."""
-        blocks = [(layer.attention, layer.feed_forward) for layer in self._weights.layers.layers]
-        inner = [
-            weight
-            for attention, feed_forward in blocks
-            for weight in (attention.qkv, attention.output, feed_forward.gate_up, feed_forward.down)
-        ]
+        inner = [operator.weight for operator in self._operators if isinstance(operator, Product)]
         return [*inner, self._weights.output]
 
     def compare_products(self, reference: Decoder) -> float:
@@ -133,12 +141,12 @@ class Decoder:
 
         Raises as `forward_hidden` does.
         """
-        table = self._cover_positions(batch.longest_context)
+        tables = self._cover_positions(batch.longest_context)
         logits: FloatArray = self.ctx.run_step(
-            lambda step: forward(self.ctx, self._weights, step, table, arena.k_pools, arena.v_pools),
+            lambda step: forward(self.ctx, self._weights, StepInput(step, tables, arena.k_pools, arena.v_pools)),
             batch,
             arena.k_pools,
-            (id(self), table.positions),
+            (id(self), tables[0].positions),
         )
         return logits
 
@@ -148,34 +156,38 @@ class Decoder:
         They are on the host. Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools,
         ModelError for a context beyond `context_length`.
         """
-        table = self._cover_positions(batch.longest_context)
-        states = compute_states(self.ctx, self._weights, batch, table, arena.k_pools, arena.v_pools)
+        tables = self._cover_positions(batch.longest_context)
+        states = compute_states(self.ctx, self._weights, StepInput(batch, tables, arena.k_pools, arena.v_pools))
         return fetch_rows(self.ctx, states)
 
     def project(self, hidden: FloatArray) -> FloatArray:
         """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave."""
         return project(self.ctx, self._weights, place_rows(self.ctx, hidden))
 
-    def _cover_positions(self, longest_context: int) -> RopeTable:
-        """The rotation table, grown when a context has outgrown it; rows that were there keep their values."""
-        if longest_context > self._rope.positions:
+    def _cover_positions(self, longest_context: int) -> tuple[RopeTable, ...]:
+        """The rotation tables, grown when a context has outgrown them; rows that were there keep their values."""
+        positions = self._tables[0].positions
+        if longest_context > positions:
             if longest_context > self.config.context_length:
                 raise ModelError(
                     f"a context of {longest_context} tokens is beyond the model's {self.config.context_length}"
                 )
-            positions = self._rope.positions
             while positions < longest_context:
                 positions *= 2
-            self._rope = self._build_rope(min(positions, self.config.context_length))
-        return self._rope
+            self._tables = self._build_tables(min(positions, self.config.context_length))
+        return self._tables
 
-    def _build_rope(self, positions: int) -> RopeTable:
-        config = self.config
-        return build_table(
-            positions,
-            config.rope_dim,
-            config.rope_theta,
-            interleaved=config.rope_interleaved,
-            scaling=config.rope_scaling,
-            frequency_factors=self._rope_factors,
+    def _build_tables(self, positions: int) -> tuple[RopeTable, ...]:
+        return tuple(
+            build_table(
+                positions,
+                rope.dim,
+                rope.theta,
+                interleaved=rope.interleaved,
+                scaling=rope.scaling,
+                frequency_factors=self._rope_factors if rope.has_factors and rope.dim else None,
+                context=self.config.context_length,
+                temperature=rope.temperature,
+            )
+            for rope in self._ropes
         )

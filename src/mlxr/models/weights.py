@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource, read_vector
 from mlxr.models.config import ModelConfig
+from mlxr.models.layer import list_tensors
 from mlxr.models.names import ROPE_FACTORS
 
 _DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq_base says
@@ -17,32 +18,14 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Canonical name and shape of every tensor the model must have."""
     table = (config.vocab_size, config.hidden)
     expected: dict[str, tuple[int, ...]] = {"token_embd.weight": table, "output_norm.weight": (config.hidden,)}
+    if config.layer_specs[-1].norms.bias:
+        expected["output_norm.bias"] = (config.hidden,)
     if not config.tied_embeddings:
         expected["output.weight"] = table
-    for layer in range(config.layers):
-        for part, shape in _layer_tensors(config):
-            expected[f"blk.{layer}.{part}"] = shape
+    for index, layer in enumerate(config.layer_specs):
+        for part, shape in list_tensors(layer, config.hidden):
+            expected[f"blk.{index}.{part}"] = shape
     return expected
-
-
-def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "attn_norm.weight", (config.hidden,)
-    yield "ffn_norm.weight", (config.hidden,)
-    for name, rows, columns, bias in (
-        ("attn_q", config.q_features, config.hidden, config.qkv_bias),
-        ("attn_k", config.kv_features, config.hidden, config.qkv_bias),
-        ("attn_v", config.kv_features, config.hidden, config.qkv_bias),
-        ("attn_output", config.hidden, config.q_features, config.output_bias),
-        ("ffn_gate", config.ffn, config.hidden, config.ffn_bias),
-        ("ffn_up", config.ffn, config.hidden, config.ffn_bias),
-        ("ffn_down", config.hidden, config.ffn, config.ffn_bias),
-    ):
-        yield f"{name}.weight", (rows, columns)
-        if bias:
-            yield f"{name}.bias", (rows,)
-    if config.qk_norm:
-        yield "attn_q_norm.weight", (config.head_dim,)
-        yield "attn_k_norm.weight", (config.head_dim,)
 
 
 def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> None:

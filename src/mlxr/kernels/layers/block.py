@@ -1,71 +1,82 @@
-"""The weights of layers, ready to run: those of the two blocks of a layer, and layers that run as one call."""
+"""The weights of layers, ready to run, and what a layer's blocks do with them; `operators` says in which order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.split_heads import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray
+
+NormKind = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormWeight:
+    """A norm of rows: `weight` (columns,), for `layer` norms perhaps a `bias` (columns,), and `eps`."""
+
+    weight: FloatArray
+    eps: float
+    kind: NormKind = "rms"
+    bias: FloatArray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight and the bias."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBlock:
-    """Weights of one layer's self-attention: `norm` (hidden,), `qkv` three weights in one, `output`; `q_norm` and
-    `k_norm` (head_dim,) norm each head, or are None; `group` says which slots and page table of a batch are its own."""
+    """One layer's self-attention.
 
-    norm: FloatArray
-    eps: float
+    `norm` stands before it, `post_norm` norms what it adds to the stream; either may be None. `qkv` is what `projected`
+    names in one weight. `head_norms` norm queries and keys. Scores are multiplied by `scale`, capped by `softcap`
+    and joined by `sinks` (heads,). `rope` is the number of the step's rotation table, `group` that of the batch's slots
+    and page table.
+    """
+
+    norm: NormWeight | None
     qkv: LinearWeight
-    q_norm: FloatArray | None
-    k_norm: FloatArray | None
     output: LinearWeight
     heads: int
     kv_heads: int
     head_dim: int
-    sliding_window: int | None
+    scale: float
+    head_norms: HeadNorms | None = None
+    post_norm: NormWeight | None = None
+    projected: Projected = "qkv"
+    sliding_window: int | None = None
+    softcap: float | None = None
+    sinks: FloatArray | None = None
+    rope: int = 0
     group: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all weights together."""
-        norms = [norm for norm in (self.norm, self.q_norm, self.k_norm) if norm is not None]
-        return self.qkv.nbytes + self.output.nbytes + sum(norm.nbytes for norm in norms)
-
-    @property
-    def scale(self) -> float:
-        """What scores are multiplied by."""
-        return float(self.head_dim**-0.5)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeedForwardBlock:
-    """Weights of one layer's feed-forward block: `norm` (hidden,), `gate_up` two weights in one, `down`."""
+    """One layer's feed-forward block: `up` is gate and up in one weight; its norms stand as those of attention."""
 
-    norm: FloatArray
-    eps: float
-    gate_up: LinearWeight
+    norm: NormWeight | None
+    up: LinearWeight
     down: LinearWeight
     activation: Activation
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all weights together."""
-        return self.norm.nbytes + self.gate_up.nbytes + self.down.nbytes
+    post_norm: NormWeight | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """The two blocks of one layer."""
+    """The two blocks of a layer, one after the other, or side by side (`is_parallel`) after the norm of the first.
+
+    What each block adds to the stream is multiplied by `residual_scale`.
+    """
 
     attention: AttentionBlock
     feed_forward: FeedForwardBlock
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all weights together."""
-        return self.attention.nbytes + self.feed_forward.nbytes
+    is_parallel: bool = False
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,8 +85,3 @@ class Layers:
 
     layers: tuple[Layer, ...]
     payload: Any
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights: what one forward step reads."""
-        return sum(layer.nbytes for layer in self.layers)

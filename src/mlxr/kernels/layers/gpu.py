@@ -13,11 +13,22 @@ from typing import Any
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import MAX_STARTED
 from mlxr.kernels.layers.block import Layer, Layers
-from mlxr.kernels.layers.reference import run_layer
+from mlxr.kernels.layers.operators import (
+    Activate,
+    Attend,
+    Join,
+    Norm,
+    Operator,
+    Product,
+    Scale,
+    SplitHeads,
+    Sum,
+    list_operators,
+)
+from mlxr.kernels.layers.reference import Programs, Registers, run_layer
+from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.parts import FLOATS
-from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rope import RopeTable
 
 START_LAYERS = 1  # layers after which the device is told to start on them
 STREAM_BYTES = 4  # the residual stream is f32
@@ -31,27 +42,55 @@ class TokenBytes:
     before: int
 
 
-def prepare(ctx: Context, layers: tuple[Layer, ...]) -> TokenBytes:
-    """What steps of many tokens take."""
-    gpu = ctx.gpu
-    sizes = gpu.activations.size, gpu.operands.size
-    most = max((count_layer_bytes(layer, *sizes, narrow=gpu.narrow) for layer in layers), default=0)
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The operators of each layer, and what steps of many tokens take."""
+
+    programs: Programs
+    bytes: TokenBytes
+
+
+def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
+    """The operators of the layers, and the memory that they will need."""
+    gpu, programs = ctx.gpu, tuple(map(list_operators, layers))
+    sizes = Sizes(gpu.activations.size, gpu.operands.size, 2 if gpu.narrow else 4)
+    most = max((count_layer_bytes(program, sizes) for program in programs), default=0)
     hidden = max((layer.attention.qkv.in_features for layer in layers), default=0)
-    return TokenBytes(most, hidden * (2 * STREAM_BYTES + gpu.activations.size))
+    return Payload(programs, TokenBytes(most, hidden * (2 * STREAM_BYTES + gpu.activations.size)))
 
 
-def count_layer_bytes(layer: Layer, result_bytes: int, operand_bytes: int, *, narrow: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of a number: of results, of what products read, and of what MLX multiplies and attends with."""
+
+    result: int
+    operand: int
+    cast: int
+
+
+def count_layer_bytes(program: Sequence[Operator], sizes: Sizes) -> int:
     """Bytes of all that a layer makes for one token of a long prompt, its keys and values gathered for attention."""
-    attention, feed_forward = layer.attention, layer.feed_forward
-    hidden, heads = attention.qkv.in_features, attention.output.in_features
-    cast = 2 if narrow else 4  # MLX multiplies and attends in 16 bits on a GPU
-    made = 2 * hidden * (operand_bytes + STREAM_BYTES)  # both norms, and the stream
-    for weight in (attention.qkv, attention.output, feed_forward.gate_up, feed_forward.down):
-        made += count_product_bytes(weight, result_bytes, operand_bytes, cast)
-    made += heads * (result_bytes + (cast if cast != result_bytes else 0))  # queries
-    made += (attention.qkv.out_features - heads) * cast  # keys and values
-    made += heads * (cast + (operand_bytes if cast != operand_bytes else 0))  # attended
-    return made + feed_forward.down.in_features * operand_bytes
+    return sum(count_operator_bytes(operator, sizes) for operator in program)
+
+
+def count_operator_bytes(operator: Operator, sizes: Sizes) -> int:
+    """Bytes of all that an operator makes for one token."""
+    result, operand, cast = sizes.result, sizes.operand, sizes.cast
+    match operator:
+        case Norm(weight):
+            return len(weight.weight) * (operand + STREAM_BYTES)
+        case Product(weight):
+            return count_product_bytes(weight, result, operand, cast)
+        case SplitHeads(block):
+            heads = block.output.in_features
+            keys = 2 * block.kv_heads * block.head_dim  # those that a layer shares are gathered, too
+            return heads * (result + (cast if cast != result else 0)) + keys * cast
+        case Attend(block):
+            return block.output.in_features * (cast + (operand if cast != operand else 0))
+        case Activate(_, features):
+            return features * operand
+        case Sum() | Scale() | Join():
+            return 0
 
 
 def count_product_bytes(weight: LinearWeight, result_bytes: int, operand_bytes: int, cast_bytes: int) -> int:
@@ -68,23 +107,17 @@ def count_product_bytes(weight: LinearWeight, result_bytes: int, operand_bytes: 
     return operands + made_bytes + joined_bytes + final_bytes
 
 
-def run_layers(
-    ctx: Context,
-    stream: Any,
-    layers: Layers,
-    batch: RaggedBatch,
-    table: RopeTable,
-    k_pools: Sequence[Any],
-    v_pools: Sequence[Any],
-) -> tuple[Any, Any]:
+def run_layers(ctx: Context, stream: Any, layers: Layers, step: StepInput) -> tuple[Any, Any]:
     """Run the layers one after another on the GPU."""
-    delta: Any = None
+    payload: Payload = layers.payload
     if not ctx.gpu.is_recording:
+        tokens = step.batch.tokens
         ahead = len(layers.layers) if ctx.gpu.is_traced else START_LAYERS * (MAX_STARTED + 1)
-        layer_bytes, before_bytes = batch.tokens * layers.payload.layer, batch.tokens * layers.payload.before
+        layer_bytes, before_bytes = tokens * payload.bytes.layer, tokens * payload.bytes.before
         ctx.gpu.workspace.cover(ahead * layer_bytes + before_bytes, START_LAYERS * layer_bytes)
-    for index, (layer, k_pool, v_pool) in enumerate(zip(layers.layers, k_pools, v_pools, strict=True), 1):
-        stream, delta = run_layer(ctx, stream, delta, layer, batch, table, k_pool, v_pool)
-        if index % START_LAYERS == 0:
-            ctx.gpu.start(stream, delta)
-    return stream, delta
+    registers: Registers = {"stream": stream, "delta": None}
+    for index, program in enumerate(payload.programs):
+        run_layer(ctx, registers, program, step, index)
+        if (index + 1) % START_LAYERS == 0:
+            ctx.gpu.start(registers["stream"], registers["delta"])
+    return registers["stream"], registers["delta"]

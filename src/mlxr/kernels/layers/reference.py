@@ -2,80 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import attend
 from mlxr.kernels.context import Context
-from mlxr.kernels.layers.block import AttentionBlock, FeedForwardBlock, Layer, Layers
+from mlxr.kernels.layer_norm import layer_norm
+from mlxr.kernels.layers.block import Layer, Layers, NormWeight
+from mlxr.kernels.layers.operators import (
+    Activate,
+    Attend,
+    Join,
+    Norm,
+    Operator,
+    Product,
+    Register,
+    Scale,
+    SplitHeads,
+    Sum,
+    list_operators,
+)
+from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import linear
-from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
-from mlxr.kernels.rope import RopeTable
-from mlxr.kernels.split_heads import HeadNorms, split_heads
-from mlxr.kernels.tensor import FloatArray, PoolArray
+from mlxr.kernels.scale import scale
+from mlxr.kernels.split_heads import split_heads
+from mlxr.kernels.tensor import FloatArray
+
+Registers = dict[Register, FloatArray | None]
+Programs = tuple[tuple[Operator, ...], ...]
 
 
-def prepare(_ctx: Context, layers: tuple[Layer, ...]) -> None:
-    """Do nothing: the reference uses the layers as they are."""
+def prepare(_ctx: Context, layers: tuple[Layer, ...]) -> Programs:
+    """The operators of each layer."""
+    return tuple(map(list_operators, layers))
 
 
 def run_layers(
-    ctx: Context,
-    stream: FloatArray,
-    layers: Layers,
-    batch: RaggedBatch,
-    table: RopeTable,
-    k_pools: Sequence[PoolArray],
-    v_pools: Sequence[PoolArray],
+    ctx: Context, stream: FloatArray, layers: Layers, step: StepInput
 ) -> tuple[FloatArray, FloatArray | None]:
-    """Block after block, operator after operator."""
-    delta: FloatArray | None = None
-    for layer, k_pool, v_pool in zip(layers.layers, k_pools, v_pools, strict=True):
-        stream, delta = run_layer(ctx, stream, delta, layer, batch, table, k_pool, v_pool)
-    return stream, delta
+    """Layer after layer, operator after operator."""
+    registers: Registers = {"stream": stream, "delta": None}
+    for index, operators in enumerate(layers.payload):
+        run_layer(ctx, registers, operators, step, index)
+    return take(registers, "stream"), registers["delta"]
 
 
-def run_layer(
-    ctx: Context,
-    stream: FloatArray,
-    delta: FloatArray | None,
-    layer: Layer,
-    batch: RaggedBatch,
-    table: RopeTable,
-    k_pool: PoolArray,
-    v_pool: PoolArray,
+def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...], step: StepInput, index: int) -> None:
+    """One layer, whose pools are number `index`."""
+    k_pool, v_pool, batch = step.k_pools[index], step.v_pools[index], step.batch
+    for operator in operators:
+        match operator:
+            case Norm(weight, source, target):
+                added = registers["delta"] if source == "stream" else None
+                registers[target], summed = norm(ctx, take(registers, source), weight, added)
+                if source == "stream":
+                    registers["stream"] = summed
+            case Product(weight, source, target):
+                registers[target] = linear(ctx, take(registers, source), weight)
+            case SplitHeads(block):
+                registers["x"] = split_heads(
+                    ctx,
+                    take(registers, "x"),
+                    block.heads,
+                    batch.of_group(block.group),
+                    step.ropes[block.rope],
+                    k_pool,
+                    v_pool,
+                    block.head_norms,
+                    projected=block.projected,
+                )
+            case Attend(block):
+                registers["x"] = attend(
+                    ctx,
+                    take(registers, "x"),
+                    k_pool,
+                    v_pool,
+                    batch.of_group(block.group),
+                    scale=block.scale,
+                    sliding_window=block.sliding_window,
+                    softcap=block.softcap,
+                    sinks=block.sinks,
+                )
+            case Activate(kind):
+                registers["x"] = activate(ctx, take(registers, "x"), kind)
+            case Sum():
+                if registers["delta"] is not None:
+                    registers["stream"] = take(registers, "stream") + registers["delta"]
+            case Scale(factor, target):
+                registers[target] = scale(ctx, take(registers, target), factor)
+            case Join():
+                registers["delta"] = take(registers, "delta") + take(registers, "other")
+
+
+def norm(
+    ctx: Context, x: FloatArray, weight: NormWeight, residual: FloatArray | None = None
 ) -> tuple[FloatArray, FloatArray]:
-    """One layer over stream + delta: the stream, and what the layer's last product adds to it."""
-    stream, delta = _attend(ctx, stream, delta, layer.attention, batch, table, k_pool, v_pool)
-    return _feed_forward(ctx, stream, delta, layer.feed_forward)
+    """The norm of x plus what is to be added to it, and this sum."""
+    if weight.kind == "layer":
+        return layer_norm(ctx, x, weight.weight, weight.eps, residual, bias=weight.bias)
+    return rms_norm(ctx, x, weight.weight, weight.eps, residual)
 
 
-def _attend(
-    ctx: Context,
-    stream: FloatArray,
-    delta: FloatArray | None,
-    block: AttentionBlock,
-    batch: RaggedBatch,
-    table: RopeTable,
-    k_pool: PoolArray,
-    v_pool: PoolArray,
-) -> tuple[FloatArray, FloatArray]:
-    """Self-attention: stream + delta, and what the block adds to it."""
-    batch = batch.of_group(block.group)
-    normed, stream = rms_norm(ctx, stream, block.norm, block.eps, delta)
-    qkv = linear(ctx, normed, block.qkv)
-    norms = None
-    if block.q_norm is not None and block.k_norm is not None:
-        norms = HeadNorms(block.q_norm, block.k_norm, block.eps)
-    q = split_heads(ctx, qkv, block.heads, batch, table, k_pool, v_pool, norms)
-    attended = attend(ctx, q, k_pool, v_pool, batch, scale=block.scale, sliding_window=block.sliding_window)
-    return stream, linear(ctx, attended, block.output)
-
-
-def _feed_forward(
-    ctx: Context, stream: FloatArray, delta: FloatArray | None, block: FeedForwardBlock
-) -> tuple[FloatArray, FloatArray]:
-    normed, stream = rms_norm(ctx, stream, block.norm, block.eps, delta)
-    gate_up = linear(ctx, normed, block.gate_up)
-    return stream, linear(ctx, activate(ctx, gate_up, block.activation), block.down)
+def take(registers: Registers, name: Register) -> FloatArray:
+    """The array in a register, which must have been written."""
+    array = registers[name]
+    assert array is not None, f"register {name} is read before it is written"
+    return array

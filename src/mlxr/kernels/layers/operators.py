@@ -1,0 +1,147 @@
+"""The operators of a layer, in their order: said here once, for whoever runs, counts or measures them.
+
+Operators read and write registers. `stream` (T, hidden) is the residual stream and `delta` what is still to be added to
+it, which the next norm of the stream does in passing. `normed` is what blocks begin with, `x` what they pass on from
+operator to operator, and `other` what a block beside another one adds to the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.kernels.activate import Activation
+from mlxr.kernels.layers.block import AttentionBlock, FeedForwardBlock, Layer, NormWeight
+from mlxr.kernels.linear import LinearWeight
+
+Register = Literal["stream", "normed", "x", "delta", "other"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """Norm `source` into `target`; to the stream its delta is added first."""
+
+    weight: NormWeight
+    source: Register
+    target: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sum:
+    """Add the delta to the stream, where no norm does it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """Multiply `source` by a weight, into `target`."""
+
+    weight: LinearWeight
+    source: Register
+    target: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitHeads:
+    """Make queries of what `x` projected, and write keys and values into their pages."""
+
+    block: AttentionBlock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attend:
+    """Let the queries in `x` attend."""
+
+    block: AttentionBlock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activate:
+    """Apply the activation to `x`, of which it leaves `features`."""
+
+    kind: Activation
+    features: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale:
+    """Multiply `target` by a number."""
+
+    factor: float
+    target: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Join:
+    """Add `other` to the delta."""
+
+
+Operator = Norm | Sum | Product | SplitHeads | Attend | Activate | Scale | Join
+
+
+def list_operators(layer: Layer) -> tuple[Operator, ...]:
+    """All operators of a layer."""
+    factor = layer.residual_scale
+    if layer.is_parallel:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        first, source = _begin(attention.norm)
+        return (
+            *first,
+            *_attend(attention, source, "delta", factor),
+            *_feed_forward(feed_forward, source, "other", factor),
+            Join(),
+        )
+    return tuple(_one_after_the_other(layer.attention, layer.feed_forward, factor))
+
+
+def _one_after_the_other(
+    attention: AttentionBlock, feed_forward: FeedForwardBlock, factor: float
+) -> Iterator[Operator]:
+    first, source = _begin(attention.norm)
+    yield from first
+    yield from _attend(attention, source, "delta", factor)
+    first, source = _begin(feed_forward.norm)
+    yield from first
+    yield from _feed_forward(feed_forward, source, "delta", factor)
+
+
+def _begin(norm: NormWeight | None) -> tuple[tuple[Operator, ...], Register]:
+    """How a block begins, and where its input is then."""
+    if norm is None:
+        return (Sum(),), "stream"
+    return (Norm(norm, "stream", "normed"),), "normed"
+
+
+def _attend(block: AttentionBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
+    yield Product(block.qkv, source, "x")
+    yield SplitHeads(block)
+    yield Attend(block)
+    yield from _end(block.output, block.post_norm, target, factor)
+
+
+def _feed_forward(block: FeedForwardBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
+    yield Product(block.up, source, "x")
+    yield Activate(block.activation, block.down.in_features)
+    yield from _end(block.down, block.post_norm, target, factor)
+
+
+def _end(weight: LinearWeight, norm: NormWeight | None, target: Register, factor: float) -> Iterator[Operator]:
+    """How a block ends: in what it adds to the stream."""
+    if norm is None:
+        yield Product(weight, "x", target)
+    else:
+        yield Product(weight, "x", "x")
+        yield Norm(norm, "x", target)
+    if factor != 1.0:
+        yield Scale(factor, target)
+
+
+def count_weight_bytes(operator: Operator) -> int:
+    """Bytes of the weights that an operator reads in each step."""
+    match operator:
+        case Norm(weight) | Product(weight):
+            return weight.nbytes
+        case SplitHeads(block) if block.head_norms is not None:
+            return block.head_norms.q.nbytes + block.head_norms.k.nbytes
+        case _:
+            return 0

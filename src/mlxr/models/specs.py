@@ -1,0 +1,80 @@
+"""What the layers of a model are, as numbers: of each the blocks, their norms and where these stand.
+
+A family is one function from a `ModelConfig` to such layers (`families`). Which tensors a model has (`layer`), what it
+keeps of each token and which operators run all follow from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.kernels.activate import Activation
+from mlxr.kernels.layers.block import NormKind
+from mlxr.kernels.rope import QueryTemperature, RopeScaling
+from mlxr.kernels.split_heads import Projected
+
+HeadNormKind = Literal["each", "joint"]  # every head by itself, or all heads of a token as one row
+NormPlaces = Literal["before", "after", "both"]  # of a block: its input is normed, what it adds to the stream, or both
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotation: its base, the `dim` elements of a head that it turns (0 for none), which pairs, how it is stretched.
+
+    `has_factors`: the model's tensor of factors divides the frequencies.
+    """
+
+    theta: float
+    dim: int
+    interleaved: bool
+    scaling: RopeScaling | None = None
+    temperature: QueryTemperature | None = None
+    has_factors: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The norms of a layer: their kind, `eps`, whether they have a bias, and where they stand."""
+
+    eps: float
+    kind: NormKind = "rms"
+    bias: bool = False
+    places: NormPlaces = "before"
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Self-attention. With a `window` w, position p sees p - w + 1 to p; `scale` and `softcap` are those of scores."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope
+    window: int | None = None
+    softcap: float | None = None
+    head_norms: HeadNormKind | None = None
+    projected: Projected = "qkv"
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """A gated feed-forward block of `features` features."""
+
+    features: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One layer: its two blocks after one another, or side by side after one norm."""
+
+    attention: Attention
+    feed_forward: FeedForward
+    norms: Norms
+    is_parallel: bool = False
+    residual_scale: float = 1.0
