@@ -29,6 +29,8 @@ _CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
 }
 
 
@@ -117,6 +119,52 @@ CASES: dict[str, dict[str, Any]] = {
         "qwen2", 4, 4, 64, use_sliding_window=True, sliding_window=9, max_window_layers=0, rms_norm_eps=1e-6
     ),
     "qwen3": make_config("qwen3", 4, 2, 64, rope_theta=1000000.0, rms_norm_eps=1e-6),
+    "gemma2": make_config(
+        "gemma2",
+        6,
+        2,
+        48,
+        num_hidden_layers=3,
+        hidden_act=None,
+        hidden_activation="gelu_pytorch_tanh",
+        sliding_window=11,
+        query_pre_attn_scalar=48,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=20.0,
+        tie_word_embeddings=True,
+    ),
+    "gemma3": make_config(
+        "gemma3_text",
+        4,
+        1,
+        72,
+        num_hidden_layers=7,
+        hidden_act=None,
+        hidden_activation="gelu_pytorch_tanh",
+        rope_theta=None,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 4.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        sliding_window=7,
+        query_pre_attn_scalar=72,
+        tie_word_embeddings=True,
+    ),
+    "gemma3-scale": make_config(
+        "gemma3_text",
+        4,
+        2,
+        64,
+        num_hidden_layers=3,
+        hidden_act=None,
+        hidden_activation="gelu_pytorch_tanh",
+        rope_theta=20000.0,
+        rope_local_base_freq=300.0,
+        sliding_window=9,
+        sliding_window_pattern=2,
+        query_pre_attn_scalar=20,
+        rms_norm_eps=1e-6,
+    ),
     "qwen3-128-tied": make_config("qwen3", 4, 1, 128, tie_word_embeddings=True, attention_bias=True),
 }
 

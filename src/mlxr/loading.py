@@ -41,7 +41,15 @@ from mlxr.kernels.context import choose_device as choose_device
 from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig
-from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors, gguf_row_order, rename_hf_tensors
+from mlxr.models.architectures import by_name
+from mlxr.models.names import (
+    ROPE_FACTORS,
+    adds_one,
+    gguf_metadata,
+    gguf_rope_factors,
+    gguf_row_order,
+    rename_hf_tensors,
+)
 from mlxr.models.weights import check_tensors
 from mlxr.tokenizers import (
     ChatTemplate,
@@ -232,7 +240,7 @@ def _open_source(path: Path) -> SourceModel:
         return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file)
     folder = open_safetensors(path)
     config = config_from_hf(folder.config)
-    tensors = rename_hf_tensors(join_affine(folder.tensors, folder.config))
+    tensors = _name_tensors(join_affine(folder.tensors, folder.config), config)
     check_tensors(config, tensors)
     if config.tied_embeddings:  # a stored copy would say the contrary in GGUF
         tensors.pop("output.weight", None)
@@ -297,13 +305,27 @@ def _open_gguf(path: Path) -> _Parts:
         raise
 
 
+def _name_tensors(
+    tensors: Mapping[str, TensorSource | AffineTensor], config: ModelConfig
+) -> dict[str, TensorSource | AffineTensor]:
+    """The tensors of a folder by canonical name, with the values that they have in GGUF."""
+    row = by_name(config.architecture)
+    named = rename_hf_tensors(tensors, row)
+    return {name: _add_one(tensor) if adds_one(name, row) else tensor for name, tensor in named.items()}
+
+
+def _add_one(tensor: TensorSource | AffineTensor) -> TensorSource:
+    values = tensor.to_float32() + np.float32(1.0)
+    return TensorSource(tensor.name, "f32", tensor.shape, values.view(np.uint8).reshape(-1))
+
+
 def _open_folder(path: Path) -> _Parts:
     file = open_safetensors(path)
     try:
         with _name_in_errors(path):
             config = config_from_hf(file.config)
             tokenizer = from_folder(path)
-            tensors = rename_hf_tensors(join_affine(file.tensors, file.config))
+            tensors = _name_tensors(join_affine(file.tensors, file.config), config)
             return _Parts(file, tensors, config, tokenizer, chat_template_from_folder(path, tokenizer))
     except BaseException:
         file.close()

@@ -41,7 +41,10 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             shapes[f"{layer}{name}.weight"] = (rows, columns)
             if bias:
                 shapes[f"{layer}{name}.bias"] = (rows,)
-        if kind == "qwen3":
+        if kind.startswith("gemma"):
+            shapes[f"{layer}pre_feedforward_layernorm.weight"] = (hidden,)
+            shapes[f"{layer}post_feedforward_layernorm.weight"] = (hidden,)
+        if kind in ("qwen3", "gemma3_text"):
             shapes[f"{layer}self_attn.q_norm.weight"] = (head_dim,)
             shapes[f"{layer}self_attn.k_norm.weight"] = (head_dim,)
     shapes["model.norm.weight"] = (hidden,)
@@ -52,7 +55,11 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 def make_weights(config: Config, seed: int) -> Weights:
     """Values of such a size that attention is neither flat nor sharp and logits are of order one."""
-    return {name: _make_tensor(name, shape, seed) for name, shape in make_shapes(config).items()}
+    made = {name: _make_tensor(name, shape, seed) for name, shape in make_shapes(config).items()}
+    for name, values in made.items():
+        if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+            values -= np.float32(1.0)  # as these families store them
+    return made
 
 
 def make_tokens(config: Config, count: int, seed: int) -> NDArray[np.int32]:

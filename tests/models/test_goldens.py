@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from random_model import make_weights
 from safetensors.numpy import save_file
-from tiny_models import CASES, TinyRun, build_gguf, build_hf, make_gguf, make_hf_tensors, read_golden
+from tiny_models import CASES, NOT_IN_GGUF, TinyRun, build_gguf, build_hf, make_gguf, make_hf_tensors, read_golden
 
 from mlxr.formats import TensorToWrite, open_gguf, open_safetensors, write_gguf
 from mlxr.kernels.context import Context
@@ -28,7 +28,7 @@ def test_reference_equals_golden(case: str) -> None:
     assert np.abs(logits - golden).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "gelu" not in case and "mscale" not in case])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_IN_GGUF])
 def test_gguf_layout_equals_golden(case: str) -> None:
     """Permuted rows and interleaved rotation, metadata written and read back: the same model."""
     config, seed, tokens, golden = read_golden(case)
@@ -54,6 +54,22 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("llama-yarn-mscale", {"rope_scaling": None}),
         ("llama-bias-gelu", {"activation": "silu"}),
         ("mistral-window", {"sliding_window": None}),
+        ("gemma2", {"window_layers": None}),
+        ("gemma2", {"window_layers": (False, True, False)}),
+        ("gemma2", {"sliding_window": 12}),
+        ("gemma3-scale", {"attention_scale": None}),
+        ("gemma3-scale", {"window_layers": (True, False, False)}),
+        ("gemma3-scale", {"tied_embeddings": True}),
+        ("gemma2", {"attention_softcap": None}),
+        ("gemma2", {"final_softcap": None}),
+        ("gemma2", {"embedding_scale": 1.0}),
+        ("gemma2", {"activation": "silu"}),
+        ("gemma3", {"window_layers": None}),
+        ("gemma3", {"sliding_window": 8}),
+        ("gemma3", {"window_rope_theta": None}),
+        ("gemma3", {"rope_scaling": None}),
+        ("gemma3", {"rope_theta": 10000.0}),
+        ("gemma3", {"embedding_scale": 1.0}),
         ("mistral-window", {"sliding_window": 12}),
         ("qwen2-window", {"sliding_window": None}),
         ("llama-gqa-64", {"rope_interleaved": True}),
@@ -64,7 +80,9 @@ def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None
     """Leaving a feature out moves the logits far beyond the tolerance, so the goldens really test it."""
     config, seed, tokens, golden = read_golden(case)
     changed = replace(config_from_hf(config), **change)  # type: ignore[arg-type]
-    model = Decoder(Context("reference"), changed, make_hf_tensors(make_weights(config, seed)))
+    model = Decoder(
+        Context("reference"), changed, make_hf_tensors(make_weights(config, seed), architecture=config["model_type"])
+    )
     assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxr.core.errors import ModelError
+from mlxr.kernels.activate import Activation
 from mlxr.models import families
 from mlxr.models.specs import LayerSpec
 
@@ -24,6 +25,12 @@ class Architecture:
     rotates neighbouring pairs. `qkv_bias`: always has biases on q, k and v; `bias_key`: `attention_bias` in
     `config.json` gives q, k, v and o biases, `mlp_bias` gate, up and down. `qk_norm`: RMS norm of every query and key
     head. `window_switch`: the sliding window counts only with `use_sliding_window`. `build` makes the layers.
+
+    `activation` is the one that GGUF files of this family mean. Of every `full_every` layers the last has no window;
+    `window_rope_theta` is the base of the others' rotation. `scales_embeddings`: by the root of the hidden size.
+    `softcaps`: files state caps of scores and logits. `norms_from_one`: Hugging Face stores norms less one. A model
+    of `by_width_layers` layers scales scores by hidden / heads instead of the head size. `layer_names` are names of
+    tensors in Hugging Face folders that mean something else than elsewhere.
     """
 
     name: str
@@ -37,13 +44,56 @@ class Architecture:
     window_switch: bool = False
     kv_heads_default: bool = False  # old llama configurations leave num_key_value_heads out when all heads have one
     build: Callable[[ModelConfig], tuple[LayerSpec, ...]] = families.build_llama
+    activation: Activation = "silu"
+    full_every: int | None = None
+    window_rope_theta: float | None = None
+    scales_embeddings: bool = False
+    softcaps: bool = False
+    norms_from_one: bool = False
+    by_width_layers: int | None = None
+    layer_names: dict[str, str] = field(default_factory=dict, hash=False)
 
+
+_GEMMA: dict[str, Any] = {
+    "build": families.build_gemma,
+    "activation": "gelu_tanh",
+    "scales_embeddings": True,
+    "norms_from_one": True,
+    "layer_names": {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+}
 
 ARCHITECTURES = (
     Architecture("llama", "llama", "LlamaForCausalLM", gguf_interleaved=True, bias_key=True, kv_heads_default=True),
     Architecture("mistral", "llama", "MistralForCausalLM", gguf_interleaved=True, windowed=True),
     Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", qkv_bias=True, windowed=True, window_switch=True),
     Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", bias_key=True, qk_norm=True, windowed=True, window_switch=True),
+    Architecture(
+        "gemma2",
+        "gemma2",
+        "Gemma2ForCausalLM",
+        bias_key=True,
+        windowed=True,
+        full_every=2,
+        softcaps=True,
+        by_width_layers=46,
+        **_GEMMA,
+    ),
+    Architecture(
+        "gemma3_text",
+        "gemma3",
+        "Gemma3ForCausalLM",
+        bias_key=True,
+        qk_norm=True,
+        windowed=True,
+        full_every=6,
+        window_rope_theta=10000.0,
+        by_width_layers=62,
+        **_GEMMA,
+    ),
 )
 
 
@@ -55,6 +105,21 @@ def by_name(name: str) -> Architecture:
     raise ModelError(
         f"architecture {name!r} is not supported; supported are {_listed({r.name for r in ARCHITECTURES})}"
     )
+
+
+def default_window_layers(row: Architecture, window: int | None, layers: int) -> tuple[bool, ...] | None:
+    """Which layers have the window where a file does not say so; None if all have it."""
+    if window is None or row.full_every is None:
+        return None
+    return tuple((index + 1) % row.full_every != 0 for index in range(layers))
+
+
+def default_scale(row: Architecture, layers: int, hidden: int, heads: int) -> float | None:
+    """What scores are multiplied by where a file does not say so; None for 1 / sqrt(head_dim).
+
+    GGUF has no key for it; llama.cpp knows the large Gemmas by their number of layers.
+    """
+    return float((hidden / heads) ** -0.5) if layers == row.by_width_layers else None
 
 
 @lru_cache(maxsize=16)

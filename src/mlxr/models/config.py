@@ -21,6 +21,7 @@ MAX_HEADS = 1024
 MAX_HEAD_DIM = 1024
 MAX_VOCABULARY = 1 << 24
 MAX_CONTEXT = 1 << 26
+MAX_SCALE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,10 @@ class ModelConfig:
 
     Sizes are counts; `head_dim` need not be hidden / heads. `rope_dim` elements of each head are rotated;
     `rope_interleaved` pairs neighbours (GGUF's order for llama), otherwise halves. `sliding_window` w: position p
-    sees p - w + 1 to p, in every layer. `context_length` is the longest sequence the model is meant for.
+    sees p - w + 1 to p, in the layers for which `window_layers` is true, or in all. These rotate with the base
+    `window_rope_theta`, if there is one. Scores are multiplied by `attention_scale`, or 1 / sqrt(head_dim), and capped
+    by `attention_softcap`; embeddings and logits by their scales, and logits capped by `final_softcap`.
+    `context_length` is the longest sequence the model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
     """
 
@@ -54,6 +58,10 @@ class ModelConfig:
     qk_norm: bool = False
     tied_embeddings: bool = False
     activation: Activation = "silu"
+    window_layers: tuple[bool, ...] | None = None
+    window_rope_theta: float | None = None
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     final_softcap: float | None = None
@@ -71,10 +79,18 @@ class ModelConfig:
             raise ModelError(f"model has rope_dim {self.rope_dim} with ntk scaling, which needs at least 4")
         if not 0 < self.rms_eps < 1:
             raise ModelError(f"model has rms_eps {self.rms_eps}, expected between 0 and 1")
-        if not 1 < self.rope_theta <= 1e15:
-            raise ModelError(f"model has rope_theta {self.rope_theta}, expected above 1 and at most 1e15")
+        for name in ("rope_theta", "window_rope_theta"):
+            theta = getattr(self, name)
+            if theta is not None and not 1 < theta <= 1e15:
+                raise ModelError(f"model has {name} {theta}, expected above 1 and at most 1e15")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ModelError(f"model has sliding_window {self.sliding_window}, expected at least 1")
+        if self.window_layers is not None and len(self.window_layers) != self.layers:
+            raise ModelError(f"model says of {len(self.window_layers)} of its {self.layers} layers which have windows")
+        for name in ("attention_scale", "attention_softcap", "final_softcap", "embedding_scale", "logit_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= MAX_SCALE:
+                raise ModelError(f"model has {name} {value}, expected above 0 and at most {MAX_SCALE:g}")
         if self.activation not in ACTIVATIONS:
             raise ModelError(f"model has activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
 

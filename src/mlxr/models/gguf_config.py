@@ -6,19 +6,23 @@ its own is seen from the names of its tensors, as the metadata does not say.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sized
+import math
+from collections.abc import Collection, Iterable, Mapping, Sized
 
 from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
 from mlxr.models import config as limits
-from mlxr.models.architectures import by_gguf_name
+from mlxr.models.architectures import Architecture, by_gguf_name, default_scale, default_window_layers
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 
 _UNUSED = (0,)
+_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_WINDOW_THETA = ("rope.freq_base_swa",)
+_PATTERN = ("attention.sliding_window_pattern",)
 _REFUSED = (
     # keys, harmless values, why
     (("expert_count", "expert_used_count"), _UNUSED, "mixture of experts is not supported"),
-    (("attn_logit_softcapping", "final_logit_softcapping"), _UNUSED, "logit soft-capping is not supported"),
+    (_SOFTCAPS, _UNUSED, "logit soft-capping is not supported"),
     (("logit_scale", "embedding_scale", "residual_scale", "attention.scale"), (0, 1), "not supported"),
     (("attention.clamp_kqv", "attention.max_alibi_bias"), _UNUSED, "not supported"),
     (("attention.causal",), (True,), "only causal attention is supported"),
@@ -26,8 +30,9 @@ _REFUSED = (
     (("rope.scaling.alpha",), (0, 1), "not supported; convert the model with its frequency base scaled"),
     (("rope.scaling.yarn_log_multiplier",), _UNUSED, "not supported"),
     (("rope.scaling.yarn_ext_factor",), (1,), "only full yarn extrapolation (1) is supported"),
-    (("rope.dimension_sections", "rope.freq_base_swa"), (), "not supported"),
-    (("attention.sliding_window_pattern",), (), "windows that differ by layer are not supported"),
+    (("rope.dimension_sections",), (), "not supported"),
+    (_WINDOW_THETA, (), "not supported"),
+    (_PATTERN, (), "windows that differ by layer are not supported"),
     (("tensor_data_layout",), ("Meta AI original pth",), "not a known layout"),
 )
 
@@ -36,8 +41,10 @@ def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[st
     """The configuration of a GGUF file. Raises ModelError naming the key that is missing, absurd or not supported."""
     row = by_gguf_name(Fields(metadata).text("general.architecture"))
     fields = Fields(metadata, f"{row.gguf_name}.")
+    read = [_SOFTCAPS] * row.softcaps + [_WINDOW_THETA, _PATTERN] * (row.full_every is not None)
     for names, harmless, why in _REFUSED:
-        fields.refuse_unless(names, harmless, why)
+        if names not in read:
+            fields.refuse_unless(names, harmless, why)
     hidden = fields.integer("embedding_length", 1, limits.MAX_WIDTH)
     heads = fields.integer("attention.head_count", 1, limits.MAX_HEADS)
     head_dim = _read_head_dim(fields, hidden, heads)
@@ -48,9 +55,11 @@ def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[st
     if rope_dim % 2 or rope_dim > head_dim:
         fields.refuse("rope.dimension_count", f"an even number up to the head size {head_dim}")
     context_length = fields.integer("context_length", 1, limits.MAX_CONTEXT)
+    layers = fields.integer("block_count", 1, limits.MAX_LAYERS)
+    window = fields.integer("attention.sliding_window", 0, limits.MAX_CONTEXT, default=0) or None
     return ModelConfig(
         architecture=row.name,
-        layers=fields.integer("block_count", 1, limits.MAX_LAYERS),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -63,13 +72,44 @@ def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[st
         rope_dim=rope_dim,
         rope_interleaved=row.gguf_interleaved,
         rope_scaling=_read_scaling(fields, context_length),
-        sliding_window=fields.integer("attention.sliding_window", 0, limits.MAX_CONTEXT, default=0) or None,
+        sliding_window=window,
+        window_layers=_read_window_layers(fields, row, window, layers),
+        window_rope_theta=_read_window_theta(fields, row),
+        attention_scale=default_scale(row, layers, hidden, heads),
+        attention_softcap=_read_softcap(fields, row, "attn_logit_softcapping"),
+        final_softcap=_read_softcap(fields, row, "final_logit_softcapping"),
+        embedding_scale=math.sqrt(hidden) if row.scales_embeddings else 1.0,
+        activation=row.activation,
         qkv_bias=row.qkv_bias or "blk.0.attn_q.bias" in tensor_names,
         output_bias="blk.0.attn_output.bias" in tensor_names,
         ffn_bias="blk.0.ffn_gate.bias" in tensor_names,
         qk_norm=row.qk_norm,
         tied_embeddings="output.weight" not in tensor_names,
     )
+
+
+def _read_window_layers(fields: Fields, row: Architecture, window: int | None, layers: int) -> tuple[bool, ...] | None:
+    """Which layers have the window: one flag for each, a number of layers of which the last has none, or the usual."""
+    pattern = fields.get(_PATTERN[0])
+    if pattern is None or row.full_every is None or window is None:
+        return default_window_layers(row, window, layers)
+    if isinstance(pattern, Iterable) and not isinstance(pattern, str):
+        flags = tuple(pattern)
+        if len(flags) != layers or any(flag not in (0, 1) for flag in flags):
+            fields.refuse(_PATTERN[0], f"{layers} flags")
+        return tuple(bool(flag) for flag in flags)
+    every = fields.integer(_PATTERN[0], 1, limits.MAX_LAYERS)
+    return tuple((index + 1) % every != 0 for index in range(layers))
+
+
+def _read_window_theta(fields: Fields, row: Architecture) -> float | None:
+    if row.window_rope_theta is None:
+        return None
+    return fields.number(_WINDOW_THETA[0], 1.0001, 1e15, default=row.window_rope_theta)
+
+
+def _read_softcap(fields: Fields, row: Architecture, name: str) -> float | None:
+    return (fields.number(name, 0.0, limits.MAX_SCALE, default=0.0) or None) if row.softcaps else None
 
 
 def _read_head_dim(fields: Fields, hidden: int, heads: int) -> int:

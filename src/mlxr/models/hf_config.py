@@ -3,6 +3,7 @@ and in the newer one (`rope_parameters`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from mlxr.core.errors import ModelError
@@ -14,11 +15,13 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 _REFUSED = (
     # keys, harmless values, why
     (("num_local_experts", "num_experts", "n_routed_experts"), (0,), "mixture of experts is not supported"),
-    (("attn_logit_softcapping", "final_logit_softcapping"), (0,), "logit soft-capping is not supported"),
+    (_SOFTCAPS, (0,), "logit soft-capping is not supported"),
     (("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), (1,), "not supported"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
 )
@@ -37,7 +40,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     fields = Fields(config)
     row = _find_architecture(fields)
     for names, harmless, why in _REFUSED:
-        fields.refuse_unless(names, harmless, why)
+        if names != _SOFTCAPS or not row.softcaps:
+            fields.refuse_unless(names, harmless, why)
     if fields.get("quantization") is None:  # MLX states its own under both names
         fields.refuse_unless(
             ("quantization_config",), (), "quantised like this is not supported; convert the original weights"
@@ -54,7 +58,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         fields.refuse("num_key_value_heads", f"a divisor of the {heads} heads")
     context_length = fields.integer("max_position_embeddings", 1, limits.MAX_CONTEXT)
     layers = fields.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
-    rope = _find_rope(fields)
+    rope, window_rope = _find_rope(fields)
+    window, window_layers = _read_window(fields, row, layers)
     scaling = _read_scaling(rope, context_length)
     attention_bias = row.bias_key and fields.flag("attention_bias", False)
     mlp_bias = row.bias_key and fields.flag("mlp_bias", False)
@@ -73,13 +78,19 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         rope_dim=_read_rope_dim(fields, rope, head_dim),
         rope_interleaved=False,
         rope_scaling=scaling,
-        sliding_window=_read_window(fields, row, layers),
+        sliding_window=window,
+        window_layers=window_layers,
+        window_rope_theta=_read_window_theta(fields, row, window_rope),
+        attention_scale=_read_scale(fields, row, head_dim),
+        attention_softcap=_read_softcap(fields, row, _SOFTCAPS[0]),
+        final_softcap=_read_softcap(fields, row, _SOFTCAPS[1]),
+        embedding_scale=math.sqrt(hidden) if row.scales_embeddings else 1.0,
         qkv_bias=row.qkv_bias or attention_bias,
         output_bias=attention_bias,
         ffn_bias=mlp_bias,
         qk_norm=row.qk_norm,
-        tied_embeddings=fields.flag("tie_word_embeddings", False),
-        activation=_read_activation(fields),
+        tied_embeddings=fields.flag("tie_word_embeddings", row.scales_embeddings),
+        activation=_read_activation(fields, row),
     )
 
 
@@ -97,13 +108,33 @@ def _find_architecture(fields: Fields) -> Architecture:
     return row
 
 
-def _find_rope(fields: Fields) -> Fields:
-    """The object with the rotation's parameters, possibly empty."""
+def _find_rope(fields: Fields) -> tuple[Fields, Fields]:
+    """The objects with the rotation's parameters, of all layers and of those with windows, possibly empty."""
     for name in ("rope_parameters", "rope_scaling"):
         found = fields.mapping(name)
         if found is not None:
-            return found
-    return Fields({}, "rope_scaling.")
+            full, windowed = found.mapping(_FULL), found.mapping(_WINDOWED)
+            return full or found, windowed or Fields({}, f"{name}.{_WINDOWED}.")
+    return Fields({}, "rope_scaling."), Fields({}, "rope_scaling.")
+
+
+def _read_window_theta(fields: Fields, row: Architecture, rope: Fields) -> float | None:
+    if row.window_rope_theta is None:
+        return None
+    stated = fields.number("rope_local_base_freq", 1.0001, 1e15, default=row.window_rope_theta)
+    return rope.number("rope_theta", 1.0001, 1e15, default=stated)
+
+
+def _read_scale(fields: Fields, row: Architecture, head_dim: int) -> float | None:
+    """What scores are multiplied by, where the family states by which head size."""
+    if not row.scales_embeddings:
+        return None
+    size = fields.number("query_pre_attn_scalar", 1e-6, limits.MAX_SCALE, default=float(head_dim))
+    return None if size == head_dim else size**-0.5
+
+
+def _read_softcap(fields: Fields, row: Architecture, name: str) -> float | None:
+    return (fields.number(name, 0.0, limits.MAX_SCALE, default=0.0) or None) if row.softcaps else None
 
 
 def _read_rope_dim(fields: Fields, rope: Fields, head_dim: int) -> int:
@@ -164,38 +195,39 @@ def _extend_context(context_length: int, scaling: RopeScaling | None) -> int:
     return max(context_length, min(int(scaling.original_context * scaling.factor), limits.MAX_CONTEXT))
 
 
-def _read_window(fields: Fields, row: Architecture, layers: int) -> int | None:
+def _read_window(fields: Fields, row: Architecture, layers: int) -> tuple[int | None, tuple[bool, ...] | None]:
+    """The window, and which layers have it; None instead of flags that are all alike."""
     if not row.windowed or (row.window_switch and not fields.flag("use_sliding_window", False)):
-        return None
+        return None, None
     unstated = 0 if fields.has("sliding_window") else _DEFAULT_WINDOW  # null says: no window
     window = fields.integer("sliding_window", 0, limits.MAX_CONTEXT, default=unstated) or None
     if window is None:
-        return None
-    full = _count_full_layers(fields, row, layers)
-    if full == layers:
-        return None
-    if full:
-        raise ModelError(
-            f"sliding_window is {window} in {layers - full} of {layers} layers; windows that differ by layer are not "
-            "supported"
-        )
-    return window
+        return None, None
+    flags = _read_window_layers(fields, row, layers)
+    if not any(flags):
+        return None, None
+    return window, None if all(flags) else flags
 
 
-def _count_full_layers(fields: Fields, row: Architecture, layers: int) -> int:
-    """Layers without a window: stated one by one, or (where there is a switch) those below `max_window_layers`."""
+def _read_window_layers(fields: Fields, row: Architecture, layers: int) -> tuple[bool, ...]:
+    """Which layers have a window: stated one by one, by a period, or (where there is a switch) from one layer on."""
     kinds = fields.get("layer_types")
-    if kinds is None:
-        first = fields.integer("max_window_layers", 0, 1 << 20, default=_DEFAULT_FULL_LAYERS)
-        return min(layers, first) if row.window_switch else 0
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
-        fields.refuse("layer_types", f"a list of {layers}, each one of {', '.join(known)}")
-    return kinds.count("full_attention")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (_WINDOWED, _FULL) for kind in kinds):
+            fields.refuse("layer_types", f"a list of {layers}, each one of {_FULL}, {_WINDOWED}")
+        return tuple(kind == _WINDOWED for kind in kinds)
+    if row.full_every is not None:
+        every = fields.integer("sliding_window_pattern", 1, limits.MAX_LAYERS, default=row.full_every)
+        return tuple((index + 1) % every != 0 for index in range(layers))
+    first = fields.integer("max_window_layers", 0, 1 << 20, default=_DEFAULT_FULL_LAYERS) if row.window_switch else 0
+    return tuple(index >= first for index in range(layers))
 
 
-def _read_activation(fields: Fields) -> Activation:
-    name = fields.text("hidden_act", default="silu")
+def _read_activation(fields: Fields, row: Architecture) -> Activation:
+    key = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
+    if fields.get(key) is None:
+        return row.activation
+    name = fields.text(key)
     if name not in _ACTIVATIONS:
-        fields.refuse("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
+        fields.refuse(key, f"one of {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import inverse_frequencies, llama3_factors, yarn_attention_factor
-from mlxr.models.architectures import by_name
+from mlxr.models.architectures import Architecture, by_name, default_scale, default_window_layers
 from mlxr.models.config import ModelConfig
 
 Tensor = TypeVar("Tensor")
@@ -41,25 +41,31 @@ _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
 _DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
 
 
-def canonical_name(hf_name: str) -> str | None:
+def canonical_name(hf_name: str, architecture: Architecture | None = None) -> str | None:
     """The canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of its own.
 
     Raises ModelError for a name that is not known.
     """
+    names = _LAYER_NAMES if architecture is None else _LAYER_NAMES | architecture.layer_names
     if hf_name in _MODEL_NAMES:
         return _MODEL_NAMES[hf_name]
     layer = _LAYER.fullmatch(hf_name)
-    if layer is not None and layer[2] in _LAYER_NAMES:
-        return f"blk.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"
+    if layer is not None and layer[2] in names:
+        return f"blk.{layer[1]}.{names[layer[2]]}.{layer[3]}"
     if _DERIVED.fullmatch(hf_name):
         return None
     raise ModelError(f"tensor {hf_name} is not one of a supported model")
 
 
-def rename_hf_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rename_hf_tensors(tensors: Mapping[str, Tensor], architecture: Architecture | None = None) -> dict[str, Tensor]:
     """The tensors of a Hugging Face folder by canonical name; those that hold nothing of their own are left out."""
-    named = {canonical_name(name): tensor for name, tensor in tensors.items()}
+    named = {canonical_name(name, architecture): tensor for name, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if name is not None}
+
+
+def adds_one(name: str, architecture: Architecture) -> bool:
+    """Whether a tensor of a Hugging Face folder is a norm that counts from one, where GGUF's counts from zero."""
+    return architecture.norms_from_one and name.endswith("norm.weight")
 
 
 def gguf_row_order(name: str, config: ModelConfig) -> list[int] | None:
@@ -83,7 +89,7 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
     llama3 scaling has no keys: it is the tensor of `gguf_rope_factors`. ntk scaling is a larger frequency base.
     """
     row = by_name(config.architecture)
-    if config.activation != "silu":
+    if config.activation != row.activation:
         raise ModelError(
             f"activation {config.activation} cannot be stated in a GGUF file of architecture {row.gguf_name}"
         )
@@ -103,6 +109,19 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
     }
     if config.sliding_window is not None:
         fields["attention.sliding_window"] = config.sliding_window
+    if config.window_layers != default_window_layers(row, config.sliding_window, config.layers):
+        raise ModelError(f"these layers with windows cannot be stated in a GGUF file of architecture {row.gguf_name}")
+    if config.attention_scale != default_scale(row, config.layers, config.hidden, config.heads):
+        raise ModelError(
+            f"the scale of attention {config.attention_scale} cannot be stated in a GGUF file of architecture "
+            f"{row.gguf_name}"
+        )
+    if config.window_rope_theta is not None:
+        fields["rope.freq_base_swa"] = config.window_rope_theta
+    if config.attention_softcap is not None:
+        fields["attn_logit_softcapping"] = config.attention_softcap
+    if config.final_softcap is not None:
+        fields["final_logit_softcapping"] = config.final_softcap
     fields |= _scaling_metadata(config)
     return {"general.architecture": row.gguf_name} | {f"{row.gguf_name}.{key}": value for key, value in fields.items()}
 
