@@ -108,6 +108,31 @@ void fill_plan(const AttendCall& call, int64_t sequences, int64_t limit, const A
     });
 }
 
+Ran describe_call(const AttendCall& call, const AttendPlan& plan) {
+    const bool split = plan.merge_count > 0;
+    const KernelName packed = split ? KernelName::split_packed : KernelName::packed;
+    const KernelName tiles = split ? KernelName::split_tiles : KernelName::tiles;
+    const int form = static_cast<int>(call.type) | (call.window < kAllPositions ? kWindow : 0) |
+                     (call.softcap != 0 ? kSoftcap : 0) | (call.sinks != nullptr ? kSinks : 0);
+    return {OperatorName::attend, is_packed(call.type) ? packed : tiles, form};
+}
+
+// Keys and values that the queries of a sequence see are read once, its queries and results are floats.
+Tally::Work measure_call(const AttendCall& call, int64_t sequences) {
+    int64_t pairs = 0, positions = 0;
+    for (int64_t sequence = 0; sequence < sequences; ++sequence) {
+        const int64_t queries = call.query_starts[sequence + 1] - call.query_starts[sequence];
+        const int64_t length = call.context_lengths[sequence], before = length - queries;
+        for (int64_t query = 0; query < queries; ++query) pairs += std::min(before + query + 1, call.window);
+        positions += std::min(length, call.window < length ? call.window + queries - 1 : length);
+    }
+    const int64_t floats = 2 * (call.query_starts[sequences] - call.query_starts[0]) * call.heads * call.head_dim;
+    return {.nanoseconds = 0,
+            .bytes = 2 * positions * call.kv_heads * row_bytes(call.type, call.head_dim) +
+                     floats * static_cast<int64_t>(sizeof(float)),
+            .macs = 2 * pairs * call.heads * call.head_dim};
+}
+
 }  // namespace
 
 AttendPlan plan_attend(Runtime& runtime, const AttendCall& call, int64_t sequences) {
@@ -130,6 +155,7 @@ AttendPlan plan_attend(Runtime& runtime, const AttendCall& call, int64_t sequenc
                           size.tasks,
                           size.merges,
                           thread_bytes,
+                          sequences,
                           serial};
     fill_plan(call, sequences, limit, plan, reinterpret_cast<float*>(partials));
     for (int64_t task = 0; task < plan.task_count; ++task) {  // threads take turns, more or less
@@ -140,6 +166,8 @@ AttendPlan plan_attend(Runtime& runtime, const AttendCall& call, int64_t sequenc
 }
 
 void run_attend(Runtime& runtime, const AttendCall& call, const AttendPlan& plan) {
+    Counted counted(runtime.tally, describe_call(call, plan));
+    counted.does([&] { return measure_call(call, plan.sequences); });
     const OperatorTable& table = *operator_table(runtime.isa);
     if (plan.serial) {
         for (int64_t task = 0; task < plan.task_count; ++task) {

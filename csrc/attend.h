@@ -13,7 +13,7 @@ struct AttendPlan {
     AttendTask* tasks;
     AttendTask* merges;
     std::byte* thread_scratch;
-    int64_t task_count, merge_count, thread_bytes;
+    int64_t task_count, merge_count, thread_bytes, sequences;
     bool serial;  // on the calling thread
 };
 

@@ -127,6 +127,44 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> make_empty(mlxr::Runtime& runtime, si
     return {data, {rows, columns}, owner};
 }
 
+// (index, operator, kernel and form, calls, nanoseconds, bytes, multiply-adds) of all that ran.
+nb::list list_ran(const mlxr::Runtime& runtime) {
+    nb::list listed;
+    for (const auto& [index, row] : runtime.tally.rows()) {
+        const mlxr::Tally::Work& work = row.work;
+        listed.append(nb::make_tuple(index, row.what, row.how, row.calls, work.nanoseconds, work.bytes, work.macs));
+    }
+    return listed;
+}
+
+constexpr size_t kMostEvents = size_t{1} << 22;
+
+void start_profile(mlxr::Runtime& runtime, size_t events) {
+    if (events > kMostEvents) {
+        throw nb::value_error(
+            ("profile: events is " + std::to_string(events) + ", expected at most " + std::to_string(kMostEvents))
+                .c_str());
+    }
+    nb::gil_scoped_release release;
+    const std::lock_guard lock(runtime.mutex);
+    runtime.tally.start_profile(events);
+}
+
+// (index, start, end) of each call that was kept, in nanoseconds.
+nb::list stop_profile(mlxr::Runtime& runtime) {
+    std::vector<mlxr::Tally::Event> events;
+    {
+        nb::gil_scoped_release release;
+        const std::lock_guard lock(runtime.mutex);
+        events = runtime.tally.stop_profile();
+    }
+    nb::list listed;
+    for (const mlxr::Tally::Event& event : events) {
+        listed.append(nb::make_tuple(event.entry, event.start_ns, event.end_ns));
+    }
+    return listed;
+}
+
 void embed(mlxr::Runtime& runtime, mlxr::TokenIds ids, const std::string& type_name, mlxr::RawBlocks data, Matrix out) {
     check_size("embed: rows of out", out.shape(0), ids.size());
     const mlxr::Type type = mlxr::check_embed(ids, type_name, data, out.shape(1));
@@ -148,7 +186,12 @@ NB_MODULE(_native, m) {
     nb::class_<mlxr::Runtime>(m, "Runtime", "Thread pool, chosen instruction set and scratch memory.")
         .def("__init__", &make_runtime, nb::arg("threads"), nb::arg("isa"))
         .def_prop_ro("threads", [](const mlxr::Runtime& self) { return self.pool.threads(); })
-        .def_prop_ro("isa", [](const mlxr::Runtime& self) { return mlxr::isa_name(self.isa); });
+        .def_prop_ro("isa", [](const mlxr::Runtime& self) { return mlxr::isa_name(self.isa); })
+        .def_rw("takes_strips", &mlxr::Runtime::takes_strips, "Whether products may take strips; the bits are equal.")
+        .def("list_ran", &list_ran, "(index, operator, kernel and form, calls, nanoseconds, bytes, multiply-adds).")
+        .def("start_profile", &start_profile, nb::arg("events"), "Times calls, and keeps so many of them one by one.")
+        .def("stop_profile", &stop_profile, "(index, start, end) of the calls that were kept.")
+        .def_static("now_ns", &mlxr::Tally::now_ns, "The clock of a profile.");
     nb::class_<mlxr::PythonWeight>(m, "LinearWeight", "One or several weights that share their input, repacked.")
         .def(nb::init<int64_t>(), nb::arg("in_features"))
         .def("append", &append, nb::arg("runtime"), nb::arg("type_name"), nb::arg("rows"), nb::arg("data").noconvert(),

@@ -190,7 +190,7 @@ inline mlxr::WritePagesCall check_write(const PoolOut& k_pool, const PoolOut& v_
 
 // Positions that a row sees, its own included; 0 for all.
 inline int64_t positions_seen(int64_t window) {
-    return window > 0 ? window : int64_t{1} << 40;
+    return window > 0 ? window : mlxr::kAllPositions;
 }
 
 // 0 for none.

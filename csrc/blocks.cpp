@@ -29,10 +29,6 @@ class Arrays {
     float* next_;
 };
 
-const OperatorTable& table_of(Runtime& runtime) {
-    return *operator_table(runtime.isa);
-}
-
 // Heads of all tokens, some columns of a fused product.
 struct Heads {
     float* x;
@@ -59,7 +55,7 @@ class LayersRun {
     void multiply_normed(const Norm& norm, const LinearWeight& weight, float* out) {
         reserve(call_.columns, 1);
         normed_ = arrays_->take(call_.tokens * call_.columns);
-        begin_norm(norm);
+        begin_norm(norm, true);
         multiply(runtime_, weight, normed_, call_.tokens, out, take_pending());
     }
 
@@ -124,9 +120,8 @@ class LayersRun {
             case Kind::norm:
                 if (op.source == Register::stream) {
                     normed_ = arrays_->take(call_.tokens * call_.columns);
-                    begin_norm(op.norm);
+                    begin_norm(op.norm, at + 1 < ops.size() && ops[at + 1].kind == Kind::product);
                     has_delta_ = true;
-                    if (at + 1 == ops.size() || ops[at + 1].kind != Kind::product) take_pending()(0, call_.tokens);
                 } else {
                     norm_rows(op);
                 }
@@ -176,17 +171,24 @@ class LayersRun {
                can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
     }
 
-    // The next product makes the rows of its input itself.
-    void begin_norm(const Norm& norm) {
-        const OperatorTable& table = table_of(runtime_);
+    // With `fuses` the next product makes the rows of its input itself.
+    void begin_norm(const Norm& norm, bool fuses) {
         const float* const residual = has_delta_ ? call_.delta : nullptr;
         if (norm.is_layer_norm) {
             const LayerNormCall step{call_.stream, residual,     norm.weight,   norm.bias,
                                      normed_,      call_.stream, call_.columns, norm.eps};
-            pending_ = [&table, step](int64_t first, int64_t last) { table.layer_norm(step, first, last); };
+            if (fuses) {
+                pending_ = fuse_layer_norm(runtime_, step);
+            } else {
+                spread_layer_norm(runtime_, step, call_.tokens);
+            }
         } else {
             const RmsNormCall step{call_.stream, residual, norm.weight, normed_, call_.stream, call_.columns, norm.eps};
-            pending_ = [&table, step](int64_t first, int64_t last) { table.rms_norm(step, first, last); };
+            if (fuses) {
+                pending_ = fuse_rms_norm(runtime_, step);
+            } else {
+                spread_rms_norm(runtime_, step, call_.tokens);
+            }
         }
     }
 
@@ -318,8 +320,7 @@ class LayersRun {
         float* const source = x_;
         float* const target = write(Register::x, op.features);
         const ActivateCall call{source, target, op.features, op.features, op.activation};
-        const OperatorTable& table = table_of(runtime_);
-        pending_ = [&table, call](int64_t first, int64_t last) { table.activate(call, first, last, 0, call.columns); };
+        pending_ = fuse_activate(runtime_, call);
     }
 
     Runtime& runtime_;

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cpu_features.h"
+#include "kernel_names.h"
 #include "quants.h"
 
 namespace mlxr {
@@ -121,16 +122,22 @@ struct DenseJob {
     const float* bias;
 };
 
+// A kernel for fewer than kManyTokens tokens, and its name: what runs is what is counted.
+struct RowsKernel {
+    KernelName name;
+    void (*run)(const RowsJob& job);
+};
+
 // The kernels of one quantised type, or of f16.
 struct QuantKernels {
-    int unit_columns, unit_bytes;        // of 16 rows
-    int panel_group_bytes;               // with its share of what belongs to a span
-    int zero_point;                      // index into kZeroPoints, or -1
-    bool spans;                          // activations with a scale for a span, not for a group
-    int min_columns;                     // of spans, columns that a minimum is for; 0 without minimums
-    int strip_tokens;                    // from so many tokens on strips are faster than rows
-    void (*rows)(const RowsJob& job);    // 1 to kManyTokens - 1 tokens
-    void (*strips)(const RowsJob& job);  // strip_tokens to kManyTokens - 1
+    int unit_columns, unit_bytes;  // of 16 rows
+    int panel_group_bytes;         // with its share of what belongs to a span
+    int zero_point;                // index into kZeroPoints, or -1
+    bool spans;                    // activations with a scale for a span, not for a group
+    int min_columns;               // of spans, columns that a minimum is for; 0 without minimums
+    int strip_tokens;              // from so many tokens on strips are faster than rows
+    RowsKernel rows;               // 1 to kManyTokens - 1 tokens
+    RowsKernel strips;             // strip_tokens to kManyTokens - 1
     void (*unpack)(const UnpackJob& job);
     void (*panel)(const PanelJob& job);
 };

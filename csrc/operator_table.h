@@ -88,6 +88,12 @@ static inline int64_t scale_bytes(PageType type) {
     return type == PageType::q8 ? kScaleBytes : 0;
 }
 
+// Bytes of the head_dim numbers of a position, and what belongs to them.
+static inline int64_t row_bytes(PageType type, int64_t head_dim) {
+    const int64_t number_bytes = type == PageType::f32 ? 4 : type == PageType::q8 ? 1 : 2;
+    return number_bytes * head_dim + scale_bytes(type);
+}
+
 struct WritePagesCall {
     const float* rows;  // (tokens, kv_heads, head_dim): keys or values
     int64_t token_stride;
@@ -107,6 +113,8 @@ constexpr int kChunkPositions = 256;
 // Rows (query token, query head of one KV head) that are processed together against each tile.
 constexpr int kBlockRows = 32;
 constexpr int kPackedBlockRows = 48;  // the same for packed pages
+
+constexpr int64_t kAllPositions = int64_t{1} << 40;  // a window that is none
 
 struct AttendCall {
     const float* q;  // (tokens, heads, head_dim)

@@ -11,6 +11,7 @@
 #include "cpu_features.h"
 #include "kernel_table.h"
 #include "linear/pages.h"
+#include "tally.h"
 #include "thread_pool.h"
 
 namespace mlxr {
@@ -34,6 +35,12 @@ class Runtime {
     ThreadPool pool;
     const Isa isa;
     const KernelTable* const kernels;
+
+    // What ran, for the ledger.
+    Tally tally;
+
+    // Whether products may take strips where these are faster than rows; the sums are the same.
+    bool takes_strips = true;
 
     // Memory of weights, and of pools of keys and values: their pages are short runs all over a pool.
     Slices weights, pools;

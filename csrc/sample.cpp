@@ -301,6 +301,13 @@ void sample_row(const SampleCall& call, int64_t row, Workspace space) {
 }  // namespace
 
 void run_sample(Runtime& runtime, const SampleCall& call) {
+    const bool random = std::any_of(call.rules, call.rules + call.rows,
+                                    [](const SampleRules& rules) { return rules.temperature != 0; });
+    Counted counted(runtime.tally, {OperatorName::sample, KernelName::plain, random ? 1 : 0});
+    counted.does([&] {
+        const int64_t bytes = call.rows * call.vocabulary * static_cast<int64_t>(sizeof(float));
+        return Tally::Work{.nanoseconds = 0, .bytes = bytes, .macs = 0};
+    });
     const OperatorTable* const table = operator_table(runtime.isa);
     const int64_t bytes = workspace_bytes(call.vocabulary);
     const int64_t threads = std::min<int64_t>(runtime.pool.threads(), call.rows);

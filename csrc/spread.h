@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "linear/linear.h"
 #include "operator_table.h"
 #include "runtime.h"
 
@@ -20,5 +21,10 @@ void spread_scale(Runtime& runtime, const ScaleCall& call, int64_t count);
 void spread_gate_heads(Runtime& runtime, const GateHeadsCall& call, int64_t rows);
 // Keys and values of the same tokens.
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall& values);
+
+// The same on the way into a product, which makes the rows that it needs and whose time it is part of.
+MakeRows fuse_rms_norm(Runtime& runtime, const RmsNormCall& call);
+MakeRows fuse_layer_norm(Runtime& runtime, const LayerNormCall& call);
+MakeRows fuse_activate(Runtime& runtime, const ActivateCall& call);
 
 }  // namespace mlxr

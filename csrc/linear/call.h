@@ -42,10 +42,26 @@ inline const Activations& activations_of(const LinearCall& call, Type type) {
     return kernels_of(call, type).spans ? call.input.spans : call.input.groups;
 }
 
-// Whether strips multiply a part, two blocks at a time.
+// Whether strips multiply a part of fewer than kManyTokens tokens, two blocks at a time.
 inline bool uses_strips(const LinearCall& call, const LinearWeight::Part& part) {
-    return !is_dense(part.type) && call.tokens >= kernels_of(call, part.type).strip_tokens;
+    return !is_dense(part.type) && call.runtime.takes_strips && call.tokens >= kernels_of(call, part.type).strip_tokens;
 }
+
+// What multiplies a quantised part of fewer than kManyTokens tokens.
+inline const RowsKernel& rows_kernel(const LinearCall& call, const LinearWeight::Part& part) {
+    const QuantKernels& kernels = kernels_of(call, part.type);
+    return uses_strips(call, part) ? kernels.strips : kernels.rows;
+}
+
+// What multiplies a part: the drivers go by it, and the ledger counts it.
+inline KernelName choose_kernel(const LinearCall& call, const LinearWeight::Part& part) {
+    if (is_dense(part.type)) return part.type == Type::bf16 ? KernelName::pairs : KernelName::dense;
+    return call.tokens < kManyTokens ? rows_kernel(call, part).name : KernelName::panels;
+}
+
+// What a whole call runs, for the ledger; `gated` where panels are activated at once.
+Ran describe_call(const LinearCall& call, bool gated = false);
+Tally::Work measure_call(const LinearCall& call);
 
 inline const float* bias_of(const LinearWeight::Part& part) {
     return part.bias.empty() ? nullptr : part.bias.data();

@@ -147,8 +147,15 @@ void multiply_gated(Runtime& runtime, const LinearWeight& gate_up, const float* 
                     const LinearWeight& down, float* out, const MakeRows& make_rows) {
     const LinearCall first = begin_call(runtime, gate_up, x, tokens, nullptr, Scratch::activations);
     const LinearCall second = begin_call(runtime, down, nullptr, tokens, out, Scratch::gated);
-    prepare_together(first, make_rows);
-    multiply_runs({first, down, kind, second.input, panel_bytes_of(first)});
+    {
+        Counted counted(runtime.tally, describe_call(first, true));
+        counted.does([&] { return measure_call(first); });
+        runtime.tally.count({OperatorName::activate, KernelName::fused, static_cast<int>(kind)});
+        prepare_together(first, make_rows);
+        multiply_runs({first, down, kind, second.input, panel_bytes_of(first)});
+    }
+    Counted counted(runtime.tally, describe_call(second));
+    counted.does([&] { return measure_call(second); });
     multiply_many(second);
 }
 

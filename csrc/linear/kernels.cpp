@@ -28,13 +28,13 @@ constexpr int strip_tokens() {
 }
 
 template <class W>
-constexpr auto find_strips() -> void (*)(const mlxr::RowsJob&) {
+constexpr mlxr::RowsKernel find_strips() {
     if constexpr (strip_tokens<W::kForm>() == mlxr::kManyTokens) {
-        return nullptr;
+        return {mlxr::KernelName::rows, nullptr};
     } else if constexpr (W::kForm == Form::shifted || W::kForm == Form::span_shifted) {
-        return multiply_double_rows<W>;
+        return {mlxr::KernelName::double_rows, multiply_double_rows<W>};
     } else {
-        return multiply_strips<W>;
+        return {mlxr::KernelName::strips, multiply_strips<W>};
     }
 }
 
@@ -48,7 +48,7 @@ constexpr void put(mlxr::KernelTable& table) {
         .spans = has_spans(W::kForm),
         .min_columns = min_pairs(W::kForm) == 0 ? 0 : 128 / min_pairs(W::kForm),
         .strip_tokens = strip_tokens<W::kForm>(),
-        .rows = multiply_rows<W>,
+        .rows = {mlxr::KernelName::rows, multiply_rows<W>},
         .strips = find_strips<W>(),
         .unpack = unpack_panel<W>,
         .panel = multiply_panel<W::kForm, W::kWide, W::kZeroPoint>,

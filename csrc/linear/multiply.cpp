@@ -138,6 +138,20 @@ void quantize(const Runtime& runtime, const QuantizedInput& input, const Quantiz
     convert(input.shorts, kernels.quantize_shorts);
 }
 
+Ran describe_call(const LinearCall& call, bool gated) {
+    Ran ran(OperatorName::linear);
+    for (const Part& part : call.weight.parts()) {
+        ran.add(gated ? KernelName::gated_panels : choose_kernel(call, part), static_cast<int>(part.type));
+    }
+    return ran;
+}
+
+Tally::Work measure_call(const LinearCall& call) {
+    const int64_t in = call.weight.in_features(), out = call.weight.out_features();
+    const int64_t floats = static_cast<int64_t>(sizeof(float)) * call.tokens * (in + out);
+    return {.nanoseconds = 0, .bytes = call.weight.bytes() + floats, .macs = call.tokens * in * out};
+}
+
 LinearCall begin_call(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
                       Scratch use) {
     LinearCall call{runtime, weight, x, tokens, out, {}, nullptr, 0};
@@ -191,9 +205,8 @@ void multiply_dense(const LinearCall& call, const Part& part, int64_t first, int
 
 void multiply_blocks(const LinearCall& call, const Part& part, int64_t first, int64_t last) {
     if (is_dense(part.type)) return multiply_dense(call, part, first, last, 0, call.tokens);
-    const QuantKernels& kernels = kernels_of(call, part.type);
-    const auto multiply = uses_strips(call, part) ? kernels.strips : kernels.rows;
-    multiply({.weights = part.memory.data(),
+    rows_kernel(call, part)
+        .run({.weights = part.memory.data(),
               .units = units_of(call, part.type),
               .first_block = first,
               .last_block = last,
@@ -283,6 +296,8 @@ void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int6
               const MakeRows& make_rows) {
     if (tokens == 0 || weight.parts().empty()) return;
     const LinearCall call = begin_call(runtime, weight, x, tokens, out, Scratch::activations);
+    Counted counted(runtime.tally, describe_call(call));
+    counted.does([&] { return measure_call(call); });
     if (tokens < kSomeTokens) return multiply_few(call, make_rows);
     prepare_together(call, make_rows);
     multiply_many(call);

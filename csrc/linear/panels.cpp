@@ -141,9 +141,7 @@ void multiply_many(const LinearCall& call) {
     const std::vector<Piece> pieces = cut_pieces(call);
     call.runtime.pool.parallel_for(static_cast<int>(pieces.size()), [&](int task, int thread) {
         const Piece& piece = pieces[static_cast<size_t>(task)];
-        if (is_dense(piece.part->type) || call.tokens < kManyTokens) {
-            return multiply_rows(call, piece);
-        }
+        if (choose_kernel(call, *piece.part) != KernelName::panels) return multiply_rows(call, piece);
         uint8_t* const panels = reinterpret_cast<uint8_t*>(scratch + kPiecePanels * panel_bytes * thread);
         multiply_piece(call, piece, panels, panel_bytes);
     });

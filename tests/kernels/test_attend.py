@@ -258,9 +258,9 @@ def test_ledger_shows_the_native_kernel_and_no_copies(cpu: Context) -> None:
     compute(cpu, story, fill_cache(story, 32, "bf16"), whole(story))
     snapshot = cpu.ledger.snapshot()
     assert snapshot.dispatches == [
-        Dispatch("attend", "cpu", "bf16", 1),
-        Dispatch("attend", "cpu", "f16", 1),
-        Dispatch("attend", "cpu", "f32+window", 1),
+        Dispatch("attend", "cpu", "packed bf16", 1),
+        Dispatch("attend", "cpu", "tiles f16", 1),
+        Dispatch("attend", "cpu", "tiles f32+window", 1),
     ]
     assert snapshot.copied_bytes == 0
 

@@ -185,8 +185,8 @@ def test_ledger_names_them(cpu: Context) -> None:
     compute(cpu, story, fill_cache(story, 32, "f16"), whole(story), softcap=1.0)
     compute(cpu, story, fill_cache(story, 32, "bf16"), whole(story), 8, softcap=1.0, sinks=sinks)
     assert cpu.ledger.snapshot().dispatches == [
-        Dispatch("attend", "cpu", "bf16+window+softcap+sinks", 1),
-        Dispatch("attend", "cpu", "f16+softcap", 1),
+        Dispatch("attend", "cpu", "packed bf16+window+softcap+sinks", 1),
+        Dispatch("attend", "cpu", "tiles f16+softcap", 1),
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from ran import count_apart, list_ran
 
 from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.activate import Activation
@@ -209,21 +210,29 @@ def test_equal_to_the_operators_one_by_one(isa: str, kind: Kind, shape: tuple[li
         assert delta is not None
         arrays = [summed, delta, *keys, *values]
         results.append([array.tobytes() for array in arrays])
-        ledgers.append(ctx.ledger.snapshot().dispatches)
+        ledgers.append(count_apart(ctx))
         assert np.isfinite(delta).all()
         assert delta.std() > 0.01
     assert results[0] == results[1] == results[2]
     assert ledgers[0] == ledgers[1] == ledgers[2]
 
 
-def test_the_ledger_does_not_hold_the_weights(cpu: Context) -> None:
-    layers = prepare_layers(cpu, make_layers(cpu, Kind()))
-    batch = make_batch([1], [0])
+@pytest.mark.parametrize(("name", "gated"), [("q8_0", True), ("f16", False)])
+def test_the_ledger_says_whether_gate_and_up_were_activated_in_their_panels(
+    cpu: Context, name: str, gated: bool
+) -> None:
+    """F16 comes in units of 256 columns: where these are not full, products are made whole and activated afterwards."""
+    layers = prepare_layers(cpu, make_layers(cpu, Kind(name)))
+    batch = make_batch([75], [0])
     keys, values = make_pools(cpu, batch, None)
-    table = build_table(32, DIM, 10000.0, interleaved=False)
-    run_layers(cpu, np.ones((1, HIDDEN), np.float32), layers, StepInput(batch, [table], keys, values))
-    counted = list(vars(layers.payload.counted).values())
-    assert all(isinstance(name, str) for rows in counted for row in rows for name in row)
+    table = build_table(96, DIM, 10000.0, interleaved=False)
+    run_layers(cpu, np.ones((75, HIDDEN), np.float32), layers, StepInput(batch, [table], keys, values))
+    products = {f"panels {name}": 4 * LAYERS}
+    if gated:
+        products = {f"panels {name}": 3 * LAYERS, f"gated panels {name}": LAYERS}
+    assert list_ran(cpu, "linear") == products
+    assert list_ran(cpu, "activate") == {"fused silu": LAYERS}
+    assert list_ran(cpu, "rms_norm") == {"fused f32": 1, "fused f32+residual": 2 * LAYERS - 1}
 
 
 def test_what_does_not_fit_is_refused(cpu: Context) -> None:

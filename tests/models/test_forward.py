@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from ran import count_apart
 from random_model import make_weights
 from tiny_models import PAGE_SIZE, make_hf_tensors, read_golden
 
@@ -35,11 +36,6 @@ def make_step(token_ids: list[int], positions: list[int]) -> RaggedBatch:
     return RaggedBatch.of_single_tokens(token_ids, positions, slots, pages)
 
 
-def list_counts(ctx: Context) -> list[tuple[str, str, str, int]]:
-    rows = ctx.ledger.snapshot().dispatches
-    return [(row.operator, row.implementation, row.variant, row.count) for row in rows]
-
-
 @pytest.mark.parametrize("isa", load_native().available_isas())
 @pytest.mark.parametrize("sequences", [1, 3, 9])
 def test_equal_to_the_operators_one_by_one(isa: str, sequences: int) -> None:
@@ -51,7 +47,7 @@ def test_equal_to_the_operators_one_by_one(isa: str, sequences: int) -> None:
         for _ in range(2):  # the second time after what a step leaves the threads to do
             logits = model.forward(batch, arena) if in_one else model.project(model.forward_hidden(batch, arena))
         results.append([logits.tobytes(), *(pool.tobytes() for pool in (*arena.k_pools, *arena.v_pools))])
-        counts.append(list_counts(model.ctx))
+        counts.append(count_apart(model.ctx))
         assert logits.std() > 0.01
     assert results[0] == results[1] == results[2]
     assert counts[0] == counts[1] == counts[2]
@@ -76,7 +72,7 @@ def test_scales_and_cap_of_the_ends_have_the_bits_of_the_operators(isa: str, end
         arena = make_arena(model.ctx, 6)
         logits = model.forward(batch, arena) if in_one else model.project(model.forward_hidden(batch, arena))
         results.append(logits.tobytes())
-        counts.append(list_counts(model.ctx))
+        counts.append(count_apart(model.ctx))
     assert results[0] == results[1] == results[2]
     assert counts[0] == counts[1] == counts[2]
 

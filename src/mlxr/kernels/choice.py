@@ -4,6 +4,8 @@ An operator's folder holds `reference.py` and, where they exist, `cpu.py` and `g
 names and arguments. The table of an operator is made from the files that are there; a missing `cpu.py` means the
 reference runs, which a GPU's arrays cannot go to. An implementation is imported when a device first needs it, so that
 the kernels of a GPU cost nothing where there is none.
+
+Native kernels and launches of a GPU count themselves in the ledger; an operator counts calls of its reference.
 """
 
 from __future__ import annotations

@@ -72,19 +72,21 @@ class Context:
                 f"this machine or build lacks instruction set {isa!r}; it has {', '.join(self.module.available_isas())}"
             )
         self.native = self.module.Runtime(threads or self.module.default_threads(), isa or self.module.best_isa())
+        self.ledger.attach(self.native.list_ran)
         self.threads = self.native.threads
         self.isa = self.native.isa
 
     def _start_gpu(self, emulator: Emulator | None) -> None:
         from mlxr.kernels.gpu.device import Gpu
 
-        self.gpu = Gpu(self.device, emulator)
+        self.gpu = Gpu(self.device, self.ledger, emulator)
         self.isa = self.device
         try:
             self.module = load_native()
         except DeviceError:
             return  # what is left to the host runs in NumPy then
         self.native = self.module.Runtime(self.module.default_threads(), self.module.best_isa())
+        self.ledger.attach(self.native.list_ran)
 
     @property
     def uses_host_memory(self) -> bool:
@@ -122,7 +124,7 @@ class Context:
         from mlxr.kernels.gpu.graph import run_step, takes_step
 
         if self.gpu.launcher is not None and takes_step(batch):
-            return run_step(self.gpu, self.ledger, compute, batch, pools[0], key)
+            return run_step(self.gpu, compute, batch, pools[0], key)
         from mlxr.kernels.gpu.deferred import settle
 
         logits = settle(compute(batch)).astype(self.gpu.mx.float32)

@@ -1,21 +1,29 @@
-"""Proof of dispatch: counts which implementation of which operator ran, and the bytes the cache path copied.
+"""Proof of dispatch: counts which kernel of which operator ran, and the bytes the cache path copied.
 
-Always on: one dictionary update per operator call. Written by the thread that runs the model; `snapshot` may be called
-from any thread.
+Always on. Native code counts itself where it has chosen a kernel (csrc/tally.h), launches of a GPU where they are
+launched, and NumPy and MLX's own operations where they are called; here it all comes together. Counts of Python are
+written by the thread that runs the model; `snapshot` may be called from any thread.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 Part = tuple[str, str, str]  # operator, implementation, variant
+Counts = dict[Part, int]
+# index, operator, kernel and form, calls, nanoseconds, bytes, multiply-adds
+NativeRow = tuple[int, str, str, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """`operator` ran `count` times in `implementation` ("cpu", "reference"); `variant` says in which form."""
+    """`operator` ran `count` times in `implementation`; `variant` names the kernel and the form of the numbers.
+
+    Implementations are "cpu" (native), "gpu" (our kernels, and the library that recorded steps multiply with), "mlx"
+    (MLX's own operations, on any device) and "reference" (NumPy).
+    """
 
     operator: str
     implementation: str
@@ -34,25 +42,22 @@ class LedgerSnapshot:
 class Ledger:
     """Counts what the kernels of one context read and compute."""
 
-    __slots__ = ("_blocks", "_copied_bytes", "_counts")
+    __slots__ = ("_before", "_copied_bytes", "_counts", "_list_native")
 
     def __init__(self) -> None:
-        self._counts: dict[Part, int] = {}
-        self._blocks: dict[tuple[Callable[..., Iterable[Part]], tuple[Hashable, ...]], int] = {}
+        self._counts: Counts = {}
+        self._list_native: Callable[[], Iterable[NativeRow]] | None = None
+        self._before: Counts = {}  # of native code, at the last reset
         self._copied_bytes = 0
+
+    def attach(self, list_native: Callable[[], Iterable[NativeRow]]) -> None:
+        """Show what native code has counted too; `list_native` is a Runtime's `list_ran`."""
+        self._list_native = list_native
 
     def count(self, operator: str, implementation: str, variant: str = "", calls: int = 1) -> None:
         """Count one call, or several that a recorded step makes at once."""
         key = (operator, implementation, variant)
         self._counts[key] = self._counts.get(key, 0) + calls
-
-    def count_parts(self, list_parts: Callable[..., Iterable[Part]], *args: Hashable) -> None:
-        """Count one call of a block that runs several operators: those that `list_parts(*args)` names.
-
-        It is asked only when somebody looks, so that a call costs as much as one operator's.
-        """
-        key = (list_parts, args)
-        self._blocks[key] = self._blocks.get(key, 0) + 1
 
     def add_copied_bytes(self, count_bytes: int) -> None:
         """Count bytes of keys or values that were copied out of their pages instead of being read in place."""
@@ -66,19 +71,28 @@ class Ledger:
     def snapshot(self) -> LedgerSnapshot:
         """The counts so far, sorted by operator, implementation and variant."""
         counts = Counter(self._counts.copy())  # one step under the GIL, so the writer cannot change it half-way
-        for (list_parts, args), calls in self._blocks.copy().items():
-            for part in list_parts(*args):
-                counts[part] += calls
-        return LedgerSnapshot([Dispatch(*key, counts[key]) for key in sorted(counts)], self._copied_bytes)
+        counts.update(self._count_native())
+        counts.subtract(self._before)
+        return LedgerSnapshot(
+            [Dispatch(*key, counts[key]) for key in sorted(counts) if counts[key]], self._copied_bytes
+        )
 
-    def take_back(self, before: LedgerSnapshot) -> list[Dispatch]:
-        """Undo the counts made since `before`, and give them."""
-        known = {(row.operator, row.implementation, row.variant): row.count for row in before.dispatches}
-        made = [(key, count - known.get(key, 0)) for key, count in self._counts.items()]
-        self._counts = dict(known)
-        return [Dispatch(*key, count) for key, count in made if count]
+    def copy_counts(self) -> Counts:
+        """The counts that Python has made, for `take_back`."""
+        return self._counts.copy()
+
+    def take_back(self, before: Counts) -> list[Dispatch]:
+        """Undo the counts that Python made since `before`, and give them."""
+        made = Counter(self._counts)
+        made.subtract(before)
+        self._counts = before
+        return [Dispatch(*key, count) for key, count in made.items() if count]
 
     def reset(self) -> None:
         """Set all counts back to zero."""
-        self._counts, self._blocks = {}, {}
+        self._counts, self._before = {}, self._count_native()
         self._copied_bytes = 0
+
+    def _count_native(self) -> Counts:
+        rows = () if self._list_native is None else self._list_native()
+        return {(operator, "cpu", variant): calls for _, operator, variant, calls, *_ in rows}

@@ -86,9 +86,7 @@ def collect_stats(loaded: LoadedModel, engine: EngineStats) -> SessionStats:
 
 def collect_dispatches(loaded: LoadedModel) -> tuple[OperatorCount, ...]:
     """Which implementations have run how often. May be called from any thread."""
-    ctx = loaded.ctx
-    names = {"gpu": "mlx-cpu"} if ctx.device == "mlx-cpu" else {}  # MLX's own operations, no kernel of ours
     return tuple(
-        OperatorCount(row.operator, names.get(row.implementation, row.implementation), row.variant, row.count)
-        for row in ctx.ledger.snapshot().dispatches
+        OperatorCount(row.operator, row.implementation, row.variant, row.count)
+        for row in loaded.ctx.ledger.snapshot().dispatches
     )

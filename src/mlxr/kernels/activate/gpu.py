@@ -26,7 +26,8 @@ def activate(ctx: Context, gate_up: Any, kind: str, gated: bool) -> Any:
             return gate_product(ctx, gate_up.parts, kind)
     gate_up = settle(gate_up)
     if gpu.launcher is None:
-        return compose(gpu.mx, gate_up, kind, gated)
+        variant = kind if gated else f"{kind}+ungated"
+        return gpu.watch.run_mlx("activate", variant, lambda: compose(gpu.mx, gate_up, kind, gated), gate_up)
     width = 8 if columns % 8 == 0 else 1
     (out,) = gpu.launcher.launch(
         GATE,

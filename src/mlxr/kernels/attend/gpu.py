@@ -178,13 +178,17 @@ def _prefill(
     if front or padding:
         q = mx.pad(q, ((front, padding), (0, 0), (0, 0)))
     rows, sinks = q.transpose(1, 0, 2), None if scores.sinks is None else gpu.hold(scores.sinks)
-    if scores.softcap is not None:
-        attended = attend_composed(mx, rows, keys, values, mask, scores, sinks)
-    else:
-        sinks = None if sinks is None else sinks.astype(q.dtype)
-        attended = mx.fast.scaled_dot_product_attention(
-            rows[None], keys[None], values[None], scale=scores.scale, mask=mask, sinks=sinks
+
+    def compute() -> Any:
+        if scores.softcap is not None:
+            return attend_composed(mx, rows, keys, values, mask, scores, sinks)
+        own = None if sinks is None else sinks.astype(q.dtype)
+        return mx.fast.scaled_dot_product_attention(
+            rows[None], keys[None], values[None], scale=scores.scale, mask=mask, sinks=own
         ).squeeze(0)
+
+    variant = scores.name_variant(k_pool.kind)
+    attended = gpu.watch.run_mlx("attend", variant, compute, rows, keys, values)
     return attended.transpose(1, 0, 2)[front : front + queries].astype(gpu.operands)
 
 

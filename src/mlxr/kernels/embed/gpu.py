@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mlxr.kernels.choice import REFERENCE
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import pick_blocks
@@ -22,10 +23,13 @@ def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> Any:
     """Rows `token_ids` of `table` in f32."""
     gpu = ctx.gpu
     if gpu.launcher is None and table.type_name not in FLOATS:
+        ctx.ledger.count("embed", REFERENCE, table.type_name)
         return gpu.mx.array(np.concatenate([table.to_float32(i, i + 1) for i in token_ids.tolist()]))
     ids, upload = gpu.place_ids(token_ids), gpu.table(table, arrange_blocks)
     if table.type_name in FLOATS and gpu.launcher is None:
-        return gpu.mx.take(upload.array, ids, axis=0).astype(gpu.mx.float32)
+        return gpu.watch.run_mlx(
+            "embed", table.type_name, lambda: gpu.mx.take(upload.array, ids, axis=0).astype(gpu.mx.float32), ids
+        )
     if table.type_name in FLOATS:
         return _pick_floats(ctx, upload.array, ids)
     return pick_blocks(ctx, upload, table, ids, gpu.mx.float32)

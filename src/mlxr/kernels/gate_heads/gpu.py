@@ -19,8 +19,12 @@ def gate_heads(ctx: Context, x: Any, gates: Any) -> Any:
     gpu, x, gates = ctx.gpu, settle(x), settle(gates)
     (rows, columns), count = x.shape, gates.shape[1]
     if gpu.launcher is None:
-        heads = x.reshape(rows, count, columns // count) * gpu.mx.sigmoid(gates)[:, :, None]
-        return heads.reshape(rows, columns).astype(gpu.operands)
+
+        def compose() -> Any:
+            heads = x.reshape(rows, count, columns // count) * gpu.mx.sigmoid(gates)[:, :, None]
+            return heads.reshape(rows, columns).astype(gpu.operands)
+
+        return gpu.watch.run_mlx("gate_heads", "elements" if count == columns else "heads", compose, x, gates)
     (out,) = gpu.launcher.launch(
         GATE,
         [x, gates, gpu.launcher.numbers(columns, count)],

@@ -14,7 +14,7 @@ import numpy as np
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import launch_draw
 from mlxr.kernels.gpu.steps import Ints, Numbers, Results, Run, pack_batch
-from mlxr.kernels.ledger import Dispatch, Ledger
+from mlxr.kernels.ledger import Dispatch
 from mlxr.kernels.ragged import RaggedBatch
 
 if TYPE_CHECKING:
@@ -24,18 +24,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledStep:
-    """`replay` makes logits of tokens and packed integers."""
+    """`replay` makes logits of tokens and packed integers; `step` does so without MLX's trace, for profiles."""
 
     gpu: Gpu
     replay: Callable[[Any, Any], Any]
-    dispatches: list[Dispatch]
+    step: Callable[[Any, Any], Any]
+    dispatches: list[Dispatch]  # what the ledger counts when it runs
     runs_ahead: bool
 
     def start(self, batch: RaggedBatch, rows: int, before: Run | None) -> Run:
         """See `Step`. What follows a step is submitted with the tokens drawn from it."""
-        mx = self.gpu.mx
+        mx, watch = self.gpu.mx, self.gpu.watch
+        replay = self.replay if watch.watched is None else self.step
+        for row in self.dispatches if watch.watched is None else ():
+            watch.ledger.count(row.operator, row.implementation, row.variant, row.count)
         token_ids = mx.array(batch.token_ids) if before is None else before.kept[1][: batch.tokens]
-        whole = self.replay(token_ids, mx.array(pack_batch(batch)))
+        whole = replay(token_ids, mx.array(pack_batch(batch)))
         logits = whole if rows == batch.tokens else whole[:rows]
         if before is None:
             self.gpu.submit(whole)
@@ -60,9 +64,10 @@ class _Array:
         return np.array(self.array)
 
 
-def compile_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> CompiledStep:
+def compile_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> CompiledStep:
     """`compute(batch)` as a function of the tokens and integers of such a batch."""
-    mx, before = gpu.mx, ledger.snapshot()
+    mx, ledger = gpu.mx, gpu.watch.ledger
+    before = ledger.copy_counts()
 
     def step(token_ids: Any, packed: Any) -> Any:
         gpu.place_traced(batch, (token_ids, *unpack_batch(packed, *batch.page_table.shape)))
@@ -72,11 +77,13 @@ def compile_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch)
         return logits
 
     if not gpu.launcher.is_lazy:
-        return CompiledStep(gpu, step, [], runs_ahead=False)
+        return CompiledStep(gpu, step, step, [], runs_ahead=False)
     replay = mx.compile(step)
     # traced by this; that the step is computed twice changes nothing
+    watched, gpu.watch.watched = gpu.watch.watched, None
     mx.eval(replay(mx.array(batch.token_ids), mx.array(pack_batch(batch))))
-    return CompiledStep(gpu, replay, ledger.take_back(before), runs_ahead=True)
+    gpu.watch.watched = watched
+    return CompiledStep(gpu, replay, step, ledger.take_back(before), runs_ahead=True)
 
 
 def unpack_batch(packed: Any, rows: int, width: int) -> tuple[Any, ...]:

@@ -30,6 +30,8 @@ from mlxr.kernels.gpu.machine import CudaMachine, EmulatedMachine, Machine
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.gpu.steps import Steps
+from mlxr.kernels.gpu.watch import Watch
+from mlxr.kernels.ledger import Ledger
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import TensorSource
 
@@ -71,7 +73,8 @@ class Upload:
 
 
 class Gpu:
-    """`mx` is mlx.core; `launcher` is None where kernels cannot run and MLX's own operations take their place.
+    """`mx` is mlx.core; `watch` tells the ledger what runs; `launcher` is None where kernels cannot run and MLX's own
+    operations take their place.
 
     `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
     `processors` and `room_bytes`: what its machine says of itself; `is_traced`: operators run for a step that MLX
@@ -79,15 +82,16 @@ class Gpu:
     `activations` is the type between operators, `operands` that of results which only products read.
     """
 
-    def __init__(self, device: str, emulator: Emulator | None = None) -> None:
+    def __init__(self, device: str, ledger: Ledger, emulator: Emulator | None = None) -> None:
         self.device = device
         self.mx = mx = load_mlx(device)
         self.narrow = device in ("metal", "cuda")
         mx.set_default_device(mx.gpu if self.narrow else mx.cpu)
+        self.watch = Watch(mx, ledger)
         self.launcher: Any = None
         driver, code = _open_cuda() if device == "cuda" else (None, None)
         if device != "mlx-cpu":
-            self.launcher = Launcher(mx, device, emulator, code)  # type: ignore[arg-type]
+            self.launcher = Launcher(mx, device, emulator, code, self.watch)  # type: ignore[arg-type]
         self.has_tiles = device == "cuda"
         self.activations = mx.float32
         self.operands = mx.float32

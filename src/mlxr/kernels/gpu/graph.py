@@ -17,7 +17,6 @@ from mlxr.kernels.gpu.compiled_step import compile_step
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recorded_step import record_step
 from mlxr.kernels.gpu.steps import Step
-from mlxr.kernels.ledger import Ledger
 from mlxr.kernels.ragged import RaggedBatch
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def takes_step(batch: RaggedBatch) -> bool:
     return not batch.others and batch.tokens == batch.sequences == len(batch.output_rows) <= MAX_SEQUENCES
 
 
-def run_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch, pool: Pool, key: object) -> Any:
+def run_step(gpu: Gpu, compute: Compute, batch: RaggedBatch, pool: Pool, key: object) -> Any:
     """`compute(batch)` by a step, recorded if it is new; `key` is what it depends on besides the shape.
 
     The step starts, or has run ahead (`Steps`). The batch's pages are those of `pool` and its like, which own steps.
@@ -41,17 +40,15 @@ def run_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch, poo
     shape = (key, *padded.page_table.shape)
     step = pool.graphs.get(shape)
     if step is None:
-        step = pool.graphs[shape] = _make_step(gpu, ledger, compute, padded)
+        step = pool.graphs[shape] = _make_step(gpu, compute, padded)
     else:
         check_step(padded, pool)
-    for row in step.dispatches:
-        ledger.count(row.operator, row.implementation, row.variant, row.count)
     return gpu.steps.run(step, padded, batch.tokens, pool)
 
 
-def _make_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> Step:
-    recorded = None if gpu.machine is None else record_step(gpu, ledger, compute, batch)
-    return recorded or compile_step(gpu, ledger, compute, batch)
+def _make_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> Step:
+    recorded = None if gpu.machine is None else record_step(gpu, compute, batch)
+    return recorded or compile_step(gpu, compute, batch)
 
 
 def check_step(batch: RaggedBatch, pool: Pool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -75,8 +75,9 @@ def name_type(kind: Any) -> str:
 class Kernel:
     """`body` and `headers` are files in `folder`; `inputs` and `outputs` are the names of the arrays in the body.
 
-    `boxed` are those of the inputs that it brings into rings in its memory, in boxes: a launch has a `Box` for each. A
-    kernel without them does not know the words of rings.
+    `type_names` names what constants TYPE_A and TYPE_B may be. `boxed` are those of the inputs that it brings into
+    rings in its memory, in boxes: a launch has a `Box` for each. A kernel without them does not know the words of
+    rings.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Kernel:
     outputs: tuple[str, ...]
     headers: tuple[str, ...] = ()
     boxed: tuple[str, ...] = ()
+    type_names: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

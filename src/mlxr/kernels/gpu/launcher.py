@@ -15,6 +15,8 @@ import numpy as np
 from mlxr.kernels.gpu.cuda_code import CudaCode
 from mlxr.kernels.gpu.emulator import Emulator
 from mlxr.kernels.gpu.kernel import Box, Kernel, Target, Variant, name_type, read_body, read_header
+from mlxr.kernels.gpu.watch import Watch
+from mlxr.kernels.ledger import Ledger
 
 MIN_ARRAY = 8  # smaller arrays lie in another address space on Metal
 # MLX writes the head of the function itself, behind our header
@@ -24,7 +26,15 @@ BOUNDS = "\n#undef __global__\n#define __global__ __attribute__((global)) __laun
 class Launcher:
     """Launches kernels on one target; `mx` is `mlx.core`. With `code` MLX launches that, and compiles nothing."""
 
-    def __init__(self, mx: Any, target: Target, emulator: Emulator | None = None, code: CudaCode | None = None) -> None:
+    def __init__(
+        self,
+        mx: Any,
+        target: Target,
+        emulator: Emulator | None = None,
+        code: CudaCode | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._watch = watch or Watch(mx, Ledger())
         self._mx, self._target, self._code = mx, target, code
         self.emulator = (emulator or Emulator()) if target == "emulated" else None
         self._compiled: dict[tuple[Kernel, tuple[str, ...], tuple[str, ...], tuple[int, int] | None, int], Any] = {}
@@ -66,14 +76,33 @@ class Launcher:
         """
         if boxes and self.emulator is None:
             raise TypeError(f"{kernel.name} is only launched in recorded steps")
-        template = {"THREADS": threads, **(constants or {})}
+        template, kinds = {"THREADS": threads, **(constants or {})}, types or {}
+        result: list[Any] = self._watch.run(
+            kernel,
+            template,
+            kinds,
+            lambda: self._launch(kernel, inputs, groups, threads, outputs, template, kinds, room_bytes),
+            inputs,
+            groups,
+            threads,
+        )
+        return result
+
+    def _launch(
+        self,
+        kernel: Kernel,
+        inputs: Sequence[Any],
+        groups: tuple[int, int, int],
+        threads: int,
+        outputs: Sequence[tuple[tuple[int, ...], Any]],
+        template: Mapping[str, int],
+        types: Mapping[str, Any],
+        room_bytes: int,
+    ) -> list[Any]:
         if self.emulator is not None:
-            return self._emulate(kernel, inputs, groups, threads, outputs, template, types or {})
+            return self._emulate(kernel, inputs, groups, threads, outputs, template, types)
         if self._code is not None:
-            constants = template
-            return self._launch_code(
-                self._code, kernel, inputs, groups, threads, outputs, constants, types or {}, room_bytes
-            )
+            return self._launch_code(self._code, kernel, inputs, groups, threads, outputs, template, types, room_bytes)
         input_types = tuple(name_type(array.dtype) for array in inputs)
         output_types = tuple(name_type(kind) for _, kind in outputs)
         bounds = (threads, template["RESIDENT"]) if self._target == "cuda" and "RESIDENT" in template else None
@@ -83,7 +112,7 @@ class Launcher:
             compiled = self._compiled[key] = self._make(kernel, input_types + output_types, bounds, room_bytes)
         result: list[Any] = compiled(
             inputs=list(inputs),
-            template=[*template.items(), *(types or {}).items()],
+            template=[*template.items(), *types.items()],
             grid=(groups[0] * threads, groups[1], groups[2]),
             threadgroup=(threads, 1, 1),
             output_shapes=[shape for shape, _ in outputs],

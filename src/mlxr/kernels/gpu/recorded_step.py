@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
 from mlxr.kernels.gpu.recording import Buffer, Recorder
 from mlxr.kernels.gpu.steps import Numbers, Results, Run, pack_batch
-from mlxr.kernels.ledger import Dispatch, Ledger
+from mlxr.kernels.gpu.watch import name_recorded
+from mlxr.kernels.ledger import Part
 from mlxr.kernels.ragged import RaggedBatch
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ FORWARD, DRAW, LARGEST = "forward", "draw", "largest"
 class RecordedStep:
     """What a step launches: FORWARD, then DRAW or LARGEST; `ready` has what of it was started before.
 
-    The launches hold the arrays. See `gpu.draw` for what `numbers` and `drawn` hold.
+    The launches hold the arrays; `counts` is what the ledger counts of them. See `gpu.draw` for what `numbers` and
+    `drawn` hold.
     """
 
     gpu: Gpu
@@ -47,7 +50,8 @@ class RecordedStep:
     drawn: Buffer
     packed: Buffer
     logits: Buffer
-    dispatches: list[Dispatch]
+    counts: dict[str, Counter[Part]]
+    single: dict[str, dict[int, Any]] = field(default_factory=dict)  # launches by themselves, for profiles
 
     @property
     def runs_ahead(self) -> bool:
@@ -75,7 +79,12 @@ class RecordedStep:
         return results
 
     def _launch(self, part: str) -> None:
-        machine = self.machine
+        machine, watch = self.machine, self.gpu.watch
+        for counted, calls in self.counts[part].items():
+            watch.ledger.count(*counted, calls)
+        if watch.watched is not None:
+            watch.run_recorded(machine, self.launches[part], self.single.setdefault(part, {}))
+            return
         if part not in self.ready:
             self.ready[part] = machine.prepare(self.launches[part])
         machine.start(self.ready[part])
@@ -100,9 +109,9 @@ class Logits(Buffer):
         return np.asarray(values, dtype or np.float32)
 
 
-def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) -> RecordedStep | None:
+def record_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> RecordedStep | None:
     """The launches of `compute(batch)`; None where it does something that is not one of our launches."""
-    machine, launcher, before = gpu.machine, gpu.launcher, ledger.snapshot()
+    machine, launcher, before = gpu.machine, gpu.launcher, gpu.watch.ledger.copy_counts()
     assert machine is not None
     gpu.launcher = recorder = Recorder(launcher.numbers, machine.memory.open(), multiplies=machine.multiplies)
     try:
@@ -116,10 +125,9 @@ def record_step(gpu: Gpu, ledger: Ledger, compute: Compute, batch: RaggedBatch) 
     finally:
         gpu.launcher, gpu.pending = launcher, []
         gpu.forget_placed()
-    dispatches = ledger.take_back(before)
+    gpu.watch.ledger.take_back(before)
     if step is None:
         return None
-    step.dispatches.extend(dispatches)
     weakref.finalize(step, machine.drop, step.ready).atexit = False
     return step
 
@@ -135,4 +143,5 @@ def _record(gpu: Gpu, machine: Machine, recorder: Recorder, compute: Compute, ba
     launch_draw(mx, recorder, logits, None)
     draw, largest = ([launch.put_out(drawn.address)] for launch in recorder.take_launches())
     launches = {FORWARD: forward, DRAW: draw, LARGEST: largest}
-    return RecordedStep(gpu, machine, launches, {}, numbers, drawn, packed, logits, [])
+    counts = {part: Counter(map(name_recorded, each)) for part, each in launches.items()}
+    return RecordedStep(gpu, machine, launches, {}, numbers, drawn, packed, logits, counts)

@@ -17,6 +17,7 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Box, Kernel, Variant, name_type
 
 ALIGNMENT_BYTES = 256
+SHARED_ARRAYS = ("k_pool", "v_pool", "pool", "table", "scratch")  # of which a launch reads or writes a part
 
 
 class Buffer:
@@ -58,7 +59,7 @@ class Buffer:
 class Launch:
     """One launch; `arrays` are addresses, or MLX's arrays where they are not known yet: inputs, then outputs.
 
-    `boxes` are those of the first inputs, which the kernel brings in boxes.
+    `boxes` are those of the first inputs, which the kernel brings in boxes; `nbytes` is what it reads and writes.
     """
 
     kernel: Kernel
@@ -68,6 +69,7 @@ class Launch:
     threads: int
     room_bytes: int = 0
     boxes: tuple[Box, ...] = ()
+    nbytes: int = 0
 
     def put_out(self, address: int) -> Launch:
         """The same with its last result at `address`."""
@@ -88,6 +90,7 @@ class Product:
     weight_kind: str
     shares: int
     arrays: tuple[Any, ...]
+    nbytes: int = 0
 
 
 class Recorder:
@@ -135,7 +138,8 @@ class Recorder:
             (kind for _, kind in outputs),
         )
         arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
-        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes, tuple(boxes)))
+        nbytes = count_bytes(kernel.inputs, inputs) + sum(buffer.nbytes for buffer in made)
+        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes, tuple(boxes), nbytes))
         return made
 
     def multiply(self, x: Buffer, weight: Any, shares: int = 0, wide: Any = None) -> Buffer:
@@ -145,5 +149,15 @@ class Recorder:
         (tokens, inputs), outputs = x.shape, weight.shape[0]
         out = self.make((shares, tokens, outputs), wide) if shares else self.make((tokens, outputs), x.dtype)
         kinds, arrays = (name_type(x.dtype), name_type(weight.dtype)), (x.address, weight, out.address)
-        self.launches.append(Product(tokens, outputs, inputs, *kinds, shares, arrays))
+        nbytes = x.nbytes + math.prod(weight.shape) * weight.dtype.size + out.nbytes
+        self.launches.append(Product(tokens, outputs, inputs, *kinds, shares, arrays, nbytes))
         return out
+
+
+def count_bytes(names: Sequence[str], arrays: Sequence[Any]) -> int:
+    """Bytes of a launch's inputs, without those of which it reads but a part."""
+    return sum(
+        math.prod(array.shape) * array.dtype.size
+        for name, array in zip(names, arrays, strict=True)
+        if name not in SHARED_ARRAYS
+    )

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from mlxr.kernels.gpu.draw import split_drawn
 from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.ledger import Dispatch
 from mlxr.kernels.ragged import RaggedBatch
 
 Numbers = npt.NDArray[np.float32]
@@ -31,10 +30,6 @@ class Results(Protocol):
 
 class Step(Protocol):
     """A step of one class of batches."""
-
-    @property
-    def dispatches(self) -> list[Dispatch]:
-        """What the ledger counts when it runs."""
 
     @property
     def runs_ahead(self) -> bool:

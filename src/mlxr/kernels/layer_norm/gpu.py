@@ -20,7 +20,11 @@ def layer_norm(
     shift = None if bias is None else gpu.hold(bias)
     if gpu.launcher is None:
         summed = scales.add(x, settle(residual))
-        return gpu.mx.fast.layer_norm(summed, gain, shift, eps), summed
+        variant = "f32" if residual is None else "f32+residual"
+        normed = gpu.watch.run_mlx(
+            "layer_norm", variant, lambda: gpu.mx.fast.layer_norm(summed, gain, shift, eps), summed
+        )
+        return normed, summed
     if isinstance(residual, Deferred) and residual.is_open and not scales.change:
         x, residual = add_product(ctx, residual.parts, x)
     return launch_norm(ctx, x, gain, shift, eps, settle(residual), scales, is_centred=True)

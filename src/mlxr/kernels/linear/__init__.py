@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlxr.kernels.checks import check_floats, check_size, refuse
-from mlxr.kernels.choice import Choice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
@@ -65,6 +65,7 @@ def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:
         refuse("linear", "weight", f"prepared for {weight.implementation}", name)
     if not x.shape[0] and ctx.gpu is None:
         return np.empty((0, weight.out_features), np.float32)
-    ctx.ledger.count("linear", name, weight.variant)
+    if name == REFERENCE:
+        ctx.ledger.count("linear", name, weight.variant)
     result: FloatArray = implementation.linear(ctx, x, weight)
     return result

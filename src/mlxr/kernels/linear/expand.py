@@ -14,8 +14,9 @@ from typing import Any
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Upload
-from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.gpu.kernel import Kernel, name_type
+from mlxr.kernels.gpu.watch import SHORT_NAMES
+from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
 from mlxr.kernels.tensor import TensorSource
 
 SCRATCH_BYTES = 256 * 2**20
@@ -29,6 +30,7 @@ FILL = Kernel(
     ("weights", "x", "after", "scratch", "sizes"),
     ("operand",),
     (*BLOCK_HEADERS, "expand.h"),
+    type_names=TYPE_NAMES,
 )
 EXPAND = Kernel(
     "linear_expand",
@@ -37,6 +39,7 @@ EXPAND = Kernel(
     ("weights", "ids", "sizes"),
     ("out",),
     (*BLOCK_HEADERS, "expand.h"),
+    type_names=TYPE_NAMES,
 )
 
 
@@ -67,9 +70,19 @@ def multiply_expanded(gpu: Any, x: Any, number: int, rows: int, planes: Any) -> 
             types={"Y": kind},
         )
         matrix = scratch[: count * columns].reshape(count, columns)
-        outputs.append(operand @ matrix.T)
+        outputs.append(_multiply(gpu, operand, matrix))
         gpu.last_expanded = outputs[-1]
     return outputs
+
+
+def _multiply(gpu: Any, operand: Any, matrix: Any) -> Any:
+    return gpu.watch.run_mlx("linear", name_product(matrix), lambda: operand @ matrix.T, operand, matrix)
+
+
+def name_product(matrix: Any) -> str:
+    """What the ledger calls MLX's product with a matrix."""
+    kind = name_type(matrix.dtype)
+    return f"matmul {SHORT_NAMES.get(kind, kind)}"
 
 
 def pick_blocks(ctx: Context, upload: Upload, table: TensorSource, ids: Any, kind: Any) -> Any:

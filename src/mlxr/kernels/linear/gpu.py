@@ -20,7 +20,7 @@ from typing import Any
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.recording import Buffer
-from mlxr.kernels.linear.expand import EXPAND, FILL, multiply_expanded
+from mlxr.kernels.linear.expand import EXPAND, FILL, multiply_expanded, name_product
 from mlxr.kernels.linear.extras import GATES, Extras
 from mlxr.kernels.linear.floats import FLOAT_STREAM, FloatsPlan, multiply_floats, plan_floats
 from mlxr.kernels.linear.panels import PANELS, PanelPlan, multiply_panels, plan_panels
@@ -213,9 +213,10 @@ def _has_kernel(part: Part, tokens: int, float_rows: int = MAX_OTHER_ROWS) -> bo
 def _multiply_library(ctx: Context, x: Any, matrix: Any) -> Any:
     if isinstance(x, Buffer):
         return ctx.gpu.launcher.multiply(_narrow(ctx, x, matrix), matrix)
-    if ctx.gpu.narrow:
-        return x.astype(matrix.dtype) @ matrix.T
-    return x.astype(ctx.gpu.mx.float32) @ matrix.T.astype(ctx.gpu.mx.float32)
+    kind = matrix.dtype if ctx.gpu.narrow else ctx.gpu.mx.float32
+    return ctx.gpu.watch.run_mlx(
+        "linear", name_product(matrix), lambda: x.astype(kind) @ matrix.T.astype(kind), x, matrix
+    )
 
 
 def _narrow(ctx: Context, x: Buffer, matrix: Any) -> Buffer:

@@ -57,6 +57,7 @@ LAYOUTS = {
     "affine8_32": Layout(832, 32, 40, ((8, 32), (0, 8))),
     "affine8_64": Layout(864, 64, 72, ((8, 64), (0, 8))),
 }
+TYPE_NAMES = {0: "f32"} | {layout.number: name for name, layout in LAYOUTS.items()}
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 
 

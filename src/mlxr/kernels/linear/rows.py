@@ -11,6 +11,7 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.extras import Extras
+from mlxr.kernels.linear.parts import TYPE_NAMES
 
 ROWS = Kernel(
     "linear_rows",
@@ -19,6 +20,7 @@ ROWS = Kernel(
     ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
     (*BLOCK_HEADERS, "rows.h", "gate.h"),
+    type_names=TYPE_NAMES,
 )
 SIMD_GROUPS = 8  # each brings one of the eight quads of every run into their shared memory
 MANY_OUTPUTS = 4096

@@ -13,6 +13,7 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.extras import Extras
+from mlxr.kernels.linear.parts import TYPE_NAMES
 
 STREAM = Kernel(
     "linear_stream",
@@ -21,6 +22,7 @@ STREAM = Kernel(
     ("x", "a", "b", "bias", "norm", "residual", "numbers"),
     ("out",),
     (*BLOCK_HEADERS, "stream.h", "gate.h"),
+    type_names=TYPE_NAMES,
 )
 STAGE_WORDS = {12: 1280, 14: 1232}  # of a unit, by ggml's number of the type: q4_k and q6_k
 BLOCK_BYTES = {12: 144, 14: 210}

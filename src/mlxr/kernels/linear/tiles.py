@@ -14,6 +14,7 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.extras import Extras
+from mlxr.kernels.linear.parts import TYPE_NAMES
 
 SIMD_GROUPS = 8
 MAX_STAGED = 16384  # columns; 37 KiB of shared memory
@@ -29,6 +30,7 @@ TILES = Kernel(
     ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
     (*BLOCK_HEADERS, "tiles.h", "gate.h"),
+    type_names=TYPE_NAMES,
 )
 
 

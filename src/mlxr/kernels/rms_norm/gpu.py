@@ -34,7 +34,8 @@ def rms_norm(
     gpu, gain, x = ctx.gpu, None if weight is None else ctx.gpu.hold(weight), settle(x)
     if gpu.launcher is None:
         summed = scales.add(x, settle(residual))
-        return gpu.mx.fast.rms_norm(summed, gain, eps), summed
+        variant = "f32" if residual is None else "f32+residual"
+        return gpu.watch.run_mlx("rms_norm", variant, lambda: gpu.mx.fast.rms_norm(summed, gain, eps), summed), summed
     if isinstance(residual, Deferred) and residual.is_open and not scales.change:
         x, residual = add_product(ctx, residual.parts, x)
     if residual is None and gain is not None and x.shape[0] <= MAX_ROWS:

@@ -6,7 +6,7 @@ A table may say besides by what queries are multiplied at each position, and one
 from __future__ import annotations
 
 from mlxr.kernels.checks import check_heads, check_ints, check_size, refuse
-from mlxr.kernels.choice import Choice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.rope.scaling import (
     SCALING_KINDS,
@@ -52,5 +52,6 @@ def rope(ctx: Context, x: FloatArray, positions: IntArray, table: RopeTable, *, 
     if not table.rot_dim and factors is None:
         return
     name, implementation = CHOICE.pick(ctx.device)
-    ctx.ledger.count("rope", name, "interleaved" if table.interleaved else "halves")
+    if name == REFERENCE:
+        ctx.ledger.count("rope", name, "interleaved" if table.interleaved else "halves")
     implementation.rope(ctx, x, positions, table, factors)

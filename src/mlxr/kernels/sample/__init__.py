@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlxr.kernels.checks import check_floats, check_ints, check_mask, check_size, refuse
-from mlxr.kernels.choice import Choice
+from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.sample.row import NO_IDS, NO_TOKEN, SampleResult, SampleRow, takes_likeliest
 from mlxr.kernels.tensor import FloatArray, IntArray
@@ -40,8 +40,9 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[
     name, implementation = CHOICE.pick(ctx.device)
     if name == "gpu" and not implementation.takes_rows(ctx, rows):
         logits = implementation.fetch_logits(ctx, logits)
-        name, implementation = CHOICE.pick("reference" if ctx.native is None else "cpu")
-    ctx.ledger.count("sample", name, "greedy" if all(row.params.temperature == 0 for row in rows) else "random")
+        name, implementation = CHOICE.pick(REFERENCE if ctx.native is None else "cpu")
+    if name == REFERENCE:
+        ctx.ledger.count("sample", name, "greedy" if all(row.params.temperature == 0 for row in rows) else "random")
     results: list[SampleResult] = implementation.sample(ctx, logits, rows)
     return results
 

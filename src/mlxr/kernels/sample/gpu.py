@@ -36,13 +36,17 @@ def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleR
         drawn = launch_draw(gpu.mx, gpu.launcher, logits, None if numbers is None else gpu.mx.array(numbers))
         ids, logprobs = split_drawn(np.array(drawn), len(rows))
     else:
-        wide = logits.astype(gpu.mx.float32)
-        ids, logprobs = gpu.mx.argmax(wide, axis=1), gpu.mx.max(wide, axis=1) - gpu.mx.logsumexp(wide, axis=1)
+        ids, logprobs = gpu.watch.run_mlx("sample", "greedy", lambda: _take_largest(gpu.mx, logits), logits)
         gpu.mx.eval(ids, logprobs)
     broken = np.flatnonzero(~np.isfinite(np.asarray(logprobs)))
     if broken.size:
         refuse("sample", f"logits of row {broken[0]}", "not all numbers, or none of them finite", "numbers")
     return [SampleResult(i, p, []) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+
+
+def _take_largest(mx: Any, logits: Any) -> tuple[Any, Any]:
+    wide = logits.astype(mx.float32)
+    return mx.argmax(wide, axis=1), mx.max(wide, axis=1) - mx.logsumexp(wide, axis=1)
 
 
 def takes_rows(ctx: Context, rows: Sequence[SampleRow]) -> bool:

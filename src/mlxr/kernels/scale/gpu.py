@@ -19,8 +19,8 @@ def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
     gpu, x = ctx.gpu, settle(x)
     (rows, columns), kind = x.shape, x.dtype
     if gpu.launcher is None:
-        scaled = x * factor if softcap is None else softcap * gpu.mx.tanh(x * (factor / softcap))
-        return scaled.astype(kind)
+        variant = "f32" if softcap is None else "f32+softcap"
+        return gpu.watch.run_mlx("scale", variant, lambda: _compose(gpu.mx, x, factor, softcap), x)
     width = 8 if columns % 8 == 0 else 1
     (out,) = gpu.launcher.launch(
         SCALE,
@@ -36,3 +36,8 @@ def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
         types={"Y": kind},
     )
     return out
+
+
+def _compose(mx: Any, x: Any, factor: float, softcap: float | None) -> Any:
+    scaled = x * factor if softcap is None else softcap * mx.tanh(x * (factor / softcap))
+    return scaled.astype(x.dtype)

@@ -14,7 +14,7 @@ from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
-from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim, pool_type
+from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim
 
 __all__ = ["PROJECTED", "HeadNorms", "Projected", "split_heads"]
 
@@ -80,8 +80,6 @@ def split_heads(
         norms.check(heads, kv_heads, head_dim)
     if table.rot_dim > head_dim:
         refuse("split_heads", "rot_dim of table", table.rot_dim, f"at most the head_dim {head_dim}")
-    name, implementation = CHOICE.pick(ctx.device)
-    if name == "gpu":  # elsewhere the parts count themselves
-        ctx.ledger.count("split_heads", name, pool_type(k_pool))
+    _, implementation = CHOICE.pick(ctx.device)
     queries: FloatArray = implementation.split_heads(ctx, qkv, heads, batch, table, k_pool, v_pool, norms, projected)
     return queries

@@ -55,7 +55,12 @@ def split_heads(
     placed, qkv = gpu.place(batch), settle(qkv)
     _check_values(batch, table, (pages + 1) * page_size)
     if gpu.launcher is None:
-        return compose(ctx, qkv, heads, placed, table, k_pool, v_pool, norms, projected)
+        return gpu.watch.run_mlx(
+            "split_heads",
+            k_pool.kind,
+            lambda: compose(ctx, qkv, heads, placed, table, k_pool, v_pool, norms, projected),
+            qkv,
+        )
     numbers = gpu.launcher.numbers
     none = numbers(0.0)
     pairs, lanes = choose_lanes(head_dim, table.rot_dim)
