@@ -14,6 +14,7 @@ from mlxr.formats import by_name
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.device import Gpu
 from mlxr.kernels.gpu.steps import Steps
+from mlxr.kernels.ledger import Ledger
 from mlxr.models import Decoder
 from synthetic import Pools, Shape
 
@@ -45,8 +46,8 @@ class RandomTensor:
 class RandomGpu(Gpu):
     """A GPU on which uploads of random tensors are drawn from a small pool of valid blocks."""
 
-    def __init__(self, device: str) -> None:
-        super().__init__(device)
+    def __init__(self, device: str, ledger: Ledger) -> None:
+        super().__init__(device, ledger)
         self._pools = Pools(0)
         self._placed_pools: dict[tuple[str, int, float], Any] = {}
 
@@ -74,7 +75,7 @@ class Ours:
 
     def __init__(self, device: str, shape: Shape, recipe: str) -> None:
         self.shape, self.ctx = shape, Context(device)  # type: ignore[arg-type]
-        self.ctx.gpu = RandomGpu(device)
+        self.ctx.gpu = RandomGpu(device, self.ctx.ledger)
         self._mx = self.ctx.gpu.mx
         tensors = {
             name: RandomTensor(name, "f32" if len(rows) == 1 else kind, rows, gain)

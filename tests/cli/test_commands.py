@@ -437,6 +437,21 @@ def test_perplexity(gguf: Path, tmp_path: Path, mlxr: Run, refused: Run) -> None
     assert "cannot be read" in refused("perplexity", gguf, tmp_path)
 
 
+def test_perplexity_writes_the_loss_of_each_token(gguf: Path, tmp_path: Path, mlxr: Run, refused: Run) -> None:
+    text, losses = tmp_path / "text.txt", tmp_path / "losses.jsonl"
+    text.write_text("the quick brown fox é " * 10)
+    report = json.loads(mlxr("perplexity", gguf, text, "--context", 32, "--json", "--per-token", losses))
+    rows = [json.loads(line) for line in losses.read_text().splitlines()]
+    with LLM(gguf) as llm:
+        token_ids = llm.tokenize(text.read_text())[1:]  # without BOS
+    assert [row["position"] for row in rows] == list(range(len(token_ids)))
+    assert [row["token"] for row in rows] == token_ids
+    assert math.exp(sum(row["loss"] for row in rows) / len(rows)) == pytest.approx(report["perplexity"])
+    assert "".join(row["text"] for row in rows if "\ufffd" not in row["text"]).startswith(" the quick")
+    assert len({row["loss"] for row in rows}) > len(rows) / 2
+    assert "cannot be written" in refused("perplexity", gguf, text, "--per-token", tmp_path)
+
+
 @pytest.mark.parametrize("batch", [1, 5])
 def test_bench(batch: int, gguf: Path, mlxr: Run) -> None:
     sizes = ["--prompt-tokens", 40, "--generate-tokens", 6, "--batch", batch, "--repeat", 2, "--max-batch-tokens", 32]

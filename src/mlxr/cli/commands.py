@@ -41,6 +41,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("convert", "mlxr.cli.convert", "Write a model as a GGUF file of a given type."),
     CommandRow("perplexity", "mlxr.cli.perplexity", "Measure how well a model predicts a text."),
     CommandRow("bench", "mlxr.cli.bench", "Measure prefill and decode speed."),
+    CommandRow("profile", "mlxr.cli.profile", "Show where the time of a model's steps goes, kernel by kernel."),
     CommandRow("validate", "mlxr.cli.validate", "Prove which kernels run and that their results are right."),
     CommandRow("kernels", "mlxr.cli.kernels", "Print the source of the GPU kernels."),
     CommandRow("settings", "mlxr.cli.settings", "Show every setting and where its value came from."),

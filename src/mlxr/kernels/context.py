@@ -18,6 +18,7 @@ from mlxr.kernels.ledger import Ledger
 if TYPE_CHECKING:
     from mlxr.kernels.gpu.emulator import Emulator
     from mlxr.kernels.probe import Probe
+    from mlxr.kernels.profile import Profiler
     from mlxr.kernels.ragged import RaggedBatch
 
 Device = Literal["cpu", "reference", "metal", "cuda", "mlx-cpu", "emulated"]
@@ -136,6 +137,12 @@ class Context:
         from mlxr.kernels.probe import Probe
 
         return Probe(self)
+
+    def make_profiler(self) -> Profiler:
+        """What times every kernel of this context. Raises DeviceError on the reference device."""
+        from mlxr.kernels.profile import Profiler
+
+        return Profiler(self)
 
     def __repr__(self) -> str:
         return f"Context(device={self.device!r}, threads={self.threads}, isa={self.isa!r})"

@@ -15,6 +15,15 @@ MAX_MEAN_NATS = 700.0  # e to this is nearly the largest float; a guess of equal
 
 
 @dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A scored token: its position among the tokens of the text, and its negative log-probability in nats."""
+
+    position: int
+    token_id: int
+    nats: float
+
+
+@dataclass(frozen=True, slots=True)
 class TextScore:
     """The sum over all scored tokens: how many, their bytes of text, and their negative log-probability in nats."""
 
@@ -39,12 +48,14 @@ def score_text(
     text: str,
     context_tokens: int,
     progress: Callable[[int, int], None] | None = None,
+    note: Callable[[TokenScore], None] | None = None,
 ) -> TextScore:
     """Score `text` in windows of `context_tokens` tokens, each on its own.
 
     A window starts with BOS where the vocabulary wants it; every token but a window's first is scored. The text's
-    end is scored too, in a shorter window. Raises InvalidRequest when there is nothing to score or the window is too
-    large for the engine, ModelError when the model's log-probabilities are no numbers.
+    end is scored too, in a shorter window. `note` is told every token that is scored. Raises InvalidRequest when there
+    is nothing to score or the window is too large for the engine, ModelError when the model's log-probabilities are no
+    numbers.
     """
     if not MIN_WINDOW_TOKENS <= context_tokens <= engine.context_tokens:
         raise InvalidRequest(
@@ -58,8 +69,12 @@ def score_text(
     tokens = text_bytes = 0
     nats = 0.0
     for index, window in enumerate(windows):
-        scored = window[1:]
-        nats -= float(engine.score(window).sum())
+        scored, logprobs = window[1:], engine.score(window)
+        nats -= float(logprobs.sum())
+        if note is not None:
+            start = index * (context_tokens - len(bos)) + 1 - len(bos)
+            for offset, (token_id, logprob) in enumerate(zip(scored, logprobs.tolist(), strict=True)):
+                note(TokenScore(start + offset, token_id, -logprob))
         tokens += len(scored)
         text_bytes += sum(len(tokenizer.token_bytes(token_id)) for token_id in scored)
         if progress is not None:

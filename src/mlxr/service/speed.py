@@ -6,7 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 
 from mlxr.core.errors import InvalidRequest, MlxrError
@@ -18,6 +18,7 @@ from mlxr.service.opening import build_engine
 
 WARM_UP_TOKENS = 16
 Progress = Callable[[int, int], None]
+Watch = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,10 @@ def measure_speed(
     """
     if repeat < 1:
         raise InvalidRequest("repeat", f"must be at least 1, got {repeat}")
-    lead_tokens = _bound_lead(load, settings)
+    lead_tokens = bound_lead(load, settings)
     prefill, decode = [], []
     with closing(build_engine(loaded, settings)) as engine:
-        bench = _Bench(engine, list_plain_tokens(loaded), random.Random(0))
+        bench = LoadRunner(engine, list_plain_tokens(loaded), random.Random(0))
         bench.run(Load(min(load.prompt_tokens, WARM_UP_TOKENS), 1, 1), 0)
         for index in range(repeat):
             prefill_s, decode_s = bench.run(load, lead_tokens)
@@ -87,7 +88,7 @@ def list_plain_tokens(loaded: LoadedModel) -> list[int]:
     return [token_id for token_id in range(count) if not tokenizer.is_special(token_id)]
 
 
-def _bound_lead(load: Load, settings: Settings) -> int:
+def bound_lead(load: Load, settings: Settings) -> int:
     """The most tokens that the first request can be ahead of the last: no more than the steps of all prefills."""
     if load.batch == 1:
         return 0
@@ -95,11 +96,13 @@ def _bound_lead(load: Load, settings: Settings) -> int:
     return -(-load.batch * load.prompt_tokens // free_tokens) + -(-load.prompt_tokens // settings.prefill_chunk_tokens)
 
 
-class _Bench:
-    """Runs loads on one engine."""
+class LoadRunner:
+    """Runs loads on one engine; `watch` is entered for the phases "prefill" and "decode", and for each "step"."""
 
-    def __init__(self, engine: Engine, token_ids: Sequence[int], draw: random.Random) -> None:
-        self._engine = engine
+    def __init__(
+        self, engine: Engine, token_ids: Sequence[int], draw: random.Random, watch: Watch = lambda _: nullcontext()
+    ) -> None:
+        self._engine, self._watch = engine, watch
         self._token_ids = token_ids
         self._draw = draw
 
@@ -122,17 +125,21 @@ class _Bench:
                 self._engine.cancel(sequence_id)
 
     def _time(self, load: Load, not_started: set[int]) -> tuple[float, float]:
-        start_s = time.perf_counter()
-        while not_started:
-            not_started.difference_update(self._step(load, not_started))
-        prefilled_s = time.perf_counter()
-        for _ in range(load.generate_tokens):
-            self._step(load, ())
-        return prefilled_s - start_s, time.perf_counter() - prefilled_s
+        with self._watch("prefill"):
+            start_s = time.perf_counter()
+            while not_started:
+                not_started.difference_update(self._step(load, not_started))
+            prefill_s = time.perf_counter() - start_s
+        with self._watch("decode"):
+            start_s = time.perf_counter()
+            for _ in range(load.generate_tokens):
+                self._step(load, ())
+            return prefill_s, time.perf_counter() - start_s
 
     def _step(self, load: Load, waiting: Collection[int]) -> list[int]:
         """One step; the requests that grew. Those not in `waiting` must all be among them, for a fair measurement."""
-        events = self._engine.step()
+        with self._watch("step"):
+            events = self._engine.step()
         failed = next((event.error for event in events if event.error), None)
         if failed is not None:
             raise MlxrError(failed)

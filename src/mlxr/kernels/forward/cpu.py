@@ -16,7 +16,7 @@ from mlxr.kernels.tensor import FloatArray
 
 
 def forward(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
-    """One call."""
+    """Run the whole model in one call."""
     batch, norm = step.batch, model.norm
     if len(batch.output_rows) != batch.tokens or not model.layers.layers:
         return reference.forward(ctx, model, step)

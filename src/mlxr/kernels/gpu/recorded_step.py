@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +51,6 @@ class RecordedStep:
     packed: Buffer
     logits: Buffer
     counts: dict[str, Counter[Part]]
-    single: dict[str, dict[int, Any]] = field(default_factory=dict)  # launches by themselves, for profiles
 
     @property
     def runs_ahead(self) -> bool:
@@ -83,11 +82,20 @@ class RecordedStep:
         for counted, calls in self.counts[part].items():
             watch.ledger.count(*counted, calls)
         if watch.watched is not None:
-            watch.run_recorded(machine, self.launches[part], self.single.setdefault(part, {}))
+            watch.run_recorded(machine, self.launches[part], self._prepare_singly(part))
             return
         if part not in self.ready:
             self.ready[part] = machine.prepare(self.launches[part])
         machine.start(self.ready[part])
+
+    def _prepare_singly(self, part: str) -> list[Any]:
+        """Each launch of a part by itself, for profiles."""
+        launches, ready = self.launches[part], self.ready
+        names = [f"{part} {number}" for number in range(len(launches))]
+        for name, launch in zip(names, launches, strict=True):
+            if name not in ready:
+                ready[name] = self.machine.prepare([launch])
+        return [ready[name] for name in names]
 
 
 class Logits(Buffer):

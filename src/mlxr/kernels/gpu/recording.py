@@ -17,7 +17,8 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Box, Kernel, Variant, name_type
 
 ALIGNMENT_BYTES = 256
-SHARED_ARRAYS = ("k_pool", "v_pool", "pool", "table", "scratch")  # of which a launch reads or writes a part
+# of which a launch reads or writes a part
+SHARED_ARRAYS = ("k_pool", "v_pool", "pool", "table", "scratch", "cosines", "sines", "temperatures")
 
 
 class Buffer:

@@ -79,15 +79,13 @@ class Watch:
             return compute()
         return self._time(part, compute, inputs, sum(array.nbytes for array in inputs), None, 0)
 
-    def run_recorded(self, machine: Machine, launches: Sequence[Launch | Product], ready: dict[int, Any]) -> None:
-        """Run recorded launches one by one, waiting for each; `ready` keeps them prepared."""
+    def run_recorded(self, machine: Machine, launches: Sequence[Launch | Product], prepared: Sequence[Any]) -> None:
+        """Run recorded launches one by one, waiting for each; they were prepared by themselves."""
         assert self.watched is not None
-        for number, launch in enumerate(launches):
-            if number not in ready:
-                ready[number] = machine.prepare([launch])
+        for launch, single in zip(launches, prepared, strict=True):
             machine.synchronize()
             start_ns = time.perf_counter_ns()
-            machine.start(ready[number])
+            machine.start(single)
             machine.synchronize()
             end_ns = time.perf_counter_ns()
             part = name_recorded(launch)

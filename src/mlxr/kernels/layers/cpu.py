@@ -77,7 +77,7 @@ def _append(native: Any, operator: Operator) -> None:
 def run_layers(
     ctx: Context, stream: FloatArray, layers: Layers, step: StepInput
 ) -> tuple[FloatArray, FloatArray | None]:
-    """One call, in place."""
+    """Run all layers in one call, in place."""
     if not layers.layers:
         return stream, None
     delta = empty(ctx, *stream.shape)

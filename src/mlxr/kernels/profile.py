@@ -1,0 +1,91 @@
+"""How long each kernel takes, and what it has to do meanwhile: asked of native code and of the GPU for as long as a
+profile runs. Otherwise nobody looks at a clock.
+
+A GPU waits for every launch while it is profiled; on a CPU calls run as always.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from mlxr.core.errors import DeviceError
+from mlxr.core.profile import KernelTime, Moment, Profile
+
+if TYPE_CHECKING:
+    from mlxr.kernels.context import Context
+    from mlxr.kernels.ledger import NativeRow
+
+MAX_MOMENTS = 1 << 20  # calls that are kept one by one; a step of a large model makes some hundreds
+
+
+class Profiler:
+    """Profiles of one context, one at a time. Raises DeviceError on the reference device, which has no kernels."""
+
+    def __init__(self, ctx: Context) -> None:
+        if ctx.native is None and ctx.gpu is None:
+            raise DeviceError(f"device {ctx.device!r} has no kernels to profile; use device 'cpu' or a GPU")
+        self._native, self._gpu = ctx.native, ctx.gpu
+        self._before: dict[int, NativeRow] = {}
+        self._offset_ns = 0  # of the native clock
+
+    def start(self) -> None:
+        """Time calls from here on."""
+        if self._gpu is not None:
+            self._gpu.watch.watched = []
+        if self._native is not None:
+            self._before = {row[0]: row for row in self._native.list_ran()}
+            self._offset_ns = time.perf_counter_ns() - self._native.now_ns()
+            self._native.start_profile(MAX_MOMENTS)
+
+    def stop(self) -> Profile:
+        """Stop timing and return what ran."""
+        kernels: list[KernelTime] = []
+        moments: list[Moment] = []
+        if self._native is not None:
+            events = self._native.stop_profile()
+            rows = {row[0]: row for row in self._native.list_ran()}
+            kernels += _list_changes(self._before, rows.values())
+            offset_ns = self._offset_ns
+            moments += [
+                Moment(rows[index][1], rows[index][2], start_ns + offset_ns, end_ns + offset_ns)
+                for index, start_ns, end_ns in events
+            ]
+        if self._gpu is not None:
+            watched, self._gpu.watch.watched = self._gpu.watch.watched or [], None
+            kernels += _sum_launches(watched)
+            moments += [Moment(one.part[0], one.part[2], one.start_ns, one.end_ns) for one in watched[:MAX_MOMENTS]]
+        kernels.sort(key=lambda row: -row.seconds)
+        return Profile(kernels, sorted(moments, key=lambda moment: moment.end_ns)[:MAX_MOMENTS])
+
+
+def _list_changes(before: dict[int, NativeRow], rows: Iterable[NativeRow]) -> list[KernelTime]:
+    """What native code has done since `before`."""
+    changes = []
+    for index, operator, variant, *numbers in rows:
+        old = before[index][3:] if index in before else (0, 0, 0, 0)
+        calls, nanoseconds, nbytes, macs = (new - known for new, known in zip(numbers, old, strict=True))
+        if calls:
+            changes.append(KernelTime(operator, "cpu", variant, calls, nanoseconds / 1e9, nbytes, macs))
+    return changes
+
+
+def _sum_launches(watched: Iterable[Any]) -> list[KernelTime]:
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for one in watched:
+        groups.setdefault((one.part, one.grid, one.threads), []).append(one)
+    return [
+        KernelTime(
+            operator=part[0],
+            implementation=part[1],
+            variant=part[2],
+            calls=len(alike),
+            seconds=sum(one.end_ns - one.start_ns for one in alike) / 1e9,
+            nbytes=sum(one.nbytes for one in alike),
+            macs=sum(one.macs for one in alike),
+            grid=grid,
+            threads=threads,
+        )
+        for (part, grid, threads), alike in groups.items()
+    ]
