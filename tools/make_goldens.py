@@ -31,6 +31,11 @@ _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
 }
 
 
@@ -164,6 +169,54 @@ CASES: dict[str, dict[str, Any]] = {
         sliding_window_pattern=2,
         query_pre_attn_scalar=20,
         rms_norm_eps=1e-6,
+    ),
+    "olmo2": make_config("olmo2", 6, 2, None, hidden_size=192, rope_theta=50000.0),
+    "olmo3": make_config(
+        "olmo3",
+        4,
+        2,
+        None,
+        hidden_size=192,
+        num_hidden_layers=5,
+        sliding_window=7,
+        rope_theta=None,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 20000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+        },
+    ),
+    "granite": make_config(
+        "granite",
+        4,
+        2,
+        None,
+        hidden_size=256,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.05,
+        logits_scaling=2.5,
+        tie_word_embeddings=True,
+    ),
+    "smollm3": make_config(
+        "smollm3", 4, 2, None, hidden_size=256, num_hidden_layers=5, tie_word_embeddings=True, pad_token_id=0
+    ),
+    "cohere2": make_config(
+        "cohere2",
+        4,
+        2,
+        64,
+        num_hidden_layers=5,
+        rms_norm_eps=None,
+        layer_norm_eps=1e-5,
+        logit_scale=0.25,
+        pad_token_id=0,
+        sliding_window=7,
+        tie_word_embeddings=True,
     ),
     "qwen3-128-tied": make_config("qwen3", 4, 1, 128, tie_word_embeddings=True, attention_bias=True),
 }

@@ -27,8 +27,9 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
-        shapes[f"{layer}input_layernorm.weight"] = (hidden,)
-        shapes[f"{layer}post_attention_layernorm.weight"] = (hidden,)
+        norms = {"olmo": ("post_attention", "post_feedforward"), "cohe": ("input",)}
+        for name in norms.get(kind[:4], ("input", "post_attention")):
+            shapes[f"{layer}{name}_layernorm.weight"] = (hidden,)
         for name, rows, columns, bias in (
             ("self_attn.q_proj", heads * head_dim, hidden, qkv_bias),
             ("self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias),
@@ -44,6 +45,9 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         if kind.startswith("gemma"):
             shapes[f"{layer}pre_feedforward_layernorm.weight"] = (hidden,)
             shapes[f"{layer}post_feedforward_layernorm.weight"] = (hidden,)
+        if kind.startswith("olmo"):
+            shapes[f"{layer}self_attn.q_norm.weight"] = (heads * head_dim,)
+            shapes[f"{layer}self_attn.k_norm.weight"] = (kv_heads * head_dim,)
         if kind in ("qwen3", "gemma3_text"):
             shapes[f"{layer}self_attn.q_norm.weight"] = (head_dim,)
             shapes[f"{layer}self_attn.k_norm.weight"] = (head_dim,)

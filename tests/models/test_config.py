@@ -16,7 +16,7 @@ from tiny_models import CASES, GOLDENS, NOT_IN_GGUF, read_golden
 from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeScaling, inverse_frequencies
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
-from mlxr.models.architectures import ARCHITECTURES
+from mlxr.models.architectures import ARCHITECTURES, by_name
 from mlxr.models.names import gguf_metadata, gguf_rope_factors
 from mlxr.models.weights import expected_tensors
 
@@ -83,9 +83,9 @@ def test_tinyllama_is_the_same_from_both() -> None:
 def test_hf_config_survives_gguf(case: str) -> None:
     config = config_from_hf(json.loads((GOLDENS / case / "config.json").read_text()))
     again = config_from_gguf(gguf_metadata(config), expected_tensors(config).keys())
-    changes: dict[str, Any] = {"rope_interleaved": config.architecture in ("llama", "mistral")}
-    if config.architecture == "mistral":  # GGUF knows no architecture of that name
-        changes["architecture"] = "llama"
+    changes: dict[str, Any] = {"rope_interleaved": by_name(config.architecture).gguf_interleaved}
+    others = {"mistral": "llama", "olmo3": "olmo2"}  # GGUF knows no architectures of these names
+    changes["architecture"] = others.get(config.architecture, config.architecture)
     if config.rope_scaling is not None and config.rope_scaling.kind == "ntk":
         changes |= {"rope_scaling": None, "rope_theta": again.rope_theta}
         np.testing.assert_allclose(
@@ -171,14 +171,14 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "supported are Gemma2ForCausalLM, Gemma3ForCausalLM, LlamaForCausalLM",
+            "supported are Cohere2ForCausalLM, Gemma2ForCausalLM",
         ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "not supported"),
         ({"architectures": []}, r"architectures is \[\], expected a list of one class"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', expected a list"),
         (
             {"architectures": None, "model_type": "gemma"},
-            "architecture 'gemma' is not supported; supported are gemma2",
+            "architecture 'gemma' is not supported; supported are cohere2, gemma2",
         ),
         ({"architectures": None, "model_type": None}, "architecture '' is not supported"),
         ({"model_type": "qwen2"}, "model_type is 'qwen2', expected llama"),
@@ -283,7 +283,10 @@ def test_gguf_yarn_multiplies_the_recommended_factor() -> None:
     [
         ({"general.architecture": None}, "general.architecture is missing"),
         ({"general.architecture": 3}, "general.architecture is 3, expected a string"),
-        ({"general.architecture": "gemma"}, "'gemma', which is not supported; supported are gemma2, gemma3, llama"),
+        (
+            {"general.architecture": "gemma"},
+            "'gemma', which is not supported; supported are cohere2, gemma2, gemma3, granite, llama",
+        ),
         ({"general.architecture": "qwen2"}, "qwen2.embedding_length is missing"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
         ({"llama.block_count": 0}, "llama.block_count is 0, expected a whole number from 1"),

@@ -15,6 +15,7 @@ from tiny_models import CASES, NOT_IN_GGUF, TinyRun, build_gguf, build_hf, make_
 from mlxr.formats import TensorToWrite, open_gguf, open_safetensors, write_gguf
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models.architectures import by_name
 from mlxr.models.names import rename_hf_tensors
 
 TOLERANCE = 1e-4
@@ -33,7 +34,7 @@ def test_gguf_layout_equals_golden(case: str) -> None:
     """Permuted rows and interleaved rotation, metadata written and read back: the same model."""
     config, seed, tokens, golden = read_golden(case)
     model = build_gguf(Context("reference"), config, seed)
-    assert model.config.rope_interleaved == config["model_type"].startswith(("llama", "mistral"))
+    assert model.config.rope_interleaved == by_name(config["model_type"]).gguf_interleaved
     assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
@@ -54,6 +55,20 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("llama-yarn-mscale", {"rope_scaling": None}),
         ("llama-bias-gelu", {"activation": "silu"}),
         ("mistral-window", {"sliding_window": None}),
+        ("olmo2", {"rope_theta": 10000.0}),
+        ("olmo3", {"rope_scaling": None}),
+        ("olmo3", {"window_layers": None}),
+        ("olmo3", {"sliding_window": 8}),
+        ("olmo3", {"window_rope_theta": None}),
+        ("granite", {"embedding_scale": 1.0}),
+        ("granite", {"residual_scale": 1.0}),
+        ("granite", {"attention_scale": None}),
+        ("granite", {"logit_scale": 1.0}),
+        ("smollm3", {"rope_layers": None}),
+        ("cohere2", {"rope_layers": None}),
+        ("cohere2", {"rope_interleaved": False}),
+        ("cohere2", {"window_layers": None}),
+        ("cohere2", {"logit_scale": 1.0}),
         ("gemma2", {"window_layers": None}),
         ("gemma2", {"window_layers": (False, True, False)}),
         ("gemma2", {"sliding_window": 12}),

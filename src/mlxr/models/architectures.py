@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
+from mlxr.kernels.layers.block import NormKind
 from mlxr.models import families
 from mlxr.models.specs import LayerSpec
 
@@ -27,10 +28,14 @@ class Architecture:
     head. `window_switch`: the sliding window counts only with `use_sliding_window`. `build` makes the layers.
 
     `activation` is the one that GGUF files of this family mean. Of every `full_every` layers the last has no window;
-    `window_rope_theta` is the base of the others' rotation. `scales_embeddings`: by the root of the hidden size.
+    `window_rope_theta` is the base of the others' rotation, and with `plain_windows` theirs is not stretched.
+    `scales_embeddings`: by the root of the hidden size.
     `softcaps`: files state caps of scores and logits. `norms_from_one`: Hugging Face stores norms less one. A model
-    of `by_width_layers` layers scales scores by hidden / heads instead of the head size. `layer_names` are names of
-    tensors in Hugging Face folders that mean something else than elsewhere.
+    of `by_width_layers` layers scales scores by hidden / heads instead of the head size. `multipliers`: files state
+    Granite's four; `logit_multiplier`: Cohere's. Of every `nope_every` layers the last rotates nothing, or with
+    `nope_in_full` those without a window. `hf_interleaved`: neighbouring pairs rotate in Hugging Face folders, too.
+    `tied_default`: what `tie_word_embeddings` is where it is not stated. `layer_names` are names of tensors in Hugging
+    Face folders that mean something else than elsewhere.
     """
 
     name: str
@@ -47,21 +52,43 @@ class Architecture:
     activation: Activation = "silu"
     full_every: int | None = None
     window_rope_theta: float | None = None
+    plain_windows: bool = False
     scales_embeddings: bool = False
     softcaps: bool = False
     norms_from_one: bool = False
     by_width_layers: int | None = None
+    multipliers: bool = False
+    logit_multiplier: bool = False
+    nope_every: int | None = None
+    nope_in_full: bool = False
+    norm_kind: NormKind = "rms"
+    hf_interleaved: bool = False
+    tied_default: bool = False
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
 
+
+EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}  # of GGUF
 
 _GEMMA: dict[str, Any] = {
     "build": families.build_gemma,
     "activation": "gelu_tanh",
     "scales_embeddings": True,
+    "tied_default": True,
     "norms_from_one": True,
     "layer_names": {
         "post_attention_layernorm": "post_attention_norm",
         "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+}
+
+_OLMO: dict[str, Any] = {
+    "build": families.build_olmo,
+    "bias_key": True,
+    "full_every": 4,
+    "plain_windows": True,
+    "layer_names": {
+        "post_attention_layernorm": "post_attention_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
     },
 }
@@ -94,6 +121,33 @@ ARCHITECTURES = (
         by_width_layers=62,
         **_GEMMA,
     ),
+    Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", **_OLMO),
+    Architecture("olmo3", "olmo2", "Olmo3ForCausalLM", windowed=True, **_OLMO),
+    Architecture("granite", "granite", "GraniteForCausalLM", gguf_interleaved=True, bias_key=True, multipliers=True),
+    Architecture(
+        "smollm3",
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        gguf_interleaved=True,
+        bias_key=True,
+        nope_every=4,
+        tied_default=True,
+    ),
+    Architecture(
+        "cohere2",
+        "cohere2",
+        "Cohere2ForCausalLM",
+        build=families.build_cohere,
+        gguf_interleaved=True,
+        hf_interleaved=True,
+        bias_key=True,
+        windowed=True,
+        full_every=4,
+        nope_in_full=True,
+        logit_multiplier=True,
+        norm_kind="layer",
+        tied_default=True,
+    ),
 )
 
 
@@ -112,6 +166,17 @@ def default_window_layers(row: Architecture, window: int | None, layers: int) ->
     if window is None or row.full_every is None:
         return None
     return tuple((index + 1) % row.full_every != 0 for index in range(layers))
+
+
+def default_rope_layers(
+    row: Architecture, window_layers: tuple[bool, ...] | None, layers: int
+) -> tuple[bool, ...] | None:
+    """Which layers rotate where a file does not say so; None if all do."""
+    if row.nope_in_full:
+        return window_layers
+    if row.nope_every is None:
+        return None
+    return tuple((index + 1) % row.nope_every != 0 for index in range(layers))
 
 
 def default_scale(row: Architecture, layers: int, hidden: int, heads: int) -> float | None:

@@ -32,7 +32,8 @@ class ModelConfig:
     `rope_interleaved` pairs neighbours (GGUF's order for llama), otherwise halves. `sliding_window` w: position p
     sees p - w + 1 to p, in the layers for which `window_layers` is true, or in all. These rotate with the base
     `window_rope_theta`, if there is one. Scores are multiplied by `attention_scale`, or 1 / sqrt(head_dim), and capped
-    by `attention_softcap`; embeddings and logits by their scales, and logits capped by `final_softcap`.
+    by `attention_softcap`; embeddings, what blocks add to the stream, and logits by their scales, and logits capped by
+    `final_softcap`. Where `rope_layers` is false a layer rotates nothing. `rms_eps` is that of all norms.
     `context_length` is the longest sequence the model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
     """
@@ -62,7 +63,9 @@ class ModelConfig:
     window_rope_theta: float | None = None
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    rope_layers: tuple[bool, ...] | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
     logit_scale: float = 1.0
     final_softcap: float | None = None
 
@@ -85,9 +88,10 @@ class ModelConfig:
                 raise ModelError(f"model has {name} {theta}, expected above 1 and at most 1e15")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ModelError(f"model has sliding_window {self.sliding_window}, expected at least 1")
-        if self.window_layers is not None and len(self.window_layers) != self.layers:
-            raise ModelError(f"model says of {len(self.window_layers)} of its {self.layers} layers which have windows")
-        for name in ("attention_scale", "attention_softcap", "final_softcap", "embedding_scale", "logit_scale"):
+        for flags, what in ((self.window_layers, "have windows"), (self.rope_layers, "rotate")):
+            if flags is not None and len(flags) != self.layers:
+                raise ModelError(f"model says of {len(flags)} of its {self.layers} layers which {what}")
+        for name in _SCALES:
             value = getattr(self, name)
             if value is not None and not 0 < value <= MAX_SCALE:
                 raise ModelError(f"model has {name} {value}, expected above 0 and at most {MAX_SCALE:g}")
@@ -108,6 +112,14 @@ class ModelConfig:
         )
 
 
+_SCALES = (
+    "attention_scale",
+    "attention_softcap",
+    "final_softcap",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+)
 _LIMITS = {
     "layers": MAX_LAYERS,
     "hidden": MAX_WIDTH,

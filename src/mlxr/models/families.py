@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlxr.models.specs import Attention, FeedForward, LayerSpec, Norms, Rope
+from mlxr.models.specs import Attention, FeedForward, HeadNormKind, LayerSpec, Norms, Rope
 
 if TYPE_CHECKING:
     from mlxr.models.config import ModelConfig
 
 
+NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # a table that turns nothing
+
+
 def build_llama(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    """Layers that are normed before each block: Llama, Mistral, Qwen2, Qwen3."""
+    """Layers that are normed before each block: Llama, Mistral, Qwen2, Qwen3, Granite, SmolLM3."""
     return _build_layers(config, Norms(config.rms_eps))
 
 
@@ -20,30 +24,46 @@ def build_gemma(config: ModelConfig) -> tuple[LayerSpec, ...]:
     return _build_layers(config, Norms(config.rms_eps, places="both"))
 
 
-def _build_layers(config: ModelConfig, norms: Norms) -> tuple[LayerSpec, ...]:
-    """Layers that differ in their windows, and with these in their rotation, only."""
+def build_olmo(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Layers of which each block's result is normed, and queries and keys as wide as they are: OLMo 2 and 3."""
+    return _build_layers(config, Norms(config.rms_eps, places="after"), head_norms="joint")
+
+
+def build_cohere(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Layers of two blocks side by side after one layer norm: Cohere 2."""
+    layers = _build_layers(config, Norms(config.rms_eps, kind="layer"))
+    return tuple(replace(layer, is_parallel=True) for layer in layers)
+
+
+def _build_layers(config: ModelConfig, norms: Norms, head_norms: HeadNormKind | None = None) -> tuple[LayerSpec, ...]:
+    """Layers that differ in their windows and rotations only."""
     feed_forward = FeedForward(config.ffn, config.activation, bias=config.ffn_bias)
     has_window = config.window_layers or (True,) * config.layers
-    return tuple(LayerSpec(_make_attention(config, windowed), feed_forward, norms) for windowed in has_window)
-
-
-def _make_attention(config: ModelConfig, windowed: bool) -> Attention:
-    return Attention(
-        config.heads,
-        config.kv_heads,
-        config.head_dim,
-        scale=config.attention_scale or float(config.head_dim**-0.5),
-        rope=_make_rope(config, windowed),
-        window=config.sliding_window if windowed else None,
-        softcap=config.attention_softcap,
-        head_norms="each" if config.qk_norm else None,
-        qkv_bias=config.qkv_bias,
-        output_bias=config.output_bias,
+    has_rope = config.rope_layers or (True,) * config.layers
+    return tuple(
+        LayerSpec(
+            Attention(
+                config.heads,
+                config.kv_heads,
+                config.head_dim,
+                scale=config.attention_scale or float(config.head_dim**-0.5),
+                rope=_make_rope(config, windowed) if rotates else NO_ROPE,
+                window=config.sliding_window if windowed else None,
+                softcap=config.attention_softcap,
+                head_norms="each" if config.qk_norm else head_norms,
+                qkv_bias=config.qkv_bias,
+                output_bias=config.output_bias,
+            ),
+            feed_forward,
+            norms,
+            residual_scale=config.residual_scale,
+        )
+        for windowed, rotates in zip(has_window, has_rope, strict=True)
     )
 
 
 def _make_rope(config: ModelConfig, windowed: bool) -> Rope:
-    """The rotation of a layer: that of windows is not stretched, as they see no longer context."""
+    """The rotation of a layer: that of windows may not be stretched, as they see no longer context."""
     if windowed and config.window_rope_theta is not None:
         return Rope(config.window_rope_theta, config.rope_dim, config.rope_interleaved, has_factors=False)
     return Rope(config.rope_theta, config.rope_dim, config.rope_interleaved, config.rope_scaling)

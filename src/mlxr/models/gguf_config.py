@@ -11,19 +11,29 @@ from collections.abc import Collection, Iterable, Mapping, Sized
 
 from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
 from mlxr.models import config as limits
-from mlxr.models.architectures import Architecture, by_gguf_name, default_scale, default_window_layers
+from mlxr.models.architectures import (
+    EPS_KEYS,
+    Architecture,
+    by_gguf_name,
+    default_rope_layers,
+    default_scale,
+    default_window_layers,
+)
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 
 _UNUSED = (0,)
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _WINDOW_THETA = ("rope.freq_base_swa",)
+_MULTIPLIERS = ("embedding_scale", "residual_scale", "attention.scale")
+_LOGIT_SCALE = ("logit_scale",)
 _PATTERN = ("attention.sliding_window_pattern",)
 _REFUSED = (
     # keys, harmless values, why
     (("expert_count", "expert_used_count"), _UNUSED, "mixture of experts is not supported"),
     (_SOFTCAPS, _UNUSED, "logit soft-capping is not supported"),
-    (("logit_scale", "embedding_scale", "residual_scale", "attention.scale"), (0, 1), "not supported"),
+    (_MULTIPLIERS, (0, 1), "not supported"),
+    (_LOGIT_SCALE, (0, 1), "not supported"),
     (("attention.clamp_kqv", "attention.max_alibi_bias"), _UNUSED, "not supported"),
     (("attention.causal",), (True,), "only causal attention is supported"),
     (("use_parallel_residual",), (False,), "parallel residual is not supported"),
@@ -41,7 +51,8 @@ def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[st
     """The configuration of a GGUF file. Raises ModelError naming the key that is missing, absurd or not supported."""
     row = by_gguf_name(Fields(metadata).text("general.architecture"))
     fields = Fields(metadata, f"{row.gguf_name}.")
-    read = [_SOFTCAPS] * row.softcaps + [_WINDOW_THETA, _PATTERN] * (row.full_every is not None)
+    read: list[tuple[str, ...]] = [_SOFTCAPS] * row.softcaps + [_WINDOW_THETA, _PATTERN] * (row.full_every is not None)
+    read += [_MULTIPLIERS] * row.multipliers + [_LOGIT_SCALE] * (row.multipliers or row.logit_multiplier)
     for names, harmless, why in _REFUSED:
         if names not in read:
             fields.refuse_unless(names, harmless, why)
@@ -57,6 +68,8 @@ def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[st
     context_length = fields.integer("context_length", 1, limits.MAX_CONTEXT)
     layers = fields.integer("block_count", 1, limits.MAX_LAYERS)
     window = fields.integer("attention.sliding_window", 0, limits.MAX_CONTEXT, default=0) or None
+    window_layers = _read_window_layers(fields, row, window, layers)
+    rope_theta = fields.number("rope.freq_base", 1.0001, 1e15, default=10000.0)
     return ModelConfig(
         architecture=row.name,
         layers=layers,
@@ -67,18 +80,22 @@ def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[st
         ffn=fields.integer("feed_forward_length", 1, limits.MAX_WIDTH),
         vocab_size=_read_vocab_size(metadata, fields),
         context_length=context_length,
-        rms_eps=fields.number("attention.layer_norm_rms_epsilon", 1e-30, 0.5),
-        rope_theta=fields.number("rope.freq_base", 1.0001, 1e15, default=10000.0),
+        rms_eps=fields.number(EPS_KEYS[row.norm_kind], 1e-30, 0.5),
+        rope_theta=rope_theta,
         rope_dim=rope_dim,
         rope_interleaved=row.gguf_interleaved,
         rope_scaling=_read_scaling(fields, context_length),
         sliding_window=window,
-        window_layers=_read_window_layers(fields, row, window, layers),
-        window_rope_theta=_read_window_theta(fields, row),
-        attention_scale=default_scale(row, layers, hidden, heads),
+        window_layers=window_layers,
+        window_rope_theta=_read_window_theta(fields, row, window, rope_theta),
+        rope_layers=default_rope_layers(row, window_layers, layers),
+        attention_scale=_read_scale(fields, row, "attention.scale") or default_scale(row, layers, hidden, heads),
+        residual_scale=_read_scale(fields, row, "residual_scale") or 1.0,
+        logit_scale=_read_logit_scale(fields, row),
         attention_softcap=_read_softcap(fields, row, "attn_logit_softcapping"),
         final_softcap=_read_softcap(fields, row, "final_logit_softcapping"),
-        embedding_scale=math.sqrt(hidden) if row.scales_embeddings else 1.0,
+        embedding_scale=_read_scale(fields, row, "embedding_scale")
+        or (math.sqrt(hidden) if row.scales_embeddings else 1.0),
         activation=row.activation,
         qkv_bias=row.qkv_bias or "blk.0.attn_q.bias" in tensor_names,
         output_bias="blk.0.attn_output.bias" in tensor_names,
@@ -102,7 +119,21 @@ def _read_window_layers(fields: Fields, row: Architecture, window: int | None, l
     return tuple((index + 1) % every != 0 for index in range(layers))
 
 
-def _read_window_theta(fields: Fields, row: Architecture) -> float | None:
+def _read_scale(fields: Fields, row: Architecture, name: str) -> float | None:
+    """One of the multipliers; 0 and absent say: none."""
+    return (fields.number(name, 0.0, limits.MAX_SCALE, default=0.0) or None) if row.multipliers else None
+
+
+def _read_logit_scale(fields: Fields, row: Architecture) -> float:
+    if not (row.multipliers or row.logit_multiplier):
+        return 1.0
+    scale = fields.number(_LOGIT_SCALE[0], 0.0, limits.MAX_SCALE, default=0.0) or 1.0
+    return 1.0 / scale if row.multipliers else scale  # Granite states what logits are divided by
+
+
+def _read_window_theta(fields: Fields, row: Architecture, window: int | None, theta: float) -> float | None:
+    if row.plain_windows:
+        return None if window is None else theta
     if row.window_rope_theta is None:
         return None
     return fields.number(_WINDOW_THETA[0], 1.0001, 1e15, default=row.window_rope_theta)

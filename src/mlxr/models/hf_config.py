@@ -10,19 +10,21 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
 from mlxr.models import config as limits
-from mlxr.models.architectures import Architecture, by_hf_class, by_name
+from mlxr.models.architectures import Architecture, by_hf_class, by_name, default_rope_layers
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 _REFUSED = (
     # keys, harmless values, why
     (("num_local_experts", "num_experts", "n_routed_experts"), (0,), "mixture of experts is not supported"),
     (_SOFTCAPS, (0,), "logit soft-capping is not supported"),
-    (("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"), (1,), "not supported"),
+    (_MULTIPLIERS, (1,), "not supported"),
+    (("use_qk_norm",), (False,), "norms of queries and keys are not supported here"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
 )
 _DEFAULT_WINDOW = 4096  # what these families mean when the key is not there
@@ -40,7 +42,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     fields = Fields(config)
     row = _find_architecture(fields)
     for names, harmless, why in _REFUSED:
-        if names != _SOFTCAPS or not row.softcaps:
+        if not (names == _SOFTCAPS and row.softcaps) and not (names == _MULTIPLIERS and row.multipliers):
             fields.refuse_unless(names, harmless, why)
     if fields.get("quantization") is None:  # MLX states its own under both names
         fields.refuse_unless(
@@ -59,6 +61,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     context_length = fields.integer("max_position_embeddings", 1, limits.MAX_CONTEXT)
     layers = fields.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
     rope, window_rope = _find_rope(fields)
+    rope_theta = rope.number("rope_theta", 1.0001, 1e15, default=fields.number("rope_theta", 1.0001, 1e15, 1e4))
     window, window_layers = _read_window(fields, row, layers)
     scaling = _read_scaling(rope, context_length)
     attention_bias = row.bias_key and fields.flag("attention_bias", False)
@@ -73,23 +76,28 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         ffn=fields.integer("intermediate_size", 1, limits.MAX_WIDTH),
         vocab_size=fields.integer("vocab_size", 1, limits.MAX_VOCABULARY),
         context_length=_extend_context(context_length, scaling),
-        rms_eps=fields.number("rms_norm_eps", 1e-30, 0.5),
-        rope_theta=rope.number("rope_theta", 1.0001, 1e15, default=fields.number("rope_theta", 1.0001, 1e15, 1e4)),
+        rms_eps=fields.number("rms_norm_eps" if row.norm_kind == "rms" else "layer_norm_eps", 1e-30, 0.5),
+        rope_theta=rope_theta,
         rope_dim=_read_rope_dim(fields, rope, head_dim),
-        rope_interleaved=False,
+        rope_interleaved=row.hf_interleaved,
         rope_scaling=scaling,
         sliding_window=window,
         window_layers=window_layers,
-        window_rope_theta=_read_window_theta(fields, row, window_rope),
+        window_rope_theta=_read_window_theta(fields, row, window_rope, None if window is None else rope_theta),
+        rope_layers=_read_rope_layers(fields, row, window_layers, layers),
         attention_scale=_read_scale(fields, row, head_dim),
+        residual_scale=_read_multiplier(fields, row, "residual_multiplier"),
+        logit_scale=_read_logit_scale(fields, row),
         attention_softcap=_read_softcap(fields, row, _SOFTCAPS[0]),
         final_softcap=_read_softcap(fields, row, _SOFTCAPS[1]),
-        embedding_scale=math.sqrt(hidden) if row.scales_embeddings else 1.0,
+        embedding_scale=math.sqrt(hidden)
+        if row.scales_embeddings
+        else _read_multiplier(fields, row, "embedding_multiplier"),
         qkv_bias=row.qkv_bias or attention_bias,
         output_bias=attention_bias,
         ffn_bias=mlp_bias,
         qk_norm=row.qk_norm,
-        tied_embeddings=fields.flag("tie_word_embeddings", row.scales_embeddings),
+        tied_embeddings=fields.flag("tie_word_embeddings", row.tied_default),
         activation=_read_activation(fields, row),
     )
 
@@ -118,7 +126,10 @@ def _find_rope(fields: Fields) -> tuple[Fields, Fields]:
     return Fields({}, "rope_scaling."), Fields({}, "rope_scaling.")
 
 
-def _read_window_theta(fields: Fields, row: Architecture, rope: Fields) -> float | None:
+def _read_window_theta(fields: Fields, row: Architecture, rope: Fields, theta: float | None) -> float | None:
+    """The base of the rotation of layers with windows, where it is another one; `theta` is that of the others."""
+    if row.plain_windows:
+        return theta
     if row.window_rope_theta is None:
         return None
     stated = fields.number("rope_local_base_freq", 1.0001, 1e15, default=row.window_rope_theta)
@@ -127,10 +138,34 @@ def _read_window_theta(fields: Fields, row: Architecture, rope: Fields) -> float
 
 def _read_scale(fields: Fields, row: Architecture, head_dim: int) -> float | None:
     """What scores are multiplied by, where the family states by which head size."""
+    if row.multipliers:
+        return _read_multiplier(fields, row, "attention_multiplier")
     if not row.scales_embeddings:
         return None
     size = fields.number("query_pre_attn_scalar", 1e-6, limits.MAX_SCALE, default=float(head_dim))
     return None if size == head_dim else size**-0.5
+
+
+def _read_multiplier(fields: Fields, row: Architecture, name: str) -> float:
+    return fields.number(name, 1e-9, limits.MAX_SCALE, default=1.0) if row.multipliers else 1.0
+
+
+def _read_logit_scale(fields: Fields, row: Architecture) -> float:
+    if row.logit_multiplier:
+        return fields.number("logit_scale", 1e-9, limits.MAX_SCALE, default=0.0625)
+    return 1.0 / _read_multiplier(fields, row, "logits_scaling")
+
+
+def _read_rope_layers(
+    fields: Fields, row: Architecture, window_layers: tuple[bool, ...] | None, layers: int
+) -> tuple[bool, ...] | None:
+    """Which layers rotate: stated one by one (1 means that it does), or the usual; None if all do."""
+    stated = None if row.nope_every is None else fields.get("no_rope_layers")
+    if stated is None:
+        return default_rope_layers(row, window_layers, layers)
+    if not isinstance(stated, list) or len(stated) != layers or any(flag not in (0, 1) for flag in stated):
+        fields.refuse("no_rope_layers", f"a list of {layers}, each one 0 or 1")
+    return tuple(map(bool, stated))
 
 
 def _read_softcap(fields: Fields, row: Architecture, name: str) -> float | None:

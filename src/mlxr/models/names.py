@@ -12,7 +12,14 @@ from typing import TypeVar
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import inverse_frequencies, llama3_factors, yarn_attention_factor
-from mlxr.models.architectures import Architecture, by_name, default_scale, default_window_layers
+from mlxr.models.architectures import (
+    EPS_KEYS,
+    Architecture,
+    by_name,
+    default_rope_layers,
+    default_scale,
+    default_window_layers,
+)
 from mlxr.models.config import ModelConfig
 
 Tensor = TypeVar("Tensor")
@@ -103,7 +110,7 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
         "attention.head_count_kv": config.kv_heads,
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_eps,
+        EPS_KEYS[row.norm_kind]: config.rms_eps,
         "rope.dimension_count": config.rope_dim,
         "rope.freq_base": config.rope_theta,
     }
@@ -111,12 +118,23 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
         fields["attention.sliding_window"] = config.sliding_window
     if config.window_layers != default_window_layers(row, config.sliding_window, config.layers):
         raise ModelError(f"these layers with windows cannot be stated in a GGUF file of architecture {row.gguf_name}")
-    if config.attention_scale != default_scale(row, config.layers, config.hidden, config.heads):
+    if config.rope_layers != default_rope_layers(row, config.window_layers, config.layers):
+        raise ModelError(f"these layers that rotate cannot be stated in a GGUF file of architecture {row.gguf_name}")
+    if row.multipliers:
+        fields |= {
+            "embedding_scale": config.embedding_scale,
+            "residual_scale": config.residual_scale,
+            "attention.scale": config.attention_scale,
+            "logit_scale": 1.0 / config.logit_scale,
+        }
+    elif config.attention_scale != default_scale(row, config.layers, config.hidden, config.heads):
         raise ModelError(
             f"the scale of attention {config.attention_scale} cannot be stated in a GGUF file of architecture "
             f"{row.gguf_name}"
         )
-    if config.window_rope_theta is not None:
+    if row.logit_multiplier:
+        fields["logit_scale"] = config.logit_scale
+    if config.window_rope_theta is not None and not row.plain_windows:
         fields["rope.freq_base_swa"] = config.window_rope_theta
     if config.attention_softcap is not None:
         fields["attn_logit_softcapping"] = config.attention_softcap
