@@ -7,7 +7,7 @@ q4_k+gate". While profiling every launch is waited for, so that its time is its 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class Watch:
     def __init__(self, mx: Any, ledger: Ledger) -> None:
         self._mx, self.ledger = mx, ledger
         self.watched: list[Watched] | None = None
+        self._names: dict[Hashable, Part] = {}
 
     def run(
         self,
@@ -65,7 +66,10 @@ class Watch:
         threads: int,
     ) -> Any:
         """Launch, and count it."""
-        part = name_launch(kernel, constants, types)
+        key = kernel, tuple(constants.items()), types.get(NUMBERS)
+        part = self._names.get(key)
+        if part is None:
+            part = self._names[key] = name_launch(kernel, constants, types)
         self.ledger.count(*part)
         if self.watched is None:
             return launch()

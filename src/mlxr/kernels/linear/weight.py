@@ -13,8 +13,7 @@ from typing import Any
 class LinearWeight:
     """`in_features` inputs, outputs of `splits` features one after another; `nbytes` is what it holds in memory.
 
-    `variant` names the weight types as the ledger shows them ("q4_k", "q4_k+q6_k"); `implementation` is the one whose
-    `payload` this is.
+    `variant` names the weight types ("q4_k", "q4_k+q6_k"); `implementation` is the one whose `payload` this is.
     """
 
     in_features: int
