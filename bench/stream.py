@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from gpu_cases import make_tensor
 
-from mlxr.kernels.gpu.cuda_driver import CudaDriver
+from mlxr.kernels.gpu.cuda.driver import CudaDriver
 from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source, name_cuda_function
 from mlxr.kernels.linear.extras import flag_extras
 from mlxr.kernels.linear.parts import LAYOUTS

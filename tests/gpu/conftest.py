@@ -8,7 +8,7 @@ import pytest
 from gpu_cases import skip_unless_emulated
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.emulator import Emulator
+from mlxr.kernels.gpu.emulated.emulator import Emulator
 from mlxr.kernels.gpu.library import find_gpu, load_mlx
 
 

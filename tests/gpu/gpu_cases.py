@@ -16,7 +16,7 @@ from mlxr.formats import TensorSource, by_name
 from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.emulator import find_compiler
+from mlxr.kernels.gpu.emulated.emulator import find_compiler
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.linear import linear, prepare

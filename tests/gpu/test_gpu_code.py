@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.gpu.cuda_code import CudaCode
+from mlxr.kernels.gpu.cuda.code import CudaCode
 from mlxr.kernels.gpu.kernel import Variant
 from mlxr.kernels.gpu.launcher import Launcher
 from mlxr.kernels.gpu.pool import COPY_PAGE

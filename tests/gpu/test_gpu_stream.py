@@ -8,8 +8,8 @@ from gpu_cases import REFERENCE, expect_product, make_tensor, note_launches, ran
 
 from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.cuda.machine import open_launches
 from mlxr.kernels.gpu.kernel import OPENS, Variant, make_cuda_source
-from mlxr.kernels.gpu.machine import open_launches
 from mlxr.kernels.gpu.recording import Launch
 from mlxr.kernels.linear import prepare
 from mlxr.kernels.linear.extras import Extras

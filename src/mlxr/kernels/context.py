@@ -16,7 +16,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.kernels.ledger import Ledger
 
 if TYPE_CHECKING:
-    from mlxr.kernels.gpu.emulator import Emulator
+    from mlxr.kernels.gpu.emulated.emulator import Emulator
     from mlxr.kernels.probe import Probe
     from mlxr.kernels.profile import Profiler
     from mlxr.kernels.ragged import RaggedBatch

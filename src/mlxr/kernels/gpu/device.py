@@ -20,13 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.gpu.cuda_code import CudaCode
-from mlxr.kernels.gpu.cuda_driver import CudaDriver
+from mlxr.kernels.gpu.cuda.code import CudaCode
+from mlxr.kernels.gpu.cuda.driver import CudaDriver
+from mlxr.kernels.gpu.cuda.machine import CudaMachine
 from mlxr.kernels.gpu.deferred import Deferred, settle
-from mlxr.kernels.gpu.emulator import Emulator
+from mlxr.kernels.gpu.emulated.emulator import Emulator
+from mlxr.kernels.gpu.emulated.machine import EmulatedMachine
 from mlxr.kernels.gpu.launcher import Launcher
 from mlxr.kernels.gpu.library import load_mlx
-from mlxr.kernels.gpu.machine import CudaMachine, EmulatedMachine, Machine
+from mlxr.kernels.gpu.machine import Machine
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.gpu.steps import Steps

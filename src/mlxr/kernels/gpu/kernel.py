@@ -18,11 +18,11 @@ Target = Literal["metal", "cuda", "emulated"]
 TARGETS: tuple[str, ...] = get_args(Target)
 LANES = 32
 _PRELUDES: Mapping[Target, tuple[str, ...]] = {
-    "metal": ("metal.h",),
-    "cuda": ("cuda.h",),
-    "emulated": ("fibers.h", "emulated.h"),
+    "metal": ("metal/metal.h",),
+    "cuda": ("cuda/cuda.h",),
+    "emulated": ("emulated/fibers.h", "emulated/emulated.h"),
 }
-_RINGS: Mapping[Target, tuple[str, ...]] = {"metal": (), "cuda": ("cuda_rings.h",), "emulated": ("emulated_rings.h",)}
+_RINGS: Mapping[Target, tuple[str, ...]] = {"metal": (), "cuda": ("cuda/rings.h",), "emulated": ("emulated/rings.h",)}
 
 # Where a thread stands, by target. MLX finds Metal's attributes by looking for their names in the body.
 _PLACES: Mapping[str, Mapping[str, str]] = {
@@ -137,7 +137,7 @@ class Variant:
 def read_header(kernel: Kernel, target: Target) -> str:
     """The prelude of `target`, with the words of rings if inputs are boxed, and the kernel's own headers."""
     preludes = _PRELUDES[target] + (_RINGS[target] if kernel.boxed else ())
-    parts = [*(Path(__file__).with_name(name) for name in preludes), *(kernel.folder / name for name in kernel.headers)]
+    parts = [*(Path(__file__).parent / name for name in preludes), *(kernel.folder / name for name in kernel.headers)]
     return "\n".join(part.read_text() for part in parts)
 
 

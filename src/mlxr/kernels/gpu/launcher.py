@@ -1,7 +1,7 @@
 """The one way in which a GPU kernel is launched, whatever the target.
 
 Metal and CUDA go through `mx.fast.metal_kernel` and `mx.fast.cuda_kernel`, which compile at the first launch of each
-variant, or on CUDA through `mx.fast.precompiled_cuda_kernel` with what `cuda_code` compiled. The emulated target
+variant, or on CUDA through `mx.fast.precompiled_cuda_kernel` with what `cuda.code` compiled. The emulated target
 computes at once. A grid is given in threadgroups of one dimension of threads.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from mlxr.kernels.gpu.cuda_code import CudaCode
-from mlxr.kernels.gpu.emulator import Emulator
+from mlxr.kernels.gpu.cuda.code import CudaCode
+from mlxr.kernels.gpu.emulated.emulator import Emulator
 from mlxr.kernels.gpu.kernel import Box, Kernel, Target, Variant, name_type, read_body, read_header
 from mlxr.kernels.gpu.watch import Watch
 from mlxr.kernels.ledger import Ledger

@@ -125,7 +125,7 @@ class Watch:
 def name_launch(kernel: Kernel, constants: Mapping[str, int], types: Mapping[str, Any]) -> Part:
     """What the ledger calls a launch."""
     folder = kernel.folder.name
-    operator = kernel.name if kernel.folder == Path(__file__).parent else folder
+    operator = kernel.name if kernel.folder.is_relative_to(Path(__file__).parent) else folder
     short = kernel.name.removeprefix(operator).removeprefix("_")
     names = [kernel.type_names[constants[key]] for key in WEIGHT_TYPES if key in constants]
     if not names and NUMBERS in types:

@@ -24,7 +24,7 @@ PANELS = Kernel(
 )
 MIN_TOKENS, MAX_TOKENS, MAX_SUM_TOKENS = 17, 128, 64  # where it was faster than the library
 PANEL_TOKENS, TILE_ROWS = 64, 8
-WIDTHS = (112, 128, 96, 64, 48)  # columns of a product on the matrix units, as cuda_rings.h has them
+WIDTHS = (112, 128, 96, 64, 48)  # columns of a product on the matrix units, as cuda/rings.h has them
 SHARES = (1, 2, 4)
 BLOCK_COLUMNS = 64
 PARTS, BLOCKS = 2, 2  # see PanelPlan: 256 bytes of a row are asked for together

@@ -23,7 +23,7 @@ MAX_COMPILERS = 8
 
 
 class Compiler(Protocol):
-    """What compiles for a GPU: `mlxr.kernels.gpu.cuda_driver.CudaDriver` is one."""
+    """What compiles for a GPU: `mlxr.kernels.gpu.cuda.driver.CudaDriver` is one."""
 
     compiler: str
     architecture: str

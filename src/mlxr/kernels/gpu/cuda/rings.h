@@ -1,5 +1,5 @@
 // The words of rings in CUDA C++ for sm_90a: slots are pairs of mbarriers, boxes are tensor maps, panels are wgmma's.
-// See emulated_rings.h for what each of them means.
+// See emulated/rings.h for what each of them means.
 struct __align__(64) Box {
   unsigned long long words[16];
 };

@@ -1,5 +1,5 @@
 // The words of rings, which some SIMD-groups fill and others read, and what each of them means; below, on the host.
-// They follow emulated.h in kernels with boxed inputs alone. CUDA has them on sm_90a (cuda_rings.h), Metal has not.
+// They follow emulated.h in kernels with boxed inputs alone. CUDA has them on sm_90a (cuda/rings.h), Metal has not.
 //
 //   BOX_ROOM              a ROOM that starts at a multiple of 1,024 bytes
 //   SLOTS                 declares what tells of COUNT slots of a ring whether they are full

@@ -1,5 +1,5 @@
 // The words of a kernel body, and what each of them means, on every target; below, on the host, where every thread of a
-// threadgroup is a fiber (fibers.h). Kernels with boxed inputs have those of rings too (emulated_rings.h).
+// threadgroup is a fiber (fibers.h). Kernels with boxed inputs have those of rings too (rings.h).
 //
 //   DEVICE, GROUP, PRIVATE    where a pointer points: device memory, the threadgroup's, the thread's own
 //   SHARED                declares memory of the threadgroup; it holds rubbish at first

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.gpu.cuda_driver import CudaDriver, load_library
+from mlxr.kernels.gpu.cuda.driver import CudaDriver, load_library
 
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 _TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType_t

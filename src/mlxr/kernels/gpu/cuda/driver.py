@@ -31,7 +31,7 @@ _EARLY_START = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64  # CUtensorMap
 _MAP_NUMBERS, _MAP_CROSSWISE, _MAP_FETCH = 1, 3, 2  # its UINT16, SWIZZLE_128B and L2_PROMOTION_L2_128B
 _MAP_COLUMNS, _MAP_ROWS = 64, 8  # of a block: 128 bytes are brought crosswise, eight rows by eight
-_BOXES = "sm_90a"  # the one chip that has the instructions of cuda_rings.h
+_BOXES = "sm_90a"  # the one chip that has the instructions of rings.h
 _ARGUMENTS: dict[str, list[Any]] = {
     "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
