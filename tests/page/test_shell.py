@@ -66,3 +66,42 @@ def test_nothing_stands_in_the_way_of_anybody(
     page = tab(server, "/#/settings", color_scheme=scheme).page
     expect(page.get_by_role("heading", name="Settings", exact=True)).to_be_visible()
     assert find_violations(page) == []
+
+
+def test_skipping_to_the_content_by_the_keyboard(page: Page) -> None:
+    expect(page.get_by_role("navigation", name="Views")).to_be_visible()
+    skip = page.get_by_role("button", name="Skip to the content")
+    skip.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main")).to_be_focused()
+
+
+def test_a_theme_is_kept(page: Page) -> None:
+    page.get_by_role("link", name="Settings", exact=True).click()
+    page.get_by_label("Theme").select_option("dark")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_a_key_can_be_entered_before_it_is_asked_for(page: Page) -> None:
+    page.get_by_role("link", name="Settings", exact=True).click()
+    page.get_by_role("button", name="Enter a key").click()
+    expect(page.get_by_role("dialog").get_by_label("API key")).to_be_visible()
+
+
+def test_comparing_goes_from_one_part_to_the_other(page: Page) -> None:
+    page.get_by_role("link", name="Compare", exact=True).click()
+    page.get_by_role("tab", name="16 times at once").click()
+    expect(page.get_by_role("tab", name="16 times at once")).to_have_attribute("aria-selected", "true")
+    page.get_by_role("tab", name="Side by side").click()
+    expect(page.get_by_role("tab", name="Side by side")).to_have_attribute("aria-selected", "true")
+
+
+def test_the_machine_is_measured_when_asked(make_server: MakePageServer, tab: OpenTab) -> None:
+    page = tab(make_server(), "/#/engine").page
+    page.get_by_label("Model to watch").select_option("demo:latest")
+    with page.expect_response(lambda reply: "/v1/admin/probe" in reply.url) as measured:
+        page.get_by_role("button", name="Measure now").click()
+    assert measured.value.ok
+    expect(page.get_by_role("button", name="Measure now")).to_be_hidden()

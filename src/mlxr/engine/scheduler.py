@@ -31,6 +31,7 @@ from mlxr.engine.shares import Shares
 
 AGING_S = 10.0  # seconds of waiting that make up for one point of priority
 MAX_OVERTAKING_S = 30.0  # how much later a request may come and still be admitted before one that does not fit yet
+MAX_PARTS = 4  # into which clients divide the prompts of a step
 MAX_HELD_CLIENTS = 8  # clients whose first request does not fit, before a step looks no further
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 FOR_PLACE, FOR_PAGES = "place", "pages"  # what a sequence is preempted for
@@ -147,13 +148,30 @@ class Scheduler:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
         for sequence in decoding:
             self._take(sequence, 1, chunks)
+        shares = self._share_prompts()
         for sequence in sorted(prefilling, key=self._find_turn):
             budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
+            budget_tokens = min(budget_tokens, shares[sequence.client])
             if budget_tokens and sequence in self.running and not self._waits_for_prefix(sequence, chunks):
                 self._look_again(sequence)
                 tokens = min(sequence.pending_tokens, self._prefill_chunk_tokens, budget_tokens)
                 self._take(sequence, tokens, chunks)
+                if sequence.client is not None:
+                    shares[sequence.client] -= tokens
         return list(chunks.values())
+
+    def _share_prompts(self) -> dict[str | None, int]:
+        """Tokens of prompts that each client may have in a step.
+
+        Several clients share what one alone would get, down to a quarter, so that nobody's next token waits for all
+        that another one's prompt could fill a step with.
+        """
+        clients = {sequence.client for sequence in self.running}
+        parts = min(max(1, len(clients - {None})), MAX_PARTS)
+        return {
+            client: self._max_batch_tokens if client is None else max(1, self._prefill_chunk_tokens // parts)
+            for client in clients
+        }
 
     def preempt(self, sequence: Sequence, reason: str = FOR_PAGES) -> None:
         """Take the pages of a running sequence, which then waits for its next turn; `reason` is for who watches."""
