@@ -150,7 +150,9 @@ def test_questions_are_answered_as_on_the_cpu(demo: Demo) -> None:
     questions = QUESTIONS[: demo.amount.answers]
     answers, implementations = ask(demo.loaded.ctx.device, questions)
     assert answers == ask("cpu", questions)[0]
-    own = {"mlx"} if demo.loaded.ctx.device == "mlx-cpu" else {"gpu"}  # products and attention of prompts are MLX's
+    own = (
+        {"mlx", "host"} if demo.loaded.ctx.device == "mlx-cpu" else {"gpu"}
+    )  # products and attention of prompts are MLX's
     assert own <= implementations <= own | {"mlx"}
 
 
@@ -173,7 +175,7 @@ def test_validation_finds_gpu_kernels_only(demo: Demo, capsys: pytest.CaptureFix
     assert main(["validate", "demo", "--device", demo.loaded.ctx.device, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     device = demo.loaded.ctx.device
-    assert {row["implementation"] for row in report["dispatches"]} <= {"mlx", *(["gpu"] if device != "mlx-cpu" else [])}
+    assert {row["implementation"] for row in report["dispatches"]} <= {"mlx", "host" if device == "mlx-cpu" else "gpu"}
     assert report["logits"]["agree"]
     assert report["sharing"]["answers_agree"]
     assert report["cache"]["gqa_saved_bytes"] > 0

@@ -108,7 +108,7 @@ def refused(error: type[Exception], text: str, *arguments: Any) -> None:
 
 
 def test_bad_calls_are_refused() -> None:
-    raw, out = make_table("q4_k", 4, 256), np.empty((2, 256), np.float32)
+    raw, out = make_table("q4_k", 4, 256), np.zeros((2, 256), np.float32)
     ids = np.array([0, 3], np.int32)
     refused(ValueError, "token id 4 is outside the table's 4 rows", np.array([0, 4], np.int32), "q4_k", raw, out)
     refused(ValueError, "token id -1 is outside", np.array([0, -1], np.int32), "q4_k", raw, out)

@@ -151,7 +151,7 @@ class Scheduler:
         shares = self._share_prompts()
         for sequence in sorted(prefilling, key=self._find_turn):
             budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
-            budget_tokens = min(budget_tokens, shares[sequence.client])
+            budget_tokens = min(budget_tokens, shares.get(sequence.client, 0))
             if budget_tokens and sequence in self.running and not self._waits_for_prefix(sequence, chunks):
                 self._look_again(sequence)
                 tokens = min(sequence.pending_tokens, self._prefill_chunk_tokens, budget_tokens)

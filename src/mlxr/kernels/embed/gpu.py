@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mlxr.kernels.choice import REFERENCE
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import pick_blocks
@@ -15,6 +14,7 @@ from mlxr.kernels.linear.parts import FLOATS, arrange_blocks
 from mlxr.kernels.tensor import IntArray, TensorSource
 
 THREADS = 256
+HOST = "host"  # where MLX has no operation for a type, rows of the table are decoded on the host
 PICK = Kernel("embed_pick", Path(__file__).parent, "pick.body", ("table", "ids", "sizes"), ("out",))
 KERNELS = (PICK,)
 
@@ -23,7 +23,7 @@ def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> Any:
     """Rows `token_ids` of `table` in f32."""
     gpu = ctx.gpu
     if gpu.launcher is None and table.type_name not in FLOATS:
-        ctx.ledger.count("embed", REFERENCE, table.type_name)
+        ctx.ledger.count("embed", HOST, table.type_name)
         return gpu.mx.array(np.concatenate([table.to_float32(i, i + 1) for i in token_ids.tolist()]))
     ids, upload = gpu.place_ids(token_ids), gpu.table(table, arrange_blocks)
     if table.type_name in FLOATS and gpu.launcher is None:
