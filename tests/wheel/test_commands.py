@@ -86,6 +86,7 @@ def test_every_command(installed: Installed, hub: FakeHub) -> None:
     assert (installed.folder / "small.gguf").stat().st_size < len(DRAFT)
     assert "perplexity" in mlxr("perplexity", "small.gguf", "text.txt")
     assert mlxr("bench", "demo", "--prompt-tokens", 16, "--generate-tokens", 4, "--repeat", 1)
+    assert "attend" in mlxr("profile", "demo", "--prompt-tokens", 16, "--steps", 2)
     assert "passed" in mlxr("validate")
     assert "metal" in mlxr("kernels").lower()
     assert "arena_bytes" in mlxr("settings")
