@@ -23,6 +23,7 @@ class World:
 
     def __init__(self, **sizes: int) -> None:
         self.now = 0.0
+        self.step_tokens: list[int] = []
         sizes = {"pages": 512, "page_size": 4, "max_batch_tokens": 32, "prefill_chunk_tokens": 32} | sizes
         model = FakeModel(FakeConfig(context_length=1024), on_forward=self._spend)
         self.engine: Engine = make_engine(model, clock=lambda: self.now, **sizes)
@@ -30,6 +31,7 @@ class World:
         self.events: list[TokenEvent] = []
 
     def _spend(self, batch: RaggedBatch) -> None:
+        self.step_tokens.append(len(batch.token_ids))
         self.now += len(batch.token_ids) * TOKEN_S
 
     def submit(self, client: str | None, stem: int, tokens: int, answer: int = 4, priority: int = 0) -> int:
@@ -72,6 +74,19 @@ def test_a_long_prompt_lets_short_ones_by() -> None:
     world = World()
     world.submit("long", 1, 900)
     world.expect_short_one_soon(steps=5)
+
+
+def test_a_long_prompt_takes_the_room_of_those_who_left_little_by_little() -> None:
+    world = World()
+    world.submit("long", 1, 900)
+    while not world.step_tokens or world.step_tokens[-1] < 32:
+        world.step()
+    for number in range(7):
+        world.submit(f"short {number}", number + 2, 2, answer=2)
+    world.step_tokens.clear()
+    for _ in range(6):
+        world.step()
+    assert world.step_tokens == [4 + 7 * 2, 4 + 7, 8, 16, 32, 32]
 
 
 def test_two_floods_get_the_same() -> None:

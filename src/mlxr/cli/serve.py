@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import webbrowser
 from dataclasses import replace
@@ -32,12 +33,15 @@ Model = Annotated[
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser once the models are loaded.")]
 
+SWITCH_S = 0.001  # after which a thread that waits gets the interpreter; a step of the engine takes it some six times
+
 
 def serve(settings: ServerSettings, model: Model = None, open_page: Open = False) -> None:
     """Answer OpenAI, Ollama and Anthropic clients over HTTP. Settings come from flags, variables and a file."""
     if model is not None:
         settings = replace(settings, default_model=model)
     share_heap()
+    sys.setswitchinterval(SWITCH_S)
     start_logging(settings)
     if settings.tracing:
         start_tracing()

@@ -31,7 +31,7 @@ from mlxr.engine.shares import Shares
 
 AGING_S = 10.0  # seconds of waiting that make up for one point of priority
 MAX_OVERTAKING_S = 30.0  # how much later a request may come and still be admitted before one that does not fit yet
-MAX_PARTS = 4  # into which clients divide the prompts of a step
+MAX_PARTS = 8  # into which clients divide the prompts of a step
 MAX_HELD_CLIENTS = 8  # clients whose first request does not fit, before a step looks no further
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 FOR_PLACE, FOR_PAGES = "place", "pages"  # what a sequence is preempted for
@@ -107,6 +107,7 @@ class Scheduler:
         self._refused: tuple[Sequence, Pages, int] | None = None  # who did not fit, with what room and cached tokens
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self._parts = 1  # into which clients divided the prompts of the last step
         self.preemptions = 0
         self.preempted: list[tuple[Sequence, str]] | None = None  # and why; a list while somebody watches
 
@@ -163,13 +164,14 @@ class Scheduler:
     def _share_prompts(self) -> dict[str | None, int]:
         """Tokens of prompts that each client may have in a step.
 
-        Several clients share what one alone would get, down to a quarter, so that nobody's next token waits for all
-        that another one's prompt could fill a step with.
+        Several clients share what one alone would get, down to an eighth, so that nobody's next token waits for all
+        that another one's prompt could fill a step with. The number of parts falls at most by half from step to step:
+        short answers often end together, and their clients' next questions arrive while the next step runs.
         """
         clients = {sequence.client for sequence in self.running}
-        parts = min(max(1, len(clients - {None})), MAX_PARTS)
+        self._parts = max(1, self._parts // 2, min(len(clients - {None}), MAX_PARTS))
         return {
-            client: self._max_batch_tokens if client is None else max(1, self._prefill_chunk_tokens // parts)
+            client: self._max_batch_tokens if client is None else max(1, self._prefill_chunk_tokens // self._parts)
             for client in clients
         }
 
