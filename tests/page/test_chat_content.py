@@ -301,6 +301,25 @@ def test_presets_are_chosen_saved_and_deleted(page: Page) -> None:
     expect(preset.get_by_role("option", name="Brief")).to_have_count(0)
 
 
+def test_every_setting_reaches_the_server(page: Page) -> None:
+    set_up(page, Temperature="0", Top_p="0.9", Top_k="40", Min_p="0.02", Seed="7", Longest_answer="24")
+    set_up(page, Repetition_penalty="1.1", Presence_penalty="0.1", Frequency_penalty="0.2")
+    page.get_by_label("Thinking", exact=True).select_option("Little")
+    with page.expect_response("**/v1/chat/completions") as waiting:
+        whole = text_of(ask(page))
+    assert waiting.value.ok
+    sent = json.loads(waiting.value.request.post_data or "")
+    wanted = {"temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.02, "seed": 7, "max_tokens": 24}
+    wanted |= {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.2}
+    assert {name: sent.get(name) for name in wanted} == wanted
+    assert sent["reasoning_effort"] == "low"
+    word = whole.split()[2]
+    set_up(page, Stop_at=word)
+    answers(page).last.get_by_role("button", name="Another answer").click()
+    expect(answers(page).last.get_by_text("2 of 2")).to_be_visible()
+    assert text_of(wait_for_answer(page)) == whole[: whole.index(word)]
+
+
 def test_wrong_numbers_are_told_and_not_sent(page: Page) -> None:
     settings = open_settings(page)
     settings.get_by_label("Temperature").fill("hot")

@@ -123,6 +123,18 @@ def test_an_answer_that_was_cut_goes_on_where_it_ended(page: Page) -> None:
     assert text_of(ask(page)) == whole
 
 
+def test_any_last_answer_can_be_continued(page: Page) -> None:
+    set_up(page, Longest_answer="5")
+    before = text_of(ask(page))
+    with page.expect_response("**/v1/chat/completions") as waiting:
+        answers(page).last.get_by_role("button", name="Continue", exact=True).click()
+    assert waiting.value.ok
+    assert waiting.value.finished() is None
+    after = text_of(wait_for_answer(page))
+    assert after.startswith(before)
+    assert len(after) > len(before)
+
+
 def test_the_same_seed_gives_the_same_answer(page: Page) -> None:
     set_up(page, Seed="7", Temperature="1.5")
     first = text_of(ask(page, "Tell me about lists."))

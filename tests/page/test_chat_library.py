@@ -102,6 +102,20 @@ def test_what_was_exported_can_be_imported(page: Page, tmp_path: Path) -> None:
     ask(page, OTHER)
 
 
+def test_one_conversation_is_exported_and_imported_by_the_menu(page: Page, tmp_path: Path) -> None:
+    ask(page)
+    with page.expect_download() as waiting:
+        choose(page, "Export as JSON", f"Actions for “{QUESTION}”")
+    assert waiting.value.suggested_filename == "What-does-os.path.join-do.json"
+    waiting.value.save_as(tmp_path / "talk.json")
+    with page.expect_file_chooser() as chooser:
+        choose(page, "Import a file")
+    chooser.value.set_files(tmp_path / "talk.json")
+    expect(list_of(page)).to_have_text([QUESTION, QUESTION])
+    page.get_by_role("button", name="Close", exact=True).click()
+    expect(page.get_by_text("Imported 1 conversation.")).to_have_count(0)
+
+
 def test_a_conversation_is_exported_as_markdown(page: Page, tmp_path: Path) -> None:
     ask(page)
     with page.expect_download() as waiting:

@@ -95,11 +95,18 @@ def test_a_chat_begins_with_the_model(models: Page) -> None:
     row_of(models, "demo-draft").get_by_role("button", name="More for demo-draft").click()
     models.get_by_role("menuitem", name="Chat with it").click()
     expect(models.get_by_label("Model", exact=True).first).to_have_value("demo-draft")
+    models.get_by_role("link", name="Models", exact=True).click()
+    row_of(models, "demo").get_by_role("link", name="demo", exact=True).click()
+    models.get_by_role("button", name="Chat with it").click()
+    expect(models.get_by_label("Model", exact=True).first).to_have_value("demo")
 
 
 def test_the_details_tell_metadata_tensors_and_memory(models: Page) -> None:
-    row_of(models, "demo").get_by_role("link", name="demo", exact=True).click()
+    row_of(models, "demo").get_by_role("button", name="More for demo").click()
+    models.get_by_role("menuitem", name="Details").click()
     expect(models.get_by_role("heading", name="demo", exact=True)).to_be_visible()
+    models.get_by_text("Chat template", exact=True).click()
+    expect(models.get_by_role("region", name="Chat template")).to_contain_text("messages")
     expect(models.get_by_role("region", name="Memory")).to_contain_text("free for models")
     models.get_by_label("Filter metadata").fill("block_count")
     metadata = models.get_by_role("region", name="Metadata").first

@@ -90,6 +90,27 @@ def test_a_key_can_be_entered_before_it_is_asked_for(page: Page) -> None:
     expect(page.get_by_role("dialog").get_by_label("API key")).to_be_visible()
 
 
+def test_a_key_is_remembered_when_asked_and_forgotten_again(make_server: MakePageServer, tab: OpenTab) -> None:
+    server = make_server(api_keys="correct")
+    page = tab(server, "/#/models").page
+    dialog = page.get_by_role("dialog", name="This server asks for a key")
+    dialog.get_by_label("API key").fill("correct")
+    dialog.get_by_label("Remember it on this computer, not only in this tab").check()
+    dialog.get_by_role("button", name="Use this key").click()
+    expect(dialog).to_be_hidden()
+    other = tab(server, "/#/models").page
+    expect(other.get_by_role("main").get_by_text("demo").first).to_be_visible()
+    other.get_by_role("link", name="Settings", exact=True).click()
+    other.get_by_role("button", name="Forget the key").click()
+    expect(other.get_by_text("No key is used.")).to_be_visible()
+    assert other.evaluate("() => localStorage.getItem('mlxr.key')") is None
+    other.goto("about:blank")
+    other.goto(f"{server.url}/#/models")
+    expect(other.get_by_role("dialog").get_by_role("button", name="Close")).to_be_visible()
+    other.get_by_role("dialog").get_by_role("button", name="Close").click()
+    expect(other.get_by_role("dialog")).to_have_count(0)
+
+
 def test_comparing_goes_from_one_part_to_the_other(page: Page) -> None:
     page.get_by_role("link", name="Compare", exact=True).click()
     page.get_by_role("tab", name="16 times at once").click()
