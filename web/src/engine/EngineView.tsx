@@ -98,8 +98,8 @@ function Figures({ live }: { live: Live }) {
   const figures: [string, string][] = [
     ["Decode", `${formatCount((recent?.decodeTokens ?? 0) / Math.max(recent?.stepSeconds ?? 1, 0.001))} tokens/s`],
     ["Running", `${queue.running}${queue.waiting ? `, ${queue.waiting} wait` : ""}`],
-    ["Prompt tokens from the cache", looked ? `${Math.round((100 * found) / looked)} %` : "–"],
-    ["Of them from disk", formatCount(counters.disk_hit_tokens)],
+    ["Prompt from cache", looked ? `${Math.round((100 * found) / looked)} %` : "–"],
+    ["Tokens from disk", formatCount(counters.disk_hit_tokens)],
     ["Preemptions", formatCount(counters.preemptions)],
     ["Evicted pages", formatCount(counters.evicted_pages)],
     ["On disk", store ? formatBytes(store.bytes) : "no store"],

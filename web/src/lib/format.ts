@@ -32,3 +32,9 @@ export function formatRate(perSecond: number): string {
   if (!Number.isFinite(perSecond) || perSecond < 0) return "–";
   return `${perSecond < 100 ? perSecond.toFixed(1) : formatCount(perSecond)} tokens/s`;
 }
+
+/** The day and minute of a time in ISO 8601: "Nov 24, 2026, 10:14 AM". */
+export function formatDay(time: string): string {
+  const at = new Date(time);
+  return Number.isNaN(at.getTime()) ? "–" : at.toLocaleString("en", { dateStyle: "medium", timeStyle: "short" });
+}

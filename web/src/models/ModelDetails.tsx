@@ -2,7 +2,7 @@ import { ArrowLeft, MessageSquare } from "lucide-react";
 import { describeError } from "../api/client";
 import { type ShownModel, shortName, useShownModel } from "../api/manage";
 import { startChat } from "../chat/startChat";
-import { formatCount } from "../lib/format";
+import { formatCount, formatDay } from "../lib/format";
 import { routeHref } from "../lib/route";
 import { Button } from "../ui/Button";
 import { Notice } from "../ui/Notice";
@@ -43,7 +43,7 @@ function Parts({ name, model }: { name: string; model: ShownModel }) {
     ["Context", `${formatCount(model.details.context_length)} tokens`],
     ["Width", formatCount(model.details.embedding_length)],
     ["Can do", model.capabilities.join(", ")],
-    ["Changed", new Date(model.modified_at).toLocaleString("en")],
+    ["Changed", formatDay(model.modified_at)],
   ] as const;
   return (
     <>
