@@ -56,7 +56,8 @@ def test_an_alias_that_is_none_is_refused(row: str) -> None:
         read_aliases(resolve({"model_aliases": [row]}, {}))
 
 
-@pytest.mark.filterwarnings("ignore:The model 'claude:DeprecationWarning")  # the client knows when services retire models
+# the client knows when services retire models
+@pytest.mark.filterwarnings("ignore:The model 'claude:DeprecationWarning")
 def test_clients_with_the_names_of_services_are_answered(make_server: MakeServer) -> None:
     server = make_server(model_aliases="text-embedding-3-small=demo,gone=missing")
     with (
