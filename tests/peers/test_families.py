@@ -1,0 +1,131 @@
+"""Every family of models against llama.cpp: the loss of each token of a text, in files that `mlxr convert` writes.
+
+A family is a row of FAMILIES. Its model is a golden case of tests/models with random weights, in sizes that all types
+can store. Tokens are compared, as the mean of a text hides what is wrong: it moves losses up and down alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from mlxr.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "models"))
+from random_model import make_weights  # noqa: E402 -- needs the path above
+
+GOLDENS = ROOT / "tests" / "models" / "goldens"
+TOKENIZER = ROOT / "tests" / "tokenizers" / "goldens" / "qwen2"
+TEXT = (ROOT / "tests" / "real" / "held_out.txt").read_text()[:700]  # 290 tokens, longer than the windows
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 1305,
+    "max_position_embeddings": 512,
+}
+SURER = {"lm_head.weight": 2.4, "model.embed_tokens.weight": 0.5}  # the latter if it is both
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    # the golden case, and what it must say otherwise for llama.cpp: that knows no window in files of architecture llama
+    # and no scale of Gemma's scores but that of the head size
+    "llama": ("llama-llama3", {}),
+    "llama-yarn": ("llama-yarn", {}),
+    "mistral": ("mistral-window", {"sliding_window": 512}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 64}),
+    "gemma3": ("gemma3", {"query_pre_attn_scalar": 64}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {}),
+    "granite": ("granite", {}),
+    "smollm3": ("smollm3", {}),
+    "cohere2": ("cohere2", {}),
+}
+
+# By how much the losses of the worst eighth of the tokens may differ, as a part of the text's mean loss. Rounding alone
+# is up to 0.0006 and 0.012: llama.cpp rounds activations to f16 for f16 weights, and both engines to eight bits for
+# quantised ones, each as far from `--device reference` as they are from each other.
+BOUNDS = {"f16": 0.0015, "q8_0": 0.025, "q4_k_m": 0.025}
+F32_CACHE = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # as --kv-type f32
+
+
+@llama_cpp.llama_log_callback
+def ignore_log(level: int, text: bytes, data: object) -> None:
+    """Drop what llama.cpp would log."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> None:
+    llama_cpp.llama_log_set(ignore_log, ctypes.c_void_p(0))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / family, *FAMILIES[family])
+    for kind, bound in BOUNDS.items():
+        model = tmp_path / f"{kind}.gguf"
+        run("convert", folder, model, "--type", kind)
+        tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl")
+        theirs = compute_their_losses(model, tokens)
+        worst = np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean()
+        print(f"{family} {kind}: mean loss {theirs.mean():.3f}, of which the worst eighth differs by {worst:.5f}")
+        assert worst < bound
+
+
+def make_folder(folder: Path, case: str, changes: dict[str, Any]) -> Path:
+    """A Hugging Face folder of a golden case in other sizes, with a tokenizer, and surer of what it says."""
+    config = json.loads((GOLDENS / case / "config.json").read_text()) | SIZES | changes
+    shutil.copytree(TOKENIZER, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = make_weights(config, zlib.crc32(case.encode()))
+    output = next(name for name in SURER if name in weights)
+    weights[output] *= np.float32(SURER[output])
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def run(*arguments: object) -> None:
+    """Run `mlxr` in this process."""
+    assert main([str(argument) for argument in arguments]) == 0
+
+
+def read_our_losses(model: Path, text: Path, lines: Path) -> tuple[list[int], NDArray[np.float64]]:
+    """The tokens of the text from its second on, and the loss of each, as `mlxr perplexity` writes them."""
+    run("perplexity", model, text, "--device", "cpu", "--kv-type", "f32", "--per-token", lines, "--json")
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    return [row["token"] for row in rows], np.array([row["loss"] for row in rows])
+
+
+def compute_their_losses(model: Path, scored: list[int]) -> NDArray[np.float64]:
+    """The loss that llama.cpp has for each token of the text from the second on, which must be `scored`."""
+    llama = llama_cpp.Llama(str(model), n_ctx=512, n_batch=512, logits_all=True, verbose=False, **F32_CACHE)
+    tokens = llama.tokenize(TEXT.encode(), add_bos=False, special=False)
+    assert tokens[1:] == scored
+    llama.eval(tokens)
+    logits = np.array(llama.scores[: len(scored)], dtype=np.float64)
+    llama.close()
+    peak = logits.max(axis=1, keepdims=True)
+    normaliser = np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0]
+    return np.asarray(normaliser - logits[np.arange(len(scored)), scored])
