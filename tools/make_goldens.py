@@ -27,6 +27,7 @@ PROMPT_TOKENS = 48
 _CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -59,6 +60,15 @@ def make_config(model_type: str, heads: int, kv_heads: int, head_dim: int | None
     }
     # a null window is something else than none stated
     return {key: value for key, value in (config | changes).items() if value is not None or key == "sliding_window"}
+
+
+def make_longrope(pairs: int) -> dict[str, Any]:
+    """Factors for each of so many pairs: short ones near 1 and long ones that grow, all of them exact as f32."""
+    return {
+        "type": "longrope",
+        "short_factor": [1.0 + (7 * pair % 5) / 64 for pair in range(pairs)],
+        "long_factor": [1.0 + 1.5 * pair + (3 * pair % 4) / 8 for pair in range(pairs)],
+    }
 
 
 # One row a case. Scaling rules get original contexts shorter than the prompt, so that they show.
@@ -119,6 +129,33 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "mistral": make_config("mistral", 4, 2, 64, sliding_window=None),
     "mistral-window": make_config("mistral", 4, 2, 64, sliding_window=11),
+    # the text is longer than the original context: the long factors are for it
+    "phi3-long": make_config(
+        "phi3",
+        4,
+        2,
+        None,
+        hidden_size=192,
+        num_hidden_layers=3,
+        partial_rotary_factor=0.75,
+        original_max_position_embeddings=32,
+        rope_scaling=make_longrope(18),
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    ),
+    # all that the model can see is its original context: the short factors
+    "phi3-short": make_config(
+        "phi3",
+        4,
+        1,
+        None,
+        hidden_size=256,
+        max_position_embeddings=64,
+        original_max_position_embeddings=64,
+        rope_scaling=make_longrope(32) | {"factor": 8.0},
+        sliding_window=11,
+        pad_token_id=0,
+    ),
     "qwen2": make_config("qwen2", 6, 2, 64, tie_word_embeddings=True, rope_theta=1000000.0, vocab_size=151),
     "qwen2-window": make_config(
         "qwen2", 4, 4, 64, use_sliding_window=True, sliding_window=9, max_window_layers=0, rms_norm_eps=1e-6

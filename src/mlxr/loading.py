@@ -13,9 +13,9 @@ import importlib
 import importlib.util
 import pkgutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import cast
@@ -43,7 +43,6 @@ from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig
 from mlxr.models.architectures import by_name
 from mlxr.models.names import (
-    ROPE_FACTORS,
     adds_one,
     gguf_metadata,
     gguf_rope_factors,
@@ -127,10 +126,11 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     isa: str | None = None,
+    context_tokens: int | None = None,
     needs_chat_template: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Open a model and make it ready on `device` ("auto": see `choose_device`).
+    """Open a model and make it ready on `device` ("auto": see `choose_device`) for contexts of up to `context_tokens`.
 
     With `needs_chat_template`, a model without one is refused with TemplateError before its weights are prepared.
     `progress(done, total)` is called while weights are prepared. Raises NotFound, FormatError, ModelError,
@@ -140,6 +140,7 @@ def load(
     path = find_model(path_or_name)
     ctx = Context(choose_device(device), threads, isa)
     parts = _open_folder(path) if path.is_dir() else _open_gguf(path)
+    parts = replace(parts, config=parts.config.limit_context(context_tokens))
     if parts.chat_template is not None:
         parts.chat_template.prepare()
     try:
@@ -221,7 +222,7 @@ class SourceModel:
     metadata_types: Mapping[str, str]
     tensors: Mapping[str, TensorSource | AffineTensor]
     row_orders: Mapping[str, list[int]]
-    extra: Mapping[str, list[float]]
+    extra: Mapping[str, Sequence[float]]
     file: GGUFFile | SafetensorsFolder
 
 
@@ -235,7 +236,7 @@ def open_source(path_or_name: str | Path) -> SourceModel:
 def _open_source(path: Path) -> SourceModel:
     if not path.is_dir():
         file = open_gguf(path)
-        config = config_from_gguf(file.metadata, file.tensors.keys())
+        config = config_from_gguf(file.metadata, file.tensors)
         check_tensors(config, file.tensors)
         return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file)
     folder = open_safetensors(path)
@@ -245,14 +246,13 @@ def _open_source(path: Path) -> SourceModel:
     if config.tied_embeddings:  # a stored copy would say the contrary in GGUF
         tensors.pop("output.weight", None)
     orders = {name: gguf_row_order(name, config) for name in tensors}
-    factors = gguf_rope_factors(config)
     return SourceModel(
         config=config,
         metadata={"general.name": path.resolve().name} | gguf_metadata(config) | to_gguf_metadata(path),
         metadata_types={},
         tensors=tensors,
         row_orders={name: order for name, order in orders.items() if order is not None},
-        extra={} if factors is None else {ROPE_FACTORS: factors},
+        extra=gguf_rope_factors(config),
         file=folder,
     )
 
@@ -297,7 +297,7 @@ def _open_gguf(path: Path) -> _Parts:
     file = open_gguf(path)
     try:
         with _name_in_errors(path):
-            config = config_from_gguf(file.metadata, file.tensors.keys())
+            config = config_from_gguf(file.metadata, file.tensors)
             tokenizer = from_gguf(file.metadata)
             return _Parts(file, file.tensors, config, tokenizer, chat_template_from_gguf(file.metadata, tokenizer))
     except BaseException:

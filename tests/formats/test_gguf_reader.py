@@ -167,6 +167,18 @@ def test_rows_of_vectors_and_stacks() -> None:
     assert np.array_equal(vector.to_float32(5, 7), [5, 6])
 
 
+@pytest.mark.parametrize("name", ["q4_k.weight", "f16.weight"])
+def test_rows_are_a_tensor_of_their_own_without_a_copy(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.gguf").write_bytes(sample_gguf())
+    with open_gguf(tmp_path / "model.gguf") as file:
+        source = file.tensors[name]
+        last = source.take_rows(1, 2)
+        assert (last.name, last.type_name, last.shape) == (name, source.type_name, (1, *source.shape[1:]))
+        assert np.shares_memory(last.data, source.data)
+        last.release()
+        assert np.array_equal(last.to_float32(), source.to_float32()[1:2])
+
+
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"missing.gguf: no such file"):
         open_gguf(tmp_path / "missing.gguf")

@@ -46,6 +46,7 @@ def test_blocks_mean_what_the_checkpoint_says(bits: int, group_size: int, type_n
     assert np.array_equal(tensor.to_float32(), meaning)
     assert np.array_equal(tensor.to_float32(2, -1), meaning[2:-1])
     assert tensor.to_float32(5, 2).shape == (0, 384)
+    assert np.array_equal(tensor.take_rows(2, 5).to_float32(), meaning[2:5])
     assert tensor.nbytes == tensor.data.size
     blocks = TensorSource("blocks", tensor.type_name, tensor.shape, tensor.data)
     assert np.array_equal(blocks.to_float32(), meaning)

@@ -134,7 +134,7 @@ def test_mixes_are_those_of_llama_cpp(recipe: str) -> None:
     assert choose(recipe, "token_embd", columns=256, tied=True) == output
     for name in ("attn_q", "attn_k", "ffn_gate", "ffn_up"):
         assert choose(recipe, name, columns=256, layers=10, groups=4) == usual
-    for name, columns, wanted in (("attn_v", 256, attn_v), ("ffn_down", 512, ffn_down)):
+    for name, columns, wanted in (("attn_v", 256, attn_v), ("attn_qkv", 256, attn_v), ("ffn_down", 512, ffn_down)):
         got = [choose(recipe, name, columns=columns, layer=layer, layers=10, groups=4) for layer in range(10)]
         assert got == wanted.split(), name
 

@@ -43,9 +43,9 @@ def test_longrope_rows_do_not_depend_on_how_many_there_are() -> None:
 
 
 def test_longrope_sharpens_by_how_much_longer_the_model_was_made() -> None:
-    factor = longrope_attention_factor(131072, 4096)
+    factor = longrope_attention_factor(131072 / 4096, 4096)
     assert factor == pytest.approx(1.1902380714238083)  # Phi-3.5: sqrt(1 + ln 32 / ln 4096)
-    assert longrope_attention_factor(4096, 4096) == 1.0
+    assert longrope_attention_factor(1.0, 4096) == longrope_attention_factor(2.0, 1) == 1.0
     scaling = make_longrope(attention_factor=factor)
     table = build_table(2, 48, 1e4, interleaved=False, scaling=scaling, context=4096)
     np.testing.assert_allclose(table.cos[0], factor, rtol=1e-6)

@@ -30,7 +30,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         norms = {"olmo": ("post_attention", "post_feedforward"), "cohe": ("input",)}
         for name in norms.get(kind[:4], ("input", "post_attention")):
             shapes[f"{layer}{name}_layernorm.weight"] = (hidden,)
-        for name, rows, columns, bias in (
+        products = [
             ("self_attn.q_proj", heads * head_dim, hidden, qkv_bias),
             ("self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias),
             ("self_attn.v_proj", kv_heads * head_dim, hidden, qkv_bias),
@@ -38,7 +38,11 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             ("mlp.gate_proj", ffn, hidden, config.get("mlp_bias", False)),
             ("mlp.up_proj", ffn, hidden, config.get("mlp_bias", False)),
             ("mlp.down_proj", hidden, ffn, config.get("mlp_bias", False)),
-        ):
+        ]
+        if kind == "phi3":
+            products[4:6] = [("mlp.gate_up_proj", 2 * ffn, hidden, False)]
+            products[0:3] = [("self_attn.qkv_proj", (heads + 2 * kv_heads) * head_dim, hidden, False)]
+        for name, rows, columns, bias in products:
             shapes[f"{layer}{name}.weight"] = (rows, columns)
             if bias:
                 shapes[f"{layer}{name}.bias"] = (rows,)

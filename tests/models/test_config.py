@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import CASES, GOLDENS, NOT_IN_GGUF, read_golden
+from numpy.typing import NDArray
+from tiny_models import CASES, GOLDENS, NOT_IN_GGUF, make_source, read_golden
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeScaling, inverse_frequencies
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.architectures import ARCHITECTURES, by_name
-from mlxr.models.names import gguf_metadata, gguf_rope_factors
+from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors
 from mlxr.models.weights import expected_tensors
 
 TINYLLAMA_HF: dict[str, Any] = {
@@ -56,6 +57,16 @@ TINYLLAMA_GGUF: dict[str, object] = {
     "llama.rope.dimension_count": 64,
     "tokenizer.ggml.tokens": ["x"] * 32000,
 }
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+PHI: dict[str, Any] = TINYLLAMA_HF | {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": None,
+    "original_max_position_embeddings": 4096,
+    "rope_scaling": LONGROPE,
+    "sliding_window": 2047,
+}
 NAMES = frozenset({"token_embd.weight", "output.weight", "output_norm.weight"})
 TINYLLAMA = ModelConfig(
     architecture="llama",
@@ -82,7 +93,10 @@ def test_tinyllama_is_the_same_from_both() -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_IN_GGUF])
 def test_hf_config_survives_gguf(case: str) -> None:
     config = config_from_hf(json.loads((GOLDENS / case / "config.json").read_text()))
-    again = config_from_gguf(gguf_metadata(config), expected_tensors(config).keys())
+    factors = {
+        name: make_source(name, np.array(values, np.float32)) for name, values in gguf_rope_factors(config).items()
+    }
+    again = config_from_gguf(gguf_metadata(config), dict.fromkeys(expected_tensors(config)) | factors)
     changes: dict[str, Any] = {"rope_interleaved": by_name(config.architecture).gguf_interleaved}
     others = {"mistral": "llama", "olmo3": "olmo2"}  # GGUF knows no architectures of these names
     changes["architecture"] = others.get(config.architecture, config.architecture)
@@ -94,11 +108,9 @@ def test_hf_config_survives_gguf(case: str) -> None:
     if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
         changes["rope_scaling"] = None
         np.testing.assert_allclose(
-            inverse_frequencies(64, config.rope_theta, None, gguf_rope_factors(config)),
+            inverse_frequencies(64, config.rope_theta, None, gguf_rope_factors(config)[ROPE_FACTORS]),
             inverse_frequencies(64, config.rope_theta, config.rope_scaling),
         )
-    else:
-        assert gguf_rope_factors(config) is None
     assert again == replace(config, **changes)
 
 
@@ -205,8 +217,13 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0: logit soft-capping"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is .* convert the original weights"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type 'dynamic' is not supported"),
-        ({"rope_scaling": {"type": "longrope"}}, "'longrope' is not supported"),
-        ({"rope_scaling": {"type": "magic"}}, "'magic', expected default, linear, ntk, yarn or llama3"),
+        ({"rope_scaling": LONGROPE | {"short_factor": None}}, "rope_scaling.short_factor is missing, expected a list"),
+        ({"rope_scaling": LONGROPE | {"long_factor": [1, "2"]}}, r"long_factor\[1\] is '2', expected a number from"),
+        ({"rope_scaling": LONGROPE | {"long_factor": [0.0] * 32}}, r"long_factor\[0\] is 0.0, expected a number from"),
+        ({"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "1 short_factors and 32 long_factors, expected as many"),
+        ({"rope_scaling": LONGROPE, "head_dim": 80}, "rope_dim 80 with 32 longrope factors, expected 40"),
+        ({"rope_scaling": LONGROPE | {"type": "yarn"}}, "short_factor is .*: only known with rope_type longrope"),
+        ({"rope_scaling": {"type": "magic"}}, "'magic', expected default, linear, longrope, ntk, yarn or llama3"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling.factor is 0.5"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor is missing"),
@@ -278,6 +295,55 @@ def test_gguf_yarn_multiplies_the_recommended_factor() -> None:
     assert scaling.attention_factor == pytest.approx(0.5 * (0.1 * np.log(4) + 1))
 
 
+def test_phi_as_published() -> None:
+    """Phi-3.5-mini states the original context beside the scaling, Phi-3 the scaling's older name, Phi-4 no window."""
+    config = config_from_hf(PHI)
+    assert (config.context_length, config.sliding_window, config.kv_heads, config.rope_dim) == (131072, 2047, 32, 64)
+    scaling = config.rope_scaling
+    assert scaling is not None
+    assert (scaling.original_context, scaling.attention_factor) == (4096, pytest.approx(1.1902380714238083))
+    assert config_from_hf(PHI | {"rope_scaling": LONGROPE | {"type": "su"}}) == config
+    assert config_from_hf(PHI | {"sliding_window": None}).sliding_window is None
+    assert config_from_hf({key: value for key, value in PHI.items() if key != "sliding_window"}).sliding_window is None
+    stated = config_from_hf(PHI | {"rope_scaling": LONGROPE | {"factor": 16.0}}).rope_scaling
+    assert stated is not None
+    assert stated.attention_factor == pytest.approx((1 + np.log(16) / np.log(4096)) ** 0.5)
+
+
+def test_the_context_that_is_served_decides_about_longrope() -> None:
+    """Everything up to the original context is one model, everything beyond it is another one."""
+    config = config_from_hf(PHI)
+    assert config.limit_context(None) is config.limit_context(4097) is config.limit_context(1 << 20) is config
+    short = config.limit_context(4096)
+    assert short == config.limit_context(10) == replace(config, context_length=4096)
+    assert config_from_hf(PHI | {"max_position_embeddings": 1024}).limit_context(512).context_length == 1024
+    assert TINYLLAMA.limit_context(512) is TINYLLAMA
+
+
+@pytest.mark.parametrize(
+    ("changes", "factors", "message"),
+    [
+        ({"rope.scaling.type": "longrope"}, {}, "tensor rope_factors_short.weight is missing, expected a vector"),
+        ({}, {"long": np.ones(32)}, "tensor rope_factors_short.weight is missing, expected a vector"),
+        ({}, {"long": np.ones((32, 2)), "short": np.ones(32)}, r"rope_factors_long.weight is of shape \(32, 2\)"),
+        ({}, {"long": np.ones(32), "short": np.zeros(32)}, "rope_factors_short.weight holds 0.0 at 0; it must be"),
+        ({}, {"long": np.ones(31), "short": np.ones(31)}, "rope_dim 64 with 31 longrope factors, expected 32"),
+        (
+            {"rope.scaling.type": "longrope", "rope.scaling.factor": 32.0},
+            {"long": np.ones(32), "short": np.ones(32)},
+            "rope.scaling.factor is 32.0, expected none, as longrope has a factor for each pair",
+        ),
+    ],
+)
+def test_broken_longrope_in_gguf_is_refused(
+    changes: dict[str, object], factors: dict[str, NDArray[np.float64]], message: str
+) -> None:
+    named = {f"rope_factors_{kind}.weight": values.astype(np.float32) for kind, values in factors.items()}
+    tensors = dict.fromkeys(NAMES) | {name: make_source(name, values) for name, values in named.items()}
+    with pytest.raises(ModelError, match=message):
+        config_from_gguf(TINYLLAMA_GGUF | {f"llama.{key}": value for key, value in changes.items()}, tensors)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -309,7 +375,7 @@ def test_gguf_yarn_multiplies_the_recommended_factor() -> None:
         ({"llama.final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0: logit soft-capping"),
         ({"llama.attention.causal": False}, "attention.causal is False: only causal"),
         ({"llama.attention.sliding_window_pattern": np.ones(22, bool)}, "windows that differ by layer"),
-        ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type is 'longrope', expected none, linear or yarn"),
+        ({"llama.rope.scaling.type": "magic"}, "type is 'magic', expected none, linear, longrope or yarn"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scale_linear is missing, expected a factor above 0"),
         ({"llama.rope.scaling.factor": float("nan")}, "rope.scaling.factor is nan"),
         ({"llama.rope.scaling.alpha": 4.0}, "rope.scaling.alpha is 4.0"),
@@ -355,9 +421,11 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 @PATIENT
-@given(st.dictionaries(st.sampled_from(sorted(YARN)), VALUES, max_size=3))
-def test_any_hf_scaling_is_read_or_refused(changes: dict[str, Any]) -> None:
-    outcome(lambda: config_from_hf(TINYLLAMA_HF | {"rope_scaling": YARN | changes}))
+@pytest.mark.parametrize("scaling", [YARN, LONGROPE | {"factor": 4.0}], ids=["yarn", "longrope"])
+@given(st.data())
+def test_any_hf_scaling_is_read_or_refused(scaling: dict[str, Any], data: st.DataObject) -> None:
+    changes = data.draw(st.dictionaries(st.sampled_from(sorted(scaling)), VALUES, max_size=3))
+    outcome(lambda: config_from_hf(TINYLLAMA_HF | {"rope_scaling": scaling | changes}))
 
 
 @PATIENT

@@ -55,6 +55,11 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("llama-yarn-mscale", {"rope_scaling": None}),
         ("llama-bias-gelu", {"activation": "silu"}),
         ("mistral-window", {"sliding_window": None}),
+        ("phi3-long", {"rope_scaling": None}),
+        ("phi3-short", {"rope_scaling": None}),
+        ("phi3-short", {"context_length": 128}),
+        ("phi3-short", {"sliding_window": None}),
+        ("phi3-short", {"sliding_window": 12}),
         ("olmo2", {"rope_theta": 10000.0}),
         ("olmo3", {"rope_scaling": None}),
         ("olmo3", {"window_layers": None}),
@@ -99,6 +104,21 @@ def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None
         Context("reference"), changed, make_hf_tensors(make_weights(config, seed), architecture=config["model_type"])
     )
     assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        ("phi3-long", {"original_context": 128}),
+        ("phi3-long", {"attention_factor": 1.0}),
+        ("phi3-short", {"original_context": 63}),
+        ("phi3-short", {"attention_factor": 1.0}),
+    ],
+)
+def test_goldens_see_each_part_of_longrope(case: str, change: dict[str, object]) -> None:
+    scaling = config_from_hf(read_golden(case)[0]).rope_scaling
+    assert scaling is not None
+    test_goldens_see_every_feature(case, {"rope_scaling": replace(scaling, **change)})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -150,5 +170,5 @@ def test_gguf_file_equals_golden(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, metadata, [TensorToWrite.from_source(t, name=n, type_name="f32") for n, t in tensors.items()])
     with open_gguf(path) as file:
-        model = Decoder(Context("cpu"), config_from_gguf(file.metadata, file.tensors.keys()), file.tensors)
+        model = Decoder(Context("cpu"), config_from_gguf(file.metadata, file.tensors), file.tensors)
         assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE

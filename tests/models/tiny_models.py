@@ -25,7 +25,6 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name as by_architecture
 from mlxr.models.names import (
-    ROPE_FACTORS,
     adds_one,
     gguf_metadata,
     gguf_rope_factors,
@@ -90,9 +89,8 @@ def make_gguf(weights: Weights, config: ModelConfig) -> tuple[dict[str, object],
     for name, values in name_weights(weights, config.architecture).items():
         order = gguf_row_order(name, config)
         tensors[name] = make_source(name, values if order is None else values[order])
-    factors = gguf_rope_factors(config)
-    if factors is not None:
-        tensors[ROPE_FACTORS] = make_source(ROPE_FACTORS, np.array(factors, np.float32))
+    for name, factors in gguf_rope_factors(config).items():
+        tensors[name] = make_source(name, np.array(factors, np.float32))
     return gguf_metadata(config), tensors
 
 
@@ -105,7 +103,7 @@ def build_hf(ctx: Context, config: Config, seed: int, type_name: str = "f32") ->
 def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:
     """The same model by way of GGUF's metadata, names and row order."""
     metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
-    return Decoder(ctx, config_from_gguf(metadata, tensors.keys()), tensors)
+    return Decoder(ctx, config_from_gguf(metadata, tensors), tensors)
 
 
 Windows = tuple[int | None, ...]  # of each layer

@@ -83,6 +83,11 @@ class AffineTensor:
             values[first - begin : last - begin] = (groups * scale + bias).reshape(last - first, -1)
         return values
 
+    def take_rows(self, start: int, stop: int) -> AffineTensor:
+        """Rows [start:stop] as a tensor of their own, under the same name."""
+        weight, scales, biases = (part.take_rows(start, stop) for part in (self._weight, self._scales, self._biases))
+        return AffineTensor(weight, scales, biases, self.quantization)
+
     def release(self) -> None:
         """Forget the blocks and let the mapped pages go; all comes back when asked for."""
         self._blocks = None

@@ -179,9 +179,9 @@ def tensor_type(
 
 
 def _find_kind(tensor_name: str) -> str:
-    """`attn_v` of `blk.7.attn_v.weight`; experts count as what they are experts of."""
+    """`attn_v` of `blk.7.attn_v.weight`; experts count as what they are experts of, and q, k and v joined as v."""
     stem = tensor_name.removesuffix(".weight").rsplit(".", 1)[-1]
-    return stem.removesuffix("_exps").removesuffix("_shexp")
+    return "attn_v" if stem == "attn_qkv" else stem.removesuffix("_exps").removesuffix("_shexp")
 
 
 def is_converted(tensor_name: str, shape: tuple[int, ...]) -> bool:

@@ -61,6 +61,12 @@ class TensorSource:
         values = decode_blocks(row, self.data[first * stride : (first + count) * stride])
         return values.reshape(count, *self.shape[1:])
 
+    def take_rows(self, start: int, stop: int) -> TensorSource:
+        """Rows [start:stop] of a matrix as a tensor of their own, under the same name; nothing is copied."""
+        stride = self.nbytes // self.shape[0]
+        shape, data = (stop - start, *self.shape[1:]), self.data[start * stride : stop * stride]
+        return TensorSource(self.name, self.type_name, shape, data, self.mapping)
+
     def release(self) -> None:
         """Tell the operating system that the mapped pages may go; they come back by themselves when read again."""
         if self.mapping is not None:

@@ -63,6 +63,10 @@ class TensorSource(Protocol):
         """Decode rows [start:stop] (all by default) to float32; shape (n, columns), or 1-D for a vector."""
         ...
 
+    def take_rows(self, start: int, stop: int) -> TensorSource:
+        """Rows [start:stop] of a matrix as a tensor of their own, nothing copied."""
+        ...
+
     def release(self) -> None:
         """Tell the operating system that the mapped pages behind `data` may go; reading again still works."""
         ...

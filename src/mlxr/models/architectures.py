@@ -25,7 +25,8 @@ class Architecture:
     `hf_class` its entry in `architectures`. `gguf_interleaved`: GGUF files have the rows of q and k in an order that
     rotates neighbouring pairs. `qkv_bias`: always has biases on q, k and v; `bias_key`: `attention_bias` in
     `config.json` gives q, k, v and o biases, `mlp_bias` gate, up and down. `qk_norm`: RMS norm of every query and key
-    head. `window_switch`: the sliding window counts only with `use_sliding_window`. `build` makes the layers.
+    head. `window_switch`: the sliding window counts only with `use_sliding_window`; `window_default` is what
+    `config.json` means that does not state one, 0 for none. `build` makes the layers.
 
     `activation` is the one that GGUF files of this family mean. Of every `full_every` layers the last has no window;
     `window_rope_theta` is the base of the others' rotation, and with `plain_windows` theirs is not stretched.
@@ -34,8 +35,9 @@ class Architecture:
     of `by_width_layers` layers scales scores by hidden / heads instead of the head size. `multipliers`: files state
     Granite's four; `logit_multiplier`: Cohere's. Of every `nope_every` layers the last rotates nothing, or with
     `nope_in_full` those without a window. `hf_interleaved`: neighbouring pairs rotate in Hugging Face folders, too.
-    `tied_default`: what `tie_word_embeddings` is where it is not stated. `layer_names` are names of tensors in Hugging
-    Face folders that mean something else than elsewhere.
+    `tied_default`: what `tie_word_embeddings` is where it is not stated. `is_joined`: files keep q, k and v as one
+    tensor, and gate and up. `layer_names` are names of tensors in Hugging Face folders that mean something else than
+    elsewhere.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Architecture:
     qk_norm: bool = False
     windowed: bool = False
     window_switch: bool = False
+    window_default: int = 4096
     kv_heads_default: bool = False  # old llama configurations leave num_key_value_heads out when all heads have one
     build: Callable[[ModelConfig], tuple[LayerSpec, ...]] = families.build_llama
     activation: Activation = "silu"
@@ -64,6 +67,7 @@ class Architecture:
     norm_kind: NormKind = "rms"
     hf_interleaved: bool = False
     tied_default: bool = False
+    is_joined: bool = False
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
 
 
@@ -96,6 +100,9 @@ _OLMO: dict[str, Any] = {
 ARCHITECTURES = (
     Architecture("llama", "llama", "LlamaForCausalLM", gguf_interleaved=True, bias_key=True, kv_heads_default=True),
     Architecture("mistral", "llama", "MistralForCausalLM", gguf_interleaved=True, windowed=True),
+    Architecture(
+        "phi3", "phi3", "Phi3ForCausalLM", windowed=True, window_default=0, kv_heads_default=True, is_joined=True
+    ),
     Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", qkv_bias=True, windowed=True, window_switch=True),
     Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", bias_key=True, qk_norm=True, windowed=True, window_switch=True),
     Architecture(

@@ -6,7 +6,7 @@ may rely on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.errors import ModelError
@@ -80,6 +80,11 @@ class ModelConfig:
             raise ModelError(f"model has rope_dim {self.rope_dim}, expected even and at most head_dim {self.head_dim}")
         if self.rope_scaling is not None and self.rope_scaling.kind == "ntk" and self.rope_dim < 4:
             raise ModelError(f"model has rope_dim {self.rope_dim} with ntk scaling, which needs at least 4")
+        if self.rope_scaling is not None and len(self.rope_scaling.long_factors) not in (0, self.rope_dim // 2):
+            raise ModelError(
+                f"model has rope_dim {self.rope_dim} with {len(self.rope_scaling.long_factors)} longrope factors, "
+                f"expected {self.rope_dim // 2}"
+            )
         if not 0 < self.rms_eps < 1:
             raise ModelError(f"model has rms_eps {self.rms_eps}, expected between 0 and 1")
         for name in ("rope_theta", "window_rope_theta"):
@@ -97,6 +102,18 @@ class ModelConfig:
                 raise ModelError(f"model has {name} {value}, expected above 0 and at most {MAX_SCALE:g}")
         if self.activation not in ACTIVATIONS:
             raise ModelError(f"model has activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
+
+    def limit_context(self, context_tokens: int | None) -> ModelConfig:
+        """The configuration for contexts of up to `context_tokens` (None: as long as the model can).
+
+        Longrope's short factors are for contexts up to its original one. Served within that, the model is one of that
+        length, with other keys in its cache than the model that is served beyond it.
+        """
+        scaling = self.rope_scaling
+        if context_tokens is None or scaling is None or scaling.kind != "longrope":
+            return self
+        original = scaling.original_context or self.context_length
+        return replace(self, context_length=min(self.context_length, original)) if context_tokens <= original else self
 
     @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:

@@ -25,8 +25,9 @@ from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
 from mlxr.models.config import ModelConfig
 from mlxr.models.layer import LayerReader
+from mlxr.models.names import ROPE_FACTORS
 from mlxr.models.step_work import AttentionWork, StepWork
-from mlxr.models.weights import check_tensors, read_rope_factors
+from mlxr.models.weights import check_tensors, read_rope_factors, split_joined
 
 FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
 FIRST_POSITIONS = 2048  # the rotation table starts this long and doubles
@@ -64,6 +65,7 @@ class Decoder:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         check_tensors(config, tensors)
+        tensors = split_joined(config, tensors)
         self.ctx = ctx
         self.config = config
         ctx.choose_activations(tensor.type_name for tensor in tensors.values() if len(tensor.shape) == 2)
@@ -88,7 +90,7 @@ class Decoder:
                 Ends(config.embedding_scale, config.logit_scale, config.final_softcap),
             )
         )
-        self._rope_factors = read_rope_factors(tensors)
+        self._rope_factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
         self._tables = self._build_tables(min(FIRST_POSITIONS, config.context_length))
         if progress is not None:
             progress(config.layers + 1, config.layers + 1)

@@ -15,7 +15,7 @@ NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # a table that
 
 
 def build_llama(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    """Layers that are normed before each block: Llama, Mistral, Qwen2, Qwen3, Granite, SmolLM3."""
+    """Layers that are normed before each block: Llama, Mistral, Phi-3, Qwen2, Qwen3, Granite, SmolLM3."""
     return _build_layers(config, Norms(config.rms_eps))
 
 

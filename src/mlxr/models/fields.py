@@ -62,6 +62,15 @@ class Fields:
             self.refuse(name, wants)
         return float(value)
 
+    def numbers(self, name: str, low: float, high: float) -> tuple[float, ...]:
+        """A list of finite numbers in [low, high]."""
+        value = self.get(name)
+        if not isinstance(value, list):
+            self.refuse(name, "a list of numbers")
+        items = {f"{name}[{index}]": item for index, item in enumerate(value)}
+        fields = Fields({self.key(item): number for item, number in items.items()}, self._prefix)
+        return tuple(fields.number(item, low, high) for item in items)
+
     def flag(self, name: str, default: bool) -> bool:
         """Return the field `name`, which must be true or false."""
         value = self.get(name)

@@ -7,9 +7,10 @@ its own is seen from the names of its tensors, as the metadata does not say.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 
 from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
+from mlxr.kernels.tensor import TensorSource
 from mlxr.models import config as limits
 from mlxr.models.architectures import (
     EPS_KEYS,
@@ -21,6 +22,8 @@ from mlxr.models.architectures import (
 )
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
+from mlxr.models.names import LONG_FACTORS, SHORT_FACTORS
+from mlxr.models.weights import read_rope_factors
 
 _UNUSED = (0,)
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -47,8 +50,11 @@ _REFUSED = (
 )
 
 
-def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[str]) -> ModelConfig:
-    """The configuration of a GGUF file. Raises ModelError naming the key that is missing, absurd or not supported."""
+def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> ModelConfig:
+    """The configuration of a GGUF file. Raises ModelError naming the key that is missing, absurd or not supported.
+
+    Of the `tensors` only the factors of longrope are read.
+    """
     row = by_gguf_name(Fields(metadata).text("general.architecture"))
     fields = Fields(metadata, f"{row.gguf_name}.")
     read: list[tuple[str, ...]] = [_SOFTCAPS] * row.softcaps + [_WINDOW_THETA, _PATTERN] * (row.full_every is not None)
@@ -84,7 +90,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[st
         rope_theta=rope_theta,
         rope_dim=rope_dim,
         rope_interleaved=row.gguf_interleaved,
-        rope_scaling=_read_scaling(fields, context_length),
+        rope_scaling=_read_scaling(fields, context_length, tensors),
         sliding_window=window,
         window_layers=window_layers,
         window_rope_theta=_read_window_theta(fields, row, window, rope_theta),
@@ -97,11 +103,11 @@ def config_from_gguf(metadata: Mapping[str, object], tensor_names: Collection[st
         embedding_scale=_read_scale(fields, row, "embedding_scale")
         or (math.sqrt(hidden) if row.scales_embeddings else 1.0),
         activation=row.activation,
-        qkv_bias=row.qkv_bias or "blk.0.attn_q.bias" in tensor_names,
-        output_bias="blk.0.attn_output.bias" in tensor_names,
-        ffn_bias="blk.0.ffn_gate.bias" in tensor_names,
+        qkv_bias=row.qkv_bias or "blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        ffn_bias="blk.0.ffn_gate.bias" in tensors,
         qk_norm=row.qk_norm,
-        tied_embeddings="output.weight" not in tensor_names,
+        tied_embeddings="output.weight" not in tensors,
     )
 
 
@@ -162,16 +168,28 @@ def _read_vocab_size(metadata: Mapping[str, object], fields: Fields) -> int:
     return stated
 
 
-def _read_scaling(fields: Fields, context_length: int) -> RopeScaling | None:
+def _read_scaling(fields: Fields, context_length: int, tensors: Mapping[str, TensorSource]) -> RopeScaling | None:
     factor_key = "rope.scaling.factor" if fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
     factor = fields.number(factor_key, 0.0, 1e6, default=0.0)  # 0 is how writers say "none"
     kind = fields.text("rope.scaling.type", default="linear")
-    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+    is_plain = kind == "none" or (kind == "linear" and factor in (0.0, 1.0))
+    if kind == "longrope" or (is_plain and LONG_FACTORS in tensors):
+        if factor not in (0.0, 1.0):
+            fields.refuse(factor_key, "none, as longrope has a factor for each pair")
+        return RopeScaling(
+            "longrope",
+            1.0,
+            original_context=_read_original_context(fields, context_length),
+            attention_factor=fields.number("rope.scaling.attn_factor", 1e-6, 1e6, default=1.0),
+            short_factors=tuple(read_rope_factors(tensors, SHORT_FACTORS)),
+            long_factors=tuple(read_rope_factors(tensors, LONG_FACTORS)),
+        )
+    if is_plain:
         return None
     if kind == "linear":
         return RopeScaling("linear", factor)
     if kind != "yarn":
-        fields.refuse("rope.scaling.type", "none, linear or yarn")
+        fields.refuse("rope.scaling.type", "none, linear, longrope or yarn")
     if factor <= 0:
         fields.refuse(factor_key, "a factor above 0")
     stated = "rope.scaling.yarn_attn_factor"
@@ -180,11 +198,13 @@ def _read_scaling(fields: Fields, context_length: int) -> RopeScaling | None:
     return RopeScaling(
         "yarn",
         factor,
-        original_context=fields.integer(
-            "rope.scaling.original_context_length", 1, limits.MAX_CONTEXT, default=context_length
-        ),
+        original_context=_read_original_context(fields, context_length),
         # files state what the recommended factor is multiplied by
         attention_factor=fields.number(stated, 1e-6, 1e6, default=1.0) * yarn_attention_factor(factor),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 1e-6, 1e6, default=32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1e-6, 1e6, default=1.0),
     )
+
+
+def _read_original_context(fields: Fields, context_length: int) -> int:
+    return fields.integer("rope.scaling.original_context_length", 1, limits.MAX_CONTEXT, default=context_length)

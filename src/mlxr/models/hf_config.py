@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
-from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
+from mlxr.kernels.rope import RopeScaling, longrope_attention_factor, yarn_attention_factor
 from mlxr.models import config as limits
 from mlxr.models.architectures import Architecture, by_hf_class, by_name, default_rope_layers
 from mlxr.models.config import ModelConfig
@@ -27,12 +27,10 @@ _REFUSED = (
     (("use_qk_norm",), (False,), "norms of queries and keys are not supported here"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
 )
-_DEFAULT_WINDOW = 4096  # what these families mean when the key is not there
 _DEFAULT_FULL_LAYERS = 28
+_LONGROPE = ("longrope", "su")  # its name, and the one in older files
 _REFUSED_SCALING = {
     "dynamic": "it would turn cached keys by other angles as a text grows; use type ntk with a fixed factor, or yarn",
-    "longrope": "it is not used by the supported architectures",
-    "su": "it is not used by the supported architectures",
     "mrope": "it is for images",
 }
 
@@ -63,7 +61,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     rope, window_rope = _find_rope(fields)
     rope_theta = rope.number("rope_theta", 1.0001, 1e15, default=fields.number("rope_theta", 1.0001, 1e15, 1e4))
     window, window_layers = _read_window(fields, row, layers)
-    scaling = _read_scaling(rope, context_length)
+    scaling = _read_scaling(fields, rope, context_length)
     attention_bias = row.bias_key and fields.flag("attention_bias", False)
     mlp_bias = row.bias_key and fields.flag("mlp_bias", False)
     return ModelConfig(
@@ -184,15 +182,21 @@ def _read_rope_dim(fields: Fields, rope: Fields, head_dim: int) -> int:
     return rope_dim
 
 
-def _read_scaling(rope: Fields, context_length: int) -> RopeScaling | None:
+def _read_scaling(fields: Fields, rope: Fields, context_length: int) -> RopeScaling | None:
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
     if kind == "default":
         return None
     if kind in _REFUSED_SCALING:
         raise ModelError(f"{rope.key('rope_type')} {kind!r} is not supported: {_REFUSED_SCALING[kind]}")
-    if kind not in ("linear", "ntk", "yarn", "llama3"):
-        raise ModelError(f"{rope.key('rope_type')} is {kind!r}, expected default, linear, ntk, yarn or llama3")
-    original = rope.integer("original_max_position_embeddings", 1, limits.MAX_CONTEXT, default=context_length)
+    if kind not in ("linear", "ntk", "yarn", "llama3", *_LONGROPE):
+        raise ModelError(
+            f"{rope.key('rope_type')} is {kind!r}, expected default, linear, longrope, ntk, yarn or llama3"
+        )
+    key = "original_max_position_embeddings"  # Phi states it beside the scaling
+    original = rope.integer(key, 1, limits.MAX_CONTEXT, fields.integer(key, 1, limits.MAX_CONTEXT, context_length))
+    if kind in _LONGROPE:
+        return _read_longrope(rope, original, context_length)
+    rope.refuse_unless(("short_factor", "long_factor"), (), "only known with rope_type longrope")
     if kind == "llama3":
         return RopeScaling(
             "llama3",
@@ -204,6 +208,20 @@ def _read_scaling(rope: Fields, context_length: int) -> RopeScaling | None:
     if kind == "yarn":
         return _read_yarn(rope, original, context_length)
     return RopeScaling("linear" if kind == "linear" else "ntk", rope.number("factor", 1.0, 1e6))
+
+
+def _read_longrope(rope: Fields, original: int, context_length: int) -> RopeScaling:
+    factor = rope.number("factor", 1e-6, 1e6, default=context_length / original)
+    return RopeScaling(
+        "longrope",
+        1.0,
+        original_context=original,
+        attention_factor=rope.number(
+            "attention_factor", 1e-6, 1e6, default=longrope_attention_factor(factor, original)
+        ),
+        short_factors=rope.numbers("short_factor", 1e-6, 1e6),
+        long_factors=rope.numbers("long_factor", 1e-6, 1e6),
+    )
 
 
 def _read_yarn(rope: Fields, original: int, context_length: int) -> RopeScaling:
@@ -234,7 +252,7 @@ def _read_window(fields: Fields, row: Architecture, layers: int) -> tuple[int | 
     """The window, and which layers have it; None instead of flags that are all alike."""
     if not row.windowed or (row.window_switch and not fields.flag("use_sliding_window", False)):
         return None, None
-    unstated = 0 if fields.has("sliding_window") else _DEFAULT_WINDOW  # null says: no window
+    unstated = 0 if fields.has("sliding_window") else row.window_default  # null says: no window
     window = fields.integer("sliding_window", 0, limits.MAX_CONTEXT, default=unstated) or None
     if window is None:
         return None, None

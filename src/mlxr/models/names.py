@@ -7,7 +7,7 @@ integers for whoever writes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from mlxr.core.errors import ModelError
@@ -25,6 +25,7 @@ from mlxr.models.config import ModelConfig
 Tensor = TypeVar("Tensor")
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 _MODEL_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -36,12 +37,14 @@ _LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",  # the rows of gate, then those of up, as in GGUF
     "mlp.down_proj": "ffn_down",
 }
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
@@ -93,7 +96,8 @@ def gguf_row_order(name: str, config: ModelConfig) -> list[int] | None:
 def gguf_metadata(config: ModelConfig) -> dict[str, object]:
     """The metadata that says in GGUF what `config` says; without names, tokenizer and file type.
 
-    llama3 scaling has no keys: it is the tensor of `gguf_rope_factors`. ntk scaling is a larger frequency base.
+    llama3 scaling has no keys, and longrope none for its factors: these are the tensors of `gguf_rope_factors`. ntk
+    scaling is a larger frequency base.
     """
     row = by_name(config.architecture)
     if config.activation != row.activation:
@@ -152,6 +156,12 @@ def _scaling_metadata(config: ModelConfig) -> dict[str, object]:
         return {"rope.freq_base": config.rope_theta * scaling.factor ** (config.rope_dim / (config.rope_dim - 2))}
     if scaling.kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
+    if scaling.kind == "longrope":
+        return {
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": scaling.original_context,
+            "rope.scaling.attn_factor": scaling.attention_factor,
+        }
     if not scaling.truncate:
         raise ModelError("rope scaling yarn without truncate cannot be stated in a GGUF file")
     return {
@@ -164,10 +174,11 @@ def _scaling_metadata(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def gguf_rope_factors(config: ModelConfig) -> list[float] | None:
-    """The f32 tensor `rope_freqs.weight` (rope_dim / 2) that states llama3 scaling, or None without it."""
-    if config.rope_scaling is None or config.rope_scaling.kind != "llama3":
-        return None
-    plain = inverse_frequencies(config.rope_dim, config.rope_theta)
-    factors: list[float] = llama3_factors(plain, config.rope_scaling).tolist()
-    return factors
+def gguf_rope_factors(config: ModelConfig) -> dict[str, Sequence[float]]:
+    """The f32 tensors (rope_dim / 2) that state llama3 scaling and longrope, by name; none with other scalings."""
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind not in ("llama3", "longrope"):
+        return {}
+    if scaling.kind == "longrope":
+        return {LONG_FACTORS: scaling.long_factors, SHORT_FACTORS: scaling.short_factors}
+    return {ROPE_FACTORS: llama3_factors(inverse_frequencies(config.rope_dim, config.rope_theta), scaling).tolist()}

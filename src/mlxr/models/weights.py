@@ -7,25 +7,56 @@ from collections.abc import Mapping
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource, read_vector
+from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer import list_tensors
-from mlxr.models.names import ROPE_FACTORS
+from mlxr.models.layer import Shape, list_tensors
+from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from mlxr.models.specs import LayerSpec
 
+# What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
+_JOINED = {
+    "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+    "ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight"),
+}
 _DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq_base says
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every tensor the model must have."""
+def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
+    """Canonical name and shape of every tensor that files of the model must have."""
     table = (config.vocab_size, config.hidden)
-    expected: dict[str, tuple[int, ...]] = {"token_embd.weight": table, "output_norm.weight": (config.hidden,)}
+    expected: dict[str, Shape] = {"token_embd.weight": table, "output_norm.weight": (config.hidden,)}
     if config.layer_specs[-1].norms.bias:
         expected["output_norm.bias"] = (config.hidden,)
     if not config.tied_embeddings:
         expected["output.weight"] = table
     for index, layer in enumerate(config.layer_specs):
-        for part, shape in list_tensors(layer, config.hidden):
+        for part, shape in _list_stored(layer, config).items():
             expected[f"blk.{index}.{part}"] = shape
     return expected
+
+
+def _list_stored(layer: LayerSpec, config: ModelConfig) -> dict[str, Shape]:
+    """Name and shape of each tensor of a layer, as files of the family have them."""
+    stored = dict(list_tensors(layer, config.hidden))
+    if by_name(config.architecture).is_joined:
+        for name, parts in _JOINED.items():
+            stored[name] = (sum(stored.pop(part)[0] for part in parts), config.hidden)
+    return stored
+
+
+def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
+    """The tensors that layers are made of, out of those that `check_tensors` found right: views of joined ones."""
+    if not by_name(config.architecture).is_joined:
+        return tensors
+    split = dict(tensors)
+    for index, layer in enumerate(config.layer_specs):
+        shapes = dict(list_tensors(layer, config.hidden))
+        for name, parts in _JOINED.items():
+            joined, stop = split.pop(f"blk.{index}.{name}"), 0
+            for part in parts:
+                start, stop = stop, stop + shapes[part][0]
+                split[f"blk.{index}.{part}"] = joined.take_rows(start, stop)
+    return split
 
 
 def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> None:
@@ -37,8 +68,9 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
                 f"tensor {name} is missing, which a {config.architecture} model of {config.layers} layers needs"
             )
         _check_shape(name, tensors[name].shape, shape, config)
+    has_longrope = config.rope_scaling is not None and config.rope_scaling.kind == "longrope"
     for name, tensor in tensors.items():
-        if name == ROPE_FACTORS:
+        if name == ROPE_FACTORS or (has_longrope and name in (LONG_FACTORS, SHORT_FACTORS)):
             _check_shape(name, tensor.shape, (config.rope_dim // 2,), config)
         elif name == "output.weight" and config.tied_embeddings:
             # some folders store the copy that the configuration calls tied; the table is what counts
@@ -50,15 +82,16 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
             )
 
 
-def read_rope_factors(tensors: Mapping[str, TensorSource]) -> list[float] | None:
-    """Return the divisors of the rotary frequencies, or None; ModelError unless all are finite and positive."""
-    tensor = tensors.get(ROPE_FACTORS)
-    if tensor is None:
-        return None
+def read_rope_factors(tensors: Mapping[str, TensorSource], name: str) -> list[float]:
+    """The divisors of the rotary frequencies that a tensor holds; ModelError unless all are finite and positive."""
+    tensor = tensors.get(name)
+    if tensor is None or len(tensor.shape) != 1:
+        found = "missing" if tensor is None else f"of shape {tensor.shape}"
+        raise ModelError(f"tensor {name} is {found}, expected a vector of a factor for each pair that rotates")
     factors: list[float] = read_vector(tensor).tolist()
     for index, factor in enumerate(factors):
         if not 0.0 < factor < math.inf:
-            raise ModelError(f"tensor {ROPE_FACTORS} holds {factor} at {index}; it must be finite and above 0")
+            raise ModelError(f"tensor {name} holds {factor} at {index}; it must be finite and above 0")
     return factors
 
 

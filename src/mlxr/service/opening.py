@@ -67,6 +67,7 @@ def _load(
         device=settings.device,
         threads=settings.threads,
         isa=settings.isa,
+        context_tokens=settings.context_tokens,
         needs_chat_template=needs_chat_template,
         progress=progress,
     )

@@ -256,7 +256,8 @@ def compute_reference(
         context_tokens=min(len(token_ids), loaded.config.context_length),
         kv_type=settings.kv_type or loaded.kv_type,
     )
-    with open_model(loaded.path, replace(plain, max_batch_tokens=len(token_ids)), progress) as reference:
+    served = replace(plain, max_batch_tokens=len(token_ids), context_tokens=settings.context_tokens)
+    with open_model(loaded.path, served, progress) as reference:
         tap = LogitsTap(reference.model)
         build_engine(reference, plain, tap).score(token_ids)
         right = np.concatenate(tap.rows)

@@ -112,8 +112,8 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
     return scale(1.0)
 
 
-def longrope_attention_factor(context: int, original_context: int) -> float:
-    """The attention factor that longrope recommends for a model made longer, from its original context to `context`."""
-    if context <= original_context:
+def longrope_attention_factor(factor: float, original_context: int) -> float:
+    """The attention factor that longrope recommends for a model made `factor` times as long as its original context."""
+    if factor <= 1 or original_context <= 1:
         return 1.0
-    return math.sqrt(1.0 + math.log(context / original_context) / math.log(original_context))
+    return math.sqrt(1.0 + math.log(factor) / math.log(original_context))
