@@ -47,14 +47,14 @@ def open_engine(page: Page, server: PageServer) -> None:
 
     for number in range(40, 46):
         answer(number, 1)
-    threads = [threading.Thread(target=answer, args=(number, 600), daemon=True) for number in range(8)]
+    threads = [threading.Thread(target=answer, args=(number, 1800), daemon=True) for number in range(8)]
     page.goto(f"{server.url}/#/engine")
     expect(page.get_by_text("Live", exact=True)).to_be_visible()
     for thread in threads:
         thread.start()
     rows = page.get_by_role("region", name="Running answers", exact=True).get_by_role("listitem")
     expect(rows).to_have_count(8)
-    page.wait_for_timeout(4000)
+    page.wait_for_timeout(2000)
 
 
 def end_answers(server: PageServer) -> None:

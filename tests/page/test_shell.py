@@ -87,7 +87,7 @@ def test_a_theme_is_kept(page: Page) -> None:
 def test_a_key_can_be_entered_before_it_is_asked_for(page: Page) -> None:
     page.get_by_role("link", name="Settings", exact=True).click()
     page.get_by_role("button", name="Enter a key").click()
-    expect(page.get_by_role("dialog").get_by_label("API key")).to_be_visible()
+    expect(page.get_by_role("dialog", name="API key").get_by_label("API key")).to_be_focused()
 
 
 def test_a_key_is_remembered_when_asked_and_forgotten_again(make_server: MakePageServer, tab: OpenTab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from live_view import LiveView
 
 from mlxr.core.errors import EngineStopped
-from mlxr.core.live import Counters, LiveChange, LiveState, WatchedModel
+from mlxr.core.live import Counters, LiveChange, LiveState, MachineLimits, WatchedModel
 from mlxr.engine.live import LiveReading
 from mlxr.server import live
 from mlxr.server.errors import ServerError
@@ -118,6 +119,28 @@ def test_who_comes_later_knows_as_much() -> None:
         assert one.snapshot["counters"]["steps"] == 1
         assert other.snapshot["counters"]["steps"] > 20
         assert session.readings == session.steps, "one reading serves both"
+
+    run(pool, talk)
+
+
+def test_who_comes_while_the_machine_is_measured_is_told_the_limits() -> None:
+    pool = CountingPool("a")
+    session = pool.models["a"].session
+    limits = MachineLimits(1e9, 2e9, 3.0)
+
+    async def talk(hub: Hub) -> None:
+        first, one = hub.enter(None), LiveView()
+        await read_until(first, one, lambda view: view.counters["steps"] > 5)
+
+        async def measure() -> None:
+            if second.session is session and second.is_new:
+                hub.note_limits(session, limits)
+
+        second, other = hub.enter("a"), LiveView()
+        session.wait = measure
+        await read_until(second, other, lambda view: bool(view.counters))
+        assert other.snapshot["limits"] == asdict(limits)
+        assert other.snapshot["limits_hint"] is None
 
     run(pool, talk)
 

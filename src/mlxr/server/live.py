@@ -101,9 +101,10 @@ class Channel:
     async def read(self, watchers: list[Watcher], model: RunningModel, models: list[str]) -> None:
         """Read the engine once and tell those of `watchers` that still watch it."""
         full = any(watcher.wants_snapshot for watcher in watchers)
-        limits = await self.session.find_limits() if full else None
-        hint = None if limits is not None else self.session.explain_missing_limits()
+        kept = await self.session.find_limits() if full else None
         reading = await self.session.read_live(full=full)
+        limits = self.new_limits or kept  # it may have been measured since the file was read
+        hint = None if limits is not None else self.session.explain_missing_limits()
         watchers = [watcher for watcher in watchers if watcher.session is self.session]
         now, kernels = time.time(), _list_kernels(self.session.count_kernels())
         if reading.change is None:  # the record begins here: what was before is not known

@@ -5,8 +5,8 @@ const NAME = "mlxr.key";
 /** The API key in use; "" without one. Kept for this tab, or for good when the person chose that. */
 export const apiKey = createStore(read());
 
-/** Whether the server refused a request for want of a right key; the dialog that asks for one shows then. */
-export const keyWanted = createStore<"no" | "missing" | "wrong">("no");
+/** Why a key is asked for: requests had none or a wrong one, or the person offers one. */
+export const keyWanted = createStore<"no" | "missing" | "wrong" | "offered">("no");
 
 export function saveKey(key: string, forGood: boolean): void {
   forgetKey();

@@ -2,7 +2,7 @@ import { FileJson, FileText, Pencil, Trash2 } from "lucide-react";
 import { useState } from "react";
 import { go } from "../lib/route";
 import { Button } from "../ui/Button";
-import { Dialog } from "../ui/Dialog";
+import { Dialog, DialogForm } from "../ui/Dialog";
 import { Field } from "../ui/Field";
 import { Menu, MenuItem } from "../ui/Menu";
 import { fileName, saveFile } from "./files";
@@ -52,21 +52,20 @@ interface DialogProps {
 
 function RenameDialog({ open, conversation, onClose }: DialogProps) {
   const [title, setTitle] = useState(conversation.title);
-  const save = (event: React.FormEvent) => {
-    event.preventDefault();
+  const save = () => {
     renameConversation(conversation.id, title);
     onClose();
   };
   return (
     <Dialog open={open} title="Rename the conversation" onClose={onClose}>
-      <form onSubmit={save} style={{ display: "grid", gap: "var(--gap-4)" }}>
+      <DialogForm onSubmit={save}>
         <Field label="Title">
           {(ids) => <input {...ids} value={title} maxLength={200} onChange={(event) => setTitle(event.target.value)} />}
         </Field>
         <Button kind="primary" type="submit" disabled={!title.trim()}>
           Rename
         </Button>
-      </form>
+      </DialogForm>
     </Dialog>
   );
 }

@@ -1,12 +1,19 @@
 import { useModels } from "../api/models";
 import styles from "./ModelSelect.module.css";
 
+interface Props {
+  id?: string;
+  value: string;
+  onChange: (model: string) => void;
+}
+
 /** Chooses the model; "" is the server's default. A model that is gone stays in the list, marked. */
-export function ModelSelect({ value, onChange }: { value: string; onChange: (model: string) => void }) {
+export function ModelSelect({ id, value, onChange }: Props) {
   const models = useModels().data;
   const isGone = value !== "" && models !== undefined && !models.some((model) => model.id === value);
   return (
     <select
+      id={id}
       className={styles.select}
       aria-label="Model"
       value={value}

@@ -1,4 +1,4 @@
-import { Field } from "../ui/Field";
+import { CheckField, Field } from "../ui/Field";
 import { SelectField } from "../ui/SelectField";
 import { readTools } from "./settings";
 import { TextSetting } from "./TextSetting";
@@ -90,14 +90,11 @@ function UrlField({ name, value = { url: "", automatic: false }, onChange }: Url
         )}
       </Field>
       {value.url && typeof read !== "string" && (
-        <label className={styles.automatic}>
-          <input
-            type="checkbox"
-            checked={value.automatic}
-            onChange={(event) => onChange({ ...value, automatic: event.target.checked })}
-          />
-          Send calls there without asking me
-        </label>
+        <CheckField
+          label="Send calls there without asking me"
+          checked={value.automatic}
+          onChange={(automatic) => onChange({ ...value, automatic })}
+        />
       )}
     </div>
   );

@@ -2,6 +2,7 @@ import { useId } from "react";
 import { ModelSelect } from "../chat/ModelSelect";
 import { NumberInput } from "../chat/NumberInput";
 import { NUMBERS } from "../chat/settings";
+import { Field } from "../ui/Field";
 import styles from "./CompareView.module.css";
 import type { Options } from "./options";
 
@@ -12,7 +13,11 @@ export function OptionsForm({ options, onChange }: { options: Options; onChange:
   const id = useId();
   return (
     <div className={styles.ask}>
-      <ModelSelect value={options.model} onChange={(model) => onChange({ ...options, model })} />
+      <Field label="Model">
+        {({ id }) => (
+          <ModelSelect id={id} value={options.model} onChange={(model) => onChange({ ...options, model })} />
+        )}
+      </Field>
       <div className={styles.numbers} id={id}>
         {KEYS.map((key) => {
           const field = NUMBERS.find((one) => one.key === key);

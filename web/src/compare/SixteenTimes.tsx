@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "react";
+import { type ReactNode, useEffect, useRef, useState } from "react";
 import { formatCount, formatSeconds } from "../lib/format";
 import { type Asked, ask, findDifference, NOTHING } from "./ask";
 import styles from "./CompareView.module.css";
@@ -102,7 +102,7 @@ function judge(asked: Asked, alone: Asked): Verdict {
   return at === null ? { verdict: "equal", kind: "equal" } : { verdict: `differs at character ${at}`, kind: "differs" };
 }
 
-function summarise(alone: Asked | null, together: readonly Asked[], isRunning: boolean): string {
+function summarise(alone: Asked | null, together: readonly Asked[], isRunning: boolean): ReactNode {
   if (alone === null) return "";
   if (alone.state === "failed") return alone.error ?? "It failed.";
   if (alone.state === "stopped") return "Stopped.";
@@ -113,7 +113,12 @@ function summarise(alone: Asked | null, together: readonly Asked[], isRunning: b
   if (done.length < TIMES) return `Stopped: ${equal} of ${done.length} answers are equal.`;
   const seconds = Math.max(...done.map((asked) => asked.wholeS));
   const verdict = equal === TIMES ? `All ${TIMES} answers are equal` : `${TIMES - equal} of ${TIMES} answers differ`;
-  return `${verdict}. Alone it took ${formatSeconds(alone.wholeS)}, all ${TIMES} together ${formatSeconds(seconds)}.`;
+  return (
+    <>
+      <strong data-verdict={equal === TIMES ? "equal" : "differs"}>{verdict}.</strong> Alone it took{" "}
+      {formatSeconds(alone.wholeS)}, all {TIMES} together {formatSeconds(seconds)}.
+    </>
+  );
 }
 
 /** `draw`, at most once in a frame. */

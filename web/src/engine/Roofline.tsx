@@ -68,7 +68,9 @@ export function Roofline({ live }: { live: Live }) {
             )
           }
         >
-          {live.limitsHint ?? "The limits of this machine have not been measured. That takes a second."}
+          {live.model?.device === "cpu" || !live.limitsHint
+            ? "The limits of this machine have not been measured. That takes a second, in which answers wait."
+            : live.limitsHint}
         </Notice>
       )}
       {measure.error && <Notice kind="error">{describeError(measure.error)}</Notice>}

@@ -14,14 +14,15 @@ it("writes bytes in the unit people read", () => {
 });
 
 it("writes durations without a unit that says nothing", () => {
-  expect([0.0004, 0.4, 0.9999, 12.34, 59.99, 83, 3661].map(formatSeconds)).toEqual([
+  expect([0.0004, 0.4, 0.9999, 12.34, 59.99, 83, 3661, 7200].map(formatSeconds)).toEqual([
     "0 ms",
     "400 ms",
     "1.0 s",
     "12.3 s",
-    "1 min 0 s",
+    "1 min",
     "1 min 23 s",
     "1 h 1 min",
+    "2 h",
   ]);
 });
 

@@ -12,14 +12,17 @@ export function formatBytes(bytes: number): string {
   return `${value < 10 && unit > 0 ? value.toFixed(1) : Math.round(value).toLocaleString("en")} ${UNITS[unit]}`;
 }
 
-/** A duration: 0.4 is "400 ms", 83 is "1 min 23 s". */
+/** A duration: 0.4 is "400 ms", 83 is "1 min 23 s", 300 is "5 min". */
 export function formatSeconds(seconds: number): string {
   if (!Number.isFinite(seconds) || seconds < 0) return "–";
   if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 59.95) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  const [large, small, units] =
+    whole < 3600
+      ? [Math.floor(whole / 60), whole % 60, ["min", "s"]]
+      : [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), ["h", "min"]];
+  return small ? `${large} ${units[0]} ${small} ${units[1]}` : `${large} ${units[0]}`;
 }
 
 /** A count with separators: "12,345". */

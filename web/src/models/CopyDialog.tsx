@@ -3,7 +3,7 @@ import { useState } from "react";
 import { describeError } from "../api/client";
 import { copyModel, refreshModels, shortName } from "../api/manage";
 import { Button } from "../ui/Button";
-import { Dialog } from "../ui/Dialog";
+import { Dialog, DialogForm } from "../ui/Dialog";
 import { Field } from "../ui/Field";
 
 /** Asks for a second name of a model. The file is not copied: both names share it. */
@@ -19,13 +19,7 @@ export function CopyDialog({ name, onClose }: { name: string; onClose: () => voi
   });
   return (
     <Dialog open title={`Copy ${shortName(name)}`} onClose={onClose}>
-      <form
-        onSubmit={(event) => {
-          event.preventDefault();
-          copy.mutate();
-        }}
-        style={{ display: "grid", gap: "var(--gap-4)" }}
-      >
+      <DialogForm onSubmit={copy.mutate}>
         <Field
           label="Name of the copy"
           hint="Both names share one file, so the copy needs no space."
@@ -38,7 +32,7 @@ export function CopyDialog({ name, onClose }: { name: string; onClose: () => voi
         <Button kind="primary" type="submit" disabled={!target.trim() || copy.isPending}>
           Copy
         </Button>
-      </form>
+      </DialogForm>
     </Dialog>
   );
 }

@@ -16,12 +16,16 @@ export default function SettingsView(_: { detail: string }) {
       <SelectField label="Theme" choices={THEMES} value={chosen} onChange={theme.set} />
       <section className={styles.section} aria-labelledby="key-heading">
         <h2 id="key-heading">API key</h2>
-        <p>{key ? "This browser sends a key with each request." : "No key is used."}</p>
+        <p>
+          {key
+            ? "This browser sends a key with each request."
+            : "No key is used. A server that was started with keys asks for one."}
+        </p>
         <div>
           {key ? (
             <Button onClick={forgetKey}>Forget the key</Button>
           ) : (
-            <Button onClick={() => keyWanted.set("missing")}>Enter a key</Button>
+            <Button onClick={() => keyWanted.set("offered")}>Enter a key</Button>
           )}
         </div>
       </section>

@@ -2,24 +2,27 @@ import { useState } from "react";
 import { keyWanted, saveKey } from "../api/key";
 import { useStore } from "../lib/store";
 import { Button } from "../ui/Button";
-import { Dialog } from "../ui/Dialog";
-import { Field } from "../ui/Field";
+import { Dialog, DialogForm } from "../ui/Dialog";
+import { CheckField, Field } from "../ui/Field";
 
-/** Asks for the API key when the server wants one. */
+/** Asks for the API key when the server wants one, or when the person offers it. */
 export function KeyDialog({ onSaved }: { onSaved: () => void }) {
   const wanted = useStore(keyWanted);
   const [key, setKey] = useState("");
   const [forGood, setForGood] = useState(false);
-  const save = (event: React.FormEvent) => {
-    event.preventDefault();
+  const save = () => {
     if (!key.trim()) return;
     saveKey(key.trim(), forGood);
     setKey("");
     onSaved();
   };
   return (
-    <Dialog open={wanted !== "no"} title="This server asks for a key" onClose={() => keyWanted.set("no")}>
-      <form onSubmit={save} style={{ display: "grid", gap: "var(--gap-4)" }}>
+    <Dialog
+      open={wanted !== "no"}
+      title={wanted === "offered" ? "API key" : "This server asks for a key"}
+      onClose={() => keyWanted.set("no")}
+    >
+      <DialogForm onSubmit={save}>
         <Field
           label="API key"
           hint="A line of the file that “mlxr serve --api-keys-file” names."
@@ -36,14 +39,15 @@ export function KeyDialog({ onSaved }: { onSaved: () => void }) {
             />
           )}
         </Field>
-        <label>
-          <input type="checkbox" checked={forGood} onChange={(event) => setForGood(event.target.checked)} /> Remember it
-          on this computer, not only in this tab
-        </label>
+        <CheckField
+          label="Remember it on this computer, not only in this tab"
+          checked={forGood}
+          onChange={setForGood}
+        />
         <Button kind="primary" type="submit" disabled={!key.trim()}>
           Use this key
         </Button>
-      </form>
+      </DialogForm>
     </Dialog>
   );
 }

@@ -23,7 +23,10 @@ export function Dialog({ open, title, onClose, children, actions, wide = false }
     const element = dialog.current;
     if (element === null) return;
     setHost(element);
-    if (open && !element.open) element.showModal();
+    if (open && !element.open) {
+      element.showModal();
+      element.querySelector<HTMLElement>("form :is(input, select, textarea)")?.focus();
+    }
     if (!open && element.open) element.close();
   }, [open]);
   return (
@@ -55,5 +58,20 @@ export function Dialog({ open, title, onClose, children, actions, wide = false }
         </PortalHost>
       )}
     </dialog>
+  );
+}
+
+/** The fields of a dialog and the button that ends it; Enter in a field ends it, too. */
+export function DialogForm({ onSubmit, children }: { onSubmit: () => void; children: ReactNode }) {
+  return (
+    <form
+      className={styles.form}
+      onSubmit={(event) => {
+        event.preventDefault();
+        onSubmit();
+      }}
+    >
+      {children}
+    </form>
   );
 }
