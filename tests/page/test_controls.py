@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chatting import first_question, open_settings, send, wait_for_answer
+from chatting import COMPLETIONS, answer_with, first_question, open_settings, send, set_up, wait_for_answer
 from page_server import PageServer
 from playwright.sync_api import Locator, Page, expect
 
@@ -163,6 +163,36 @@ def visit_settings(page: Page, found: set[Control]) -> None:
     add(page, found, page.get_by_role("dialog", name="Save as a preset"))
 
 
+def visit_tools(page: Page, found: set[Control]) -> None:
+    set_up(page, Tools='[{"name": "get_weather", "parameters": {"type": "object", "properties": {}}}]')
+    page.get_by_label("Address that answers get_weather").fill("http://127.0.0.1:9/tool")
+    expect(page.get_by_label("Send calls there without asking me")).to_be_visible()
+    found |= list_controls(page)
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    answer_with(page, {"reasoning_content": "Rain?"}, {"tool_calls": [call]})
+    send(page, "What is the weather?")
+    expect(wait_for_answer(page).get_by_label("Result of get_weather")).to_be_visible()
+    found |= list_controls(page)
+
+
+def visit_what_went_wrong(page: Page, found: set[Control]) -> None:
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Add text files").click()
+    chooser.value.set_files({"name": "code.py", "mimeType": "text/plain", "buffer": b"a"})
+    expect(page.get_by_role("button", name="Remove code.py")).to_be_visible()
+    found |= list_controls(page)
+    page.route(COMPLETIONS, lambda route: route.fulfill(status=500, json={"error": {"message": "a fault"}}))
+    send(page, "What went wrong?")
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+    found |= list_controls(page)
+    page.get_by_role("link", name="Models", exact=True).click()
+    page.route("**/api/pull", lambda route: route.fulfill(status=502, json={"error": "the hub does not answer"}))
+    page.get_by_label("Pull a model").fill("hf.co/nobody/nothing")
+    page.get_by_role("button", name="Pull", exact=True).click()
+    expect(page.get_by_role("list", name="Pulls").get_by_role("button", name="Resume")).to_be_visible()
+    found |= list_controls(page)
+
+
 def visit_models(page: Page, found: set[Control]) -> None:
     page.get_by_role("link", name="Models", exact=True).click()
     for action in ("Copy", "Delete"):
@@ -185,7 +215,18 @@ def visit_others(page: Page, found: set[Control]) -> None:
     add(page, found, page.get_by_role("dialog").get_by_label("API key"))
 
 
-@pytest.mark.parametrize("visit_layers", [visit_menus, visit_messages, visit_settings, visit_models, visit_others])
+LAYERS = [
+    visit_menus,
+    visit_messages,
+    visit_settings,
+    visit_tools,
+    visit_what_went_wrong,
+    visit_models,
+    visit_others,
+]
+
+
+@pytest.mark.parametrize("visit_layers", LAYERS)
 def test_every_control_of_a_layer_is_used_by_a_flow(
     visit_layers: Callable[[Page, set[Control]], None], page: Page
 ) -> None:
