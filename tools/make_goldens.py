@@ -26,6 +26,7 @@ PROMPT_TOKENS = 48
 
 _CLASSES = {
     "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -129,6 +130,25 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "mistral": make_config("mistral", 4, 2, 64, sliding_window=None),
     "mistral-window": make_config("mistral", 4, 2, 64, sliding_window=11),
+    "ministral3": make_config(
+        "ministral3",
+        4,
+        2,
+        64,
+        rope_theta=None,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 20000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 10,
+            "beta_fast": 4.0,
+            "beta_slow": 0.5,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.6,
+            "llama_4_scaling_beta": 0.25,
+        },
+        sliding_window=None,
+    ),
     # the text is longer than the original context: the long factors are for it
     "phi3-long": make_config(
         "phi3",

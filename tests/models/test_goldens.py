@@ -14,6 +14,7 @@ from tiny_models import CASES, NOT_IN_GGUF, TinyRun, build_gguf, build_hf, make_
 
 from mlxr.formats import TensorToWrite, open_gguf, open_safetensors, write_gguf
 from mlxr.kernels.context import Context
+from mlxr.kernels.rope import QueryTemperature
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name
 from mlxr.models.names import rename_hf_tensors
@@ -55,6 +56,9 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("llama-yarn-mscale", {"rope_scaling": None}),
         ("llama-bias-gelu", {"activation": "silu"}),
         ("mistral-window", {"sliding_window": None}),
+        ("ministral3", {"query_temperature": None}),
+        ("ministral3", {"query_temperature": QueryTemperature(0.25, 11)}),
+        ("ministral3", {"rope_scaling": None}),
         ("phi3-long", {"rope_scaling": None}),
         ("phi3-short", {"rope_scaling": None}),
         ("phi3-short", {"context_length": 128}),

@@ -101,6 +101,9 @@ ARCHITECTURES = (
     Architecture("llama", "llama", "LlamaForCausalLM", gguf_interleaved=True, bias_key=True, kv_heads_default=True),
     Architecture("mistral", "llama", "MistralForCausalLM", gguf_interleaved=True, windowed=True),
     Architecture(
+        "ministral3", "mistral3", "Ministral3ForCausalLM", gguf_interleaved=True, windowed=True, window_default=0
+    ),
+    Architecture(
         "phi3", "phi3", "Phi3ForCausalLM", windowed=True, window_default=0, kv_heads_default=True, is_joined=True
     ),
     Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", qkv_bias=True, windowed=True, window_switch=True),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
-from mlxr.kernels.rope import RopeScaling
+from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.models.architectures import build_layers
 from mlxr.models.specs import LayerSpec
 
@@ -31,9 +31,9 @@ class ModelConfig:
     Sizes are counts; `head_dim` need not be hidden / heads. `rope_dim` elements of each head are rotated;
     `rope_interleaved` pairs neighbours (GGUF's order for llama), otherwise halves. `sliding_window` w: position p
     sees p - w + 1 to p, in the layers for which `window_layers` is true, or in all. These rotate with the base
-    `window_rope_theta`, if there is one. Scores are multiplied by `attention_scale`, or 1 / sqrt(head_dim), and capped
-    by `attention_softcap`; embeddings, what blocks add to the stream, and logits by their scales, and logits capped by
-    `final_softcap`. Where `rope_layers` is false a layer rotates nothing. `rms_eps` is that of all norms.
+    `window_rope_theta`, if there is one. Queries grow by `query_temperature`. Scores are multiplied by
+    `attention_scale`, or 1 / sqrt(head_dim), and capped by `attention_softcap`; embeddings, what blocks add to the
+    stream, and logits by their scales, and logits capped by `final_softcap`. Where `rope_layers` is false a layer rotates nothing. `rms_eps` is that of all norms.
     `context_length` is the longest sequence the model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
     """
@@ -52,6 +52,7 @@ class ModelConfig:
     rope_dim: int
     rope_interleaved: bool
     rope_scaling: RopeScaling | None = None
+    query_temperature: QueryTemperature | None = None
     sliding_window: int | None = None
     qkv_bias: bool = False
     output_bias: bool = False

@@ -15,7 +15,7 @@ NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # a table that
 
 
 def build_llama(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    """Layers that are normed before each block: Llama, Mistral, Phi-3, Qwen2, Qwen3, Granite, SmolLM3."""
+    """Layers that are normed before each block: Llama, Mistral, Ministral 3, Phi-3, Qwen2, Qwen3, Granite, SmolLM3."""
     return _build_layers(config, Norms(config.rms_eps))
 
 
@@ -66,4 +66,6 @@ def _make_rope(config: ModelConfig, windowed: bool) -> Rope:
     """The rotation of a layer: that of windows may not be stretched, as they see no longer context."""
     if windowed and config.window_rope_theta is not None:
         return Rope(config.window_rope_theta, config.rope_dim, config.rope_interleaved, has_factors=False)
-    return Rope(config.rope_theta, config.rope_dim, config.rope_interleaved, config.rope_scaling)
+    return Rope(
+        config.rope_theta, config.rope_dim, config.rope_interleaved, config.rope_scaling, config.query_temperature
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sized
 
-from mlxr.kernels.rope import RopeScaling, yarn_attention_factor
+from mlxr.kernels.rope import QueryTemperature, RopeScaling, yarn_attention_factor
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import config as limits
 from mlxr.models.architectures import (
@@ -41,7 +41,6 @@ _REFUSED = (
     (("attention.causal",), (True,), "only causal attention is supported"),
     (("use_parallel_residual",), (False,), "parallel residual is not supported"),
     (("rope.scaling.alpha",), (0, 1), "not supported; convert the model with its frequency base scaled"),
-    (("rope.scaling.yarn_log_multiplier",), _UNUSED, "not supported"),
     (("rope.scaling.yarn_ext_factor",), (1,), "only full yarn extrapolation (1) is supported"),
     (("rope.dimension_sections",), (), "not supported"),
     (_WINDOW_THETA, (), "not supported"),
@@ -91,6 +90,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         rope_dim=rope_dim,
         rope_interleaved=row.gguf_interleaved,
         rope_scaling=_read_scaling(fields, context_length, tensors),
+        query_temperature=_read_temperature(fields, context_length),
         sliding_window=window,
         window_layers=window_layers,
         window_rope_theta=_read_window_theta(fields, row, window, rope_theta),
@@ -195,12 +195,14 @@ def _read_scaling(fields: Fields, context_length: int, tensors: Mapping[str, Ten
     stated = "rope.scaling.yarn_attn_factor"
     if fields.get(stated) is None:
         stated = "rope.scaling.attn_factor"
+    log_multiplier = fields.number("rope.scaling.yarn_log_multiplier", 0.0, 1e6, default=0.0)
     return RopeScaling(
         "yarn",
         factor,
         original_context=_read_original_context(fields, context_length),
         # files state what the recommended factor is multiplied by
-        attention_factor=fields.number(stated, 1e-6, 1e6, default=1.0) * yarn_attention_factor(factor),
+        attention_factor=fields.number(stated, 1e-6, 1e6, default=1.0)
+        * yarn_attention_factor(factor, 1.0, log_multiplier),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 1e-6, 1e6, default=32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1e-6, 1e6, default=1.0),
     )
@@ -208,3 +210,8 @@ def _read_scaling(fields: Fields, context_length: int, tensors: Mapping[str, Ten
 
 def _read_original_context(fields: Fields, context_length: int) -> int:
     return fields.integer("rope.scaling.original_context_length", 1, limits.MAX_CONTEXT, default=context_length)
+
+
+def _read_temperature(fields: Fields, context_length: int) -> QueryTemperature | None:
+    beta = fields.number("attention.temperature_scale", 0.0, limits.MAX_SCALE, default=0.0)
+    return QueryTemperature(beta, _read_original_context(fields, context_length)) if beta else None

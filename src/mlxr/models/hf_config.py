@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
-from mlxr.kernels.rope import RopeScaling, longrope_attention_factor, yarn_attention_factor
+from mlxr.kernels.rope import QueryTemperature, RopeScaling, longrope_attention_factor, yarn_attention_factor
 from mlxr.models import config as limits
 from mlxr.models.architectures import Architecture, by_hf_class, by_name, default_rope_layers
 from mlxr.models.config import ModelConfig
@@ -79,6 +79,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         rope_dim=_read_rope_dim(fields, rope, head_dim),
         rope_interleaved=row.hf_interleaved,
         rope_scaling=scaling,
+        query_temperature=_read_temperature(rope, context_length),
         sliding_window=window,
         window_layers=window_layers,
         window_rope_theta=_read_window_theta(fields, row, window_rope, None if window is None else rope_theta),
@@ -239,6 +240,12 @@ def _read_yarn(rope: Fields, original: int, context_length: int) -> RopeScaling:
         beta_slow=rope.number("beta_slow", 1e-6, 1e6, default=1.0),
         truncate=rope.flag("truncate", True),
     )
+
+
+def _read_temperature(rope: Fields, context_length: int) -> QueryTemperature | None:
+    beta = rope.number("llama_4_scaling_beta", 0.0, limits.MAX_SCALE, default=0.0)
+    period = rope.integer("original_max_position_embeddings", 1, limits.MAX_CONTEXT, default=context_length)
+    return QueryTemperature(beta, period) if beta else None
 
 
 def _extend_context(context_length: int, scaling: RopeScaling | None) -> int:

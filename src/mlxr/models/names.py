@@ -145,6 +145,9 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
     if config.final_softcap is not None:
         fields["final_logit_softcapping"] = config.final_softcap
     fields |= _scaling_metadata(config)
+    if config.query_temperature is not None:
+        fields["attention.temperature_scale"] = config.query_temperature.beta
+        fields["rope.scaling.original_context_length"] = config.query_temperature.period
     return {"general.architecture": row.gguf_name} | {f"{row.gguf_name}.{key}": value for key, value in fields.items()}
 
 
