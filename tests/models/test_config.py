@@ -293,6 +293,9 @@ def test_gguf_yarn_multiplies_the_recommended_factor() -> None:
     assert scaling is not None
     assert (scaling.kind, scaling.factor, scaling.original_context) == ("yarn", 4.0, 512)
     assert scaling.attention_factor == pytest.approx(0.5 * (0.1 * np.log(4) + 1))
+    stretched = config_from_gguf(TINYLLAMA_GGUF | changes | {"llama.rope.scaling.yarn_log_multiplier": 1.0}, NAMES)
+    assert stretched.rope_scaling is not None
+    assert stretched.rope_scaling.attention_factor == 0.5  # as llama.cpp has it: mscale 1 over mscale_all_dim 1
 
 
 def test_phi_as_published() -> None:

@@ -45,6 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # and no scale of Gemma's scores but that of the head size
     "llama": ("llama-llama3", {}),
     "llama-yarn": ("llama-yarn", {}),
+    "ministral3": ("ministral3", {}),
     "mistral": ("mistral-window", {"sliding_window": 512}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
@@ -61,7 +62,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 # is up to 0.0006 and 0.012: llama.cpp rounds activations to f16 for f16 weights, and both engines to eight bits for
 # quantised ones, each as far from `--device reference` as they are from each other.
 BOUNDS = {"f16": 0.0015, "q8_0": 0.025, "q4_k_m": 0.025}
-F32_CACHE = {"type_k": llama_cpp.GGML_TYPE_F32, "type_v": llama_cpp.GGML_TYPE_F32}  # as --kv-type f32
+THEIR_OPTIONS = {
+    "type_k": llama_cpp.GGML_TYPE_F32,  # as --kv-type f32
+    "type_v": llama_cpp.GGML_TYPE_F32,
+    "yarn_beta_fast": -1.0,  # as the file says
+    "yarn_beta_slow": -1.0,
+}
 
 
 @llama_cpp.llama_log_callback
@@ -120,7 +126,7 @@ def read_our_losses(model: Path, text: Path, lines: Path) -> tuple[list[int], ND
 
 def compute_their_losses(model: Path, scored: list[int]) -> NDArray[np.float64]:
     """The loss that llama.cpp has for each token of the text from the second on, which must be `scored`."""
-    llama = llama_cpp.Llama(str(model), n_ctx=512, n_batch=512, logits_all=True, verbose=False, **F32_CACHE)
+    llama = llama_cpp.Llama(str(model), n_ctx=512, n_batch=512, logits_all=True, verbose=False, **THEIR_OPTIONS)
     tokens = llama.tokenize(TEXT.encode(), add_bos=False, special=False)
     assert tokens[1:] == scored
     llama.eval(tokens)

@@ -33,8 +33,8 @@ class ModelConfig:
     sees p - w + 1 to p, in the layers for which `window_layers` is true, or in all. These rotate with the base
     `window_rope_theta`, if there is one. Queries grow by `query_temperature`. Scores are multiplied by
     `attention_scale`, or 1 / sqrt(head_dim), and capped by `attention_softcap`; embeddings, what blocks add to the
-    stream, and logits by their scales, and logits capped by `final_softcap`. Where `rope_layers` is false a layer rotates nothing. `rms_eps` is that of all norms.
-    `context_length` is the longest sequence the model is meant for.
+    stream, and logits by their scales, and logits capped by `final_softcap`. Where `rope_layers` is false a layer
+    rotates nothing. `rms_eps` is that of all norms. `context_length` is the longest sequence the model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
     """
 
