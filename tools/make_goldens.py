@@ -6,6 +6,7 @@ logits are stored (tests/models/goldens/CASE/); the weights come from the case's
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import zlib
@@ -295,7 +296,7 @@ def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def compute_logits(config: dict[str, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Token ids (T,) and logits (T, vocab) of one case."""
-    hf_config = AutoConfig.for_model(**as_transformers_config(config))
+    hf_config = AutoConfig.for_model(**copy.deepcopy(as_transformers_config(config)))  # it adds to nested ones
     hf_config._attn_implementation = "eager"
     model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32).eval()
     weights = {name: torch.from_numpy(value) for name, value in make_weights(config, seed).items()}

@@ -42,11 +42,14 @@ SURER = {"lm_head.weight": 2.4, "model.embed_tokens.weight": 0.5}  # the latter 
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # the golden case, and what it must say otherwise for llama.cpp: that knows no window in files of architecture llama
-    # and no scale of Gemma's scores but that of the head size
+    # and phi3, and no scale of Gemma's scores but that of the head size. It expects the tokens of the first Phi-3 in
+    # files whose name has phi3 in it.
     "llama": ("llama-llama3", {}),
     "llama-yarn": ("llama-yarn", {}),
     "ministral3": ("ministral3", {}),
     "mistral": ("mistral-window", {"sliding_window": 512}),
+    "phi-long": ("phi3-long", {"partial_rotary_factor": 0.5625}),  # 18 factors for heads of 64
+    "phi-short": ("phi3-short", {"original_max_position_embeddings": 512, "sliding_window": 512}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 64}),
