@@ -42,6 +42,18 @@ def test_the_best_score_merges_first() -> None:
     assert spell(tokenizer, "abc") == ["ab", "c"]
 
 
+def test_white_space_after_the_markers_of_phi_is_dropped() -> None:
+    """As llama.cpp reads files of Phi-3: `<|user|>` and a line end are one token, and a space goes before the text."""
+    pieces = {"▁": 0.0, "a": 0.0, "▁a": -1.0, "<|user|>": 0.0, "<|end|>": 0.0, "<|endoftext|>": 0.0}
+    types = {"<|user|>": TokenType.CONTROL, "<|end|>": TokenType.USER_DEFINED, "<|endoftext|>": TokenType.CONTROL}
+    metadata = make_metadata(pieces, types=types)
+    text = "<|user|>\n a\n<|end|>\n<|user|>\n<s> a<|endoftext|> a"
+    marked = ["<|user|>", "▁a", "<0x0A>", "<|end|>", "<|user|>", "<s>", "▁", "▁a", "<|endoftext|>", "▁", "▁a"]
+    assert spell(from_gguf(metadata | {"general.architecture": "phi3"}), text, parse_special=True) == marked
+    kept = spell(from_gguf(metadata | {"general.architecture": "llama"}), text, parse_special=True)
+    assert kept[:4] == ["<|user|>", "▁", "<0x0A>", "▁a"]
+
+
 def test_of_equal_scores_the_leftmost_merges_first() -> None:
     tokenizer = from_gguf(make_metadata({"a": 0.0, "aa": -1.0, "aaa": -1.0}, add_space_prefix=False))
     assert spell(tokenizer, "aaaa") == ["aaa", "a"]

@@ -262,3 +262,21 @@ def test_chat_templates_come_along(make_folder: MakeFolder, load_json: LoadJson)
     assert metadata["tokenizer.chat_templates"] == ["tool_use"]
     files["chat_template.jinja"] = "C"
     assert to_gguf_metadata(make_folder(files))["tokenizer.chat_template"] == "C"
+
+
+def test_markers_that_strip_mean_the_same_in_a_file_of_phi(make_folder: MakeFolder, load_json: LoadJson) -> None:
+    """Phi-3's added tokens drop the white space after them, which a GGUF file says by its architecture alone."""
+    data = load_json("spm-merges")
+    first = 1 + max(token["id"] for token in (*data["added_tokens"], {"id": len(data["model"]["vocab"]) - 1}))
+    for index, (text, rstrip) in enumerate({"<|user|>": True, "<|end|>": True, "<|endoftext|>": False}.items(), first):
+        flags = {"lstrip": False, "rstrip": rstrip, "normalized": False, "single_word": False, "special": True}
+        data["added_tokens"].append({"id": index, "content": text, **flags})
+    folder = make_folder({"tokenizer.json": data})
+    right, file = from_folder(folder), from_gguf(to_gguf_metadata(folder) | {"general.architecture": "phi3"})
+    for text in (
+        "<|user|>\nWhat is it?<|end|>\n<|user|>\n",
+        "<|user|> \u00a0\u3000 x<|endoftext|>\ny",
+        "<|end|>\t\x1c z",
+        "<s>\n a",
+    ):
+        assert file.encode(text, parse_special=True) == right.encode(text, parse_special=True)

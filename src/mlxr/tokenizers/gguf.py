@@ -20,6 +20,11 @@ _PREFIX = "tokenizer.ggml."
 # Kinds that exist in GGUF files and that no architecture here uses.
 _OTHER_KINDS = ("bert", "t5", "rwkv", "plamo2", "gemma4", "whitespace", "hybriddna", "replit", "none", "no_vocab")
 
+# GGUF files do not say after which added tokens white space is dropped. In Phi-3's tokenizer.json (`rstrip`) it is so
+# after all but these; llama.cpp does the same for files that have phi-3 in their name.
+_STRIPPING_ARCHITECTURE = "phi3"
+_NOT_STRIPPING = ("<s>", "<|endoftext|>")
+
 
 def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     """The tokenizer that a GGUF file's metadata describes; raises TokenizerError naming the key that is at fault."""
@@ -52,12 +57,15 @@ def _build_spm(keys: _Keys) -> Tokenizer:
         keys, texts, types, Spelling.SPACE_MARK, bos_id=bos_id, eos_id=eos_id, default_add_bos=True
     )
     prefix_flag = keys.read_flag("add_space_prefix")
+    added = vocabulary.list_ids(TokenType.CONTROL, TokenType.USER_DEFINED)
+    stripping = added if keys.architecture == _STRIPPING_ARCHITECTURE else []
     return SpmTokenizer(
         vocabulary,
         keys.read_scores(len(texts)),
         rules,
         add_space_prefix=True if prefix_flag is None else prefix_flag,
         unknown_id=unknown_id,
+        stripping_ids=frozenset(index for index in stripping if vocabulary.texts[index] not in _NOT_STRIPPING),
     )
 
 
@@ -114,6 +122,7 @@ class _Keys:
 
     def __init__(self, metadata: Mapping[str, object]) -> None:
         self._metadata = metadata
+        self.architecture = metadata.get("general.architecture")
 
     def read_text(self, name: str) -> str | None:
         value = self._metadata.get(_PREFIX + name)

@@ -18,6 +18,8 @@ from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
 from mlxr.tokenizers.splitter import SpecialSplitter
 from mlxr.tokenizers.vocabulary import SPACE_MARK, Vocabulary, parse_byte_token
 
+# Unicode's, of which Python's has four control characters more.
+_WHITE_SPACE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace() and not 0x1C <= code <= 0x1F)
 _CACHED_CHUNKS = 1 << 14
 _CACHED_CHUNK_CHARACTERS = 48
 
@@ -25,7 +27,8 @@ _CACHED_CHUNK_CHARACTERS = 48
 class SpmTokenizer(VocabularyTokenizer):
     """Merge by score with a heap: the best score first, the leftmost of equals (sources: SentencePiece, llama.cpp).
 
-    Control, unknown and byte tokens are never the result of a merge, so a text cannot smuggle them in.
+    Control, unknown and byte tokens are never the result of a merge, so a text cannot smuggle them in. White space that
+    follows one of `stripping_ids` is no part of the text.
     """
 
     def __init__(
@@ -36,13 +39,14 @@ class SpmTokenizer(VocabularyTokenizer):
         *,
         add_space_prefix: bool,
         unknown_id: int | None,
+        stripping_ids: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(vocabulary, rules, strips_leading_space=add_space_prefix)
         if len(scores) != len(vocabulary):
             raise TokenizerError(f"the vocabulary has {len(vocabulary)} tokens but {len(scores)} scores")
         if not all(map(math.isfinite, scores)):
             raise TokenizerError("a token's score is not a finite number")
-        self.add_space_prefix = add_space_prefix
+        self.add_space_prefix, self._stripping_ids = add_space_prefix, stripping_ids
         reachable = vocabulary.list_ids(TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
         self._pieces = {vocabulary.texts[index]: (index, float(scores[index])) for index in reachable}
         self._byte_ids = _find_byte_ids(vocabulary, unknown_id)
@@ -65,6 +69,10 @@ class SpmTokenizer(VocabularyTokenizer):
                 ids.append(piece)
                 after_special = True
                 continue
+            if ids and ids[-1] in self._stripping_ids:
+                piece = piece.lstrip(_WHITE_SPACE)
+                if not piece:
+                    continue
             prefix = " " if self.add_space_prefix and after_special else ""
             marked = (prefix + piece).replace(" ", SPACE_MARK)
             for word in _cut_words(marked) if self._words_are_apart else [marked]:
