@@ -277,7 +277,10 @@ void bind_blocks(nb::module_& m) {
              nb::arg("norms_values"), nb::arg("projected"))
         .def("append_attend", [](PythonLayers& self) { self.append(mlxr::Kind::attend); })
         .def("append_activate", &append_activate, nb::arg("kind"), nb::arg("features"))
-        .def("append_sum", [](PythonLayers& self) { self.append(mlxr::Kind::sum, "stream", "stream"); })
+        .def(
+            "append_sum",
+            [](PythonLayers& self, float factor) { self.append(mlxr::Kind::sum, "stream", "stream").factor = factor; },
+            nb::arg("factor"))
         .def(
             "append_scale",
             [](PythonLayers& self, float factor, const char* target) {

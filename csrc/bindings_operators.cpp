@@ -106,6 +106,15 @@ void run_scale(Runtime& runtime, Matrix x, float factor, float softcap, MatrixOu
     run_alone(runtime, [&] { mlxr::spread_scale(runtime, call, static_cast<int64_t>(x.size())); });
 }
 
+void run_add(Runtime& runtime, Matrix x, Matrix other, float factor, MatrixOut out) {
+    for (const size_t axis : {0, 1}) {
+        check_size("add: shape of other", size_of(other, axis), size_of(x, axis));
+        check_size("add: shape of out", size_of(out, axis), size_of(x, axis));
+    }
+    const mlxr::AddCall call{x.data(), other.data(), out.data(), factor};
+    run_alone(runtime, [&] { mlxr::spread_add(runtime, call, static_cast<int64_t>(x.size())); });
+}
+
 void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out) {
     const int64_t rows = size_of(x, 0), columns = size_of(x, 1), count = size_of(gates, 1);
     check_size("gate_heads: rows of gates", size_of(gates, 0), rows);
@@ -172,6 +181,7 @@ void bind_operators(nb::module_& m) {
     m.def("activate", &run_activate, nb::arg("runtime"), array("gate_up"), nb::arg("kind"), array("out"),
           nb::arg("gated") = true);
     m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
+    m.def("add", &run_add, nb::arg("runtime"), array("x"), array("other"), nb::arg("factor"), array("out"));
     m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));
     m.def("write_pages", &run_write_pages, nb::arg("runtime"), array("k"), array("v"), array("k_pool"), array("v_pool"),
           array("slots"));

@@ -121,14 +121,14 @@ class LayersRun {
                 if (op.source == Register::stream) {
                     normed_ = arrays_->take(call_.tokens * call_.columns);
                     begin_norm(op.norm, at + 1 < ops.size() && ops[at + 1].kind == Kind::product);
-                    has_delta_ = true;
+                    has_delta_ = false;
                 } else {
                     norm_rows(op);
                 }
                 return kOne;
             case Kind::sum:
-                if (has_delta_) add(call_.stream, call_.delta);
-                has_delta_ = true;
+                if (has_delta_) add(call_.stream, call_.delta, op.factor);
+                has_delta_ = false;
                 return kOne;
             case Kind::product: {
                 const MakeRows make = take_pending();
@@ -158,7 +158,7 @@ class LayersRun {
                 return kOne;
             }
             case Kind::join:
-                add(call_.delta, other_);
+                add(call_.delta, other_, 1.0f);
                 return kOne;
         }
         return kOne;
@@ -211,8 +211,8 @@ class LayersRun {
         }
     }
 
-    void add(float* sum, const float* added) const {
-        for (int64_t i = 0; i < call_.tokens * call_.columns; ++i) sum[i] += added[i];
+    void add(float* sum, const float* added, float factor) {
+        spread_add(runtime_, {sum, added, sum, factor}, call_.tokens * call_.columns);
     }
 
     float* find(Register place) const {
@@ -234,7 +234,10 @@ class LayersRun {
 
     // Where an operator writes `columns` numbers of each token.
     float* write(Register place, int64_t columns) {
-        if (place == Register::delta) return call_.delta;
+        if (place == Register::delta) {
+            has_delta_ = true;
+            return call_.delta;
+        }
         float* const taken = arrays_->take(call_.tokens * columns);
         (place == Register::x ? x_ : place == Register::other ? other_ : normed_) = taken;
         return taken;

@@ -26,7 +26,7 @@ struct Norm {
 // What an operator does, and the fields that it has besides `source` and `target`.
 enum class Kind : uint8_t {
     norm,         // norm; from the stream, to which the delta is added first
-    sum,          // stream += delta
+    sum,          // factor: the stream becomes (stream + delta) * factor, and nothing is left to add
     product,      // weight
     split_heads,  // q_norm, k_norm (or null), norms_jointly, norms_values, projected
     attend,

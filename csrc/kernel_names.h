@@ -5,6 +5,7 @@ namespace mlxr {
 
 enum class OperatorName : int {
     activate,
+    add,
     attend,
     embed,
     gate_heads,

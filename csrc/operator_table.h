@@ -68,6 +68,13 @@ struct ScaleCall {
     float softcap;  // c: what is scaled becomes c tanh(it / c); 0 for none
 };
 
+// out = (x + other) * factor, each step rounded.
+struct AddCall {
+    const float *x, *other;
+    float* out;  // may be x or other
+    float factor;
+};
+
 struct GateHeadsCall {
     const float* x;      // (rows, columns)
     const float* gates;  // (rows, gate_count): each is that of columns / gate_count neighbours
@@ -179,6 +186,7 @@ struct OperatorTable {
     void (*activate)(const ActivateCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
                      int64_t column_last);
     void (*scale)(const ScaleCall& call, int64_t first, int64_t last);
+    void (*add)(const AddCall& call, int64_t first, int64_t last);
     void (*gate_heads)(const GateHeadsCall& call, int64_t row_first, int64_t row_last);
     void (*write_pages)(const WritePagesCall& call, int64_t head);
 

@@ -24,6 +24,7 @@ constexpr mlxr::OperatorTable kTable{
     rope,
     activate,
     scale,
+    add,
     gate_heads,
     write_pages,
     narrow_rows,

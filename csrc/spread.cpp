@@ -89,6 +89,16 @@ void spread_scale(Runtime& runtime, const ScaleCall& call, int64_t count) {
     });
 }
 
+void spread_add(Runtime& runtime, const AddCall& call, int64_t count) {
+    Counted counted(runtime.tally, {OperatorName::add, KernelName::plain, call.factor == 1.0f ? 0 : 1});
+    does_floats(counted, 3 * count);
+    const OperatorTable& table = *operator_table(runtime.isa);
+    const int64_t strips = (count + kStripColumns - 1) / kStripColumns;
+    run_ranges(runtime, strips, kStripColumns, [&](int64_t first, int64_t last) {
+        table.add(call, first * kStripColumns, std::min(count, last * kStripColumns));
+    });
+}
+
 void spread_gate_heads(Runtime& runtime, const GateHeadsCall& call, int64_t rows) {
     Counted counted(runtime.tally,
                     {OperatorName::gate_heads, KernelName::plain, call.gate_count == call.columns ? 1 : 0});

@@ -18,6 +18,7 @@ void spread_layer_norm(Runtime& runtime, const LayerNormCall& call, int64_t rows
 void spread_rope(Runtime& runtime, const RopeCall& call, int64_t tokens);
 void spread_activate(Runtime& runtime, const ActivateCall& call, int64_t rows);
 void spread_scale(Runtime& runtime, const ScaleCall& call, int64_t count);
+void spread_add(Runtime& runtime, const AddCall& call, int64_t count);
 void spread_gate_heads(Runtime& runtime, const GateHeadsCall& call, int64_t rows);
 // Keys and values of the same tokens.
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall& values);

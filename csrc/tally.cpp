@@ -9,8 +9,8 @@ namespace mlxr {
 
 namespace {
 
-constexpr const char* kOperators[] = {"activate", "attend", "embed",  "gate_heads", "layer_norm", "linear",
-                                      "rms_norm", "rope",   "sample", "scale",      "write_pages"};
+constexpr const char* kOperators[] = {"activate", "add",      "attend", "embed",  "gate_heads", "layer_norm",
+                                      "linear",   "rms_norm", "rope",   "sample", "scale",      "write_pages"};
 constexpr const char* kKernels[] = {
     "",      "fused", "rows",  "strips",      "double rows", "panels",      "gated panels",
     "dense", "pairs", "tiles", "split tiles", "packed",      "split packed"};
@@ -42,6 +42,8 @@ std::string name_form(OperatorName what, int form) {
             return form == 1 ? "random" : "greedy";
         case OperatorName::write_pages:
             return kPages[form];
+        case OperatorName::add:
+            return form == 1 ? "f32+scale" : "f32";
         default:
             return std::string(kPages[form % kWindow]) + ((form & kWindow) != 0 ? "+window" : "") +
                    ((form & kSoftcap) != 0 ? "+softcap" : "") + ((form & kSinks) != 0 ? "+sinks" : "");

@@ -15,7 +15,19 @@ TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS / "models"))
 from tiny_models import TinyRun, build_hf, read_golden  # noqa: E402
 
-CASES = ["llama-gqa-80-tied", "llama-bias-gelu", "ministral3", "mistral-window", "phi3-long", "qwen3"]
+CASES = [
+    "llama-gqa-80-tied",
+    "cohere2",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "llama-bias-gelu",
+    "ministral3",
+    "mistral-window",
+    "olmo2",
+    "phi3-long",
+    "qwen3",
+]
 
 
 def run(ctx: Context, case: str, type_name: str, kv_type: str) -> float:

@@ -11,6 +11,7 @@ from gpu_cases import REFERENCE, Floats, make_tensor, note_launches, random_floa
 
 from mlxr.core.types import SamplingParams
 from mlxr.kernels.activate import ACTIVATIONS, Activation, activate
+from mlxr.kernels.add import add
 from mlxr.kernels.context import Context
 from mlxr.kernels.gate_heads import gate_heads
 from mlxr.kernels.gpu.deferred import settle
@@ -70,6 +71,24 @@ def test_norms_scale_what_they_add_and_the_sum(
     for result, expected in zip(results, norm(REFERENCE, x, weight, 1e-5, residual, **scales), strict=True):
         assert relative_error(settle(result), expected) < EXACT
     assert relative_error(results[1], norm(REFERENCE, x, weight, 1e-5, residual)[1]) > 0.05
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.4])
+@pytest.mark.parametrize("columns", [64, 100])
+def test_sums_of_arrays_products_and_norms_that_wait(gpu: Context, columns: int, factor: float) -> None:
+    x, other, gain = random_floats(1, 3, columns), random_floats(2, 3, 32), random_floats(3, columns)
+    source, mx = make_tensor("f32", columns, 32, 4), gpu.gpu.mx
+    stream = mx.array(x)
+    expected = linear(REFERENCE, other, prepare(REFERENCE, [source], [None]))
+    for made in (mx.array(expected), linear(gpu, mx.array(other), prepare(gpu, [source], [None]))):
+        result = settle(add(gpu, stream, made, factor))
+        assert result.dtype == mx.float32
+        assert relative_error(result, (x + expected) * np.float32(factor)) < (NARROW if gpu.gpu.narrow else EXACT)
+    normed, _ = rms_norm(gpu, stream, gain, 1e-5)
+    summed = x + rms_norm(REFERENCE, x, gain, 1e-5)[0]
+    assert relative_error(add(gpu, stream, normed), summed) < EXACT
+    normed, _ = rms_norm(gpu, stream, gain, 1e-5)
+    assert relative_error(rms_norm(gpu, stream, gain, 1e-5, normed)[1], summed) < EXACT
 
 
 @pytest.mark.parametrize("columns", [17, 512, 3000])

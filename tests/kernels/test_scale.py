@@ -1,4 +1,4 @@
-"""Factors, caps and gates: `scale`, `gate_heads` and the scales of norms, exact and with equal bits everywhere."""
+"""Factors, caps, sums and gates: `scale`, `add`, `gate_heads`, scales of norms, exact, with equal bits everywhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from variants import Floats, any_floats, assert_equal_bits, count_ulps, random_floats, run_everywhere
 
+from mlxr.kernels.add import add
 from mlxr.kernels.context import Context
 from mlxr.kernels.gate_heads import gate_heads
 from mlxr.kernels.layer_norm import layer_norm
@@ -38,6 +39,17 @@ def test_cap_is_right_to_a_few_last_places(rows: int, columns: int, factor: floa
     np.testing.assert_allclose(result, exact, rtol=1e-6)
     np.testing.assert_allclose(scale(REFERENCE, x, factor, softcap=softcap), exact, rtol=1e-6)
     assert np.abs(result).max() <= softcap
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@pytest.mark.parametrize("factor", [1.0, 0.37])
+def test_sums_round_after_each_step(rows: int, columns: int, factor: float) -> None:
+    x, other = random_floats(1, rows, columns), random_floats(2, rows, columns)
+    result = run_everywhere(lambda ctx: add(ctx, x, other, factor))
+    assert_equal_bits(result, (x + other) * np.float32(factor))
+    assert_equal_bits(add(REFERENCE, x, other, factor), result)
+    with pytest.raises(ValueError, match="add: other is of shape"):
+        add(REFERENCE, x, other[:, :0].copy())
 
 
 def test_tanh_over_all_numbers(cpu: Context) -> None:

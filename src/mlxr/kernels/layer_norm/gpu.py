@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import Deferred, settle
-from mlxr.kernels.linear.gpu import add_product
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.linear.gpu import join_product
 from mlxr.kernels.rms_norm.gpu import launch_norm
 from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.tensor import FloatArray
@@ -25,6 +25,6 @@ def layer_norm(
             "layer_norm", variant, lambda: gpu.mx.fast.layer_norm(summed, gain, shift, eps), summed
         )
         return normed, summed
-    if isinstance(residual, Deferred) and residual.is_open and not scales.change:
-        x, residual = add_product(ctx, residual.parts, x)
+    if not scales.change:
+        x, residual = join_product(ctx, x, residual)
     return launch_norm(ctx, x, gain, shift, eps, settle(residual), scales, is_centred=True)

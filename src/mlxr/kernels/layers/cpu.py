@@ -66,8 +66,8 @@ def _append(native: Any, operator: Operator) -> None:
             native.append_attend()
         case Activate(kind, features):
             native.append_activate(kind, features)
-        case Sum():
-            native.append_sum()
+        case Sum(factor):
+            native.append_sum(factor)
         case Scale(factor, target):
             native.append_scale(factor, target)
         case Join():

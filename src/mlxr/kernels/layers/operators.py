@@ -29,7 +29,9 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sum:
-    """Add the delta to the stream, where no norm does it."""
+    """Add the delta to the stream, where no norm does it, and multiply the sum by `factor`."""
+
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxr.kernels.activate import activate
+from mlxr.kernels.add import add
 from mlxr.kernels.attend import attend
 from mlxr.kernels.context import Context
 from mlxr.kernels.layer_norm import layer_norm
@@ -55,7 +56,7 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 added = registers["delta"] if source == "stream" else None
                 registers[target], summed = norm(ctx, take(registers, source), weight, added)
                 if source == "stream":
-                    registers["stream"] = summed
+                    registers["stream"], registers["delta"] = summed, None
             case Product(weight, source, target):
                 registers[target] = linear(ctx, take(registers, source), weight)
             case SplitHeads(block):
@@ -84,13 +85,14 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 )
             case Activate(kind):
                 registers["x"] = activate(ctx, take(registers, "x"), kind)
-            case Sum():
+            case Sum(factor):
                 if registers["delta"] is not None:
-                    registers["stream"] = take(registers, "stream") + registers["delta"]
+                    registers["stream"] = add(ctx, take(registers, "stream"), registers["delta"], factor)
+                registers["delta"] = None
             case Scale(factor, target):
                 registers[target] = scale(ctx, take(registers, target), factor)
             case Join():
-                registers["delta"] = take(registers, "delta") + take(registers, "other")
+                registers["delta"] = add(ctx, take(registers, "delta"), take(registers, "other"))
 
 
 def norm(

@@ -79,7 +79,8 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
         norms = way == "rows" or (way == "tiles" and can_norm(tokens, weight.in_features))
         # what is only multiplied by the norm's weight may be too large for f16
         norms = norms or (way == "floats" and tokens == 1 and parts[0].type_name == "bf16")
-        inputs = x.parts if isinstance(x, Deferred) and x.is_open and norms else settle(x)
+        waits = norms and isinstance(x, Deferred) and x.is_open and isinstance(x.parts, Normed)
+        inputs = x.parts if waits else settle(x)
         product = Product(inputs, parts, bias, way)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
     x = settle(x)
@@ -125,8 +126,15 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     return multiply_rows(gpu, x, weights, extras, kind)
 
 
-def add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
-    """x plus the product, in f32, and None; or x and the product, or shares of it, which are still to be added."""
+def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Any]:
+    """x plus `other`, in f32, and None, where `other` is a product that waits and adds it; or x and what is still to be
+    added, (rows, columns) or in shares (shares, rows, columns)."""
+    if isinstance(other, Deferred) and other.is_open and isinstance(other.parts, Product):
+        return _add_product(ctx, other.parts, x)
+    return x, settle(other)
+
+
+def _add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
     matrix = product.parts[0].upload.array
     if product.way == "floats":
         plan = _plan_floats(ctx, product, shared=True)

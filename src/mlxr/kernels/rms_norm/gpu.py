@@ -12,7 +12,7 @@ from typing import Any
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
-from mlxr.kernels.linear.gpu import MAX_ROWS, Normed, add_product
+from mlxr.kernels.linear.gpu import MAX_ROWS, Normed, join_product
 from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.tensor import FloatArray
 
@@ -36,8 +36,8 @@ def rms_norm(
         summed = scales.add(x, settle(residual))
         variant = "f32" if residual is None else "f32+residual"
         return gpu.watch.run_mlx("rms_norm", variant, lambda: gpu.mx.fast.rms_norm(summed, gain, eps), summed), summed
-    if isinstance(residual, Deferred) and residual.is_open and not scales.change:
-        x, residual = add_product(ctx, residual.parts, x)
+    if not scales.change:
+        x, residual = join_product(ctx, x, residual)
     if residual is None and gain is not None and x.shape[0] <= MAX_ROWS:
         parts = Normed(x, gain, eps)
         return Deferred(x.shape, gpu.operands, parts, lambda: launch_norm(ctx, x, gain, None, eps, None, scales)[0]), x
