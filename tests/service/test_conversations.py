@@ -17,7 +17,14 @@ from mlxr.core.types import SamplingParams
 from mlxr.service.chat import Chat
 from mlxr.service.messages import list_answered_calls
 from mlxr.service.requests import ChatRequest, NamedTool, Tool
-from mlxr.tokenizers import ChatTemplate, Tokenizer, from_folder, from_gguf, to_gguf_metadata
+from mlxr.tokenizers import (
+    ChatTemplate,
+    Tokenizer,
+    chat_template_from_source,
+    from_folder,
+    from_gguf,
+    to_gguf_metadata,
+)
 
 TOKENIZER_TESTS = Path(__file__).parents[1] / "tokenizers"
 GOLDENS = TOKENIZER_TESTS / "goldens"
@@ -133,6 +140,24 @@ def test_templates_get_calls_and_results() -> None:
     without = make_chat(source).render(ask(*CALLED, tools=[TOOL], tool_choice="none"))
     assert "Tells the weather" not in without
     assert without.endswith("None<|start_header_id|>")
+
+
+def test_tools_of_phi_4_mini_are_shown_as_its_card_says() -> None:
+    """Its own template has no place for calls and wants the tools as a text, so there is one of ours for tools."""
+    source = read_template("phi4-mini")
+    template = chat_template_from_source(source, open_demo().tokenizer, None)
+    chat = Chat(open_demo().tokenizer, template)
+    tools = f'<|tool|>[{{"name": "weather", "description": "{TOOL.description}", "parameters": {{"type": "object"'
+    text = chat.render(ask(*CALLED, tools=[TOOL]))
+    assert text.startswith(f"<|system|>You are a helpful assistant with some tools.{tools}")
+    assert text.endswith(
+        "<|/tool|><|end|><|user|>Weather?<|end|>"
+        '<|assistant|><|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]<|/tool_call|><|end|>'
+        "<|tool_response|>rain<|end|><|assistant|>"
+    )
+    assert chat.render(ask(SYSTEM, USER, tools=[TOOL])).startswith(f"<|system|>s{tools}")
+    assert chat.render(ask(SYSTEM, USER)) == "<|system|>s<|end|><|user|>u<|end|><|assistant|>"
+    assert chat.render(ask(USER, tools=[TOOL], tool_choice="none")) == "<|user|>u<|end|><|assistant|>"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from mlxr.service.tools.generic import GenericFormat
 from mlxr.service.tools.hermes import HermesFormat
 from mlxr.service.tools.llama3 import Llama3Format
 from mlxr.service.tools.mistral import MistralFormat
+from mlxr.service.tools.phi4 import Phi4Format
 
 WEATHER = Tool("weather", "The weather", {"properties": {"city": {"type": "string"}}, "required": ["city"]})
 NOW = Tool("now")
@@ -29,6 +30,8 @@ FORMATS: dict[str, ToolFormat] = {
     "generic": GenericFormat(),
     "mistral": MistralFormat(has_args_marker=False),
     "mistral-args": MistralFormat(has_args_marker=True),
+    "phi4": Phi4Format(has_end=True),
+    "granite3": Phi4Format(has_end=False),
 }
 CITY = '{"city": "Köln \\"}{ [x]"}'
 CALL = f'{{"name": "weather", "arguments": {CITY}}}'
@@ -72,6 +75,10 @@ CASES: list[tuple[str, str, list[object]]] = [
     ("mistral", f"[TOOL_CALLS]{CALL}", [FIRST]),
     ("mistral-args", f"[TOOL_CALLS]weather[ARGS]{CITY}[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{{}}", [FIRST, SECOND]),
     ("mistral-args", f"Well: [TOOL_CALLS]weather{CITY}", ["Well:", FIRST]),
+    ("phi4", f"<|tool_call|>[{CALL}, {NOW_CALL}]<|/tool_call|>", [FIRST, SECOND]),
+    ("phi4", f"Well: <|tool_call|>{CALL}<|/tool_call|>\n<|tool_call|> {NOW_CALL}", ["Well:", FIRST, SECOND]),
+    ("phi4", f"<|tool_call|>[{CALL}] <|/tool_call|> and so", [FIRST, " and so"]),
+    ("granite3", f"<|tool_call|>[{CALL}, {NOW_CALL}]", [FIRST, SECOND]),
 ]
 # What only looks like a call comes back as it was.
 TEXTS: list[tuple[str, str]] = [
@@ -100,6 +107,10 @@ TEXTS: list[tuple[str, str]] = [
     ("mistral-args", "[TOOL_CALLS]now[ARGS]{]"),
     ("mistral-args", "[TOOL_CALLS]now[ARGS]"),
     ("mistral", "[TOOL_"),
+    ("phi4", "<|tool_call|>no list<|/tool_call|>"),
+    ("phi4", '<|tool_call|>[{"name": "nobody"}]<|/tool_call|>'),
+    ("phi4", "<|tool_call|>[]<|/tool_call|>"),
+    ("granite3", "a <|tool_ca"),
 ]
 
 
@@ -145,6 +156,9 @@ PIECES = st.lists(
                 "[TOOL_CALLS]",
                 "[ARGS]",
                 "[CALL_ID]x",
+                "<|tool_call|>",
+                "<|/tool_call|>",
+                "<|/tool",
                 "<|python_tag|>",
                 "```json",
                 "```",
@@ -185,7 +199,8 @@ def test_enforced_calls_stream(format_name: str, text: str, expected: list[objec
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_enforced_arguments_come_as_they_grow(format_name: str) -> None:
-    lead = {"hermes": "<tool_call>\n", "mistral": "[TOOL_CALLS][", "mistral-args": "[TOOL_CALLS]"}.get(format_name, "")
+    leads = {"hermes": "<tool_call>\n", "mistral": "[TOOL_CALLS][", "mistral-args": "[TOOL_CALLS]"}
+    lead = (leads | dict.fromkeys(("phi4", "granite3"), "<|tool_call|>[")).get(format_name, "")
     head = "now[ARGS]" if format_name == "mistral-args" else '{"name": "now", "arguments": '
     parser = FORMATS[format_name].open_parser(TOOLS, is_enforced=True)
     first = parser.push(lead + head + '{"a"')
@@ -207,6 +222,7 @@ def test_only_the_first_call_counts_where_one_is_allowed() -> None:
         ("<tool_call> tools", True, HermesFormat),
         ("<tool_call><function=x> tools", True, GenericFormat),
         ("[TOOL_CALLS]", True, MistralFormat),
+        ("<|tool_call|> tools", True, Phi4Format),
         ("<|start_header_id|> tools", True, Llama3Format),
         ("<tool_call>", False, GenericFormat),
         ("anything", True, GenericFormat),
@@ -242,6 +258,11 @@ EXAMPLES = {
     "generic": ('{{"name": "weather", "arguments": {0}}}', "\n"),
     "mistral-args": ("[TOOL_CALLS]weather[ARGS]{0}", ""),
 }
+LISTS = {
+    "phi4": ("<|tool_call|>", "<|/tool_call|>"),
+    "granite3": ("<|tool_call|>", ""),
+    "mistral": ("[TOOL_CALLS]", ""),
+}
 
 
 @pytest.mark.parametrize("format_name", EXAMPLES)
@@ -261,7 +282,30 @@ def test_the_grammar_allows_calls_and_nothing_else(compiler: GrammarCompiler, fo
     ) == [CallPiece(0, GOOD, "weather")]
 
 
-@pytest.mark.parametrize("format_name", ["hermes", "mistral", "mistral-args"])
+@pytest.mark.parametrize("format_name", LISTS)
+def test_the_grammar_allows_a_list_of_calls_and_nothing_else(compiler: GrammarCompiler, format_name: str) -> None:
+    start, end = LISTS[format_name]
+    call = f'{{"name": "weather", "arguments": {GOOD}}}'
+    many, one = (
+        FORMATS[format_name].write_grammar(TOOLS, must_call=True, is_parallel=is_parallel, specials={})
+        for is_parallel in (True, False)
+    )
+    assert many is not None
+    assert one is not None
+    assert accepts(compiler, one, f"{start}[{call}]{end}")
+    assert accepts(compiler, many, f"{start}[{call}, {call}]{end}")
+    for lark, text in (
+        (one, f"{start}[{call}, {call}]"),
+        (one, f"{start}{call}"),
+        (many, f"{start}[]"),
+        (many, "Well"),
+        (many, f"{start}[{call}]{end} and"),
+        (many, f"{start}[{call.replace('city', 'town')}"),
+    ):
+        assert not accepts(compiler, lark, text)
+
+
+@pytest.mark.parametrize("format_name", ["hermes", "mistral", "mistral-args", "phi4", "granite3"])
 def test_with_a_marker_calls_are_kept_well_formed_without_being_required(
     compiler: GrammarCompiler, format_name: str
 ) -> None:
@@ -271,6 +315,8 @@ def test_with_a_marker_calls_are_kept_well_formed_without_being_required(
         "hermes": ("<tool_call>", f'\n{{"name": "weather", "arguments": {GOOD}}}\n</tool_call>'),
         "mistral": ("[TOOL_CALLS]", f'[{{"name": "weather", "arguments": {GOOD}}}]'),
         "mistral-args": ("[TOOL_CALLS]", f"weather[ARGS]{GOOD}"),
+        "phi4": ("<|tool_call|>", f'[{{"name": "weather", "arguments": {GOOD}}}]<|/tool_call|>'),
+        "granite3": ("<|tool_call|>", f'[{{"name": "weather", "arguments": {GOOD}}}]'),
     }[format_name]
     assert accepts(compiler, lark, "Plain words, <b> and [x].\n")
     assert accepts(compiler, lark, f"Let me see. {marker}{call}")

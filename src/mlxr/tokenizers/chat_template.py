@@ -16,6 +16,7 @@ from typing import Protocol
 from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.templates.workers import template_workers
 from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, TOOL_TEMPLATE, FolderConfig
+from mlxr.tokenizers.phi4_template import find_tool_source
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 
@@ -173,4 +174,5 @@ def _make_template(
     if eos_token is None:
         eos_token = tokenizer.token_text(min(tokenizer.eos_ids)) if tokenizer.eos_ids else ""
     bos_token = tokenizer.token_text(tokenizer.bos_id) if tokenizer.bos_id is not None else ""
+    tool_source = tool_source or find_tool_source(source)
     return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token, name=name, tool_source=tool_source)

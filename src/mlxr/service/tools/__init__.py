@@ -7,6 +7,7 @@ from mlxr.service.tools.generic import GenericFormat
 from mlxr.service.tools.hermes import HermesFormat
 from mlxr.service.tools.llama3 import Llama3Format
 from mlxr.service.tools.mistral import MistralFormat
+from mlxr.service.tools.phi4 import END, START, Phi4Format
 
 __all__ = ["CallParser", "CallPiece", "ToolFormat", "find_format"]
 
@@ -18,6 +19,8 @@ def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
             return MistralFormat(has_args_marker="[ARGS]" in template_source)
         if "<tool_call>" in template_source and "<function=" not in template_source:
             return HermesFormat()
+        if START in template_source:
+            return Phi4Format(has_end=END in template_source)
         if "<|start_header_id|>" in template_source or "<|python_tag|>" in template_source:
             return Llama3Format()
     return GenericFormat()

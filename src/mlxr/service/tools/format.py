@@ -7,6 +7,7 @@ how the text was cut. What only looks like a call comes back as the text that it
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -153,6 +154,33 @@ def write_call_rules(tools: Sequence[Tool], key: str) -> str:
     """The rules `call`, one JSON object with the name of a tool and arguments that fit its schema, and `call_0` ..."""
     names = [f"call_{index}" for index in range(len(tools))]
     return write_rule("call", names) + "".join(map(_write_call_rule, names, tools, [key] * len(tools)))
+
+
+def write_list_rules(tools: Sequence[Tool], *, is_parallel: bool, end: str = "") -> str:
+    """The rule `calls`, a list of JSON objects and then `end`, a part of a Lark rule, and those below it."""
+    more = '("," " "? call)*' if is_parallel else ""
+    return f'calls: " "? "[" call {more} "]" {end}\n' + write_call_rules(tools, "arguments")
+
+
+def write_marked_grammar(
+    start: str, rules: str, *, must_call: bool, specials: Mapping[str, str], answer: str | None
+) -> str:
+    """The grammar for formats of which an answer ends with a marker and `calls`, see `ToolFormat.write_grammar`.
+
+    `start` is the marker, `rules` are `calls` and those below it.
+    """
+    marker = specials.get(start, quote_lark(start))
+    if must_call:
+        return f"start: {marker} calls\n{rules}"
+    if answer is not None:
+        return write_rule("start", [f"{marker} calls", answer]) + rules
+    if start in specials:
+        return f"start: TEXT? ({marker} calls)?\nTEXT: /(?s:.+)/\n{rules}"
+    pattern = re.escape(start)
+    return (
+        f"start: until calls | TAIL\nuntil[suffix={quote_lark(start)}]: /(?s:.*)/\n"
+        f"TAIL: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/\n{rules}"
+    )
 
 
 def write_bare_grammar(

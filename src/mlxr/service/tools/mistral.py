@@ -19,7 +19,8 @@ from mlxr.service.tools.format import (
     CallParser,
     quote_lark,
     write_argument_rules,
-    write_call_rules,
+    write_list_rules,
+    write_marked_grammar,
     write_rule,
 )
 from mlxr.service.tools.json_call import ArgumentsReader, CallReader
@@ -58,7 +59,7 @@ class MistralFormat:
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser of the calls behind Mistral's marker."""
-        return MistralParser(frozenset(tool.name for tool in tools), is_enforced=is_enforced)
+        return MarkedParser(frozenset(tool.name for tool in tools), CALLS, is_enforced=is_enforced)
 
     def write_grammar(
         self,
@@ -70,26 +71,14 @@ class MistralFormat:
         answer: str | None = None,
     ) -> str | None:
         """Calls, and text before them unless there must be a call."""
-        marker = specials.get(CALLS, quote_lark(CALLS))
-        rules = self._write_calls(tools, is_parallel, marker, specials)
-        if must_call:
-            return f"start: {marker} calls\n{rules}"
-        if answer is not None:
-            return write_rule("start", [f"{marker} calls", answer]) + rules
-        if CALLS in specials:
-            return f"start: TEXT? ({marker} calls)?\nTEXT: /(?s:.+)/\n{rules}"
-        pattern = re.escape(CALLS)
-        return (
-            f"start: until calls | TAIL\nuntil[suffix={quote_lark(CALLS)}]: /(?s:.*)/\n"
-            f"TAIL: /(?s:.*)/ & ~/(?s:.*){pattern}(?s:.*)/\n{rules}"
-        )
+        rules = self._write_calls(tools, is_parallel, specials)
+        return write_marked_grammar(CALLS, rules, must_call=must_call, specials=specials, answer=answer)
 
-    def _write_calls(self, tools: Sequence[Tool], is_parallel: bool, marker: str, specials: Mapping[str, str]) -> str:
+    def _write_calls(self, tools: Sequence[Tool], is_parallel: bool, specials: Mapping[str, str]) -> str:
         """The rule `calls` and those below it."""
         if not self._has_args_marker:
-            more = '("," " "? call)*' if is_parallel else ""
-            return f'calls: " "? "[" call {more} "]"\n' + write_call_rules(tools, "arguments")
-        args = specials.get(ARGS, quote_lark(ARGS))
+            return write_list_rules(tools, is_parallel=is_parallel)
+        marker, args = (specials.get(text, quote_lark(text)) for text in (CALLS, ARGS))
         named = [f"{quote_lark(tool.name)} {args} args_{index}" for index, tool in enumerate(tools)]
         more = f"({marker} call)*" if is_parallel else ""
         return f"calls: call {more}\n" + write_rule("call", named) + write_argument_rules(tools)
@@ -100,17 +89,21 @@ def _fit_id(call_id: object) -> str:
     return text if _ID.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:9]
 
 
-class MistralParser(CallParser):
-    """Text, and calls behind their marker, in either form."""
+class MarkedParser(CallParser):
+    """Text, and calls behind the marker `start`, in either form; `end` may come behind them and is no text."""
 
-    def __init__(self, names: frozenset[str], *, is_enforced: bool) -> None:
+    def __init__(self, names: frozenset[str], start: str, end: str = "", *, is_enforced: bool) -> None:
         super().__init__()
-        self._names, self._is_enforced = names, is_enforced
+        self._names, self._start_marker, self._end_marker = names, start, end
+        self._is_enforced = is_enforced
+        self._wants_end = False
         self._lead = ""  # the marker and what came behind it, should that turn out to be text
         self._in_list = False
         self._reader: CallReader | ArgumentsReader | None = None
 
     def _advance(self) -> bool:
+        if self._wants_end:
+            return self._read_end()
         if self._reader is not None:
             return self._read_call(self._reader)
         if self._in_list:
@@ -118,12 +111,12 @@ class MistralParser(CallParser):
         return self._read_head() if self._lead else self._read_text()
 
     def _read_text(self) -> bool:
-        before, marker, after = self._text.partition(CALLS)
+        before, marker, after = self._text.partition(self._start_marker)
         if marker:
             self._give(before.rstrip())
             self._lead, self._text = before[len(before.rstrip()) :] + marker, after
             return True
-        sure = before[: len(before) - hold_back(before, CALLS)].rstrip()
+        sure = before[: len(before) - hold_back(before, self._start_marker)].rstrip()
         self._give(sure)
         self._text = before[len(sure) :]
         return False
@@ -160,7 +153,7 @@ class MistralParser(CallParser):
             self._keep_lead(bare[1:])
             self._in_list = False
             if self.calls:
-                self._lead = ""
+                self._lead, self._wants_end = "", bool(self._end_marker)
             else:
                 self._give_up("")
         else:
@@ -173,10 +166,19 @@ class MistralParser(CallParser):
         if reader.is_complete:
             self.calls += 1
             self._lead, self._reader = "", None
+            self._wants_end = bool(self._end_marker) and not self._in_list
         elif reader.is_broken:
             self._give_up(reader.raw)
         else:
             return False
+        return bool(self._text)
+
+    def _read_end(self) -> bool:
+        bare = self._text.lstrip()
+        if self._end_marker.startswith(bare) and bare != self._end_marker:
+            return False
+        self._text = bare.removeprefix(self._end_marker) if bare.startswith(self._end_marker) else self._text
+        self._wants_end = False  # forgive one that is missing
         return bool(self._text)
 
     def _open_reader(self) -> None:
@@ -195,6 +197,6 @@ class MistralParser(CallParser):
         if self._reader is not None:
             if not self._is_enforced:
                 self._give_up(self._reader.raw)
-        elif not self._in_list or not self.calls:
+        elif not self._wants_end and (not self._in_list or not self.calls):
             text = self._lead + self._text
             self._give(text if not self.calls or text.strip() else "")

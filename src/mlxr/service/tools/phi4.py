@@ -1,0 +1,53 @@
+"""Calls as Phi-4-mini and Granite 3 write them: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`.
+
+Phi-4-mini closes the list with `<|/tool_call|>`. Source: the model card of microsoft/Phi-4-mini-instruct and the chat
+templates of Granite 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mlxr.service.requests import Tool
+from mlxr.service.tools.format import CallParser, make_call_id, quote_lark, write_list_rules, write_marked_grammar
+from mlxr.service.tools.mistral import MarkedParser
+
+START, END = "<|tool_call|>", "<|/tool_call|>"
+
+
+class Phi4Format:
+    """See `ToolFormat`; with `has_end` the list of calls is closed."""
+
+    shows_tools = True
+    marks_calls = True
+
+    def __init__(self, *, has_end: bool) -> None:
+        self._end = END if has_end else ""
+        self.markers: Sequence[str] = (START, END) if has_end else (START,)
+
+    def make_id(self) -> str:
+        """Make an id for a call, as OpenAI spells them."""
+        return make_call_id()
+
+    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+        """Return the messages unchanged: the template shows the tools by itself."""
+        del tools
+        return messages
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """Return a parser of the calls behind the marker."""
+        return MarkedParser(frozenset(tool.name for tool in tools), START, self._end, is_enforced=is_enforced)
+
+    def write_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
+    ) -> str | None:
+        """Calls, and text before them unless there must be a call."""
+        end = specials.get(self._end, quote_lark(self._end)) if self._end else ""
+        rules = write_list_rules(tools, is_parallel=is_parallel, end=end)
+        return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
