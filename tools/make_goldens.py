@@ -38,7 +38,9 @@ _CLASSES = {
     "olmo3": "Olmo3ForCausalLM",
     "granite": "GraniteForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
 }
 
 
@@ -262,6 +264,33 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "smollm3": make_config(
         "smollm3", 4, 2, None, hidden_size=256, num_hidden_layers=5, tie_word_embeddings=True, pad_token_id=0
+    ),
+    "cohere": make_config(
+        "cohere",
+        4,
+        2,
+        None,
+        hidden_size=256,
+        num_hidden_layers=3,
+        rms_norm_eps=None,
+        layer_norm_eps=1e-5,
+        rope_theta=50000.0,
+        logit_scale=0.25,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    ),
+    "stablelm": make_config(
+        "stablelm",
+        6,
+        2,
+        None,
+        hidden_size=192,
+        num_hidden_layers=3,
+        rms_norm_eps=None,
+        layer_norm_eps=1e-4,
+        rope_theta=50000.0,
+        partial_rotary_factor=0.75,
+        use_qkv_bias=True,
     ),
     "cohere2": make_config(
         "cohere2",

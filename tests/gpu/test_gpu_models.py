@@ -17,6 +17,7 @@ from tiny_models import TinyRun, build_hf, read_golden  # noqa: E402
 
 CASES = [
     "llama-gqa-80-tied",
+    "cohere",
     "cohere2",
     "gemma2",
     "gemma3",
@@ -27,6 +28,7 @@ CASES = [
     "olmo2",
     "phi3-long",
     "qwen3",
+    "stablelm",
 ]
 
 

@@ -23,13 +23,15 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     kind = config["model_type"]
-    qkv_bias = kind == "qwen2" or config.get("attention_bias", False)
+    qkv_bias = kind == "qwen2" or config.get("attention_bias", config.get("use_qkv_bias", False))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
         norms = {"olmo": ("post_attention", "post_feedforward"), "cohe": ("input",)}
         for name in norms.get(kind[:4], ("input", "post_attention")):
             shapes[f"{layer}{name}_layernorm.weight"] = (hidden,)
+            if kind == "stablelm":
+                shapes[f"{layer}{name}_layernorm.bias"] = (hidden,)
         products = [
             ("self_attn.q_proj", heads * head_dim, hidden, qkv_bias),
             ("self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias),
@@ -56,6 +58,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             shapes[f"{layer}self_attn.q_norm.weight"] = (head_dim,)
             shapes[f"{layer}self_attn.k_norm.weight"] = (head_dim,)
     shapes["model.norm.weight"] = (hidden,)
+    if kind == "stablelm":
+        shapes["model.norm.bias"] = (hidden,)
     if not config.get("tie_word_embeddings", False):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     return shapes

@@ -183,14 +183,14 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "supported are Cohere2ForCausalLM, Gemma2ForCausalLM",
+            "supported are Cohere2ForCausalLM, CohereForCausalLM, Gemma2ForCausalLM",
         ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "not supported"),
         ({"architectures": []}, r"architectures is \[\], expected a list of one class"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', expected a list"),
         (
             {"architectures": None, "model_type": "gemma"},
-            "architecture 'gemma' is not supported; supported are cohere2, gemma2",
+            "architecture 'gemma' is not supported; supported are cohere, cohere2, gemma2",
         ),
         ({"architectures": None, "model_type": None}, "architecture '' is not supported"),
         ({"model_type": "qwen2"}, "model_type is 'qwen2', expected llama"),
@@ -298,6 +298,35 @@ def test_gguf_yarn_multiplies_the_recommended_factor() -> None:
     assert stretched.rope_scaling.attention_factor == 0.5  # as llama.cpp has it: mscale 1 over mscale_all_dim 1
 
 
+def test_command_r_states_its_context_twice() -> None:
+    """The published models say 8192 positions, and what they were made for in another field."""
+    config = read_golden("cohere")[0]
+    assert config_from_hf(config).context_length == 128
+    assert config_from_hf(config | {"model_max_length": 131072}).context_length == 131072
+
+
+def test_stablelm_with_two_norms_in_a_layer_has_blocks_in_a_row() -> None:
+    """Converters state a parallel residual for every StableLM whose configuration says nothing of it."""
+    metadata = gguf_metadata(config_from_hf(read_golden("stablelm")[0])) | {"stablelm.use_parallel_residual": True}
+    assert not config_from_gguf(metadata, {"blk.0.ffn_norm.weight": None}).layer_specs[0].is_parallel  # type: ignore
+    with pytest.raises(ModelError, match="use_parallel_residual is True: parallel residual is not supported"):
+        config_from_gguf(metadata, {})
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "message"),
+    [
+        ("cohere", "use_qk_norm", "layer norms of queries and keys are not supported"),
+        ("stablelm", "qk_layernorm", "layer norms of queries and keys are not supported"),
+        ("stablelm", "use_parallel_residual", "parallel residual is not supported"),
+    ],
+)
+def test_larger_siblings_are_refused_by_name(case: str, key: str, message: str) -> None:
+    """Command R+ and StableLM 2 12B."""
+    with pytest.raises(ModelError, match=f"{key} is True: {message}"):
+        config_from_hf(read_golden(case)[0] | {key: True})
+
+
 def test_phi_as_published() -> None:
     """Phi-3.5-mini states the original context beside the scaling, Phi-3 the scaling's older name, Phi-4 no window."""
     config = config_from_hf(PHI)
@@ -354,7 +383,7 @@ def test_broken_longrope_in_gguf_is_refused(
         ({"general.architecture": 3}, "general.architecture is 3, expected a string"),
         (
             {"general.architecture": "gemma"},
-            "'gemma', which is not supported; supported are cohere2, gemma2, gemma3, granite, llama",
+            "'gemma', which is not supported; supported are cohere2, command-r, gemma2, gemma3, granite, llama",
         ),
         ({"general.architecture": "qwen2"}, "qwen2.embedding_length is missing"),
         ({"llama.block_count": None}, "llama.block_count is missing"),

@@ -58,6 +58,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": ("olmo3", {}),
     "granite": ("granite", {}),
     "smollm3": ("smollm3", {}),
+    "cohere": ("cohere", {}),
+    "stablelm": ("stablelm", {}),
     "cohere2": ("cohere2", {}),
 }
 

@@ -35,9 +35,10 @@ class Architecture:
     of `by_width_layers` layers scales scores by hidden / heads instead of the head size. `multipliers`: files state
     Granite's four; `logit_multiplier`: Cohere's. Of every `nope_every` layers the last rotates nothing, or with
     `nope_in_full` those without a window. `hf_interleaved`: neighbouring pairs rotate in Hugging Face folders, too.
-    `tied_default`: what `tie_word_embeddings` is where it is not stated. `is_joined`: files keep q, k and v as one
-    tensor, and gate and up. `layer_names` are names of tensors in Hugging Face folders that mean something else than
-    elsewhere.
+    `rotary_default`: the part of a head that rotates where `config.json` does not say. `context_keys` there state the
+    longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
+    `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
+    Face folders that mean something else than elsewhere.
     """
 
     name: str
@@ -66,6 +67,8 @@ class Architecture:
     nope_in_full: bool = False
     norm_kind: NormKind = "rms"
     hf_interleaved: bool = False
+    rotary_default: float = 1.0
+    context_keys: tuple[str, ...] = ("max_position_embeddings",)
     tied_default: bool = False
     is_joined: bool = False
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
@@ -84,6 +87,16 @@ _GEMMA: dict[str, Any] = {
         "pre_feedforward_layernorm": "ffn_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
     },
+}
+
+_COHERE: dict[str, Any] = {
+    "build": families.build_cohere,
+    "gguf_interleaved": True,
+    "hf_interleaved": True,
+    "bias_key": True,
+    "logit_multiplier": True,
+    "norm_kind": "layer",
+    "tied_default": True,
 }
 
 _OLMO: dict[str, Any] = {
@@ -144,19 +157,21 @@ ARCHITECTURES = (
         tied_default=True,
     ),
     Architecture(
-        "cohere2",
-        "cohere2",
-        "Cohere2ForCausalLM",
-        build=families.build_cohere,
-        gguf_interleaved=True,
-        hf_interleaved=True,
-        bias_key=True,
-        windowed=True,
-        full_every=4,
-        nope_in_full=True,
-        logit_multiplier=True,
+        "cohere",
+        "command-r",
+        "CohereForCausalLM",
+        kv_heads_default=True,
+        context_keys=("model_max_length", "max_position_embeddings"),
+        **_COHERE,
+    ),
+    Architecture("cohere2", "cohere2", "Cohere2ForCausalLM", windowed=True, full_every=4, nope_in_full=True, **_COHERE),
+    Architecture(
+        "stablelm",
+        "stablelm",
+        "StableLmForCausalLM",
+        build=families.build_stablelm,
         norm_kind="layer",
-        tied_default=True,
+        rotary_default=0.25,
     ),
 )
 

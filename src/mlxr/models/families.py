@@ -30,9 +30,14 @@ def build_olmo(config: ModelConfig) -> tuple[LayerSpec, ...]:
 
 
 def build_cohere(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    """Layers of two blocks side by side after one layer norm: Cohere 2."""
+    """Layers of two blocks side by side after one layer norm: Command R and Cohere 2."""
     layers = _build_layers(config, Norms(config.rms_eps, kind="layer"))
     return tuple(replace(layer, is_parallel=True) for layer in layers)
+
+
+def build_stablelm(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Layers with a layer norm and its bias before each block: StableLM."""
+    return _build_layers(config, Norms(config.rms_eps, kind="layer", bias=True))
 
 
 def _build_layers(config: ModelConfig, norms: Norms, head_norms: HeadNormKind | None = None) -> tuple[LayerSpec, ...]:

@@ -31,6 +31,7 @@ _WINDOW_THETA = ("rope.freq_base_swa",)
 _MULTIPLIERS = ("embedding_scale", "residual_scale", "attention.scale")
 _LOGIT_SCALE = ("logit_scale",)
 _PATTERN = ("attention.sliding_window_pattern",)
+_PARALLEL = ("use_parallel_residual",)
 _REFUSED = (
     # keys, harmless values, why
     (("expert_count", "expert_used_count"), _UNUSED, "mixture of experts is not supported"),
@@ -39,7 +40,7 @@ _REFUSED = (
     (_LOGIT_SCALE, (0, 1), "not supported"),
     (("attention.clamp_kqv", "attention.max_alibi_bias"), _UNUSED, "not supported"),
     (("attention.causal",), (True,), "only causal attention is supported"),
-    (("use_parallel_residual",), (False,), "parallel residual is not supported"),
+    (_PARALLEL, (False,), "parallel residual is not supported"),
     (("rope.scaling.alpha",), (0, 1), "not supported; convert the model with its frequency base scaled"),
     (("rope.scaling.yarn_ext_factor",), (1,), "only full yarn extrapolation (1) is supported"),
     (("rope.dimension_sections",), (), "not supported"),
@@ -58,6 +59,8 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     fields = Fields(metadata, f"{row.gguf_name}.")
     read: list[tuple[str, ...]] = [_SOFTCAPS] * row.softcaps + [_WINDOW_THETA, _PATTERN] * (row.full_every is not None)
     read += [_MULTIPLIERS] * row.multipliers + [_LOGIT_SCALE] * (row.multipliers or row.logit_multiplier)
+    # converters wrote true for StableLM whose configuration says nothing; blocks in a row have a norm each
+    read += [_PARALLEL] * ("blk.0.ffn_norm.weight" in tensors)
     for names, harmless, why in _REFUSED:
         if names not in read:
             fields.refuse_unless(names, harmless, why)

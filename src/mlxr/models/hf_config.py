@@ -24,7 +24,8 @@ _REFUSED = (
     (("num_local_experts", "num_experts", "n_routed_experts"), (0,), "mixture of experts is not supported"),
     (_SOFTCAPS, (0,), "logit soft-capping is not supported"),
     (_MULTIPLIERS, (1,), "not supported"),
-    (("use_qk_norm",), (False,), "norms of queries and keys are not supported here"),
+    (("use_qk_norm", "qk_layernorm"), (False,), "layer norms of queries and keys are not supported"),
+    (("use_parallel_residual",), (False,), "parallel residual is not supported"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
 )
 _DEFAULT_FULL_LAYERS = 28
@@ -56,7 +57,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     )
     if heads % kv_heads:
         fields.refuse("num_key_value_heads", f"a divisor of the {heads} heads")
-    context_length = fields.integer("max_position_embeddings", 1, limits.MAX_CONTEXT)
+    context_key = next((key for key in row.context_keys if fields.get(key) is not None), row.context_keys[-1])
+    context_length = fields.integer(context_key, 1, limits.MAX_CONTEXT)
     layers = fields.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
     rope, window_rope = _find_rope(fields)
     rope_theta = rope.number("rope_theta", 1.0001, 1e15, default=fields.number("rope_theta", 1.0001, 1e15, 1e4))
@@ -76,7 +78,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         context_length=_extend_context(context_length, scaling),
         rms_eps=fields.number("rms_norm_eps" if row.norm_kind == "rms" else "layer_norm_eps", 1e-30, 0.5),
         rope_theta=rope_theta,
-        rope_dim=_read_rope_dim(fields, rope, head_dim),
+        rope_dim=_read_rope_dim(fields, rope, head_dim, row.rotary_default),
         rope_interleaved=row.hf_interleaved,
         rope_scaling=scaling,
         query_temperature=_read_temperature(rope, context_length),
@@ -92,7 +94,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         embedding_scale=math.sqrt(hidden)
         if row.scales_embeddings
         else _read_multiplier(fields, row, "embedding_multiplier"),
-        qkv_bias=row.qkv_bias or attention_bias,
+        qkv_bias=row.qkv_bias or attention_bias or fields.flag("use_qkv_bias", False),
         output_bias=attention_bias,
         ffn_bias=mlp_bias,
         qk_norm=row.qk_norm,
@@ -171,8 +173,8 @@ def _read_softcap(fields: Fields, row: Architecture, name: str) -> float | None:
     return (fields.number(name, 0.0, limits.MAX_SCALE, default=0.0) or None) if row.softcaps else None
 
 
-def _read_rope_dim(fields: Fields, rope: Fields, head_dim: int) -> int:
-    default = fields.number("partial_rotary_factor", 0.0, 1.0, default=1.0)
+def _read_rope_dim(fields: Fields, rope: Fields, head_dim: int, usual: float) -> int:
+    default = fields.number("partial_rotary_factor", 0.0, 1.0, default=usual)
     factor = rope.number("partial_rotary_factor", 0.0, 1.0, default=default)
     rope_dim = int(head_dim * factor)
     if rope_dim < 2 or rope_dim % 2:

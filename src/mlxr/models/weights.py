@@ -77,6 +77,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
             _check_shape(name, tensor.shape, expected["token_embd.weight"], config)
         elif name not in expected and not name.endswith(_DERIVED_SUFFIX):
             why = "; mixture of experts is not supported" if "_exps" in name or "gate_inp" in name else ""
+            why = "; norms of queries and keys are not supported there" if "_q_norm." in name else why
             raise ModelError(
                 f"tensor {name} has no place in a {config.architecture} model of {config.layers} layers{why}"
             )
