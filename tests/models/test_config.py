@@ -342,6 +342,13 @@ def test_phi_as_published() -> None:
     assert stated.attention_factor == pytest.approx((1 + np.log(16) / np.log(4096)) ** 0.5)
 
 
+def test_a_window_as_long_as_the_context_is_none() -> None:
+    for window, seen in ((131071, 131071), (131072, None), (262144, None)):
+        config = config_from_hf(PHI | {"sliding_window": window})
+        assert config.sliding_window == window
+        assert {cache.window for cache in config.cache_layers} == {seen}
+
+
 def test_the_context_that_is_served_decides_about_longrope() -> None:
     """Everything up to the original context is one model, everything beyond it is another one."""
     config = config_from_hf(PHI)

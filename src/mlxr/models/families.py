@@ -44,6 +44,9 @@ def _build_layers(config: ModelConfig, norms: Norms, head_norms: HeadNormKind | 
     """Layers that differ in their windows and rotations only."""
     feed_forward = FeedForward(config.ffn, config.activation, bias=config.ffn_bias)
     has_window = config.window_layers or (True,) * config.layers
+    window = config.sliding_window
+    if window is not None and window >= config.context_length:
+        window = None  # every position is seen, as in the Phi models with 128k
     has_rope = config.rope_layers or (True,) * config.layers
     return tuple(
         LayerSpec(
@@ -53,7 +56,7 @@ def _build_layers(config: ModelConfig, norms: Norms, head_norms: HeadNormKind | 
                 config.head_dim,
                 scale=config.attention_scale or float(config.head_dim**-0.5),
                 rope=_make_rope(config, windowed) if rotates else NO_ROPE,
-                window=config.sliding_window if windowed else None,
+                window=window if windowed else None,
                 softcap=config.attention_softcap,
                 head_norms="each" if config.qk_norm else head_norms,
                 qkv_bias=config.qkv_bias,
