@@ -327,6 +327,17 @@ def test_larger_siblings_are_refused_by_name(case: str, key: str, message: str) 
         config_from_hf(read_golden(case)[0] | {key: True})
 
 
+def test_the_part_for_text_is_what_counts() -> None:
+    """Errors name keys as the file has them; quantisation and tied embeddings are stated outside."""
+    outer = {"model_type": "mistral3", "text_config": read_golden("ministral3")[0]}
+    assert not config_from_hf(outer).tied_embeddings
+    assert config_from_hf(outer | {"tie_word_embeddings": True}).tied_embeddings
+    with pytest.raises(ModelError, match=r"quantization_config is .*: quantised like this is not supported"):
+        config_from_hf(outer | {"quantization_config": {"quant_method": "fp8"}})
+    with pytest.raises(ModelError, match=r"text_config\.hidden_size is 0, expected"):
+        config_from_hf(outer | {"text_config": outer["text_config"] | {"hidden_size": 0}})
+
+
 def test_phi_as_published() -> None:
     """Phi-3.5-mini states the original context beside the scaling, Phi-3 the scaling's older name, Phi-4 no window."""
     config = config_from_hf(PHI)

@@ -160,6 +160,26 @@ def test_cpu_is_within_quantisation_error(case: str, type_name: str, kv_type: st
     assert error < allowed
 
 
+@pytest.mark.parametrize(("prefix", "plain"), [("language_model.", ""), ("model.language_model.", "model.")])
+def test_text_of_a_model_with_images_equals_golden(prefix: str, plain: str) -> None:
+    """As Ministral 3 is published: the text's configuration inside, its tensors below a prefix, others beside them."""
+    config, seed, tokens, golden = read_golden("ministral3")
+    weights = {
+        prefix + name.removeprefix(plain) if name.startswith(plain) else name: values
+        for name, values in make_weights(config, seed).items()
+    }
+    for part in ("vision_tower.patch_conv", "model.multi_modal_projector.norm"):
+        weights[f"{part}.weight"] = np.zeros(3, np.float32)
+    outer = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": {key: value for key, value in config.items() if key != "architectures"},
+    }
+    tensors = make_hf_tensors(weights, architecture="ministral3")
+    model = Decoder(Context("reference"), config_from_hf(outer), tensors)
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
+
+
 FILE_CASES = ["llama-llama3", "llama-yarn", "llama-gqa-80-tied", "mistral-window", "qwen2", "qwen3"]
 
 

@@ -37,14 +37,18 @@ _REFUSED_SCALING = {
 
 
 def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
-    """The configuration of a model folder. Raises ModelError naming a key that is missing, absurd or not supported."""
-    fields = Fields(config)
+    """The configuration of a model folder. Raises ModelError naming a key that is missing, absurd or not supported.
+
+    Of a model that also sees images it is that of `text_config`, the part that reads and writes text.
+    """
+    whole = Fields(config)
+    fields = whole.mapping("text_config") or whole
     row = _find_architecture(fields)
     for names, harmless, why in _REFUSED:
         if not (names == _SOFTCAPS and row.softcaps) and not (names == _MULTIPLIERS and row.multipliers):
             fields.refuse_unless(names, harmless, why)
-    if fields.get("quantization") is None:  # MLX states its own under both names
-        fields.refuse_unless(
+    if whole.get("quantization") is None:  # MLX states its own under both names
+        whole.refuse_unless(
             ("quantization_config",), (), "quantised like this is not supported; convert the original weights"
         )
     hidden = fields.integer("hidden_size", 1, limits.MAX_WIDTH)
@@ -98,7 +102,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         output_bias=attention_bias,
         ffn_bias=mlp_bias,
         qk_norm=row.qk_norm,
-        tied_embeddings=fields.flag("tie_word_embeddings", row.tied_default),
+        tied_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", row.tied_default)),
         activation=_read_activation(fields, row),
     )
 

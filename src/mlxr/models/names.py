@@ -49,15 +49,24 @@ _LAYER_NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
+# Models that also see images have their text's tensors below one of two prefixes, and others that text does not need.
+_TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+_NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..+")
 _DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
 
 
 def canonical_name(hf_name: str, architecture: Architecture | None = None) -> str | None:
-    """The canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of its own.
+    """The canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of
+    its own, or is for images.
 
     Raises ModelError for a name that is not known.
     """
     names = _LAYER_NAMES if architecture is None else _LAYER_NAMES | architecture.layer_names
+    if _NOT_TEXT.fullmatch(hf_name):
+        return None
+    for prefix, plain in _TEXT_PREFIXES.items():
+        if hf_name.startswith(prefix):
+            hf_name = plain + hf_name.removeprefix(prefix)
     if hf_name in _MODEL_NAMES:
         return _MODEL_NAMES[hf_name]
     layer = _LAYER.fullmatch(hf_name)
