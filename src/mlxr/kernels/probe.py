@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.context import Context
+
+if TYPE_CHECKING:
+    from mlxr.kernels.context import Context
 
 BUFFER_BYTES = 512 << 20  # several times any cache of a few cores
 READ_AHEADS_BYTES = (0, 4096, 8192, 16384)  # software prefetch: which distance is best depends on the processor
