@@ -1,7 +1,8 @@
-"""Equal bits where layers have windows: pages are given back while a sequence grows, and nothing is told from it.
+"""Equal bits in every family and with windows of any kind, whatever else runs.
 
 Random schedules on the native kernels: batches, chunks, cached prefixes, forks, preemptions, the store, several formats
-of pages. Pages that nobody holds are filled with NaN after every step, so that a kernel which looks at one is noticed.
+of pages, threads and instruction sets. Each answer must be the one that is given alone. Pages that nobody holds are
+filled with NaN after every step, so that a kernel which looks at one is noticed.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from amounts import choose_amount
 from random_model import make_weights
-from tiny_models import Windows, give_windows, make_hf_tensors
+from tiny_models import CASES, Windows, build_hf, give_windows, make_hf_tensors, read_golden
 
 from mlxr.cache.shapes import CacheShape
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
-from mlxr.kernels.context import Context
+from mlxr.kernels.context import ISAS, Context, load_native
 from mlxr.models import Decoder, config_from_hf
 
 UNIFORM: tuple[Windows, ...] = ((1, 1, 1), (20, 20, 20), (64, 64, 64))
@@ -39,14 +41,22 @@ CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
+LONGEST = 180  # tokens of a prompt and its answer
+FAMILY_SCHEDULES = 8
 Answer = list[tuple[int | None, float | None]]
+Kind = Windows | str  # the windows of the three layers of CONFIG, or a case of the goldens
 
 
 @cache
-def build(windows: Windows, device: str = "cpu") -> Decoder:
-    ctx = Context("cpu", threads=2) if device == "cpu" else Context("reference")
+def build(kind: Kind, device: str = "cpu", threads: int = 2, isa: str | None = None) -> Decoder:
+    ctx = Context("cpu", threads=threads, isa=isa) if device == "cpu" else Context("reference")
+    if isinstance(kind, str):
+        config, seed, _, _ = read_golden(kind)
+        return build_hf(
+            ctx, config | {"max_position_embeddings": max(LONGEST, config["max_position_embeddings"])}, seed
+        )
     model = Decoder(ctx, config_from_hf(CONFIG), make_hf_tensors(make_weights(CONFIG, 7), "f32"))
-    give_windows(model, windows)
+    give_windows(model, kind)
     return model
 
 
@@ -62,9 +72,9 @@ def collect(events: list[TokenEvent]) -> dict[int, Answer]:
 
 
 @cache
-def answer_alone(windows: Windows, kv_type: str, prompt: tuple[int, ...], tokens: int, n: int) -> dict[int, Answer]:
+def answer_alone(kind: Kind, kv_type: str, prompt: tuple[int, ...], tokens: int, n: int) -> dict[int, Answer]:
     """By an engine that keeps all positions, in one page for each sequence."""
-    with closing(make_engine(build(windows), kv_cache="simple", kv_type=kv_type, pages=4)) as engine:
+    with closing(make_engine(build(kind), kv_cache="simple", kv_type=kv_type, pages=4)) as engine:
         engine.submit(prompt, make_params(tokens, n))
         events = []
         while engine.has_work:
@@ -83,30 +93,30 @@ def poison_free_pages(engine: Engine) -> None:
                 pool[page].reshape(-1).view(np.uint8)[:] = 0xFF
 
 
-@pytest.mark.parametrize("seed", range(200))
-@pytest.mark.parametrize("models", [UNIFORM, MIXED], ids=["one window", "several groups"])
-def test_random_schedules_change_no_bit(seed: int, models: tuple[Windows, ...], tmp_path: Path) -> None:
-    chance = random.Random(seed)
-    windows, kv_type = chance.choice(models), chance.choice(["bf16", "f32", "f16", "q8"])
+def run_schedule(chance: random.Random, kind: Kind, folder: Path | None, **build_options: Any) -> None:
+    """Ask at random times, cut, share and preempt at random, and compare each answer with the one given alone."""
+    model = build(kind, **build_options)
+    kv_type = chance.choice(["bf16", "f32", "f16", "q8"] if model.config.head_dim % 32 == 0 else ["bf16", "f32", "f16"])
     page_size, chunk_tokens = chance.choice([1, 5, 16, 32]), chance.choice([3, 40, 200])
-    shapes = [CacheShape(2, 32, window) for window in windows]
-    least_pages = max(shape.count_peak(180, chunk_tokens, page_size) for shape in shapes)  # for one sequence
+    shapes = [layer for layer in model.config.cache_layers if isinstance(layer, CacheShape)]
+    least_pages = max(shape.count_peak(LONGEST, chunk_tokens, page_size) for shape in shapes)  # for one sequence
+    vocabulary = model.config.vocab_size
     engine = make_engine(
-        build(windows),
+        model,
         kv_type=kv_type,
         page_size=page_size,
         pages=least_pages * chance.choice([1, 1, 2, 4]) + chance.choice([0, 1, 3]),
         max_batch_tokens=max(8, chunk_tokens),
         prefill_chunk_tokens=chunk_tokens,
-        **({"store_folder": tmp_path, "store_bytes": 2**22} if seed % 4 == 0 else {}),
+        **({"store_folder": folder, "store_bytes": 2**22} if folder else {}),
     )
-    text = [chance.randrange(99) for _ in range(150)]
+    text = [chance.randrange(vocabulary) for _ in range(150)]
     asked: dict[int, tuple[tuple[int, ...], int, int]] = {}
     events: dict[int, list[TokenEvent]] = {}
     with closing(engine):
         for step in range(2000):
             if step < 24 and chance.random() < 0.25:
-                prompt = (*text[: chance.choice([5, 70, 140])], *(chance.randrange(99) for _ in range(2)))
+                prompt = (*text[: chance.choice([5, 70, 140])], *(chance.randrange(vocabulary) for _ in range(2)))
                 tokens, n = chance.choice([1, 9, 30]), chance.choice([1, 1, 2])
                 asked[engine.submit(prompt, make_params(tokens, n))] = prompt, tokens, n
             for event in engine.step():
@@ -121,7 +131,25 @@ def test_random_schedules_change_no_bit(seed: int, models: tuple[Windows, ...], 
         assert not engine.has_work
         assert engine.stats().used_pages == 0
     for request, (prompt, tokens, n) in asked.items():
-        assert collect(events[request]) == answer_alone(windows, kv_type, prompt, tokens, n)
+        assert collect(events[request]) == answer_alone(kind, kv_type, prompt, tokens, n)
+
+
+@pytest.mark.parametrize("seed", range(choose_amount(200)))
+@pytest.mark.parametrize("kinds", [UNIFORM, MIXED], ids=["one window", "several groups"])
+def test_windows_change_no_bit(seed: int, kinds: tuple[Windows, ...], tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    run_schedule(chance, chance.choice(kinds), tmp_path if seed % 4 == 0 else None)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_schedule_changes_a_bit_of_a_family(case: str, tmp_path: Path) -> None:
+    tiers = [isa for isa in ISAS if isa in load_native().available_isas()]
+    for seed in range(choose_amount(FAMILY_SCHEDULES)):
+        chance = random.Random(seed)
+        folder = tmp_path / str(seed)
+        run_schedule(
+            chance, case, folder if seed % 4 == 0 else None, threads=chance.choice([1, 2]), isa=chance.choice(tiers)
+        )
 
 
 def test_the_schedules_give_pages_back() -> None:
