@@ -129,7 +129,6 @@ def test_any_last_answer_can_be_continued(page: Page) -> None:
     with page.expect_response("**/v1/chat/completions") as waiting:
         answers(page).last.get_by_role("button", name="Continue", exact=True).click()
     assert waiting.value.ok
-    assert waiting.value.finished() is None
     after = text_of(wait_for_answer(page))
     assert after.startswith(before)
     assert len(after) > len(before)
