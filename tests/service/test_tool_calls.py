@@ -14,6 +14,7 @@ from service_models import open_demo
 from mlxr.service.grammar import GrammarCompiler
 from mlxr.service.requests import Tool
 from mlxr.service.tools import ToolFormat, find_format
+from mlxr.service.tools.cohere import CohereFormat
 from mlxr.service.tools.format import CallPiece
 from mlxr.service.tools.generic import GenericFormat
 from mlxr.service.tools.hermes import HermesFormat
@@ -30,12 +31,17 @@ FORMATS: dict[str, ToolFormat] = {
     "generic": GenericFormat(),
     "mistral": MistralFormat(has_args_marker=False),
     "mistral-args": MistralFormat(has_args_marker=True),
-    "phi4": Phi4Format(has_end=True),
-    "granite3": Phi4Format(has_end=False),
+    "phi4": Phi4Format("<|tool_call|>", "<|/tool_call|>"),
+    "granite3": Phi4Format("<|tool_call|>", ""),
+    "cohere": CohereFormat(),
 }
 CITY = '{"city": "Köln \\"}{ [x]"}'
 CALL = f'{{"name": "weather", "arguments": {CITY}}}'
 NOW_CALL = '{"name": "now", "arguments": {}}'
+ACTIONS = f"""[
+    {{"tool_call_id": "0", "tool_name": "weather", "parameters": {CITY}}},
+    {{"tool_call_id": "1", "tool_name": "now", "parameters": {{}}}}
+]"""
 FIRST = CallPiece(0, json.dumps(json.loads(CITY), ensure_ascii=False), "weather")
 SECOND = CallPiece(1, "{}", "now")
 
@@ -79,6 +85,8 @@ CASES: list[tuple[str, str, list[object]]] = [
     ("phi4", f"Well: <|tool_call|>{CALL}<|/tool_call|>\n<|tool_call|> {NOW_CALL}", ["Well:", FIRST, SECOND]),
     ("phi4", f"<|tool_call|>[{CALL}] <|/tool_call|> and so", [FIRST, " and so"]),
     ("granite3", f"<|tool_call|>[{CALL}, {NOW_CALL}]", [FIRST, SECOND]),
+    ("cohere", f"<|START_ACTION|>{ACTIONS}<|END_ACTION|>", [FIRST, SECOND]),
+    ("cohere", f"Well: <|START_ACTION|>{ACTIONS}", ["Well:", FIRST, SECOND]),
 ]
 # What only looks like a call comes back as it was.
 TEXTS: list[tuple[str, str]] = [
@@ -111,6 +119,8 @@ TEXTS: list[tuple[str, str]] = [
     ("phi4", '<|tool_call|>[{"name": "nobody"}]<|/tool_call|>'),
     ("phi4", "<|tool_call|>[]<|/tool_call|>"),
     ("granite3", "a <|tool_ca"),
+    ("cohere", "<|START_ACTION|>[]<|END_ACTION|>"),
+    ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "nobody", "parameters": {}}]<|END_ACTION|>'),
 ]
 
 
@@ -200,8 +210,10 @@ def test_enforced_calls_stream(format_name: str, text: str, expected: list[objec
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_enforced_arguments_come_as_they_grow(format_name: str) -> None:
     leads = {"hermes": "<tool_call>\n", "mistral": "[TOOL_CALLS][", "mistral-args": "[TOOL_CALLS]"}
-    lead = (leads | dict.fromkeys(("phi4", "granite3"), "<|tool_call|>[")).get(format_name, "")
-    head = "now[ARGS]" if format_name == "mistral-args" else '{"name": "now", "arguments": '
+    leads |= {"cohere": "<|START_ACTION|>["} | dict.fromkeys(("phi4", "granite3"), "<|tool_call|>[")
+    lead = leads.get(format_name, "")
+    heads = {"mistral-args": "now[ARGS]", "cohere": '{"tool_call_id": "0", "tool_name": "now", "parameters": '}
+    head = heads.get(format_name, '{"name": "now", "arguments": ')
     parser = FORMATS[format_name].open_parser(TOOLS, is_enforced=True)
     first = parser.push(lead + head + '{"a"')
     assert merge(list(first)) == [CallPiece(0, '{"a"', "now")]
@@ -223,6 +235,7 @@ def test_only_the_first_call_counts_where_one_is_allowed() -> None:
         ("<tool_call><function=x> tools", True, GenericFormat),
         ("[TOOL_CALLS]", True, MistralFormat),
         ("<|tool_call|> tools", True, Phi4Format),
+        ("<|START_ACTION|> tools", True, CohereFormat),
         ("<|start_header_id|> tools", True, Llama3Format),
         ("<tool_call>", False, GenericFormat),
         ("anything", True, GenericFormat),
@@ -280,6 +293,21 @@ def test_the_grammar_allows_calls_and_nothing_else(compiler: GrammarCompiler, fo
     assert merge(
         [*(parser := FORMATS[format_name].open_parser(TOOLS, is_enforced=True)).push(good), *parser.flush()]
     ) == [CallPiece(0, GOOD, "weather")]
+
+
+def test_the_grammar_of_cohere_allows_actions_and_nothing_else(compiler: GrammarCompiler) -> None:
+    style = FORMATS["cohere"]
+    one, many = (
+        style.write_grammar(TOOLS, must_call=True, is_parallel=is_parallel, specials={})
+        for is_parallel in (False, True)
+    )
+    assert one is not None
+    assert many is not None
+    good = f"<|START_ACTION|>{ACTIONS}<|END_ACTION|>"
+    assert accepts(compiler, many, good)
+    for lark, text in ((one, good), (many, "Well"), (many, good.replace("city", "town")), (many, f"{good} and")):
+        assert not accepts(compiler, lark, text)
+    assert style.write_grammar(TOOLS, must_call=False, is_parallel=True, specials={}) is None
 
 
 @pytest.mark.parametrize("format_name", LISTS)

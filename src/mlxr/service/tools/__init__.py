@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mlxr.service.tools.cohere import START as COHERE_START
+from mlxr.service.tools.cohere import CohereFormat
 from mlxr.service.tools.format import CallParser, CallPiece, ToolFormat
 from mlxr.service.tools.generic import GenericFormat
 from mlxr.service.tools.hermes import HermesFormat
@@ -20,7 +22,9 @@ def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
         if "<tool_call>" in template_source and "<function=" not in template_source:
             return HermesFormat()
         if START in template_source:
-            return Phi4Format(has_end=END in template_source)
+            return Phi4Format(START, END if END in template_source else "")
+        if COHERE_START in template_source:
+            return CohereFormat()
         if "<|start_header_id|>" in template_source or "<|python_tag|>" in template_source:
             return Llama3Format()
     return GenericFormat()

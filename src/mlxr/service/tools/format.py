@@ -150,10 +150,16 @@ def write_rule(name: str, alternatives: Sequence[str]) -> str:
     return f"{name}: " + "\n  | ".join(alternatives) + "\n"
 
 
-def write_call_rules(tools: Sequence[Tool], key: str) -> str:
-    """The rules `call`, one JSON object with the name of a tool and arguments that fit its schema, and `call_0` ..."""
-    names = [f"call_{index}" for index in range(len(tools))]
-    return write_rule("call", names) + "".join(map(_write_call_rule, names, tools, [key] * len(tools)))
+def write_call_rules(
+    tools: Sequence[Tool], key: str, name: str = "name", first: Mapping[str, object] | None = None
+) -> str:
+    """The rules `call`, one JSON object with the name of a tool and arguments that fit its schema, and `call_0` ...
+
+    `key` and `name` are those of the object; `first` are the schemas of what comes before them.
+    """
+    rules = [f"call_{index}" for index in range(len(tools))]
+    bodies = (_write_call_rule(*pair, key, name, first or {}) for pair in zip(rules, tools, strict=True))
+    return write_rule("call", rules) + "".join(bodies)
 
 
 def write_list_rules(tools: Sequence[Tool], *, is_parallel: bool, end: str = "") -> str:
@@ -205,15 +211,15 @@ def close_schema(tool: Tool) -> Mapping[str, object]:
     return {"type": "object", **tool.parameters, "x-guidance": JSON_STYLE}
 
 
-def _write_call_rule(rule: str, tool: Tool, key: str) -> str:
+def _write_call_rule(rule: str, tool: Tool, key: str, name: str, first: Mapping[str, object]) -> str:
     """One rule for the calls of one tool. It is JSON throughout, so that it may stand beside an answer in JSON."""
     arguments = {"type": "object", **tool.parameters}
     definitions = arguments.pop("$defs", {})  # references start at the whole
     call = {
         "$defs": definitions,
         "type": "object",
-        "properties": {"name": {"const": tool.name}, key: arguments},
-        "required": ["name", key],
+        "properties": {**first, name: {"const": tool.name}, key: arguments},
+        "required": [*first, name, key],
         "additionalProperties": False,
         "x-guidance": JSON_STYLE,
     }

@@ -14,7 +14,10 @@ from mlxr.service.tools.format import CallPiece, write_json
 
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _INSIDE = re.compile(r'["\\]')
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEAD = re.compile(
+    r'\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
 
 
 class JsonEnd:
@@ -131,7 +134,7 @@ class CallReader:
 def read_call(text: str, names: Collection[str], keys: Sequence[str]) -> tuple[str, str] | None:
     """Name and arguments (JSON text) of a call written as one JSON object; None if it is no call of a known tool."""
     value = _parse(text)
-    name = value.get("name") if isinstance(value, dict) else None
+    name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(name, str) or name not in names:
         return None
     arguments: object = next((value[key] for key in keys if key in value), {})

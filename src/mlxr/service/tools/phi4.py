@@ -16,14 +16,14 @@ START, END = "<|tool_call|>", "<|/tool_call|>"
 
 
 class Phi4Format:
-    """See `ToolFormat`; with `has_end` the list of calls is closed."""
+    """See `ToolFormat`; calls are a list behind `start`, closed by `end` unless that is empty."""
 
     shows_tools = True
     marks_calls = True
 
-    def __init__(self, *, has_end: bool) -> None:
-        self._end = END if has_end else ""
-        self.markers: Sequence[str] = (START, END) if has_end else (START,)
+    def __init__(self, start: str, end: str) -> None:
+        self._start, self._end = start, end
+        self.markers: Sequence[str] = (start, end) if end else (start,)
 
     def make_id(self) -> str:
         """Make an id for a call, as OpenAI spells them."""
@@ -36,7 +36,7 @@ class Phi4Format:
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser of the calls behind the marker."""
-        return MarkedParser(frozenset(tool.name for tool in tools), START, self._end, is_enforced=is_enforced)
+        return MarkedParser(frozenset(tool.name for tool in tools), self._start, self._end, is_enforced=is_enforced)
 
     def write_grammar(
         self,
@@ -49,5 +49,9 @@ class Phi4Format:
     ) -> str | None:
         """Calls, and text before them unless there must be a call."""
         end = specials.get(self._end, quote_lark(self._end)) if self._end else ""
-        rules = write_list_rules(tools, is_parallel=is_parallel, end=end)
-        return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
+        rules = self.write_rules(tools, end, is_parallel=is_parallel)
+        return write_marked_grammar(self._start, rules, must_call=must_call, specials=specials, answer=answer)
+
+    def write_rules(self, tools: Sequence[Tool], end: str, *, is_parallel: bool) -> str:
+        """The rule `calls` of a Lark grammar, which ends with `end`, and those below it."""
+        return write_list_rules(tools, is_parallel=is_parallel, end=end)
