@@ -44,6 +44,9 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         if kind == "phi3":
             products[4:6] = [("mlp.gate_up_proj", 2 * ffn, hidden, False)]
             products[0:3] = [("self_attn.qkv_proj", (heads + 2 * kv_heads) * head_dim, hidden, False)]
+        if kind == "gemma4_text":
+            products = _list_gemma4_products(config, index)
+            shapes[f"{layer}layer_scalar"] = (1,)
         for name, rows, columns, bias in products:
             shapes[f"{layer}{name}.weight"] = (rows, columns)
             if bias:
@@ -54,9 +57,11 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         if kind.startswith("olmo"):
             shapes[f"{layer}self_attn.q_norm.weight"] = (heads * head_dim,)
             shapes[f"{layer}self_attn.k_norm.weight"] = (kv_heads * head_dim,)
-        if kind in ("qwen3", "gemma3_text"):
-            shapes[f"{layer}self_attn.q_norm.weight"] = (head_dim,)
-            shapes[f"{layer}self_attn.k_norm.weight"] = (head_dim,)
+        if kind in ("qwen3", "gemma3_text", "gemma4_text"):
+            rows_of = {name: rows for name, rows, _, _ in products}
+            for name in ("q", "k"):
+                if f"self_attn.{name}_proj" in rows_of:
+                    shapes[f"{layer}self_attn.{name}_norm.weight"] = (rows_of["self_attn.q_proj"] // heads,)
     shapes["model.norm.weight"] = (hidden,)
     if kind == "stablelm":
         shapes["model.norm.bias"] = (hidden,)
@@ -65,12 +70,40 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _list_gemma4_products(config: Config, index: int) -> list[tuple[str, int, int, bool]]:
+    """Name, rows, columns and bias of the products of a layer of Gemma 4."""
+    hidden, layers, shared = config["hidden_size"], config["num_hidden_layers"], config.get("num_kv_shared_layers", 0)
+    kinds = config.get("layer_types") or ["full_attention" if (i + 1) % 6 == 0 else "" for i in range(layers)]
+    is_full = kinds[index] == "full_attention" or index == layers - 1
+    head_dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
+    if is_full:
+        stated = (config.get("per_layer_config") or {}).get(str(index), {})
+        head_dim = stated.get("head_dim") or config.get("global_head_dim")
+        kv_heads = stated.get("num_key_value_heads") or config.get("num_global_key_value_heads") or kv_heads
+    is_shared = index >= layers - shared
+    ffn = config["intermediate_size"] * (2 if is_shared and config.get("use_double_wide_mlp") else 1)
+    queries, keys = config["num_attention_heads"] * head_dim, kv_heads * head_dim
+    products = [("self_attn.q_proj", queries, hidden, False), ("self_attn.o_proj", hidden, queries, False)]
+    if not is_shared:
+        products.append(("self_attn.k_proj", keys, hidden, False))
+        if not (is_full and config.get("attention_k_eq_v")):
+            products.append(("self_attn.v_proj", keys, hidden, False))
+    return [
+        *products,
+        ("mlp.gate_proj", ffn, hidden, False),
+        ("mlp.up_proj", ffn, hidden, False),
+        ("mlp.down_proj", hidden, ffn, False),
+    ]
+
+
 def make_weights(config: Config, seed: int) -> Weights:
     """Values of such a size that attention is neither flat nor sharp and logits are of order one."""
     made = {name: _make_tensor(name, shape, seed) for name, shape in make_shapes(config).items()}
     for name, values in made.items():
-        if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+        if config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
             values -= np.float32(1.0)  # as these families store them
+        if config["model_type"] == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):
+            values *= np.float32(0.4)  # as scores are not divided by the root of the head size
     return made
 
 
@@ -82,7 +115,7 @@ def make_tokens(config: Config, count: int, seed: int) -> NDArray[np.int32]:
 def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
     random = np.random.RandomState([seed, zlib.crc32(name.encode())])
     values = random.standard_normal(shape)
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "layer_scalar")):
         values = 1.0 + 0.2 * values
     elif name.endswith((".bias", "embed_tokens.weight")):
         values = 0.3 * values

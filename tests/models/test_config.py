@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny_models import CASES, GOLDENS, NOT_IN_GGUF, make_source, read_golden
 
+from mlxr.cache.shapes import form_groups
 from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeScaling, inverse_frequencies
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
@@ -105,11 +106,12 @@ def test_hf_config_survives_gguf(case: str) -> None:
         np.testing.assert_allclose(
             inverse_frequencies(64, again.rope_theta), inverse_frequencies(64, config.rope_theta, config.rope_scaling)
         )
-    if config.rope_scaling is not None and config.rope_scaling.kind == "llama3":
-        changes["rope_scaling"] = None
+    if config.rope_scaling is not None and config.rope_scaling.kind in ("llama3", "proportional"):
+        changes["rope_scaling"], dim = None, config.rope_dim
         np.testing.assert_allclose(
-            inverse_frequencies(64, config.rope_theta, None, gguf_rope_factors(config)[ROPE_FACTORS]),
-            inverse_frequencies(64, config.rope_theta, config.rope_scaling),
+            inverse_frequencies(dim, config.rope_theta, None, gguf_rope_factors(config)[ROPE_FACTORS]),
+            inverse_frequencies(dim, config.rope_theta, config.rope_scaling),
+            atol=1e-29,
         )
     assert again == replace(config, **changes)
 
@@ -223,7 +225,10 @@ def test_hf_windows(config: dict[str, Any], window: int | None) -> None:
         ({"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "1 short_factors and 32 long_factors, expected as many"),
         ({"rope_scaling": LONGROPE, "head_dim": 80}, "rope_dim 80 with 32 longrope factors, expected 40"),
         ({"rope_scaling": LONGROPE | {"type": "yarn"}}, "short_factor is .*: only known with rope_type longrope"),
-        ({"rope_scaling": {"type": "magic"}}, "'magic', expected default, linear, longrope, ntk, yarn or llama3"),
+        (
+            {"rope_scaling": {"type": "magic"}},
+            "'magic', expected default, linear, longrope, ntk, proportional, yarn or llama3",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "rope_scaling.factor is 0.5"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling.low_freq_factor is missing"),
@@ -401,7 +406,7 @@ def test_broken_longrope_in_gguf_is_refused(
         ({"general.architecture": 3}, "general.architecture is 3, expected a string"),
         (
             {"general.architecture": "gemma"},
-            "'gemma', which is not supported; supported are cohere2, command-r, gemma2, gemma3, granite, llama",
+            "'gemma', which is not supported; supported are cohere2, command-r, gemma2, gemma3, gemma4, granite, llama",
         ),
         ({"general.architecture": "qwen2"}, "qwen2.embedding_length is missing"),
         ({"llama.block_count": None}, "llama.block_count is missing"),
@@ -503,3 +508,57 @@ def test_a_configuration_checks_itself(changes: dict[str, Any], message: str) ->
 
 def test_goldens_cover_every_architecture() -> None:
     assert {read_golden(case)[0]["model_type"] for case in CASES} == {row.name for row in ARCHITECTURES}
+
+
+def test_layers_that_share_keys_keep_nothing_of_their_own() -> None:
+    config = config_from_hf(read_golden("gemma4-shared")[0])
+    groups = form_groups(config.cache_layers)
+    assert groups.pools == (2, 2)  # of eight layers
+    assert groups.places[4:] == (groups.places[2], groups.places[3]) * 2
+    assert [shape.head_dim for shape in groups.shapes] == [48, 64]
+    assert [shape.window for shape in groups.shapes] == [7, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"enable_moe_block": True}, "enable_moe_block is True: mixture of experts"),
+        ({"hidden_size_per_layer_input": 16}, "hidden_size_per_layer_input is 16: embeddings of each layer"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all': only causal"),
+        ({"num_kv_shared_layers": 7}, "shared_layers 7 of 8, expected so many that each kind of layer"),
+        ({"num_kv_shared_layers": 9}, "num_kv_shared_layers is 9, expected a whole number from 0 to 8"),
+        (
+            {"per_layer_config": {"1": {"head_dim": 64}, "3": {"head_dim": 32}}},
+            "per_layer_config is .* expected the same",
+        ),
+        ({"global_head_dim": 65}, "rope_dim 65, expected even"),
+        ({"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "its kv_heads 3 do not divide"),
+    ],
+)
+def test_gemma4_folders_that_make_no_sense(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_from_hf(read_golden("gemma4-shared")[0] | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"embedding_length_per_layer_input": 256}, "embeddings of each layer are not supported"),
+        ({"attention.head_count_kv": [2, 1] * 3 + [1, 2]}, "head_count_kv is .* as many for all layers with a window"),
+        ({"attention.head_count_kv": [2] * 7}, "head_count_kv is .* or 8 of them"),
+        ({"feed_forward_length": [160, 161] * 4}, "feed_forward_length is .* as many for all layers with keys"),
+        ({"attention.value_length_swa": 32}, "value_length_swa is 32, expected the key length 48"),
+        ({"attention.key_length_swa": None}, "key_length_swa is missing"),
+        ({"attention.shared_kv_layers": -1}, "shared_kv_layers is -1"),
+    ],
+)
+def test_gemma4_files_that_make_no_sense(change: dict[str, object], message: str) -> None:
+    config = config_from_hf(read_golden("gemma4-shared")[0])
+    metadata, factors = gguf_metadata(config), {ROPE_FACTORS: make_source(ROPE_FACTORS, np.ones(32, np.float32))}
+    assert config_from_gguf(metadata, factors | {"blk.1.attn_v.weight": factors[ROPE_FACTORS]}) == replace(
+        config, rope_scaling=None
+    )
+    with pytest.raises(ModelError, match=message):
+        config_from_gguf(metadata | {f"gemma4.{key}": value for key, value in change.items()}, factors)
+    with pytest.raises(ModelError, match=f"{ROPE_FACTORS} is missing"):
+        config_from_gguf(metadata, {})

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from random_model import Config, Weights, make_weights
 
-from mlxr.cache.arena import Arena
+from mlxr.cache.arena import Arena, ModelArena
 from mlxr.cache.shapes import form_groups
 from mlxr.formats import TensorSource, by_name, encode_tensor
 from mlxr.kernels.attend import KVType
@@ -144,7 +144,12 @@ class TinyRun:
         self.model = model
         self.pages_each = -(-longest // PAGE_SIZE)
         pages = sequences * self.pages_each + 1
-        self.arena = Arena(model.ctx, config.layers, pages, config.kv_heads, PAGE_SIZE, config.head_dim, kv_type)
+        groups = form_groups(config.cache_layers)
+        arenas = [
+            Arena(model.ctx, count, pages, shape.kv_heads, PAGE_SIZE, shape.head_dim, kv_type)
+            for shape, count in zip(groups.shapes, groups.pools, strict=True)
+        ]
+        self.arena = ModelArena(arenas, groups)
         ids = np.arange(pages - 1, 0, -1, dtype=np.int32)
         self.page_table = np.ascontiguousarray(ids.reshape(self.pages_each, sequences).T)
         self.lengths = [0] * sequences

@@ -35,6 +35,8 @@ class Architecture:
     of `by_width_layers` layers scales scores by hidden / heads instead of the head size. `multipliers`: files state
     Granite's four; `logit_multiplier`: Cohere's. Of every `nope_every` layers the last rotates nothing, or with
     `nope_in_full` those without a window. `hf_interleaved`: neighbouring pairs rotate in Hugging Face folders, too.
+    `attention_scale` is what scores are multiplied by in all files. `two_sizes`: layers with and without windows have
+    heads of their own sizes, and later layers may read the keys and values of earlier ones (Gemma 4).
     `rotary_default`: the part of a head that rotates where `config.json` does not say. `context_keys` there state the
     longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
     `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
@@ -65,6 +67,8 @@ class Architecture:
     logit_multiplier: bool = False
     nope_every: int | None = None
     nope_in_full: bool = False
+    attention_scale: float | None = None
+    two_sizes: bool = False
     norm_kind: NormKind = "rms"
     hf_interleaved: bool = False
     rotary_default: float = 1.0
@@ -144,6 +148,20 @@ ARCHITECTURES = (
         by_width_layers=62,
         **_GEMMA,
     ),
+    Architecture(
+        "gemma4_text",
+        "gemma4",
+        "Gemma4ForCausalLM",
+        qk_norm=True,
+        windowed=True,
+        window_default=512,
+        full_every=6,
+        window_rope_theta=10000.0,
+        softcaps=True,
+        attention_scale=1.0,
+        two_sizes=True,
+        **_GEMMA | {"build": families.build_gemma4, "norms_from_one": False},
+    ),
     Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", **_OLMO),
     Architecture("olmo3", "olmo2", "Olmo3ForCausalLM", windowed=True, **_OLMO),
     Architecture("granite", "granite", "GraniteForCausalLM", gguf_interleaved=True, bias_key=True, multipliers=True),
@@ -209,7 +227,7 @@ def default_scale(row: Architecture, layers: int, hidden: int, heads: int) -> fl
 
     GGUF has no key for it; llama.cpp knows the large Gemmas by their number of layers.
     """
-    return float((hidden / heads) ** -0.5) if layers == row.by_width_layers else None
+    return float((hidden / heads) ** -0.5) if layers == row.by_width_layers else row.attention_scale
 
 
 @lru_cache(maxsize=16)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlxr.cache.shapes import CacheShape, LayerCache
+from mlxr.cache.shapes import CacheShape, LayerCache, SharedWith
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
@@ -34,7 +34,10 @@ class ModelConfig:
     `window_rope_theta`, if there is one. Queries grow by `query_temperature`. Scores are multiplied by
     `attention_scale`, or 1 / sqrt(head_dim), and capped by `attention_softcap`; embeddings, what blocks add to the
     stream, and logits by their scales, and logits capped by `final_softcap`. Where `rope_layers` is false a layer
-    rotates nothing. `rms_eps` is that of all norms. `context_length` is the longest sequence the model is meant for.
+    rotates nothing. Layers with windows have `window_kv_heads` heads of `window_head_dim`, if these are stated; in the
+    others values may be `keys_as_values`. The last `shared_layers` layers read the keys and values of the last layer of
+    their kind before them, and their feed-forward blocks may have `shared_ffn` features. `rms_eps` is that of all
+    norms. `context_length` is the longest sequence the model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
     """
 
@@ -69,6 +72,11 @@ class ModelConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     final_softcap: float | None = None
+    window_head_dim: int | None = None
+    window_kv_heads: int | None = None
+    keys_as_values: bool = False
+    shared_layers: int = 0
+    shared_ffn: int | None = None
 
     def __post_init__(self) -> None:
         for name, high in _LIMITS.items():
@@ -77,6 +85,20 @@ class ModelConfig:
                 raise ModelError(f"model has {name} {value}, expected from 1 to {high}")
         if self.heads % self.kv_heads:
             raise ModelError(f"model has {self.heads} heads, which its kv_heads {self.kv_heads} do not divide")
+        for name, high in _OPTIONAL_LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= high:
+                raise ModelError(f"model has {name} {value}, expected from 1 to {high}")
+        if self.window_kv_heads is not None and self.heads % self.window_kv_heads:
+            raise ModelError(
+                f"model has {self.heads} heads, which its window_kv_heads {self.window_kv_heads} do not divide"
+            )
+        own = self.layers - self.shared_layers
+        if self.shared_layers < 0 or not set(self.windowed) <= set(self.windowed[: max(own, 0)]):
+            raise ModelError(
+                f"model has shared_layers {self.shared_layers} of {self.layers}, expected so many that each kind of "
+                "layer stands before them"
+            )
         if self.rope_dim % 2 or self.rope_dim > self.head_dim:
             raise ModelError(f"model has rope_dim {self.rope_dim}, expected even and at most head_dim {self.head_dim}")
         if self.rope_scaling is not None and self.rope_scaling.kind == "ntk" and self.rope_dim < 4:
@@ -117,6 +139,11 @@ class ModelConfig:
         return replace(self, context_length=min(self.context_length, original)) if context_tokens <= original else self
 
     @property
+    def windowed(self) -> tuple[bool, ...]:
+        """Which layers have the window."""
+        return self.window_layers or (self.sliding_window is not None,) * self.layers
+
+    @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:
         """The layers, as the model's family builds them."""
         return build_layers(self)
@@ -126,6 +153,8 @@ class ModelConfig:
         """What each layer keeps of the tokens."""
         return tuple(
             CacheShape(layer.attention.kv_heads, layer.attention.head_dim, layer.attention.window)
+            if layer.attention.reads is None
+            else SharedWith(layer.attention.reads)
             for layer in self.layer_specs
         )
 
@@ -149,3 +178,4 @@ _LIMITS = {
     "context_length": MAX_CONTEXT,
     "rope_dim": MAX_HEAD_DIM,
 }
+_OPTIONAL_LIMITS = {"window_head_dim": MAX_HEAD_DIM, "window_kv_heads": MAX_HEADS, "shared_ffn": MAX_WIDTH}

@@ -24,6 +24,30 @@ def build_gemma(config: ModelConfig) -> tuple[LayerSpec, ...]:
     return _build_layers(config, Norms(config.rms_eps, places="both"))
 
 
+def build_gemma4(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Layers normed as Gemma 3's, whose outputs are scaled; heads with windows have a size of their own: Gemma 4."""
+    layers: list[LayerSpec] = []
+    for layer, windowed in zip(build_gemma(config), config.windowed, strict=True):
+        attention, feed_forward = replace(layer.attention, norms_values=True), layer.feed_forward
+        if windowed:
+            head_dim = config.window_head_dim or config.head_dim
+            attention = replace(
+                attention,
+                head_dim=head_dim,
+                kv_heads=config.window_kv_heads or config.kv_heads,
+                rope=replace(attention.rope, dim=head_dim),
+            )
+        elif config.keys_as_values:
+            attention = replace(attention, projected="qk")
+        if len(layers) >= config.layers - config.shared_layers:
+            own = config.windowed[: config.layers - config.shared_layers]
+            reads = max(index for index, flag in enumerate(own) if flag == windowed)
+            attention = replace(attention, projected="q", reads=reads)
+            feed_forward = replace(feed_forward, features=config.shared_ffn or config.ffn)
+        layers.append(replace(layer, attention=attention, feed_forward=feed_forward, scales_output=True))
+    return tuple(layers)
+
+
 def build_olmo(config: ModelConfig) -> tuple[LayerSpec, ...]:
     """Layers of which each block's result is normed, and queries and keys as wide as they are: OLMo 2 and 3."""
     return _build_layers(config, Norms(config.rms_eps, places="after"), head_norms="joint")
@@ -43,7 +67,6 @@ def build_stablelm(config: ModelConfig) -> tuple[LayerSpec, ...]:
 def _build_layers(config: ModelConfig, norms: Norms, head_norms: HeadNormKind | None = None) -> tuple[LayerSpec, ...]:
     """Layers that differ in their windows and rotations only."""
     feed_forward = FeedForward(config.ffn, config.activation, bias=config.ffn_bias)
-    has_window = config.window_layers or (True,) * config.layers
     window = config.sliding_window
     if window is not None and window >= config.context_length:
         window = None  # every position is seen, as in the Phi models with 128k
@@ -66,7 +89,7 @@ def _build_layers(config: ModelConfig, norms: Norms, head_norms: HeadNormKind | 
             norms,
             residual_scale=config.residual_scale,
         )
-        for windowed, rotates in zip(has_window, has_rope, strict=True)
+        for windowed, rotates in zip(config.windowed, has_rope, strict=True)
     )
 
 

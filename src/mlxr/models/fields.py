@@ -33,6 +33,10 @@ class Fields:
         """Whether the key is there at all, null or not."""
         return self._prefix + name in self._values
 
+    def names(self) -> list[str]:
+        """The keys that are there, without the prefix."""
+        return [name.removeprefix(self._prefix) for name in self._values if name.startswith(self._prefix)]
+
     def refuse(self, name: str, wants: str) -> NoReturn:
         """Raise the error about one value."""
         value = self.get(name)
@@ -49,6 +53,19 @@ class Fields:
         if number is None or not low <= number <= high:
             self.refuse(name, wants)
         return number
+
+    def integers(self, name: str, count: int, low: int, high: int) -> tuple[int, ...]:
+        """`count` whole numbers in [low, high]: a list of them, or one for all."""
+        value = self.get(name)
+        numbers: list[int | None]
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+            numbers = [None if isinstance(item, Iterable) else _as_integer(item) for item in value]
+        else:
+            numbers = [_as_integer(value)] * count
+        found = tuple(number for number in numbers if number is not None and low <= number <= high)
+        if len(found) != count or len(numbers) != count:
+            self.refuse(name, f"a whole number from {low} to {high}, or {count} of them")
+        return found
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
         """A finite number in [low, high]."""

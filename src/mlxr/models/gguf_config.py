@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sized
+from typing import Any
 
+from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import QueryTemperature, RopeScaling, yarn_attention_factor
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models import config as limits
@@ -22,7 +24,7 @@ from mlxr.models.architectures import (
 )
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
-from mlxr.models.names import LONG_FACTORS, SHORT_FACTORS
+from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from mlxr.models.weights import read_rope_factors
 
 _UNUSED = (0,)
@@ -67,16 +69,19 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     hidden = fields.integer("embedding_length", 1, limits.MAX_WIDTH)
     heads = fields.integer("attention.head_count", 1, limits.MAX_HEADS)
     head_dim = _read_head_dim(fields, hidden, heads)
-    kv_heads = fields.integer("attention.head_count_kv", 1, limits.MAX_HEADS, default=heads)
+    layers = fields.integer("block_count", 1, limits.MAX_LAYERS)
+    window = fields.integer("attention.sliding_window", 0, limits.MAX_CONTEXT, default=0) or None
+    window_layers = _read_window_layers(fields, row, window, layers)
+    windowed = window_layers or (window is not None,) * layers
+    differing = _read_two_sizes(fields, windowed, tensors) if row.two_sizes else {}
+    kv_heads, ffn = differing.pop("kv_heads", None), differing.pop("ffn", None)
+    kv_heads = kv_heads or fields.integer("attention.head_count_kv", 1, limits.MAX_HEADS, default=heads)
     if heads % kv_heads:
         fields.refuse("attention.head_count_kv", f"a divisor of the {heads} heads")
     rope_dim = fields.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM, default=head_dim)
     if rope_dim % 2 or rope_dim > head_dim:
         fields.refuse("rope.dimension_count", f"an even number up to the head size {head_dim}")
     context_length = fields.integer("context_length", 1, limits.MAX_CONTEXT)
-    layers = fields.integer("block_count", 1, limits.MAX_LAYERS)
-    window = fields.integer("attention.sliding_window", 0, limits.MAX_CONTEXT, default=0) or None
-    window_layers = _read_window_layers(fields, row, window, layers)
     rope_theta = fields.number("rope.freq_base", 1.0001, 1e15, default=10000.0)
     return ModelConfig(
         architecture=row.name,
@@ -85,7 +90,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=fields.integer("feed_forward_length", 1, limits.MAX_WIDTH),
+        ffn=ffn or fields.integer("feed_forward_length", 1, limits.MAX_WIDTH),
         vocab_size=_read_vocab_size(metadata, fields),
         context_length=context_length,
         rms_eps=fields.number(EPS_KEYS[row.norm_kind], 1e-30, 0.5),
@@ -111,7 +116,40 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         ffn_bias="blk.0.ffn_gate.bias" in tensors,
         qk_norm=row.qk_norm,
         tied_embeddings="output.weight" not in tensors,
+        **differing,
     )
+
+
+def _read_two_sizes(fields: Fields, windowed: tuple[bool, ...], tensors: Mapping[str, TensorSource]) -> dict[str, Any]:
+    """How layers with windows differ from the others, and those that share keys and values from those before."""
+    fields.refuse_unless(("embedding_length_per_layer_input",), (0,), "embeddings of each layer are not supported")
+    if ROPE_FACTORS not in tensors:
+        raise ModelError(f"tensor {ROPE_FACTORS} is missing, which says how much of a head turns; convert it anew")
+    layers = len(windowed)
+    shared = fields.integer("attention.shared_kv_layers", 0, layers, default=0)
+    counts = fields.integers("attention.head_count_kv", layers, 1, limits.MAX_HEADS)
+    widths = fields.integers("feed_forward_length", layers, 1, limits.MAX_WIDTH)
+    kv_heads = {flag: {n for n, one in zip(counts, windowed, strict=True) if one == flag} for flag in (False, True)}
+    if max(map(len, kv_heads.values())) > 1:
+        fields.refuse("attention.head_count_kv", "as many for all layers with a window, and for all without")
+    own, others = set(widths[: layers - shared]), set(widths[layers - shared :])
+    if max(len(own), len(others)) > 1:
+        fields.refuse("feed_forward_length", "as many for all layers with keys of their own, and for all others")
+    window_dim = fields.integer("attention.key_length_swa", 2, limits.MAX_HEAD_DIM)
+    for name in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if fields.integer(name, 2, limits.MAX_HEAD_DIM, default=window_dim) != window_dim:
+            fields.refuse(name, f"the key length {window_dim}")
+    full = next((index for index, flag in enumerate(windowed) if not flag), None)
+    window_kv_heads = kv_heads[True] or kv_heads[False]
+    return {
+        "kv_heads": min(kv_heads[False] or window_kv_heads),
+        "ffn": min(own or others),
+        "window_head_dim": window_dim,
+        "window_kv_heads": min(window_kv_heads),
+        "keys_as_values": full is not None and f"blk.{full}.attn_v.weight" not in tensors,
+        "shared_layers": shared,
+        "shared_ffn": None if own == others or not others else min(others),
+    }
 
 
 def _read_window_layers(fields: Fields, row: Architecture, window: int | None, layers: int) -> tuple[bool, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
@@ -27,6 +28,11 @@ _REFUSED = (
     (("use_qk_norm", "qk_layernorm"), (False,), "layer norms of queries and keys are not supported"),
     (("use_parallel_residual",), (False,), "parallel residual is not supported"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
+)
+_REFUSED_TWO_SIZES = (
+    (("enable_moe_block",), (False,), "mixture of experts is not supported"),
+    (("hidden_size_per_layer_input",), (0,), "embeddings of each layer are not supported"),
+    (("use_bidirectional_attention",), ("vision",), "only causal attention is supported"),
 )
 _DEFAULT_FULL_LAYERS = 28
 _LONGROPE = ("longrope", "su")  # its name, and the one in older files
@@ -61,10 +67,14 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     )
     if heads % kv_heads:
         fields.refuse("num_key_value_heads", f"a divisor of the {heads} heads")
+    window_heads: tuple[int | None, int | None] = None, None
+    if row.two_sizes:
+        window_heads = head_dim, kv_heads
+        head_dim, kv_heads = _read_full_heads(fields, head_dim, kv_heads)
     context_key = next((key for key in row.context_keys if fields.get(key) is not None), row.context_keys[-1])
     context_length = fields.integer(context_key, 1, limits.MAX_CONTEXT)
     layers = fields.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
-    rope, window_rope = _find_rope(fields)
+    rope, window_rope = _find_rope(fields, row)
     rope_theta = rope.number("rope_theta", 1.0001, 1e15, default=fields.number("rope_theta", 1.0001, 1e15, 1e4))
     window, window_layers = _read_window(fields, row, layers)
     scaling = _read_scaling(fields, rope, context_length)
@@ -104,7 +114,40 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         qk_norm=row.qk_norm,
         tied_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", row.tied_default)),
         activation=_read_activation(fields, row),
+        window_head_dim=window_heads[0],
+        window_kv_heads=window_heads[1],
+        **(_read_sharing(fields, layers) if row.two_sizes else {}),
     )
+
+
+def _read_full_heads(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, int]:
+    """Head size and key heads of layers without a window: stated for all of them, or for each by its number."""
+    full = fields
+    names = "global_head_dim", "num_global_key_value_heads"
+    layers = fields.mapping("per_layer_config")
+    if layers is not None:
+        names = "head_dim", "num_key_value_heads"
+        stated = {repr(fields.get("per_layer_config")[number]): number for number in layers.names()}  # type: ignore[index]
+        if len(stated) != 1:
+            fields.refuse("per_layer_config", "the same of all layers without a window")
+        full = layers.mapping(next(iter(stated.values()))) or fields
+    full_dim = full.integer(names[0], 2, limits.MAX_HEAD_DIM, default=512 if layers is None else head_dim)
+    if layers is None and not fields.flag("attention_k_eq_v", False):
+        return full_dim, kv_heads
+    return full_dim, full.integer(names[1], 1, limits.MAX_HEADS, default=kv_heads)
+
+
+def _read_sharing(fields: Fields, layers: int) -> dict[str, Any]:
+    """Which values are keys, and which layers read the keys and values of others."""
+    for names, harmless, why in _REFUSED_TWO_SIZES:
+        fields.refuse_unless(names, harmless, why)
+    shared = fields.integer("num_kv_shared_layers", 0, layers, default=0)
+    is_wide = shared and fields.flag("use_double_wide_mlp", False)
+    return {
+        "keys_as_values": fields.flag("attention_k_eq_v", False),
+        "shared_layers": shared,
+        "shared_ffn": 2 * fields.integer("intermediate_size", 1, limits.MAX_WIDTH // 2) if is_wide else None,
+    }
 
 
 def _find_architecture(fields: Fields) -> Architecture:
@@ -121,14 +164,17 @@ def _find_architecture(fields: Fields) -> Architecture:
     return row
 
 
-def _find_rope(fields: Fields) -> tuple[Fields, Fields]:
+def _find_rope(fields: Fields, row: Architecture) -> tuple[Fields, Fields]:
     """The objects with the rotation's parameters, of all layers and of those with windows, possibly empty."""
     for name in ("rope_parameters", "rope_scaling"):
         found = fields.mapping(name)
         if found is not None:
             full, windowed = found.mapping(_FULL), found.mapping(_WINDOWED)
             return full or found, windowed or Fields({}, f"{name}.{_WINDOWED}.")
-    return Fields({}, "rope_scaling."), Fields({}, "rope_scaling.")
+    unstated: dict[str, object] = {}
+    if row.two_sizes:
+        unstated = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    return Fields(unstated), Fields({}, "rope_scaling.")
 
 
 def _read_window_theta(fields: Fields, row: Architecture, rope: Fields, theta: float | None) -> float | None:
@@ -143,6 +189,8 @@ def _read_window_theta(fields: Fields, row: Architecture, rope: Fields, theta: f
 
 def _read_scale(fields: Fields, row: Architecture, head_dim: int) -> float | None:
     """What scores are multiplied by, where the family states by which head size."""
+    if row.attention_scale is not None:
+        return row.attention_scale
     if row.multipliers:
         return _read_multiplier(fields, row, "attention_multiplier")
     if not row.scales_embeddings:
@@ -178,6 +226,8 @@ def _read_softcap(fields: Fields, row: Architecture, name: str) -> float | None:
 
 
 def _read_rope_dim(fields: Fields, rope: Fields, head_dim: int, usual: float) -> int:
+    if rope.get("rope_type") == "proportional":  # of all pairs, of which some turn by nothing
+        return head_dim
     default = fields.number("partial_rotary_factor", 0.0, 1.0, default=usual)
     factor = rope.number("partial_rotary_factor", 0.0, 1.0, default=default)
     rope_dim = int(head_dim * factor)
@@ -195,9 +245,13 @@ def _read_scaling(fields: Fields, rope: Fields, context_length: int) -> RopeScal
         return None
     if kind in _REFUSED_SCALING:
         raise ModelError(f"{rope.key('rope_type')} {kind!r} is not supported: {_REFUSED_SCALING[kind]}")
+    if kind == "proportional":
+        rotated = rope.number("partial_rotary_factor", 1e-6, 1.0, default=1.0)
+        return RopeScaling("proportional", rope.number("factor", 1e-6, 1e6, default=1.0), rotated=rotated)
     if kind not in ("linear", "ntk", "yarn", "llama3", *_LONGROPE):
         raise ModelError(
-            f"{rope.key('rope_type')} is {kind!r}, expected default, linear, longrope, ntk, yarn or llama3"
+            f"{rope.key('rope_type')} is {kind!r}, expected default, linear, longrope, ntk, proportional, yarn "
+            "or llama3"
         )
     key = "original_max_position_embeddings"  # Phi states it beside the scaling
     original = rope.integer(key, 1, limits.MAX_CONTEXT, fields.integer(key, 1, limits.MAX_CONTEXT, context_length))
@@ -281,10 +335,12 @@ def _read_window_layers(fields: Fields, row: Architecture, layers: int) -> tuple
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (_WINDOWED, _FULL) for kind in kinds):
             fields.refuse("layer_types", f"a list of {layers}, each one of {_FULL}, {_WINDOWED}")
-        return tuple(kind == _WINDOWED for kind in kinds)
+        flags = tuple(kind == _WINDOWED for kind in kinds)
+        return (*flags[:-1], False) if row.two_sizes else flags  # its last layer sees all, whatever the file says
     if row.full_every is not None:
         every = fields.integer("sliding_window_pattern", 1, limits.MAX_LAYERS, default=row.full_every)
-        return tuple((index + 1) % every != 0 for index in range(layers))
+        last = layers - 1 if row.two_sizes else layers
+        return tuple((index + 1) % every != 0 and index != last for index in range(layers))
     first = fields.integer("max_window_layers", 0, 1 << 20, default=_DEFAULT_FULL_LAYERS) if row.window_switch else 0
     return tuple(index >= first for index in range(layers))
 

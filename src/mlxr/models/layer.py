@@ -5,8 +5,10 @@ Knows names and shapes; how a layer runs is the matter of `mlxr.kernels.layers`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
+from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers import Layer, NormWeight, make_attention, make_feed_forward
 from mlxr.kernels.linear import LinearWeight, prepare
@@ -19,6 +21,7 @@ Shape = tuple[int, ...]
 # Names of the norms of a block: of its input, and of what it adds to the stream.
 _ATTENTION_NORMS = "attn_norm", "post_attention_norm"
 _FEED_FORWARD_NORMS = "ffn_norm", "post_ffw_norm"
+_OUTPUT_SCALE = "layer_output_scale.weight"
 _PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
 
 
@@ -37,6 +40,8 @@ def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     yield from _list_product("ffn_gate", ffn, hidden, bias)
     yield from _list_product("ffn_up", ffn, hidden, bias)
     yield from _list_product("ffn_down", hidden, ffn, bias)
+    if spec.scales_output:
+        yield _OUTPUT_SCALE, (1,)
     if attention.head_norms is not None:
         for name, length in (("attn_q_norm", queries), ("attn_k_norm", keys)):
             if name == "attn_q_norm" or attention.projected != "q":
@@ -88,7 +93,8 @@ class LayerReader:
         norm, post_norm = self._read_norms(prefix, spec, _FEED_FORWARD_NORMS)
         up, down = self._prepare(prefix, "ffn_gate", "ffn_up"), self._prepare(prefix, "ffn_down")
         other = make_feed_forward(norm, up, down, feed_forward.activation, post_norm)
-        return Layer(block, other, spec.is_parallel, spec.residual_scale)
+        scale = self._read_scale(prefix + _OUTPUT_SCALE) if spec.scales_output else 1.0
+        return Layer(block, other, spec.is_parallel, spec.residual_scale, scale)
 
     def read_norm(self, name: str, norms: Norms) -> NormWeight:
         """The norm of that name."""
@@ -108,7 +114,13 @@ class LayerReader:
             return None
         q = self._vector(f"{prefix}attn_q_norm.weight")
         k = q if attention.projected == "q" else self._vector(f"{prefix}attn_k_norm.weight")
-        return HeadNorms(q, k, norms.eps)
+        return HeadNorms(q, k, norms.eps, attention.norms_values)
+
+    def _read_scale(self, name: str) -> float:
+        scale = float(self._vector(name)[0])
+        if not math.isfinite(scale):
+            raise ModelError(f"tensor {name} holds {scale}, expected a finite number")
+        return scale
 
     def _prepare(self, prefix: str, *names: str) -> LinearWeight:
         biases = [self._tensors.get(f"{prefix}{name}.bias") for name in names]

@@ -25,6 +25,7 @@ from mlxr.models.config import ModelConfig
 Tensor = TypeVar("Tensor")
 
 ROPE_FACTORS = "rope_freqs.weight"
+STANDS_STILL = 1e30  # the factor of a pair that does not turn
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 _MODEL_NAMES = {
@@ -42,6 +43,7 @@ _LAYER_NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "layer_scalar": "layer_output_scale",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -51,7 +53,7 @@ _LAYER_NAMES = {
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
 # Models that also see images have their text's tensors below one of two prefixes, and others that text does not need.
 _TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
-_NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..+")
+_NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|audio_tower|embed_audio)\..+")
 _DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
 
 
@@ -67,6 +69,8 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     for prefix, plain in _TEXT_PREFIXES.items():
         if hf_name.startswith(prefix):
             hf_name = plain + hf_name.removeprefix(prefix)
+    if hf_name.endswith(".layer_scalar"):
+        hf_name += ".weight"
     if hf_name in _MODEL_NAMES:
         return _MODEL_NAMES[hf_name]
     layer = _LAYER.fullmatch(hf_name)
@@ -130,7 +134,9 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
     }
     if config.sliding_window is not None:
         fields["attention.sliding_window"] = config.sliding_window
-    if config.window_layers != default_window_layers(row, config.sliding_window, config.layers):
+    if row.two_sizes:
+        fields |= _two_sizes_metadata(config)
+    elif config.window_layers != default_window_layers(row, config.sliding_window, config.layers):
         raise ModelError(f"these layers with windows cannot be stated in a GGUF file of architecture {row.gguf_name}")
     if config.rope_layers != default_rope_layers(row, config.window_layers, config.layers):
         raise ModelError(f"these layers that rotate cannot be stated in a GGUF file of architecture {row.gguf_name}")
@@ -161,9 +167,26 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
     return {"general.architecture": row.gguf_name} | {f"{row.gguf_name}.{key}": value for key, value in fields.items()}
 
 
+def _two_sizes_metadata(config: ModelConfig) -> dict[str, object]:
+    """How the layers of Gemma 4 differ."""
+    window_dim = config.window_head_dim or config.head_dim
+    kv_heads = config.window_kv_heads or config.kv_heads
+    shared = config.shared_layers
+    return {
+        "attention.head_count_kv": [kv_heads if flag else config.kv_heads for flag in config.windowed],
+        "attention.key_length_swa": window_dim,
+        "attention.value_length_swa": window_dim,
+        "attention.sliding_window_pattern": list(config.windowed),
+        "attention.shared_kv_layers": shared,
+        "feed_forward_length": [config.ffn] * (config.layers - shared) + [config.shared_ffn or config.ffn] * shared,
+        "rope.dimension_count_swa": window_dim,
+        "embedding_length_per_layer_input": 0,
+    }
+
+
 def _scaling_metadata(config: ModelConfig) -> dict[str, object]:
     scaling = config.rope_scaling
-    if scaling is None or scaling.kind == "llama3":
+    if scaling is None or scaling.kind in ("llama3", "proportional"):
         return {}
     if scaling.kind == "ntk":
         return {"rope.freq_base": config.rope_theta * scaling.factor ** (config.rope_dim / (config.rope_dim - 2))}
@@ -188,10 +211,22 @@ def _scaling_metadata(config: ModelConfig) -> dict[str, object]:
 
 
 def gguf_rope_factors(config: ModelConfig) -> dict[str, Sequence[float]]:
-    """The f32 tensors (rope_dim / 2) that state llama3 scaling and longrope, by name; none with other scalings."""
+    """The f32 tensors (rope_dim / 2), by name, that state llama3 and proportional scaling and longrope."""
     scaling = config.rope_scaling
+    if by_name(config.architecture).two_sizes:
+        return {ROPE_FACTORS: _list_proportional(config)}
     if scaling is None or scaling.kind not in ("llama3", "longrope"):
         return {}
     if scaling.kind == "longrope":
         return {LONG_FACTORS: scaling.long_factors, SHORT_FACTORS: scaling.short_factors}
     return {ROPE_FACTORS: llama3_factors(inverse_frequencies(config.rope_dim, config.rope_theta), scaling).tolist()}
+
+
+def _list_proportional(config: ModelConfig) -> list[float]:
+    scaling, pairs = config.rope_scaling, config.rope_dim // 2
+    if scaling is None:
+        return [1.0] * pairs
+    if scaling.kind != "proportional":
+        raise ModelError(f"rope scaling {scaling.kind} cannot be stated in a GGUF file of {config.architecture}")
+    turning = int(scaling.rotated * pairs)
+    return [scaling.factor] * turning + [STANDS_STILL] * (pairs - turning)

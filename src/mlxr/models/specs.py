@@ -45,7 +45,11 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Self-attention. With a `window` w, position p sees p - w + 1 to p; `scale` and `softcap` are those of scores."""
+    """Self-attention. With a `window` w, position p sees p - w + 1 to p; `scale` and `softcap` are those of scores.
+
+    `norms_values`: value heads are normed, too, without a weight. A layer that `reads` another one's keys and values,
+    which stands before it, projects queries alone.
+    """
 
     heads: int
     kv_heads: int
@@ -58,6 +62,8 @@ class Attention:
     projected: Projected = "qkv"
     qkv_bias: bool = False
     output_bias: bool = False
+    norms_values: bool = False
+    reads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +84,4 @@ class LayerSpec:
     norms: Norms
     is_parallel: bool = False
     residual_scale: float = 1.0
+    scales_output: bool = False  # by a number of its own

@@ -68,6 +68,12 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
                 f"tensor {name} is missing, which a {config.architecture} model of {config.layers} layers needs"
             )
         _check_shape(name, tensors[name].shape, shape, config)
+    unread = {  # some files have them in layers that read the keys and values of others
+        f"blk.{index}.{name}.weight"
+        for index, layer in enumerate(config.layer_specs)
+        if layer.attention.reads is not None
+        for name in ("attn_k", "attn_v", "attn_k_norm")
+    }
     has_longrope = config.rope_scaling is not None and config.rope_scaling.kind == "longrope"
     for name, tensor in tensors.items():
         if name == ROPE_FACTORS or (has_longrope and name in (LONG_FACTORS, SHORT_FACTORS)):
@@ -75,7 +81,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
         elif name == "output.weight" and config.tied_embeddings:
             # some folders store the copy that the configuration calls tied; the table is what counts
             _check_shape(name, tensor.shape, expected["token_embd.weight"], config)
-        elif name not in expected and not name.endswith(_DERIVED_SUFFIX):
+        elif name not in expected and name not in unread and not name.endswith(_DERIVED_SUFFIX):
             why = "; mixture of experts is not supported" if "_exps" in name or "gate_inp" in name else ""
             why = "; norms of queries and keys are not supported there" if "_q_norm." in name else why
             raise ModelError(

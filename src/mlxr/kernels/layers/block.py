@@ -70,13 +70,14 @@ class FeedForwardBlock:
 class Layer:
     """The two blocks of a layer, one after the other, or side by side (`is_parallel`) after the norm of the first.
 
-    What each block adds to the stream is multiplied by `residual_scale`.
+    What each block adds to the stream is multiplied by `residual_scale`, and the stream after both by `output_scale`.
     """
 
     attention: AttentionBlock
     feed_forward: FeedForwardBlock
     is_parallel: bool = False
     residual_scale: float = 1.0
+    output_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -82,7 +82,7 @@ def run_layers(
         return stream, None
     delta = empty(ctx, *stream.shape)
     ctx.module.run_layers(ctx.native, layers.payload, stream, delta, *list_arrays(step))
-    return stream, delta
+    return stream, None if isinstance(list_operators(layers.layers[-1])[-1], Sum) else delta
 
 
 def list_arrays(step: StepInput) -> tuple[object, ...]:

@@ -83,7 +83,8 @@ Operator = Norm | Sum | Product | SplitHeads | Attend | Activate | Scale | Join
 
 def list_operators(layer: Layer) -> tuple[Operator, ...]:
     """All operators of a layer."""
-    factor = layer.residual_scale
+    factor, total = layer.residual_scale, layer.output_scale
+    last = () if total == 1.0 else (Sum(total),)
     if layer.is_parallel:
         attention, feed_forward = layer.attention, layer.feed_forward
         first, source = _begin(attention.norm)
@@ -92,8 +93,9 @@ def list_operators(layer: Layer) -> tuple[Operator, ...]:
             *_attend(attention, source, "delta", factor),
             *_feed_forward(feed_forward, source, "other", factor),
             Join(),
+            *last,
         )
-    return tuple(_one_after_the_other(layer.attention, layer.feed_forward, factor))
+    return (*_one_after_the_other(layer.attention, layer.feed_forward, factor), *last)
 
 
 def _one_after_the_other(
