@@ -6,7 +6,6 @@ can store. Tokens are compared, as the mean of a text hides what is wrong: it mo
 
 from __future__ import annotations
 
-import ctypes
 import json
 import shutil
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
+from llama_losses import compute_losses, open_llama
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -78,16 +78,6 @@ THEIR_OPTIONS = {
 }
 
 
-@llama_cpp.llama_log_callback
-def ignore_log(level: int, text: bytes, data: object) -> None:
-    """Drop what llama.cpp would log."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet() -> None:
-    llama_cpp.llama_log_set(ignore_log, ctypes.c_void_p(0))
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
@@ -134,12 +124,9 @@ def read_our_losses(model: Path, text: Path, lines: Path) -> tuple[list[int], ND
 
 def compute_their_losses(model: Path, scored: list[int]) -> NDArray[np.float64]:
     """The loss that llama.cpp has for each token of the text from the second on, which must be `scored`."""
-    llama = llama_cpp.Llama(str(model), n_ctx=512, n_batch=512, logits_all=True, verbose=False, **THEIR_OPTIONS)
+    llama = open_llama(model, 512, **THEIR_OPTIONS)
     tokens = llama.tokenize(TEXT.encode(), add_bos=False, special=False)
     assert tokens[1:] == scored
-    llama.eval(tokens)
-    logits = np.array(llama.scores[: len(scored)], dtype=np.float64)
+    losses = compute_losses(llama, tokens)
     llama.close()
-    peak = logits.max(axis=1, keepdims=True)
-    normaliser = np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0]
-    return np.asarray(normaliser - logits[np.arange(len(scored)), scored])
+    return losses

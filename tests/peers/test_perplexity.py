@@ -12,6 +12,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 import pytest
+from llama_losses import compute_losses, list_windows, open_llama
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "src" / "mlxr" / "assets" / "demo.gguf"
@@ -51,25 +52,12 @@ def our_perplexity(model: Path, text: Path, device: str = "cpu") -> float:
 
 
 def llama_perplexity(model: Path, text: Path) -> float:
-    """The same windows as `mlxr perplexity`: not overlapping, BOS first where the model wants it."""
-    llama = llama_cpp.Llama(str(model), n_ctx=CONTEXT_TOKENS, n_batch=CONTEXT_TOKENS, logits_all=True, verbose=False)
-    add_bos = llama_cpp.llama_vocab_get_add_bos(llama._model.vocab)
+    """The same windows as `mlxr perplexity`."""
+    llama = open_llama(model, CONTEXT_TOKENS)
     tokens = llama.tokenize(text.read_bytes(), add_bos=False, special=False)
-    step = CONTEXT_TOKENS - int(add_bos)
-    total, count = 0.0, 0
-    for start in range(0, len(tokens), step):
-        window = ([llama.token_bos()] if add_bos else []) + tokens[start : start + step]
-        if len(window) < 2:
-            continue
-        llama.reset()
-        llama.eval(window)
-        logits = np.asarray(llama.scores[: len(window) - 1], dtype=np.float64)
-        peak = logits.max(axis=1, keepdims=True)
-        normaliser = np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0]
-        total += float((normaliser - logits[np.arange(len(window) - 1), window[1:]]).sum())
-        count += len(window) - 1
+    losses = [compute_losses(llama, window) for window in list_windows(llama, tokens, CONTEXT_TOKENS)]
     llama.close()
-    return math.exp(total / count)
+    return math.exp(np.concatenate(losses).mean())
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_k_m", "q6_k"])

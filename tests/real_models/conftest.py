@@ -17,8 +17,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from real_files import find_model
 
-VARIABLE = "MLXR_REAL_MODELS"
 WAIT_S = 60
 ANSWER_S = 240  # the longest that a test waits for one answer
 
@@ -34,17 +34,6 @@ class RealServer:
     def post(self, path: str, body: dict[str, object]) -> httpx.Response:
         """Send `body` as JSON and return the response, whatever its status."""
         return httpx.post(f"{self.url}{path}", json=body, timeout=ANSWER_S)
-
-
-def find_model(name: str) -> Path:
-    """The file of the model; skips the test where there is none."""
-    folder = os.environ.get(VARIABLE)
-    if not folder:
-        pytest.skip(f"{VARIABLE} is not set: it names the folder with {name}.gguf")
-    path = Path(folder).expanduser() / f"{name}.gguf"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there, which {VARIABLE} promises")
-    return path
 
 
 def serve(path: Path, home: Path) -> Iterator[RealServer]:
