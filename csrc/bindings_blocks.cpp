@@ -135,7 +135,11 @@ void append_activate(PythonLayers& self, const char* kind, int64_t features) {
     mlxr::Operator& op = self.append(mlxr::Kind::activate);
     op.activation = parse_activation("layers: activation", kind);
     op.features = features;
-    check_size("layers: columns of gate and up", self.x_columns, 2 * features);
+    op.gated = self.x_columns != features;
+    if (op.gated) check_size("layers: columns of gate and up", self.x_columns, 2 * features);
+    if (!op.gated && op.activation == mlxr::Activation::clamped_swiglu) {
+        refuse("layers: activation", kind, "a kind without a gate");
+    }
     self.x_columns = features;
 }
 

@@ -167,7 +167,7 @@ class LayersRun {
     // Whether the product at `at`, the activation and the product after it can be done in one go.
     bool can_gate(const std::vector<Operator>& ops, size_t at) const {
         return at + 2 < ops.size() && ops[at].kind == Kind::product && ops[at + 1].kind == Kind::activate &&
-               ops[at + 2].kind == Kind::product &&
+               ops[at + 1].gated && ops[at + 2].kind == Kind::product &&
                can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
     }
 
@@ -322,7 +322,7 @@ class LayersRun {
     void activate(const Operator& op) {
         float* const source = x_;
         float* const target = write(Register::x, op.features);
-        const ActivateCall call{source, target, op.features, op.features, op.activation};
+        const ActivateCall call{source, target, op.features, op.features, op.activation, op.gated};
         pending_ = fuse_activate(runtime_, call);
     }
 

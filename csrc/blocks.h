@@ -30,7 +30,7 @@ enum class Kind : uint8_t {
     product,      // weight
     split_heads,  // q_norm, k_norm (or null), norms_jointly, norms_values, projected
     attend,
-    activate,  // activation, features
+    activate,  // activation, features, gated
     scale,     // factor
     join,      // delta += other
 };
@@ -46,6 +46,7 @@ struct Operator {
     int64_t projected;  // 3: queries, keys and values; 2: the values are the keys; 1: queries alone
     Activation activation;
     int64_t features;
+    bool gated;
     float factor;
 };
 

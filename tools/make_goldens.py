@@ -42,6 +42,7 @@ _CLASSES = {
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "stablelm": "StableLmForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
 }
 
 
@@ -327,6 +328,21 @@ CASES: dict[str, dict[str, Any]] = {
         rope_theta=50000.0,
         partial_rotary_factor=0.75,
         use_qkv_bias=True,
+    ),
+    "starcoder2": make_config(
+        "starcoder2",
+        6,
+        2,
+        None,
+        hidden_size=192,
+        num_hidden_layers=3,
+        rms_norm_eps=None,
+        norm_epsilon=1e-4,
+        rope_theta=50000.0,
+        sliding_window=11,
+        use_bias=True,
+        hidden_act="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
     ),
     "cohere2": make_config(
         "cohere2",

@@ -32,6 +32,7 @@ CASES = [
     "phi3-long",
     "qwen3",
     "stablelm",
+    "starcoder2",
 ]
 
 

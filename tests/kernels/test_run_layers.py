@@ -45,6 +45,7 @@ class Kind:
     hidden: int = HIDDEN
     forward: int = 192
     activation: Activation = "silu"
+    gated: bool = True
     norms_heads: bool = False
     window: int | None = None
     interleaved: bool = False
@@ -114,7 +115,7 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
             sliding_window=kind.other_window if kind.groups and index % 2 else kind.window,
             group=index % 2 if kind.groups else 0,
         )
-        gate_up = make_weight(ctx, rng, kind, hidden, forward, forward)
+        gate_up = make_weight(ctx, rng, kind, hidden, *[forward, forward][: 2 if kind.gated else 1])
         down = make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type)
         before = None if kind.parallel else norm_at("before")
         feed_forward = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
@@ -173,6 +174,8 @@ KINDS = {
     "mistral": Kind("q4_0", window=40, interleaved=True),
     "geglu": Kind("q8_0", activation="gelu_tanh", bias=True),
     "clamped": Kind("q4_0", activation="clamped_swiglu", bias=True),
+    "starcoder2": Kind("q8_0", norm_kind="layer", activation="gelu_tanh", gated=False, bias=True),
+    "ungated and squared": Kind("q4_k", "q6_k", hidden=256, forward=768, activation="relu_squared", gated=False),
     "squared": Kind("q8_0", activation="relu_squared"),
     "q4_k_m": Kind("q4_k", "q6_k", hidden=256, forward=768),
     "two groups of layers": Kind(groups=True, other_window=40),
@@ -290,3 +293,6 @@ def test_blocks_must_fit_together(cpu: Context) -> None:
         make_attention(short, qkv, output, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM)
     with pytest.raises(ValueError, match="columns of gate and up is 512, expected 256"):
         make_feed_forward(norm, qkv, make_weight(cpu, rng, Kind(), HIDDEN, HIDDEN), "silu")
+    square = make_weight(cpu, rng, Kind(), HIDDEN, HIDDEN)
+    with pytest.raises(ValueError, match="activation is 'clamped_swiglu', expected a kind without a gate"):
+        make_feed_forward(norm, square, square, "clamped_swiglu")

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 Weights = dict[str, NDArray[np.float32]]
 Config = Mapping[str, Any]
 
+LAYER_NORMS = ("stablelm", "starcoder2")  # whose norms have a bias
+
 
 def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Every tensor a model folder with this configuration has."""
@@ -23,33 +25,36 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     kind = config["model_type"]
-    qkv_bias = kind == "qwen2" or config.get("attention_bias", config.get("use_qkv_bias", False))
+    bias = config.get("use_bias", False)
+    qkv_bias = bias or kind == "qwen2" or config.get("attention_bias", config.get("use_qkv_bias", False))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
         norms = {"olmo": ("post_attention", "post_feedforward"), "cohe": ("input",)}
         for name in norms.get(kind[:4], ("input", "post_attention")):
             shapes[f"{layer}{name}_layernorm.weight"] = (hidden,)
-            if kind == "stablelm":
+            if kind in LAYER_NORMS:
                 shapes[f"{layer}{name}_layernorm.bias"] = (hidden,)
         products = [
             ("self_attn.q_proj", heads * head_dim, hidden, qkv_bias),
             ("self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias),
             ("self_attn.v_proj", kv_heads * head_dim, hidden, qkv_bias),
-            ("self_attn.o_proj", hidden, heads * head_dim, config.get("attention_bias", False)),
+            ("self_attn.o_proj", hidden, heads * head_dim, config.get("attention_bias", bias)),
             ("mlp.gate_proj", ffn, hidden, config.get("mlp_bias", False)),
             ("mlp.up_proj", ffn, hidden, config.get("mlp_bias", False)),
             ("mlp.down_proj", hidden, ffn, config.get("mlp_bias", False)),
         ]
+        if kind == "starcoder2":
+            products[4:] = [("mlp.c_fc", ffn, hidden, bias), ("mlp.c_proj", hidden, ffn, bias)]
         if kind == "phi3":
             products[4:6] = [("mlp.gate_up_proj", 2 * ffn, hidden, False)]
             products[0:3] = [("self_attn.qkv_proj", (heads + 2 * kv_heads) * head_dim, hidden, False)]
         if kind == "gemma4_text":
             products = _list_gemma4_products(config, index)
             shapes[f"{layer}layer_scalar"] = (1,)
-        for name, rows, columns, bias in products:
+        for name, rows, columns, has_bias in products:
             shapes[f"{layer}{name}.weight"] = (rows, columns)
-            if bias:
+            if has_bias:
                 shapes[f"{layer}{name}.bias"] = (rows,)
         if kind.startswith("gemma"):
             shapes[f"{layer}pre_feedforward_layernorm.weight"] = (hidden,)
@@ -63,7 +68,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
                 if f"self_attn.{name}_proj" in rows_of:
                     shapes[f"{layer}self_attn.{name}_norm.weight"] = (rows_of["self_attn.q_proj"] // heads,)
     shapes["model.norm.weight"] = (hidden,)
-    if kind == "stablelm":
+    if kind in LAYER_NORMS:
         shapes["model.norm.bias"] = (hidden,)
     if not config.get("tie_word_embeddings", False):
         shapes["lm_head.weight"] = (vocabulary, hidden)

@@ -318,6 +318,15 @@ def test_stablelm_with_two_norms_in_a_layer_has_blocks_in_a_row() -> None:
         config_from_gguf(metadata, {})
 
 
+def test_starcoder_has_biases_unless_its_configuration_denies_them() -> None:
+    config = read_golden("starcoder2")[0]
+    unstated = config_from_hf({key: value for key, value in config.items() if key != "use_bias"})
+    assert unstated == config_from_hf(config)
+    assert [unstated.qkv_bias, unstated.output_bias, unstated.ffn_bias] == [True] * 3
+    without = config_from_hf(config | {"use_bias": False})
+    assert [without.qkv_bias, without.output_bias, without.ffn_bias] == [False] * 3
+
+
 @pytest.mark.parametrize(
     ("case", "key", "message"),
     [

@@ -41,9 +41,9 @@ SIZES = {
 SURER = {"lm_head.weight": 2.4, "model.embed_tokens.weight": 0.5}  # the latter if it is both
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    # the golden case, and what it must say otherwise for llama.cpp: that knows no window in files of architecture llama
-    # and phi3, and no scale of Gemma's scores but that of the head size. It expects the tokens of the first Phi-3 in
-    # files whose name has phi3 in it.
+    # the golden case, and what it must say otherwise for llama.cpp: that knows no window in files of the architectures
+    # llama, phi3 and starcoder2, and no scale of Gemma's scores but that of the head size. It expects the tokens of the
+    # first Phi-3 in files whose name has phi3 in it.
     "llama": ("llama-llama3", {}),
     "llama-yarn": ("llama-yarn", {}),
     "ministral3": ("ministral3", {}),
@@ -63,6 +63,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {}),
     "cohere": ("cohere", {}),
     "stablelm": ("stablelm", {}),
+    "starcoder2": ("starcoder2", {"sliding_window": 512}),
     "cohere2": ("cohere2", {}),
 }
 

@@ -24,7 +24,8 @@ class Architecture:
     `name` is its `model_type` in `config.json`; `gguf_name` its `general.architecture` and key prefix in GGUF;
     `hf_class` its entry in `architectures`. `gguf_interleaved`: GGUF files have the rows of q and k in an order that
     rotates neighbouring pairs. `qkv_bias`: always has biases on q, k and v; `bias_key`: `attention_bias` in
-    `config.json` gives q, k, v and o biases, `mlp_bias` gate, up and down. `qk_norm`: RMS norm of every query and key
+    `config.json` gives q, k, v and o biases, `mlp_bias` gate, up and down; `use_bias` there, true if it
+    is not stated, all of them. `qk_norm`: RMS norm of every query and key
     head. `window_switch`: the sliding window counts only with `use_sliding_window`; `window_default` is what
     `config.json` means that does not state one, 0 for none. `build` makes the layers.
 
@@ -49,6 +50,7 @@ class Architecture:
     gguf_interleaved: bool = False
     qkv_bias: bool = False
     bias_key: bool = False
+    use_bias: bool = False
     qk_norm: bool = False
     windowed: bool = False
     window_switch: bool = False
@@ -190,6 +192,18 @@ ARCHITECTURES = (
         build=families.build_stablelm,
         norm_kind="layer",
         rotary_default=0.25,
+    ),
+    Architecture(
+        "starcoder2",
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        build=families.build_starcoder,
+        activation="gelu_tanh",
+        use_bias=True,
+        windowed=True,
+        window_default=0,
+        norm_kind="layer",
+        tied_default=True,
     ),
 )
 

@@ -26,7 +26,7 @@ MAX_SCALE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only transformer: pre-norm, rotary positions, grouped-query attention, gated feed-forward.
+    """A decoder-only transformer: pre-norm, rotary positions, grouped-query attention, feed-forward.
 
     Sizes are counts; `head_dim` need not be hidden / heads. `rope_dim` elements of each head are rotated;
     `rope_interleaved` pairs neighbours (GGUF's order for llama), otherwise halves. `sliding_window` w: position p

@@ -64,9 +64,16 @@ def build_stablelm(config: ModelConfig) -> tuple[LayerSpec, ...]:
     return _build_layers(config, Norms(config.rms_eps, kind="layer", bias=True))
 
 
-def _build_layers(config: ModelConfig, norms: Norms, head_norms: HeadNormKind | None = None) -> tuple[LayerSpec, ...]:
+def build_starcoder(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Layers with a layer norm and its bias before each block, of which the second has no gate: StarCoder 2."""
+    return _build_layers(config, Norms(config.rms_eps, kind="layer", bias=True), gated=False)
+
+
+def _build_layers(
+    config: ModelConfig, norms: Norms, head_norms: HeadNormKind | None = None, *, gated: bool = True
+) -> tuple[LayerSpec, ...]:
     """Layers that differ in their windows and rotations only."""
-    feed_forward = FeedForward(config.ffn, config.activation, bias=config.ffn_bias)
+    feed_forward = FeedForward(config.ffn, config.activation, bias=config.ffn_bias, gated=gated)
     window = config.sliding_window
     if window is not None and window >= config.context_length:
         window = None  # every position is seen, as in the Phi models with 128k

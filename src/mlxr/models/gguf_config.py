@@ -113,7 +113,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         activation=row.activation,
         qkv_bias=row.qkv_bias or "blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
-        ffn_bias="blk.0.ffn_gate.bias" in tensors,
+        ffn_bias="blk.0.ffn_down.bias" in tensors,
         qk_norm=row.qk_norm,
         tied_embeddings="output.weight" not in tensors,
         **differing,

@@ -80,6 +80,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     scaling = _read_scaling(fields, rope, context_length)
     attention_bias = row.bias_key and fields.flag("attention_bias", False)
     mlp_bias = row.bias_key and fields.flag("mlp_bias", False)
+    if row.use_bias:
+        attention_bias = mlp_bias = fields.flag("use_bias", True)
     return ModelConfig(
         architecture=row.name,
         layers=layers,
@@ -90,7 +92,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         ffn=fields.integer("intermediate_size", 1, limits.MAX_WIDTH),
         vocab_size=fields.integer("vocab_size", 1, limits.MAX_VOCABULARY),
         context_length=_extend_context(context_length, scaling),
-        rms_eps=fields.number("rms_norm_eps" if row.norm_kind == "rms" else "layer_norm_eps", 1e-30, 0.5),
+        rms_eps=fields.number(_find_eps(fields, row), 1e-30, 0.5),
         rope_theta=rope_theta,
         rope_dim=_read_rope_dim(fields, rope, head_dim, row.rotary_default),
         rope_interleaved=row.hf_interleaved,
@@ -162,6 +164,13 @@ def _find_architecture(fields: Fields) -> Architecture:
     if model_type not in ("", row.name):
         fields.refuse("model_type", f"{row.name}, as architectures is {classes}")
     return row
+
+
+def _find_eps(fields: Fields, row: Architecture) -> str:
+    """The key of what norms add to the variance."""
+    if row.norm_kind == "rms":
+        return "rms_norm_eps"
+    return "norm_epsilon" if fields.has("norm_epsilon") else "layer_norm_eps"
 
 
 def _find_rope(fields: Fields, row: Architecture) -> tuple[Fields, Fields]:

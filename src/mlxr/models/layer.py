@@ -37,8 +37,8 @@ def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     for name in _PROJECTIONS[attention.projected]:
         yield from _list_product(name, queries if name == "attn_q" else keys, hidden, attention.qkv_bias)
     yield from _list_product("attn_output", hidden, queries, attention.output_bias)
-    yield from _list_product("ffn_gate", ffn, hidden, bias)
-    yield from _list_product("ffn_up", ffn, hidden, bias)
+    for name in spec.feed_forward.projections:
+        yield from _list_product(name, ffn, hidden, bias)
     yield from _list_product("ffn_down", hidden, ffn, bias)
     if spec.scales_output:
         yield _OUTPUT_SCALE, (1,)
@@ -91,7 +91,7 @@ class LayerReader:
             group=group,
         )
         norm, post_norm = self._read_norms(prefix, spec, _FEED_FORWARD_NORMS)
-        up, down = self._prepare(prefix, "ffn_gate", "ffn_up"), self._prepare(prefix, "ffn_down")
+        up, down = self._prepare(prefix, *feed_forward.projections), self._prepare(prefix, "ffn_down")
         other = make_feed_forward(norm, up, down, feed_forward.activation, post_norm)
         scale = self._read_scale(prefix + _OUTPUT_SCALE) if spec.scales_output else 1.0
         return Layer(block, other, spec.is_parallel, spec.residual_scale, scale)

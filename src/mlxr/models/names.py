@@ -49,6 +49,8 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",  # the rows of gate, then those of up, as in GGUF
     "mlp.down_proj": "ffn_down",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
 }
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
 # Models that also see images have their text's tensors below one of two prefixes, and others that text does not need.

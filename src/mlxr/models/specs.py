@@ -68,11 +68,17 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A gated feed-forward block of `features` features."""
+    """A feed-forward block of `features` features, with a gate or without."""
 
     features: int
     activation: Activation
     bias: bool = False
+    gated: bool = True
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the products that read its input."""
+        return ("ffn_gate", "ffn_up") if self.gated else ("ffn_up",)
 
 
 @dataclass(frozen=True, slots=True)

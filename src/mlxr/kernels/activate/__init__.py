@@ -9,11 +9,11 @@ from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
 
-__all__ = ["ACTIVATIONS", "Activation", "activate"]
+__all__ = ["ACTIVATIONS", "ALWAYS_GATED", "Activation", "activate"]
 
 Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
-_ALWAYS_GATED = "clamped_swiglu"
+ALWAYS_GATED = "clamped_swiglu"
 
 CHOICE = Choice(__name__)
 
@@ -30,7 +30,7 @@ def activate(ctx: Context, gate_up: FloatArray, kind: Activation = "silu", *, ga
         refuse("activate", "columns of gate_up", gate_up.shape[1], "an even number")
     if kind not in ACTIVATIONS:
         refuse("activate", "kind", repr(kind), f"one of {', '.join(ACTIVATIONS)}")
-    if kind == _ALWAYS_GATED and not gated:
+    if kind == ALWAYS_GATED and not gated:
         refuse("activate", "kind", repr(kind), "a kind without a gate")
     name, implementation = CHOICE.pick(ctx.device)
     if name == REFERENCE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlxr.kernels.activate import ACTIVATIONS, Activation
+from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
@@ -99,13 +99,20 @@ def make_feed_forward(
     activation: Activation,
     post_norm: NormWeight | None = None,
 ) -> FeedForwardBlock:
-    """Weights that were prepared for `linear`, as one block. Raises ValueError for shapes that do not fit."""
-    check_size("feed_forward", "columns of gate and up", up.out_features, 2 * down.in_features)
+    """Weights that were prepared for `linear`, as one block, with a gate if `up` makes twice what `down` reads.
+
+    Raises ValueError for shapes that do not fit.
+    """
+    if up.out_features != down.in_features:
+        check_size("feed_forward", "columns of gate and up", up.out_features, 2 * down.in_features)
     check_size("feed_forward", "columns of down", down.out_features, up.in_features)
     _check_norms("feed_forward", up.in_features, norm, post_norm)
     if activation not in ACTIVATIONS:
         refuse("feed_forward", "activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}")
-    return FeedForwardBlock(norm, up, down, activation, post_norm)
+    block = FeedForwardBlock(norm, up, down, activation, post_norm)
+    if activation == ALWAYS_GATED and not block.is_gated:
+        refuse("feed_forward", "activation", repr(activation), "a kind without a gate")
+    return block
 
 
 def _check_norms(block: str, columns: int, *norms: NormWeight | None) -> None:

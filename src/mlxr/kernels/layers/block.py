@@ -57,13 +57,19 @@ class AttentionBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FeedForwardBlock:
-    """One layer's feed-forward block: `up` is gate and up in one weight; its norms stand as those of attention."""
+    """One layer's feed-forward block: `up` is gate and up in one weight, or up alone, which makes as many columns as
+    `down` reads; its norms stand as those of attention."""
 
     norm: NormWeight | None
     up: LinearWeight
     down: LinearWeight
     activation: Activation
     post_norm: NormWeight | None = None
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether what is activated is a gate."""
+        return self.up.out_features != self.down.in_features
 
 
 @dataclass(frozen=True, slots=True, eq=False)

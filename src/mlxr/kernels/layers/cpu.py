@@ -64,7 +64,7 @@ def _append(native: Any, operator: Operator) -> None:
             native.append_split_heads(q_norm, k_norm, eps, values, block.projected)
         case Attend():
             native.append_attend()
-        case Activate(kind, features):
+        case Activate(kind, features):  # gated when `x` has more columns
             native.append_activate(kind, features)
         case Sum(factor):
             native.append_sum(factor)

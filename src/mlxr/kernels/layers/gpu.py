@@ -87,7 +87,7 @@ def count_operator_bytes(operator: Operator, sizes: Sizes) -> int:
             return heads * (result + (cast if cast != result else 0)) + keys * cast
         case Attend(block):
             return block.output.in_features * (cast + (operand if cast != operand else 0))
-        case Activate(_, features):
+        case Activate(features=features):
             return features * operand
         case Sum() | Scale() | Join():
             return 0

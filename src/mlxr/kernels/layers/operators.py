@@ -59,10 +59,11 @@ class Attend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activate:
-    """Apply the activation to `x`, of which it leaves `features`."""
+    """Apply the activation to `x`: to the gate before `features` others, or to these themselves."""
 
     kind: Activation
     features: int
+    is_gated: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +126,7 @@ def _attend(block: AttentionBlock, source: Register, target: Register, factor: f
 
 def _feed_forward(block: FeedForwardBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
     yield Product(block.up, source, "x")
-    yield Activate(block.activation, block.down.in_features)
+    yield Activate(block.activation, block.down.in_features, block.is_gated)
     yield from _end(block.down, block.post_norm, target, factor)
 
 

@@ -83,8 +83,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     softcap=block.softcap,
                     sinks=block.sinks,
                 )
-            case Activate(kind):
-                registers["x"] = activate(ctx, take(registers, "x"), kind)
+            case Activate(kind, _, is_gated):
+                registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated)
             case Sum(factor):
                 if registers["delta"] is not None:
                     registers["stream"] = add(ctx, take(registers, "stream"), registers["delta"], factor)
