@@ -84,6 +84,17 @@ def test_same_ids_as_llama_cpp(name: str, special: bool, strings: list[str]) -> 
         assert ours.encode(text, parse_special=special) == expected, text
 
 
+@pytest.mark.parametrize("special", [False, True], ids=["plain", "special"])
+def test_gemma4_has_the_same_ids_as_llama_cpp(special: bool, strings: list[str]) -> None:
+    model = json.loads((FOLDER / "spm-merges" / "tokenizer.json").read_text())["model"]
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    metadata = to_gguf_metadata(FOLDER / "spm-merges")
+    metadata |= {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges}
+    ours = from_gguf(metadata)
+    for text, expected in zip(strings, encode_with_peer(metadata, strings, special), strict=True):
+        assert ours.encode(text, parse_special=special) == expected, text
+
+
 @pytest.mark.parametrize("row", PRE_TYPES, ids=lambda row: row.names[0])
 def test_every_family_cuts_as_llama_cpp(row: Any, strings: list[str]) -> None:
     metadata = to_gguf_metadata(FOLDER / "qwen2") | {"tokenizer.ggml.pre": row.names[0]}

@@ -17,8 +17,8 @@ PARTS = st.lists(
 )
 
 
-def split(pieces: list[str], *, is_open: bool) -> list[Thought | str]:
-    splitter = ReasoningSplitter(TAGS, is_open=is_open)
+def split(pieces: list[str], *, is_open: bool, tags: Tags = TAGS) -> list[Thought | str]:
+    splitter = ReasoningSplitter(tags, is_open=is_open)
     found = [part for piece in pieces for part in splitter.push(piece)]
     return merge(found + splitter.flush())
 
@@ -49,6 +49,33 @@ def test_thoughts_and_text(text: str, is_open: bool, thought: str, answer: str) 
     found = split(list(text), is_open=is_open)
     assert "".join(part.text for part in found if isinstance(part, Thought)) == thought
     assert "".join(part for part in found if isinstance(part, str)) == answer
+
+
+GEMMA = Tags("<|channel>", "<channel|>", "thought\n")
+GEMMA_PARTS = st.lists(
+    st.sampled_from(["<|channel>", "<channel|>", "thought\n", "thou", "<|cha", "\n", "a"]), max_size=9
+)
+
+
+@given(GEMMA_PARTS, st.booleans(), st.data())
+def test_the_cut_of_a_labelled_thought_does_not_matter(parts: list[str], is_open: bool, data: st.DataObject) -> None:
+    text = "".join(parts)
+    whole = split([text], is_open=is_open, tags=GEMMA)
+    assert split(data.draw(cut_text(text)), is_open=is_open, tags=GEMMA) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel>thought\nhm\n<channel|>Four.", [Thought("hm"), "Four."]),
+        ("<|channel>thought\n<channel|>Four.", ["Four."]),
+        ("<|channel>thoughts<channel|>Four.", [Thought("thoughts"), "Four."]),
+        ("Four.", ["Four."]),
+    ],
+)
+def test_the_label_of_a_thought_is_no_part_of_it(text: str, expected: list[Thought | str]) -> None:
+    assert find_tags("{{ '<|channel>thought\\n' }} <channel|>") == GEMMA
+    assert split([text], is_open=False, tags=GEMMA) == expected
 
 
 def test_text_comes_as_soon_as_it_is_certain() -> None:

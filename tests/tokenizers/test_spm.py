@@ -144,6 +144,28 @@ def test_half_a_surrogate_pair_is_refused() -> None:
         tokenizer.encode("a\ud83d")
 
 
+def test_pieces_merge_in_the_order_of_a_list() -> None:
+    """Gemma 4: no words, spaces are marked, BOS goes first even where the file denies it."""
+    pieces = dict.fromkeys(["▁", "a", "b", "c", "ab", "bc", "▁ab", "\n", "\n\n", "<|turn>", "<turn|>"], 0.0)
+    merges = ["b c", "a b", "▁ ab", "\n \n"]
+    types = {"<|turn>": TokenType.CONTROL, "<turn|>": TokenType.CONTROL}
+    keys = {"model": "gemma4", "bos_token_id": 1, "unknown_token_id": 0, "add_bos_token": False}
+    metadata = make_metadata(pieces, types=types, merges=merges, **keys)
+    tokenizer = from_gguf(metadata)
+    assert spell(tokenizer, "abc ab\n\n\né") == ["a", "bc", "▁ab", "\n\n", "\n", "<0xC3>", "<0xA9>"]
+    assert spell(tokenizer, "<|turn>ab", parse_special=True) == ["<|turn>", "ab"]
+    assert spell(tokenizer, "<|turn>")[0] == "<0x3C>"
+    assert tokenizer.encode("") == [1]
+    assert tokenizer.decode(tokenizer.encode(" abc\n")) == " abc\n"
+    assert tokenizer.token_id("<turn|>") in tokenizer.eos_ids
+    for broken, message in (
+        ({"merges": None}, "merges is missing, and kind gemma4"),
+        ({"merges": ["a x"]}, "needs the token"),
+    ):
+        with pytest.raises(TokenizerError, match=message):
+            from_gguf(metadata | {f"tokenizer.ggml.{name}": value for name, value in broken.items()})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -162,8 +184,8 @@ def test_half_a_surrogate_pair_is_refused() -> None:
         ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token must be true or false"),
         ({"bos_token_id": 0xFFFFFFFF, "add_bos_token": True}, "wants a BOS token before every text but names none"),
         ({"remove_extra_whitespaces": True}, "tokenizer.ggml.remove_extra_whitespaces is not supported"),
-        ({"model": "bert"}, "tokenizer.ggml.model 'bert' is not supported; supported are llama and gpt2"),
-        ({"model": "mine"}, "tokenizer.ggml.model 'mine' is not known; supported are llama and gpt2"),
+        ({"model": "bert"}, "tokenizer.ggml.model 'bert' is not supported; supported are gemma4, gpt2 and llama"),
+        ({"model": "mine"}, "tokenizer.ggml.model 'mine' is not known; supported are gemma4, gpt2 and llama"),
         ({"model": None}, "the file has no tokenizer"),
         ({"model": 7}, "tokenizer.ggml.model must be a string"),
     ],

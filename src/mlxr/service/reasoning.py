@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import starmap
 
-# Opening and closing tag, by family: Qwen 3, DeepSeek R1 and most others; Magistral; Command A; Seed-OSS.
+# Opening and closing tag, and perhaps what stands behind the first and is no thought, by family: Qwen 3, DeepSeek R1
+# and most others; Magistral; Command A; Seed-OSS; Gemma 4.
 TAGS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<seed:think>", "</seed:think>"),
+    ("<|channel>", "<channel|>", "thought\n"),
 )
 # Template variables that switch reasoning on and off, and the one that sets how much there is of it.
 SWITCHES = ("enable_thinking", "thinking")
@@ -22,10 +25,11 @@ EFFORT = "reasoning_effort"
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How one model marks what it thinks."""
+    """How one model marks what it thinks; `label` follows the opening tag and is no part of the thought."""
 
     open: str
     close: str
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Thought:
 
 def find_tags(template_source: str) -> Tags | None:
     """The tags that a chat template speaks of."""
-    return next((Tags(start, end) for start, end in TAGS if end in template_source), None)
+    return next((tags for tags in starmap(Tags, TAGS) if tags.close in template_source), None)
 
 
 def hold_back(text: str, tag: str) -> int:
@@ -89,6 +93,11 @@ class ReasoningSplitter:
         if self._place is _Place.INSIDE:
             return self._read_thought(pieces)
         bare = self._held.lstrip()
+        if self._place is _Place.OPENED and self._tags.label:
+            if self._tags.label.startswith(bare) and bare != self._tags.label:
+                return False
+            self._held, self._place = bare.removeprefix(self._tags.label), _Place.INSIDE_START
+            return True
         if self._place is _Place.OPENED:
             self._held, self._place = bare, _Place.INSIDE if bare else _Place.OPENED
             return bool(bare)

@@ -1,7 +1,7 @@
 """Tokenizers from the metadata of a GGUF file (source: the GGUF specification, keys `tokenizer.ggml.*`).
 
 Gets a mapping of keys to plain values, checks every value it uses, and builds the tokenizer of the kind the file
-names: `llama` (pieces with scores) or `gpt2` (byte-level BPE). Knows nothing of files.
+names: `llama` (pieces with scores), `gpt2` (byte-level BPE) or `gemma4` (merges of pieces). Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import Tokenizer, TokenType
 from mlxr.tokenizers.codec import SpecialRules, surround_ids
-from mlxr.tokenizers.library import LibraryTokenizer, build_byte_level_library
+from mlxr.tokenizers.library import LibraryTokenizer, build_byte_level_library, build_space_mark_library
 from mlxr.tokenizers.pre_types import find_pre_type
 from mlxr.tokenizers.spm import SpmTokenizer
 from mlxr.tokenizers.vocabulary import Spelling, Vocabulary, find_end_ids, mark_control_tokens, parse_byte_token
 
 _PREFIX = "tokenizer.ggml."
 # Kinds that exist in GGUF files and that no architecture here uses.
-_OTHER_KINDS = ("bert", "t5", "rwkv", "plamo2", "gemma4", "whitespace", "hybriddna", "replit", "none", "no_vocab")
+_OTHER_KINDS = ("bert", "t5", "rwkv", "plamo2", "whitespace", "hybriddna", "replit", "none", "no_vocab")
 
 # GGUF files do not say after which added tokens white space is dropped. In Phi-3's tokenizer.json (`rstrip`) it is so
 # after all but these; llama.cpp does the same for files that have phi-3 in their name.
@@ -36,8 +36,10 @@ def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
         return _build_spm(keys)
     if kind == "gpt2":
         return _build_byte_level(keys)
+    if kind == "gemma4":
+        return _build_merged_pieces(keys)
     known = "is not supported" if kind in _OTHER_KINDS else "is not known"
-    raise TokenizerError(f"tokenizer.ggml.model {kind!r} {known}; supported are llama and gpt2")
+    raise TokenizerError(f"tokenizer.ggml.model {kind!r} {known}; supported are gemma4, gpt2 and llama")
 
 
 def _build_spm(keys: _Keys) -> Tokenizer:
@@ -83,10 +85,29 @@ def _build_byte_level(keys: _Keys) -> Tokenizer:
         eos_id=keys.read_id("eos_token_id", len(texts)),
         default_add_bos=pre_type.add_bos,
     )
-    merges = keys.read_strings("merges")
-    if merges is None:
-        raise TokenizerError("tokenizer.ggml.merges is missing, and kind gpt2 needs it")
-    library = build_byte_level_library(vocabulary, merges, pre_type)
+    library = build_byte_level_library(vocabulary, keys.read_merges("gpt2"), pre_type)
+    return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=False)
+
+
+def _build_merged_pieces(keys: _Keys) -> Tokenizer:
+    """Gemma 4's: pieces as SentencePiece has them, merged in the order of a list. BOS goes first, whatever the file
+    says, as llama.cpp reads such files."""
+    texts = keys.read_tokens()
+    types = keys.read_types(texts)
+    if types is None:
+        types = [TokenType.NORMAL if parse_byte_token(text) is None else TokenType.BYTE for text in texts]
+    vocabulary, rules = _read_specials(
+        keys,
+        texts,
+        types,
+        Spelling.SPACE_MARK,
+        bos_id=keys.read_id("bos_token_id", len(texts)),
+        eos_id=keys.read_id("eos_token_id", len(texts)),
+        default_add_bos=True,
+        is_bos_stated=False,
+    )
+    unknown_id = keys.read_id("unknown_token_id", len(texts))
+    library = build_space_mark_library(vocabulary, keys.read_merges("gemma4"), unknown_id)
     return LibraryTokenizer(library, vocabulary, rules, strips_leading_space=False)
 
 
@@ -99,12 +120,13 @@ def _read_specials(
     bos_id: int | None,
     eos_id: int | None,
     default_add_bos: bool,
+    is_bos_stated: bool = True,
 ) -> tuple[Vocabulary, SpecialRules]:
     ends = [eos_id, *(keys.read_id(name, len(texts)) for name in ("eot_token_id", "eom_token_id"))]
     mark_control_tokens(texts, types, [bos_id, *ends])
     vocabulary = Vocabulary(texts, types, spelling)
     add_bos, add_eos = keys.read_flag("add_bos_token"), keys.read_flag("add_eos_token")
-    if add_bos is None:
+    if add_bos is None or not is_bos_stated:
         add_bos = default_add_bos and bos_id is not None
     prefix_ids, suffix_ids = surround_ids(bos_id, eos_id, add_bos, bool(add_eos), "the file")
     rules = SpecialRules(
@@ -168,6 +190,12 @@ class _Keys:
             raise TokenizerError("tokenizer.ggml.tokens is missing or empty")
         # The same stand-in for an empty spelling as in `Vocabulary`, so that all lists speak of the same texts.
         return [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
+
+    def read_merges(self, kind: str) -> list[str]:
+        merges = self.read_strings("merges")
+        if merges is None:
+            raise TokenizerError(f"{_PREFIX}merges is missing, and kind {kind} needs it")
+        return merges
 
     def read_types(self, texts: list[str]) -> list[TokenType] | None:
         items = self._read_list("token_type")

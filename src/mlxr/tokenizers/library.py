@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
-from tokenizers import AddedToken, Regex, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
 from mlxr.tokenizers.pre_types import PreType
-from mlxr.tokenizers.vocabulary import Vocabulary
+from mlxr.tokenizers.vocabulary import SPACE_MARK, Vocabulary
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text is one piece; threads would only lie in wait
 
@@ -77,6 +77,27 @@ def build_byte_level_library(vocabulary: Vocabulary, merges: Sequence[str], pre_
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre_type.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    _add_tokens(library, vocabulary)
+    return library
+
+
+def build_space_mark_library(vocabulary: Vocabulary, merges: Sequence[str], unknown_id: int | None) -> Library:
+    """A BPE object over texts whose spaces are marked, without words; what is left unknown is spelt in byte tokens.
+
+    Raises TokenizerError when a merge needs a token that is not there.
+    """
+    pairs = [_split_merge(merge, index, vocabulary) for index, merge in enumerate(merges)]
+    unknown = None if unknown_id is None else vocabulary.texts[unknown_id]
+    with explain_failures("the merges do not fit the vocabulary"):
+        model = models.BPE(vocab=vocabulary.ids, merges=pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+        library = Library(model)
+    library.normalizer = normalizers.Replace(" ", SPACE_MARK)
+    _add_tokens(library, vocabulary)
+    return library
+
+
+def _add_tokens(library: Library, vocabulary: Vocabulary) -> None:
+    """Tell the library which tokens are found in a text before anything else."""
     for kind, special in ((TokenType.USER_DEFINED, False), (TokenType.CONTROL, True), (TokenType.UNKNOWN, True)):
         tokens = [
             AddedToken(vocabulary.texts[index], special=special, normalized=False)
@@ -86,7 +107,6 @@ def build_byte_level_library(vocabulary: Vocabulary, merges: Sequence[str], pre_
             library.add_special_tokens(tokens)
         else:
             library.add_tokens(tokens)
-    return library
 
 
 def _split_merge(merge: str, index: int, vocabulary: Vocabulary) -> tuple[str, str]:

@@ -21,7 +21,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Names of tokens that end an answer whatever the file says of them; the files often name only one of several.
 _END_NAMES = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s> <|eom_id|> "
-    "<EOT> [EOT] <|end_of_text|> <end_of_utterance> <eos> <｜end▁of▁sentence｜>"
+    "<EOT> [EOT] <turn|> <|tool_response> <|end_of_text|> <end_of_utterance> <eos> <｜end▁of▁sentence｜>"
 )
 
 
