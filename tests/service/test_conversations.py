@@ -160,6 +160,28 @@ def test_tools_of_phi_4_mini_are_shown_as_its_card_says() -> None:
     assert chat.render(ask(USER, tools=[TOOL], tool_choice="none")) == "<|user|>u<|end|><|assistant|>"
 
 
+SMOLLM3 = """{%- if xml_tools or python_tools -%}<tools>
+{%- for tool in xml_tools[:] -%}{{ tool | string }}{%- endfor -%}</tools> <tool_call>{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == "tool" -%}<|im_start|>user
+{{ message.content }}<|im_end|>
+{%- else -%}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{%- endif -%}{%- endfor -%}"""
+
+
+def test_tools_of_smollm3_have_a_name_of_their_own() -> None:
+    """Its template takes functions as `xml_tools`, and has a place for calls in the text of a message only."""
+    text = make_chat(SMOLLM3).render(ask(*CALLED, tools=[TOOL]))
+    assert text.startswith(f"<tools>{{'name': 'weather', 'description': '{TOOL.description}', 'parameters': {{")
+    assert text.endswith(
+        "Weather?<|im_end|><|im_start|>assistant\n"
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
+        "<|im_start|>user\nrain<|im_end|>"
+    )
+    assert "tools" not in make_chat(SMOLLM3).render(ask(USER))
+
+
 @pytest.mark.parametrize(
     ("arguments", "city"),
     [('{"city": "Oslo", "days', "Oslo"), ('{"city": "Os', "Os"), ('{"city": ', ""), ("{", ""), ('{"city": "a\\', "a")],

@@ -20,7 +20,9 @@ from mlxr.service.tools.generic import GenericFormat
 from mlxr.service.tools.hermes import HermesFormat
 from mlxr.service.tools.llama3 import Llama3Format
 from mlxr.service.tools.mistral import MistralFormat
+from mlxr.service.tools.olmo3 import Olmo3Format
 from mlxr.service.tools.phi4 import Phi4Format
+from mlxr.service.tools.smollm3 import SmolLM3Format
 
 WEATHER = Tool("weather", "The weather", {"properties": {"city": {"type": "string"}}, "required": ["city"]})
 NOW = Tool("now")
@@ -34,6 +36,7 @@ FORMATS: dict[str, ToolFormat] = {
     "phi4": Phi4Format("<|tool_call|>", "<|/tool_call|>"),
     "granite3": Phi4Format("<|tool_call|>", ""),
     "cohere": CohereFormat(),
+    "olmo3": Olmo3Format(),
 }
 CITY = '{"city": "Köln \\"}{ [x]"}'
 CALL = f'{{"name": "weather", "arguments": {CITY}}}'
@@ -86,6 +89,16 @@ CASES: list[tuple[str, str, list[object]]] = [
     ("phi4", f"<|tool_call|>[{CALL}] <|/tool_call|> and so", [FIRST, " and so"]),
     ("granite3", f"<|tool_call|>[{CALL}, {NOW_CALL}]", [FIRST, SECOND]),
     ("cohere", f"<|START_ACTION|>{ACTIONS}<|END_ACTION|>", [FIRST, SECOND]),
+    ("olmo3", f"<function_calls>weather(city={CITY[9:-1]})\nnow()</function_calls>", [FIRST, SECOND]),
+    ("olmo3", f"Well: <function_calls>\nweather(city={CITY[9:-1]})\n", ["Well:", FIRST]),
+    (
+        "olmo3",
+        "<function_calls>now(a=true, b=[1, -2.5, null], c={'d': False})\nnow(from=\"x\", a-b={})</function_calls>",
+        [
+            CallPiece(0, '{"a": true, "b": [1, -2.5, null], "c": {"d": false}}', "now"),
+            CallPiece(1, '{"from": "x", "a-b": {}}', "now"),
+        ],
+    ),
     ("cohere", f"Well: <|START_ACTION|>{ACTIONS}", ["Well:", FIRST, SECOND]),
 ]
 # What only looks like a call comes back as it was.
@@ -119,6 +132,18 @@ TEXTS: list[tuple[str, str]] = [
     ("phi4", '<|tool_call|>[{"name": "nobody"}]<|/tool_call|>'),
     ("phi4", "<|tool_call|>[]<|/tool_call|>"),
     ("granite3", "a <|tool_ca"),
+    ("olmo3", "<function_calls></function_calls>"),
+    ("olmo3", "<function_calls>nobody()</function_calls>"),
+    ("olmo3", "<function_calls>now(__import__('os').abort())</function_calls>"),
+    ("olmo3", "<function_calls>now(a=b)</function_calls> then"),
+    ("olmo3", "<function_calls>now(**{})"),
+    ("olmo3", "<function_calls>now(a={1: 2})</function_calls>"),
+    ("olmo3", "<function_calls>now(a=1"),
+    ("olmo3", "<function_calls>now(a=1e999)</function_calls>"),
+    ("olmo3", f"<function_calls>now(a=0x{'f' * 9999})</function_calls>"),
+    ("olmo3", f"<function_calls>now(a={'[' * 99999})</function_calls>"),
+    ("olmo3", f"<function_calls>now(a={'-' * 99999}1)</function_calls>"),
+    ("olmo3", "a <function_cal"),
     ("cohere", "<|START_ACTION|>[]<|END_ACTION|>"),
     ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "nobody", "parameters": {}}]<|END_ACTION|>'),
 ]
@@ -207,7 +232,7 @@ def test_enforced_calls_stream(format_name: str, text: str, expected: list[objec
     assert read(format_name, data.draw(cut_text(text)), is_enforced=True) == expected
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("format_name", [name for name in FORMATS if name != "olmo3"])
 def test_enforced_arguments_come_as_they_grow(format_name: str) -> None:
     leads = {"hermes": "<tool_call>\n", "mistral": "[TOOL_CALLS][", "mistral-args": "[TOOL_CALLS]"}
     leads |= {"cohere": "<|START_ACTION|>["} | dict.fromkeys(("phi4", "granite3"), "<|tool_call|>[")
@@ -235,6 +260,8 @@ def test_only_the_first_call_counts_where_one_is_allowed() -> None:
         ("<tool_call><function=x> tools", True, GenericFormat),
         ("[TOOL_CALLS]", True, MistralFormat),
         ("<|tool_call|> tools", True, Phi4Format),
+        ("xml_tools <tool_call>", True, SmolLM3Format),
+        ("<function_calls> tools", True, Olmo3Format),
         ("<|START_ACTION|> tools", True, CohereFormat),
         ("<|start_header_id|> tools", True, Llama3Format),
         ("<tool_call>", False, GenericFormat),
@@ -308,6 +335,42 @@ def test_the_grammar_of_cohere_allows_actions_and_nothing_else(compiler: Grammar
     for lark, text in ((one, good), (many, "Well"), (many, good.replace("city", "town")), (many, f"{good} and")):
         assert not accepts(compiler, lark, text)
     assert style.write_grammar(TOOLS, must_call=False, is_parallel=True, specials={}) is None
+
+
+def test_the_grammar_of_olmo_allows_calls_in_python_and_nothing_else(compiler: GrammarCompiler) -> None:
+    more = {"days": {"type": "integer"}, "dry": {"type": "boolean"}}
+    later = Tool("later", "", {"properties": {"city": {"type": "string"}, **more}, "required": ["city"]})
+    loose = Tool("loose", "", {"properties": more})
+    one, many, free = (
+        Olmo3Format().write_grammar((later, loose, NOW), must_call=must, is_parallel=parallel, specials={})
+        for must, parallel in ((True, False), (True, True), (False, True))
+    )
+    assert one is not None
+    assert many is not None
+    assert free is not None
+    good = [
+        'later(city="Oslo", days=3, dry=true)',
+        'later(city="Oslo", dry=true)',
+        "loose()",
+        "loose(dry=false)",
+        "now()",
+    ]
+    for call in good:
+        assert accepts(compiler, one, f"<function_calls>{call}</function_calls>")
+    block = "<function_calls>" + "\n".join(good) + "</function_calls>"
+    assert accepts(compiler, many, block)
+    assert accepts(compiler, free, f"Well: {block}")
+    assert accepts(compiler, free, "Well.")
+    for lark, text in (
+        (one, block),
+        (many, "Well"),
+        (many, f"{block} and"),
+        (many, "<function_calls>later(days=3)</function_calls>"),
+        (many, "<function_calls>loose(days=3, )</function_calls>"),
+        (many, '<function_calls>loose(days="x")</function_calls>'),
+        (free, "Well: <function_calls>nobody()"),
+    ):
+        assert not accepts(compiler, lark, text)
 
 
 @pytest.mark.parametrize("format_name", LISTS)

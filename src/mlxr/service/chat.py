@@ -25,7 +25,7 @@ from mlxr.service.schema import Enforceable
 from mlxr.service.schema_document import SchemaError
 from mlxr.service.size_bound import SizeBound, count_characters
 from mlxr.service.special_guard import SpecialGuard, refuse_unprotected
-from mlxr.service.tools import ToolFormat, find_format
+from mlxr.service.tools import TOOLS_VARIABLE, ToolFormat, find_format
 from mlxr.service.tools.format import describe_tool, write_json
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
@@ -180,7 +180,7 @@ class Chat:
     @cached_property
     def _format(self) -> ToolFormat:
         source = self._template.tool_source or self._template.source
-        takes_tools = self._template.tool_source is not None or "tools" in self._variables
+        takes_tools = self._template.tool_source is not None or bool({"tools", TOOLS_VARIABLE} & self._variables)
         return find_format(source, takes_tools=takes_tools)
 
     @cached_property
@@ -202,7 +202,10 @@ class Chat:
         checked = check_messages(request.messages)
         messages = self._arrange(mark_end(checked) if request.ending == "continued" else checked, tools)
         shown = [describe_tool(tool) for tool in tools] if self._format.shows_tools and tools else None
-        return messages, shown, {**request.template_values, **self._switch(request.think)}
+        extra = {**request.template_values, **self._switch(request.think)}
+        if shown is not None and TOOLS_VARIABLE in self._variables:
+            extra[TOOLS_VARIABLE] = [tool["function"] for tool in shown]
+        return messages, shown, extra
 
     def _arrange(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
         """Messages in the words and the order that the template knows."""

@@ -9,9 +9,12 @@ from mlxr.service.tools.generic import GenericFormat
 from mlxr.service.tools.hermes import HermesFormat
 from mlxr.service.tools.llama3 import Llama3Format
 from mlxr.service.tools.mistral import MistralFormat
+from mlxr.service.tools.olmo3 import START as OLMO_START
+from mlxr.service.tools.olmo3 import Olmo3Format
 from mlxr.service.tools.phi4 import END, START, Phi4Format
+from mlxr.service.tools.smollm3 import TOOLS_VARIABLE, SmolLM3Format
 
-__all__ = ["CallParser", "CallPiece", "ToolFormat", "find_format"]
+__all__ = ["TOOLS_VARIABLE", "CallParser", "CallPiece", "ToolFormat", "find_format"]
 
 
 def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
@@ -19,10 +22,14 @@ def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
     if takes_tools:
         if "[TOOL_CALLS]" in template_source:
             return MistralFormat(has_args_marker="[ARGS]" in template_source)
+        if TOOLS_VARIABLE in template_source:
+            return SmolLM3Format()
         if "<tool_call>" in template_source and "<function=" not in template_source:
             return HermesFormat()
         if START in template_source:
             return Phi4Format(START, END if END in template_source else "")
+        if OLMO_START in template_source:
+            return Olmo3Format()
         if COHERE_START in template_source:
             return CohereFormat()
         if "<|start_header_id|>" in template_source or "<|python_tag|>" in template_source:
