@@ -489,6 +489,9 @@ def test_validate_passes_on_the_native_kernels(gguf: Path, mlxr: Run) -> None:
     assert cache["gqa_saved_bytes"] == cache["peak_bytes"] == 2 * cache["page_bytes"]
     (group,) = cache["groups"]
     assert (group["window"], group["peak_bytes"], cache["window_saved_bytes"]) == (None, cache["peak_bytes"], 0)
+    use = cache["full_use"]
+    assert use["sequences"] == 8
+    assert use["needed_bytes"] == use["unwindowed_bytes"] == 8 * -(-use["tokens"] // 32) * cache["page_bytes"]
     assert report["logits"]["agree"]
     assert report["logits"]["positions"] == 16
     assert report["logits"]["relative_error"] < report["logits"]["max_relative_error"]

@@ -9,6 +9,7 @@ from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.errors import OutOfPages
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.memory_plan import compare_windows
 from mlxr.kernels.context import Context
 
 FULL, WINDOW = CacheShape(1, 4), CacheShape(1, 4, window=512)
@@ -37,6 +38,8 @@ def test_windows_take_less_than_a_quarter_of_full_pages() -> None:
     assert used < full_used / 4
     assert saved == [full_used - used, 0]
     assert reserved < full_reserved / 4
+    told = compare_windows(Context("reference"), FakeConfig(GEMMA), 32, None, 8, 8192, 512)
+    assert told == (reserved, full_reserved)
 
 
 def test_a_sequence_may_be_longer_than_the_arena_of_its_window() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from mlxr.cache.shapes import CacheShape
 from mlxr.core.errors import SettingError
@@ -39,6 +40,11 @@ class PageNeeds:
         Beyond whole contexts for all sequences, there are more of them.
         """
         return tuple(self._count_group(shape, token_pages) for shape in self.shapes)
+
+    def compare_bytes(self, page_bytes: Sequence[int]) -> tuple[int, int]:
+        """Bytes of all that the sequences need, and of as much without windows; `page_bytes` are each group's."""
+        needed = sum(map(mul, self.count_pages(self.most_pages), page_bytes))
+        return needed, self.most_pages * sum(page_bytes)
 
     @property
     def _context_pages(self) -> int:

@@ -16,7 +16,7 @@ from mlxr.service.opening import open_model
 from mlxr.service.prompt import encode_prompt
 from mlxr.service.requests import ChatRequest
 from mlxr.service.stats import MemoryUse
-from mlxr.service.validation import Validation, validate_model
+from mlxr.service.validation import FullUse, Validation, validate_model
 
 PROMPT = "What does os.path.join do?"
 GENERATE_TOKENS = 16
@@ -76,6 +76,7 @@ def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
             "arena_bytes": engine.arena_bytes,
             "gqa_saved_bytes": engine.gqa_saved_bytes,
             "window_saved_bytes": engine.window_saved_bytes,
+            "full_use": asdict(result.full_use),
             "groups": [{**asdict(group), "peak_bytes": group.peak_bytes} for group in engine.cache.groups],
         },
         "sharing": asdict(result.cache),
@@ -107,6 +108,7 @@ def print_result(loaded: LoadedModel, result: Validation) -> None:
                 f"windows {format_bytes(engine.window_saved_bytes)}",
             ),
             *list_groups(result),
+            ("full use", format_full_use(result.full_use)),
             ("memory", format_memory(result.cache.after)),
             (
                 "sharing",
@@ -141,6 +143,15 @@ def list_groups(result: Validation) -> list[tuple[str, str]]:
         for group in groups
         if len(groups) > 1
     ]
+
+
+def format_full_use(use: FullUse) -> str:
+    """The cache of long texts side by side, and what their windows save."""
+    needed = f"{use.sequences} sequences of {format_count(use.tokens)} tokens: {format_bytes(use.needed_bytes)}"
+    if use.needed_bytes == use.unwindowed_bytes:
+        return needed
+    share = use.needed_bytes / use.unwindowed_bytes
+    return f"{needed}, {share:.0%} of the {format_bytes(use.unwindowed_bytes)} without windows"
 
 
 def format_memory(memory: MemoryUse) -> str:

@@ -104,6 +104,23 @@ class ArenaPlan:
         return ModelArena(arenas, self.groups), [CacheGroup(arena, number) for number, arena in enumerate(arenas)]
 
 
+def compare_windows(
+    ctx: Context, config: ModelShape, page_size: int, kv_type: str | None, sequences: int, tokens: int, step_tokens: int
+) -> tuple[int, int]:
+    """Bytes of the cache that `sequences` of `tokens` need, and that they would need if no layer had a window."""
+    groups, kind = form_groups(config.cache_layers), parse_kv_type(kv_type)
+    needs = PageNeeds(groups.shapes, page_size, sequences, tokens, step_tokens)
+    return needs.compare_bytes(_measure_pages(ctx, groups, page_size, kind))
+
+
+def _measure_pages(ctx: Context, groups: CacheGroups, page_size: int, kind: KVType | None) -> tuple[int, ...]:
+    """Bytes of one page of each group."""
+    return tuple(
+        measure_page_bytes(ctx, pools, shape.kv_heads, page_size, shape.head_dim, kind)
+        for shape, pools in zip(groups.shapes, groups.pools, strict=True)
+    )
+
+
 def plan_arena(
     ctx: Context,
     config: ModelShape,
@@ -120,10 +137,7 @@ def plan_arena(
 ) -> ArenaPlan:
     """The arena that `Engine` makes of the arguments of the same names; nothing is allocated. Raises SettingError."""
     groups, kind = form_groups(config.cache_layers), parse_kv_type(kv_type)
-    page_bytes = tuple(
-        measure_page_bytes(ctx, pools, shape.kv_heads, plan.page_size, shape.head_dim, kind)
-        for shape, pools in zip(groups.shapes, groups.pools, strict=True)
-    )
+    page_bytes = _measure_pages(ctx, groups, plan.page_size, kind)
     chosen = choose_pages(
         page_bytes,
         PageNeeds(groups.shapes, plan.page_size, max_sequences, context_tokens, max_batch_tokens),

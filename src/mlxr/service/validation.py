@@ -19,6 +19,7 @@ from mlxr.core.errors import InvalidRequest, MlxrError
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
+from mlxr.engine.memory_plan import compare_windows
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
@@ -28,6 +29,7 @@ from mlxr.service.stats import MemoryUse, OperatorCount, collect_stats, measure_
 
 Floats = npt.NDArray[np.float32]
 CACHE_CHECK_PAGES = 3
+FULL_SEQUENCES, FULL_TOKENS = 8, 8192
 CACHE_CHECK_TOKENS = 8
 # Native products round activations: to 8 bits where the weights are quantised, to 16 bits or not at all where they are
 # floats. How far that moves the logits depends on the model, so the reference is moved as much and then measured.
@@ -105,6 +107,16 @@ class CacheCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class FullUse:
+    """What `sequences` of `tokens` each take of the cache, and what they would take if no layer had a window."""
+
+    sequences: int
+    tokens: int
+    needed_bytes: int
+    unwindowed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Validation:
     """What was measured and found."""
 
@@ -118,6 +130,7 @@ class Validation:
     copied_bytes: int
     logits: LogitsCheck
     cache: CacheCheck
+    full_use: FullUse
     implementation: str = "cpu"
 
     @property
@@ -206,8 +219,18 @@ def validate_model(
         copied_bytes=stats.copied_bytes,
         logits=compare_logits(answer_rows, reference, len(prompt_ids) - 1),
         cache=check_cache(loaded, settings, prompt_ids),
+        full_use=measure_full_use(loaded, settings),
         implementation="cpu" if loaded.ctx.gpu is None else "gpu",
     )
+
+
+def measure_full_use(loaded: LoadedModel, settings: Settings) -> FullUse:
+    """The cache of FULL_SEQUENCES whole contexts, of at most FULL_TOKENS each."""
+    tokens = min(FULL_TOKENS, settings.context_tokens or loaded.config.context_length)
+    kv_type = settings.kv_type or loaded.kv_type
+    step_tokens = settings.max_batch_tokens
+    both = compare_windows(loaded.ctx, loaded.config, settings.page_size, kv_type, FULL_SEQUENCES, tokens, step_tokens)
+    return FullUse(FULL_SEQUENCES, tokens, *both)
 
 
 def check_cache(loaded: LoadedModel, settings: Settings, prompt_ids: Sequence[int]) -> CacheCheck:
