@@ -160,6 +160,13 @@ def test_tools_of_phi_4_mini_are_shown_as_its_card_says() -> None:
     assert chat.render(ask(USER, tools=[TOOL], tool_choice="none")) == "<|user|>u<|end|><|assistant|>"
 
 
+def test_what_command_r7b_writes_around_an_answer_is_dropped() -> None:
+    chat = make_chat("{{ messages }}<|START_THINKING|><|END_THINKING|><|START_RESPONSE|><|END_RESPONSE|>")
+    request = ask(USER)
+    parser = chat.make_format(request, chat.encode(request), is_enforced=False).open_parser()
+    assert [*parser.push("<|START_RESPONSE|>Yes.<|END_"), *parser.push("RESPONSE|>"), *parser.flush()] == ["Yes."]
+
+
 SMOLLM3 = """{%- if xml_tools or python_tools -%}<tools>
 {%- for tool in xml_tools[:] -%}{{ tool | string }}{%- endfor -%}</tools> <tool_call>{%- endif -%}
 {%- for message in messages -%}

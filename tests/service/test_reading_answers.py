@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
+from cuts import cut_text, merge
 from fake_engine import EOS, STOP_MARK, PieceTokenizer, script_text
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from mlxr.core.types import FinishReason, SamplingParams, Usage
 from mlxr.engine.sequence import TokenEvent
 from mlxr.service.answer import Answer, AnswerFormat
 from mlxr.service.completion import Completion, ToolCall, fold_events
-from mlxr.service.output import OutputParser
+from mlxr.service.output import WRAPPERS, OutputParser
 from mlxr.service.reasoning import ReasoningSplitter, Tags
 from mlxr.service.requests import Tool
 from mlxr.service.tools.hermes import HermesFormat
@@ -65,6 +67,24 @@ def feed(
             break
     assert answer.finished
     return fold_events(events), events
+
+
+@given(
+    st.lists(st.sampled_from([*WRAPPERS, "<|START", "_RESPONSE|>", "<|", "text", " ", CALL, "<tool"]), max_size=8),
+    st.booleans(),
+    st.data(),
+)
+def test_what_stands_around_an_answer_is_no_text(parts: list[str], has_tools: bool, data: st.DataObject) -> None:
+    def read(pieces: Sequence[str]) -> list[object]:
+        calls = HermesFormat().open_parser([Tool("now")], is_enforced=False) if has_tools else None
+        parser = OutputParser(ReasoningSplitter(TAGS, is_open=False), calls, WRAPPERS)
+        return merge([*(part for piece in pieces for part in parser.push(piece)), *parser.flush()])
+
+    text = "".join(parts)
+    assert read(data.draw(cut_text(text))) == read([text])
+    if not has_tools:
+        plain = "".join(re.split("|".join(map(re.escape, WRAPPERS)), text))
+        assert "".join(map(str, read([text]))) == plain
 
 
 def test_an_answer_with_everything() -> None:

@@ -18,7 +18,7 @@ from mlxr.core.types import Grammar
 from mlxr.service.answer import AnswerFormat
 from mlxr.service.continuation import continues_reasoning, cut_at_mark, mark_end
 from mlxr.service.messages import check_messages, list_answered_calls
-from mlxr.service.output import OutputParser
+from mlxr.service.output import WRAPPERS, OutputParser
 from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, find_tags
 from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool
 from mlxr.service.schema import Enforceable
@@ -147,6 +147,8 @@ class Chat:
         once = not request.parallel_tool_calls or isinstance(request.tool_choice, NamedTool)
         answered = frozenset((name, write_json(args)) for name, args in list_answered_calls(request.messages))
 
+        wrappers = [spelling for spelling in WRAPPERS if spelling in self._template.source]
+
         def open_parser() -> OutputParser:
             reasoning = None
             if tags is not None and not turn.has_thought:
@@ -155,7 +157,7 @@ class Chat:
             if calls is not None:
                 calls.max_calls = 1 if once else None
                 calls.answered = answered
-            return OutputParser(reasoning, calls)
+            return OutputParser(reasoning, calls, wrappers)
 
         shown = [*((tags.open, tags.close) if tags is not None else ()), *(tool_format.markers if tools else ())]
         ids = {spelling: self._find_special(spelling) for spelling in shown}
