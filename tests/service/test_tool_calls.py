@@ -16,6 +16,7 @@ from mlxr.service.requests import Tool
 from mlxr.service.tools import ToolFormat, find_format
 from mlxr.service.tools.cohere import CohereFormat
 from mlxr.service.tools.format import CallPiece
+from mlxr.service.tools.gemma4 import Gemma4Format
 from mlxr.service.tools.generic import GenericFormat
 from mlxr.service.tools.hermes import HermesFormat
 from mlxr.service.tools.llama3 import Llama3Format
@@ -37,6 +38,7 @@ FORMATS: dict[str, ToolFormat] = {
     "granite3": Phi4Format("<|tool_call|>", ""),
     "cohere": CohereFormat(),
     "olmo3": Olmo3Format(),
+    "gemma4": Gemma4Format(),
 }
 CITY = '{"city": "Köln \\"}{ [x]"}'
 CALL = f'{{"name": "weather", "arguments": {CITY}}}'
@@ -45,6 +47,8 @@ ACTIONS = f"""[
     {{"tool_call_id": "0", "tool_name": "weather", "parameters": {CITY}}},
     {{"tool_call_id": "1", "tool_name": "now", "parameters": {{}}}}
 ]"""
+GEMMA4_CALL = """<|tool_call>call:weather{city:<|"|>Köln "}{ [x]<|"|>}<tool_call|>"""
+GEMMA4_NESTED = """<|tool_call>call:now{a:[1,-2.5,true,{<|"|>k <|"|>:null}],b_c:{},d:[]}<tool_call|>"""
 FIRST = CallPiece(0, json.dumps(json.loads(CITY), ensure_ascii=False), "weather")
 SECOND = CallPiece(1, "{}", "now")
 
@@ -100,6 +104,13 @@ CASES: list[tuple[str, str, list[object]]] = [
         ],
     ),
     ("cohere", f"Well: <|START_ACTION|>{ACTIONS}", ["Well:", FIRST, SECOND]),
+    ("gemma4", f"Well: {GEMMA4_CALL}<|tool_call>call:now{{}}<tool_call|>", ["Well:", FIRST, SECOND]),
+    ("gemma4", f"{GEMMA4_CALL[:-12]} ", [FIRST]),  # the end marker forgotten
+    (
+        "gemma4",
+        GEMMA4_NESTED,
+        [CallPiece(0, '{"a": [1, -2.5, true, {"k ": null}], "b_c": {}, "d": []}', "now")],
+    ),
 ]
 # What only looks like a call comes back as it was.
 TEXTS: list[tuple[str, str]] = [
@@ -144,6 +155,18 @@ TEXTS: list[tuple[str, str]] = [
     ("olmo3", f"<function_calls>now(a={'[' * 99999})</function_calls>"),
     ("olmo3", f"<function_calls>now(a={'-' * 99999}1)</function_calls>"),
     ("olmo3", "a <function_cal"),
+    ("gemma4", "<|tool_call>call:nobody{}<tool_call|> then"),
+    ("gemma4", "<|tool_call>call:now<tool_call|>"),
+    ("gemma4", "<|tool_call>call:now{a}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:now{a:1 2}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:now{a:1.}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:now{a:1e999}<tool_call|>"),
+    ("gemma4", "<|tool_call>call:now{a:1b:2}<tool_call|>"),
+    ("gemma4", '<|tool_call>call:now{<|"|>a<|"|>1}<tool_call|>'),
+    ("gemma4", '<|tool_call>call:now{a:<|"|>x}<tool_call|>'),
+    ("gemma4", "<|tool_call>call:now{a:" + "[" * 500 + "<tool_call|>"),
+    ("gemma4", "<|tool_call>call:now{a:[1}<tool_call|>"),
+    ("gemma4", "a <|tool_ca"),
     ("cohere", "<|START_ACTION|>[]<|END_ACTION|>"),
     ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "nobody", "parameters": {}}]<|END_ACTION|>'),
 ]
@@ -194,6 +217,10 @@ PIECES = st.lists(
                 "<|tool_call|>",
                 "<|/tool_call|>",
                 "<|/tool",
+                "<|tool_call>",
+                "<tool_call|>",
+                '<|"|>',
+                "call:now{a:",
                 "<|python_tag|>",
                 "```json",
                 "```",
@@ -232,7 +259,7 @@ def test_enforced_calls_stream(format_name: str, text: str, expected: list[objec
     assert read(format_name, data.draw(cut_text(text)), is_enforced=True) == expected
 
 
-@pytest.mark.parametrize("format_name", [name for name in FORMATS if name != "olmo3"])
+@pytest.mark.parametrize("format_name", sorted(FORMATS.keys() - {"gemma4", "olmo3"}))  # whose calls come whole
 def test_enforced_arguments_come_as_they_grow(format_name: str) -> None:
     leads = {"hermes": "<tool_call>\n", "mistral": "[TOOL_CALLS][", "mistral-args": "[TOOL_CALLS]"}
     leads |= {"cohere": "<|START_ACTION|>["} | dict.fromkeys(("phi4", "granite3"), "<|tool_call|>[")
@@ -263,6 +290,7 @@ def test_only_the_first_call_counts_where_one_is_allowed() -> None:
         ("xml_tools <tool_call>", True, SmolLM3Format),
         ("<function_calls> tools", True, Olmo3Format),
         ("<|START_ACTION|> tools", True, CohereFormat),
+        ("<|tool_call>call: tools", True, Gemma4Format),
         ("<|start_header_id|> tools", True, Llama3Format),
         ("<tool_call>", False, GenericFormat),
         ("anything", True, GenericFormat),
@@ -371,6 +399,25 @@ def test_the_grammar_of_olmo_allows_calls_in_python_and_nothing_else(compiler: G
         (free, "Well: <function_calls>nobody()"),
     ):
         assert not accepts(compiler, lark, text)
+
+
+def test_the_grammar_of_gemma_4_allows_calls_and_nothing_else(compiler: GrammarCompiler) -> None:
+    one, many = (
+        FORMATS["gemma4"].write_grammar(TOOLS, must_call=True, is_parallel=is_parallel, specials={})
+        for is_parallel in (False, True)
+    )
+    assert one is not None
+    assert many is not None
+    call = '<|tool_call>call:weather{city:<|"|>a {<|"|>}<tool_call|>'
+    for lark, text in ((one, call), (many, call + GEMMA4_NESTED), (one, GEMMA4_NESTED.replace('<|"|>k <|"|>', "k"))):
+        assert accepts(compiler, lark, text.replace('<|"|>k <|"|>', "k"))
+    for lark, text in ((one, call + call), (many, "Well"), (many, call.replace("city", "town")), (many, f"{call} and")):
+        assert not accepts(compiler, lark, text)
+    specials = {marker: f"<[{index + 5}]>" for index, marker in enumerate(Gemma4Format.markers)}
+    for must_call in (False, True):
+        lark = FORMATS["gemma4"].write_grammar(TOOLS, must_call=must_call, is_parallel=True, specials=specials)
+        assert lark is not None
+        assert accepts(compiler, lark, "Well") != must_call
 
 
 @pytest.mark.parametrize("format_name", LISTS)

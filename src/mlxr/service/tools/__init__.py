@@ -5,6 +5,8 @@ from __future__ import annotations
 from mlxr.service.tools.cohere import START as COHERE_START
 from mlxr.service.tools.cohere import CohereFormat
 from mlxr.service.tools.format import CallParser, CallPiece, ToolFormat
+from mlxr.service.tools.gemma4 import START as GEMMA4_START
+from mlxr.service.tools.gemma4 import Gemma4Format
 from mlxr.service.tools.generic import GenericFormat
 from mlxr.service.tools.hermes import HermesFormat
 from mlxr.service.tools.llama3 import Llama3Format
@@ -30,6 +32,8 @@ def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
             return Phi4Format(START, END if END in template_source else "")
         if OLMO_START in template_source:
             return Olmo3Format()
+        if GEMMA4_START in template_source:
+            return Gemma4Format()
         if COHERE_START in template_source:
             return CohereFormat()
         if "<|start_header_id|>" in template_source or "<|python_tag|>" in template_source:

@@ -1,0 +1,193 @@
+"""Calls as Gemma 4 writes them: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
+
+Values are those of JSON, but that strings stand between two `<|"|>` and keys without quotes. Source: the chat template
+of Gemma 4.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from mlxr.service.reasoning import hold_back
+from mlxr.service.requests import Tool
+from mlxr.service.tools.format import (
+    CallParser,
+    CallPiece,
+    make_call_id,
+    quote_lark,
+    write_json,
+    write_marked_grammar,
+    write_rule,
+)
+
+START, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
+MAX_DEPTH = 100
+_HEAD = re.compile(r"\s*call:([^\s{]+)\s*(?=\{)")
+_KEY = re.compile(r"\s*([^\s:,{}\[\]<]+)\s*:")
+_PLAIN = re.compile(r"\s*(-?[0-9][0-9.eE+-]*|true|false|null|None)\s*")
+_CALL_END = re.compile(f"{re.escape(QUOTE)}|{re.escape(END)}")
+
+
+class Gemma4Format:
+    """See `ToolFormat`. Of arguments a grammar enforces the names on top and what values look like, not their types."""
+
+    markers: Sequence[str] = (START, END, QUOTE)
+    shows_tools = True
+    marks_calls = True
+
+    def make_id(self) -> str:
+        """Make an id for a call, as OpenAI spells them."""
+        return make_call_id()
+
+    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+        """Return the messages unchanged: the template shows the tools by itself."""
+        del tools
+        return messages
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """Return a parser of the calls between the markers, which are given out whole."""
+        del is_enforced
+        return Gemma4Parser(frozenset(tool.name for tool in tools))
+
+    def write_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
+    ) -> str | None:
+        """Calls, and text before them unless there must be a call."""
+        start, end, quote = (specials.get(marker, quote_lark(marker)) for marker in self.markers)
+        more = f"({start} call)*" if is_parallel else ""
+        rules = f"calls: call {more}\n"
+        rules += write_rule("call", [f"{quote_lark(f'call:{t.name}')} args_{i} {end}" for i, t in enumerate(tools)])
+        for index, tool in enumerate(tools):
+            properties = tool.parameters.get("properties")
+            keys = [quote_lark(key) for key in properties] if isinstance(properties, Mapping) else []
+            pair = f"({' | '.join(keys)}) {quote_lark(':')} value" if keys else "pair"
+            rules += f'args_{index}: "{{" ({pair} ("," {pair})*)? "}}"\n'
+        is_token = QUOTE in specials  # else a string ends where the marker is spelt
+        string = f"string: QUOTED? {quote}\nQUOTED: /(?s:.+)/\n" if is_token else f"string[suffix={quote}]: /(?s:.*)/\n"
+        rules += string + (
+            f'value: {quote} string | NUMBER | "true" | "false" | "null" | object | list\n'
+            'object: "{" (pair ("," pair)*)? "}"\n'
+            'list: "[" (value ("," value)*)? "]"\n'
+            'pair: KEY ":" value\n'
+            "KEY: /[^\\s:,{}\\[\\]<]+/\n"
+            "NUMBER: /-?(0|[1-9][0-9]*)(\\.[0-9]+)?/\n"
+        )
+        return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
+
+
+class Gemma4Parser(CallParser):
+    """Text, and calls between their markers."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._lead = ""  # the marker and the space before it, should the call turn out to be text
+
+    def _advance(self) -> bool:
+        if self._lead:
+            return self._read_call()
+        before, marker, after = self._text.partition(START)
+        if marker:
+            self._give(before.rstrip())
+            self._lead, self._text = before[len(before.rstrip()) :] + marker, after
+            return True
+        sure = before[: len(before) - hold_back(before, START)].rstrip()
+        self._give(sure)
+        self._text = before[len(sure) :]
+        return False
+
+    def _read_call(self) -> bool:
+        in_string = False
+        for match in _CALL_END.finditer(self._text):
+            if match[0] == QUOTE:
+                in_string = not in_string
+            elif not in_string:
+                self._decide(self._text[: match.start()], match[0])
+                self._text = self._text[match.end() :]
+                return bool(self._text)
+        return False
+
+    def _decide(self, body: str, end: str) -> None:
+        """A call of a known tool, or text."""
+        call = read_call(body)
+        if call is None or call[0] not in self._names:
+            self._give(self._lead + body + end)
+        else:
+            self._found.append(CallPiece(self.calls, write_json(call[1]), call[0]))
+            self.calls += 1
+        self._lead = ""
+
+    def _end(self) -> None:
+        if self._lead:
+            self._decide(self._text, "")
+        elif not self.calls or self._text.strip():
+            self._give(self._text)
+
+
+def read_call(text: str) -> tuple[str, dict[str, object]] | None:
+    """Name and arguments of what stands between the markers; None if it is no call."""
+    head = _HEAD.match(text)
+    if head is None:
+        return None
+    try:
+        value, place = _read_value(text, head.end(), 0)
+    except ValueError:
+        return None
+    return (head[1], value) if isinstance(value, dict) and not text[place:].strip() else None
+
+
+def _read_value(text: str, place: int, depth: int) -> tuple[object, int]:
+    """The value at `place` and where it ends; ValueError if there is none."""
+    if depth > MAX_DEPTH:
+        raise ValueError("too deep")
+    if text.startswith(QUOTE, place):
+        end = text.index(QUOTE, place + len(QUOTE))
+        return text[place + len(QUOTE) : end], end + len(QUOTE)
+    if text.startswith(("{", "["), place):
+        return _read_many(text, place, depth)
+    plain = _PLAIN.match(text, place)
+    if plain is None:
+        raise ValueError("no value")
+    value = json.loads("null" if plain[1] == "None" else plain[1])
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("too large")
+    return value, plain.end()
+
+
+def _read_many(text: str, place: int, depth: int) -> tuple[object, int]:
+    """The object or list that begins at `place`."""
+    is_object = text[place] == "{"
+    close, pairs, items = "}" if is_object else "]", dict[str, object](), list[object]()
+    place += 1
+    while not text.startswith(close, place):
+        if items or pairs:
+            if not text.startswith(",", place):
+                raise ValueError("no comma")
+            place += 1
+        key = ""
+        if is_object and text.startswith(QUOTE, place):
+            quoted, place = _read_value(text, place, depth)
+            key = str(quoted)
+            if not text.startswith(":", place):
+                raise ValueError("no colon")
+            place += 1
+        elif is_object:
+            name = _KEY.match(text, place)
+            if name is None:
+                raise ValueError("no key")
+            key, place = name[1], name.end()
+        value, place = _read_value(text, place, depth + 1)
+        if is_object:
+            pairs[key] = value
+        else:
+            items.append(value)
+    return (pairs if is_object else items), place + 1
