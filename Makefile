@@ -65,8 +65,8 @@ test-real: $(VENV)/.dev $(CLIENTS)/.installed ## answers of real models (MLXR_RE
 	@$(BIN)/python -m pytest -rs tests/real_models
 	@$(TEST_CLIENTS) -rs --real
 
-test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while)
-	@$(PEERS)/bin/python -m pytest tests/peers
+test-peers: $(PEERS)/.installed ## compare with llama.cpp and transformers (installs both, takes a while; MLXR_REAL_MODELS as for test-real)
+	@$(PEERS)/bin/python -m pytest -rs tests/peers
 	@$(PEERS)/bin/python tests/peers/llamacpp_server/run.py
 
 test-wheel: $(VENV)/.dev $(CLIENTS)/.installed ## build the sdist and the wheel, and use the wheel alone in a clean environment

@@ -72,6 +72,7 @@ def llama(model: Path) -> Iterator[llama_cpp.Llama]:
     llama.close()
 
 
+@pytest.mark.timeout(1800)
 def test_perplexity_of_the_documentation(model: Path, llama: llama_cpp.Llama, tmp_path: Path) -> None:
     """The text is this project's own documentation."""
     documentation = "".join(page.read_text() for page in sorted(DOCS.glob("*.md")))
