@@ -153,7 +153,7 @@ def test_a_step_is_full_when_its_last_layer_is_to_come() -> None:
     assert workspace.is_full
 
 
-def make_layer(*types: str) -> tuple[Operator, ...]:
+def make_layer(*types: str, **changes: Any) -> tuple[Operator, ...]:
     """Operators of one of Llama 3 8B: queries and keys of the first type, values and down of the other one."""
     hidden, heads, kv, ffn = 4096, 4096, 1024, 14336
 
@@ -166,7 +166,7 @@ def make_layer(*types: str) -> tuple[Operator, ...]:
     norm = NormWeight(np.ones(hidden, np.float32), 1e-5)
     attention = AttentionBlock(norm, qkv, product(heads, **{qk: hidden}), 32, 8, 128, scale=1.0)
     up, down = product(hidden, **{qk: 2 * ffn}), product(ffn, **{v: hidden})
-    return list_operators(Layer(attention, FeedForwardBlock(norm, up, down, "silu")))
+    return list_operators(Layer(attention, FeedForwardBlock(norm, up, down, "silu"), **changes))
 
 
 FLOATS_16 = SimpleNamespace(array=SimpleNamespace(itemsize=2))
@@ -178,6 +178,8 @@ def test_a_layer_of_a_long_prompt_takes_what_was_measured() -> None:
     assert 2048 * count_layer_bytes(make_layer("q4_k", "q6_k"), Sizes(4, 2, 2)) == 872 * MIB
     plain = count_layer_bytes(make_layer("q4_k", "q4_k"), Sizes(4, 2, 2))
     assert plain == 872 * MIB // 2048 - 2 * 4096 - 2 * 6144  # one operand, and nothing to join
+    scaled = count_layer_bytes(make_layer("q4_k", "q4_k", residual_scale=0.2, output_scale=0.5), Sizes(4, 2, 2))
+    assert scaled == plain + 3 * 4 * 4096  # what each block adds, and the sum of the last one
 
 
 def test_a_prompt_makes_the_workspace_larger(gpu: Context) -> None:

@@ -552,7 +552,7 @@ def test_gemma4_folders_that_make_no_sense(change: dict[str, object], message: s
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"embedding_length_per_layer_input": 256}, "embeddings of each layer are not supported"),
+        ({"embedding_length_per_layer_input": 256}, "256: embeddings of each layer .* take a larger"),
         ({"attention.head_count_kv": [2, 1] * 3 + [1, 2]}, "head_count_kv is .* as many for all layers with a window"),
         ({"attention.head_count_kv": [2] * 7}, "head_count_kv is .* or 8 of them"),
         ({"feed_forward_length": [160, 161] * 4}, "feed_forward_length is .* as many for all layers with keys"),

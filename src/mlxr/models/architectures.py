@@ -80,6 +80,7 @@ class Architecture:
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
 
 
+PER_LAYER_REFUSED = "embeddings of each layer (Gemma 4 E2B, E4B) are not supported; take a larger Gemma 4 or a Gemma 3"
 EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}  # of GGUF
 
 _GEMMA: dict[str, Any] = {

@@ -16,6 +16,7 @@ from mlxr.kernels.tensor import TensorSource
 from mlxr.models import config as limits
 from mlxr.models.architectures import (
     EPS_KEYS,
+    PER_LAYER_REFUSED,
     Architecture,
     by_gguf_name,
     default_rope_layers,
@@ -122,7 +123,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
 
 def _read_two_sizes(fields: Fields, windowed: tuple[bool, ...], tensors: Mapping[str, TensorSource]) -> dict[str, Any]:
     """How layers with windows differ from the others, and those that share keys and values from those before."""
-    fields.refuse_unless(("embedding_length_per_layer_input",), (0,), "embeddings of each layer are not supported")
+    fields.refuse_unless(("embedding_length_per_layer_input",), (0,), PER_LAYER_REFUSED)
     if ROPE_FACTORS not in tensors:
         raise ModelError(f"tensor {ROPE_FACTORS} is missing, which says how much of a head turns; convert it anew")
     layers = len(windowed)

@@ -11,7 +11,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.rope import QueryTemperature, RopeScaling, longrope_attention_factor, yarn_attention_factor
 from mlxr.models import config as limits
-from mlxr.models.architectures import Architecture, by_hf_class, by_name, default_rope_layers
+from mlxr.models.architectures import PER_LAYER_REFUSED, Architecture, by_hf_class, by_name, default_rope_layers
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 
@@ -31,7 +31,7 @@ _REFUSED = (
 )
 _REFUSED_TWO_SIZES = (
     (("enable_moe_block",), (False,), "mixture of experts is not supported"),
-    (("hidden_size_per_layer_input",), (0,), "embeddings of each layer are not supported"),
+    (("hidden_size_per_layer_input",), (0,), PER_LAYER_REFUSED),
     (("use_bidirectional_attention",), ("vision",), "only causal attention is supported"),
 )
 _DEFAULT_FULL_LAYERS = 28

@@ -70,11 +70,12 @@ class Sizes:
 
 def count_layer_bytes(program: Sequence[Operator], sizes: Sizes) -> int:
     """Bytes of all that a layer makes for one token of a long prompt, its keys and values gathered for attention."""
-    return sum(count_operator_bytes(operator, sizes) for operator in program)
+    columns = max(len(operator.weight.weight) for operator in program if isinstance(operator, Norm))  # of the stream
+    return sum(count_operator_bytes(operator, sizes, columns) for operator in program)
 
 
-def count_operator_bytes(operator: Operator, sizes: Sizes) -> int:
-    """Bytes of all that an operator makes for one token."""
+def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
+    """Bytes of all that an operator makes for one token; the stream has so many columns."""
     result, operand, cast = sizes.result, sizes.operand, sizes.cast
     match operator:
         case Norm(weight):
@@ -90,7 +91,7 @@ def count_operator_bytes(operator: Operator, sizes: Sizes) -> int:
         case Activate(features=features):
             return features * operand
         case Sum() | Scale() | Join():
-            return 0
+            return columns * STREAM_BYTES
 
 
 def count_product_bytes(weight: LinearWeight, result_bytes: int, operand_bytes: int, cast_bytes: int) -> int:
