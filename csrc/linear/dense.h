@@ -3,8 +3,8 @@
 // units busy.
 #pragma once
 
-#include "kernel_table.h"
 #include "linear/lanes.h"
+#include "runtime/kernel_table.h"
 
 namespace {
 

@@ -12,8 +12,8 @@
 // groups are summed up by themselves, the minimums, and all of fine forms, as integers.
 #pragma once
 
-#include "kernel_table.h"
 #include "linear/lanes.h"
+#include "runtime/kernel_table.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 
 #include "linear/call.h"
 #include "linear/layout.h"
-#include "operator_table.h"
+#include "operators/operator_table.h"
 
 namespace mlxr {
 

@@ -1,11 +1,11 @@
 // The linear kernels of one tier and their table. Compiled once per tier, with MLXR_TIER its name.
-#include "kernel_table.h"
 #include "linear/dense.h"
 #include "linear/double_rows.h"
 #include "linear/panel.h"
 #include "linear/quantize.h"
 #include "linear/rows.h"
 #include "linear/strips.h"
+#include "runtime/kernel_table.h"
 
 #define MLXR_JOIN_NAMES(a, b) a##b
 #define MLXR_JOIN(a, b) MLXR_JOIN_NAMES(a, b)

@@ -14,7 +14,7 @@
 // each.
 #pragma once
 
-#include "quants.h"
+#include "quants/quants.h"
 
 namespace mlxr {
 

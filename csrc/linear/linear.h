@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "linear/pages.h"
-#include "operator_table.h"
-#include "quants.h"
-#include "runtime.h"
+#include "operators/operator_table.h"
+#include "quants/quants.h"
+#include "runtime/runtime.h"
 
 namespace mlxr {
 

@@ -1,8 +1,8 @@
 // What quantize.h does with 32 values, in the instructions of each tier.
 #pragma once
 
-#include "kernel_table.h"
 #include "linear/lanes.h"
+#include "runtime/kernel_table.h"
 
 namespace {
 

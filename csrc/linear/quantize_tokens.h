@@ -2,8 +2,8 @@
 // AVX-512; the other tiers take them one by one.
 #pragma once
 
-#include "kernel_table.h"
 #include "linear/quantize_steps.h"
+#include "runtime/kernel_table.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <bit>
 #include <cstring>
 
-#include "kernel_table.h"
 #include "linear/layout.h"
+#include "runtime/kernel_table.h"
 
 namespace mlxr {
 

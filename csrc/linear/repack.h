@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "quants.h"
+#include "quants/quants.h"
 
 namespace mlxr {
 

@@ -1,7 +1,7 @@
 """Arrays for the results of native operators: large ones come out of memory that is used again, small ones from NumPy.
 
 A fresh array of some megabytes costs a page fault for each of its pages. The native module keeps the memory of arrays
-that nobody holds any more (csrc/buffers.h); an array may outlive its context.
+that nobody holds any more (csrc/runtime/buffers.h); an array may outlive its context.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from mlxr.service.grammar_vocabulary import SPECIAL_MARKER, GrammarVocabulary
 _VERSION = b"llguidance@1.9."
 _KIND = b"llguidance"  # of a grammar: JSON with grammars in it
 _REASON_BYTES = 1000
-# In the order of GrammarFunctions in csrc/grammar_matcher.h.
+# In the order of GrammarFunctions in csrc/grammar/grammar_matcher.h.
 _CALLED_NATIVELY = (
     "llg_matcher_consume_tokens",
     "llg_matcher_compute_mask_into",

@@ -1,4 +1,4 @@
-"""Calls the native `activate` of csrc/activate.inc."""
+"""Calls the native `activate` of csrc/operators/activate.inc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls the native `add` of csrc/scale.inc."""
+"""Calls the native `add` of csrc/operators/scale.inc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native `attend`: csrc/attend.inc reads the pages in place; nothing is gathered.
+"""Native `attend`: csrc/attend/attend.inc reads the pages in place; nothing is gathered.
 
 The pools are plain arrays, so that the pages of a sequence can be written and read by anyone who knows their shape, and
 for bf16 and q8 how a page is packed (`mlxr.kernels.packing`).

@@ -1,4 +1,4 @@
-"""Calls the native `gate_heads` of csrc/scale.inc."""
+"""Calls the native `gate_heads` of csrc/operators/scale.inc."""
 
 from __future__ import annotations
 

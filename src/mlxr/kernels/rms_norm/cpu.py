@@ -1,4 +1,4 @@
-"""Calls the native `rms_norm` of csrc/norms.inc."""
+"""Calls the native `rms_norm` of csrc/operators/norms.inc."""
 
 from __future__ import annotations
 

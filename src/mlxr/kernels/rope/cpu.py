@@ -1,4 +1,4 @@
-"""Calls the native `rope` of csrc/rope.inc."""
+"""Calls the native `rope` of csrc/operators/rope.inc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native `sample`: csrc/sample.cpp, which reads the rows as they are.
+"""Native `sample`: csrc/sample/sample.cpp, which reads the rows as they are.
 
 A row of logits that holds not-a-number is an error that names row and id: something before went wrong, and a draw
 from the rest would hide it.

@@ -1,4 +1,4 @@
-"""Calls the native `scale` of csrc/scale.inc."""
+"""Calls the native `scale` of csrc/operators/scale.inc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls the native `write_pages` of csrc/write_pages.inc."""
+"""Calls the native `write_pages` of csrc/operators/write_pages.inc."""
 
 from __future__ import annotations
 

@@ -1,0 +1,303 @@
+// The Python face of layers (blocks.h). What belongs to the weights is checked when a layer is added, what belongs to a
+// batch with each call.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/checks.h"
+#include "bindings/embed.h"
+#include "bindings/weight.h"
+#include "embed/embed.h"
+#include "layers/blocks.h"
+#include "layers/spread.h"
+
+void bind_blocks(nb::module_& m);
+
+namespace {
+
+using mlxr::PythonWeight;
+using OptionalVector = std::optional<Vector>;
+
+// Layers, and the arrays they point into; nanobind keeps the weights alive.
+struct PythonLayers {
+    std::vector<mlxr::Layer> layers;
+    std::vector<Vector> arrays;
+    int64_t columns = 0;    // of the stream
+    int64_t x_columns = 0;  // of what the last operator passes on
+
+    mlxr::Layer& last() {
+        if (layers.empty()) refuse("layers: append_layer", "missing", "called before operators are appended");
+        return layers.back();
+    }
+
+    mlxr::Operator& append(mlxr::Kind kind, const char* source = "x", const char* target = "x") {
+        mlxr::Operator op{};
+        op.kind = kind;
+        op.source = parse_register(source);
+        op.target = parse_register(target);
+        return last().operators.emplace_back(op);
+    }
+
+    const float* keep(const char* what, const Vector& array, int64_t length) {
+        check_size(what, size_of(array, 0), length);
+        arrays.push_back(array);
+        return array.data();
+    }
+
+    const float* keep(const char* what, const OptionalVector& array, int64_t length) {
+        return array ? keep(what, *array, length) : nullptr;
+    }
+
+    static mlxr::Register parse_register(const std::string& name) {
+        if (name == "stream") return mlxr::Register::stream;
+        if (name == "delta") return mlxr::Register::delta;
+        if (name == "normed") return mlxr::Register::normed;
+        if (name == "x") return mlxr::Register::x;
+        if (name != "other") refuse("layers: register", name, "stream, delta, normed, x or other");
+        return mlxr::Register::other;
+    }
+};
+
+// Shapes of products are checked by whoever makes the blocks; here, that one operator's results fit the next one's
+// input.
+void append_layer(PythonLayers& self, int64_t columns, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale,
+                  int64_t window, float softcap, OptionalVector sinks, int64_t rope, int64_t group) {
+    if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
+        refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
+    }
+    if (!self.layers.empty()) check_size("layers: columns of the stream", columns, self.columns);
+    if (group < 0) refuse("layers: group", std::to_string(group), "0 or more");
+    if (rope < 0) refuse("layers: rope", std::to_string(rope), "0 or more");
+    check_softcap("layers: softcap", softcap);
+    self.columns = columns;
+    mlxr::Layer layer{};
+    layer.heads = heads;
+    layer.kv_heads = kv_heads;
+    layer.head_dim = head_dim;
+    layer.window = positions_seen(window);
+    layer.scale = scale;
+    layer.softcap = softcap;
+    layer.sinks = self.keep("layers: length of sinks", sinks, heads);
+    layer.rope = rope;
+    layer.group = group;
+    self.layers.push_back(std::move(layer));
+}
+
+void append_norm(PythonLayers& self, Vector weight, OptionalVector bias, float eps, bool is_layer_norm,
+                 const char* source, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::norm, source, target);
+    if (op.source == mlxr::Register::x) check_size("layers: columns that are normed", self.x_columns, self.columns);
+    op.norm = {self.keep("layers: length of a norm", weight, self.columns),
+               self.keep("layers: length of a norm's bias", bias, self.columns), eps, is_layer_norm};
+}
+
+void append_product(PythonLayers& self, PythonWeight& weight, const char* source, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::product, source, target);
+    const bool takes_x = op.source == mlxr::Register::x;
+    check_size("layers: in_features of a product", weight.weight.in_features(),
+               takes_x ? self.x_columns : self.columns);
+    if (op.target == mlxr::Register::x) {
+        self.x_columns = weight.weight.out_features();
+    } else {
+        check_size("layers: columns of a product", weight.weight.out_features(), self.columns);
+    }
+    op.weight = &weight.weight;
+    weight.used = true;
+}
+
+void append_split_heads(PythonLayers& self, OptionalVector q_norm, OptionalVector k_norm, float eps, bool norms_values,
+                        const std::string& projected) {
+    const mlxr::Layer& layer = self.last();
+    mlxr::Operator& op = self.append(mlxr::Kind::split_heads);
+    if (q_norm.has_value() != k_norm.has_value()) refuse("layers: q_norm", "alone", "given with k_norm");
+    const int64_t dim = layer.head_dim;
+    op.projected = static_cast<int64_t>(projected.size());
+    if (op.projected < 1 || op.projected > 3) refuse("layers: projected", projected, "qkv, qk or q");
+    check_size("layers: columns of qkv", self.x_columns, (layer.heads + (op.projected - 1) * layer.kv_heads) * dim);
+    self.x_columns = layer.heads * dim;
+    op.norms_jointly = q_norm && layer.heads > 1 && size_of(*q_norm, 0) == layer.heads * dim;
+    op.q_norm = self.keep("layers: length of q_norm", q_norm, op.norms_jointly ? layer.heads * dim : dim);
+    op.k_norm = self.keep("layers: length of k_norm", k_norm, op.norms_jointly ? layer.kv_heads * dim : dim);
+    op.norm.eps = eps;
+    op.norms_values = norms_values;
+}
+
+void append_activate(PythonLayers& self, const char* kind, int64_t features) {
+    mlxr::Operator& op = self.append(mlxr::Kind::activate);
+    op.activation = parse_activation("layers: activation", kind);
+    op.features = features;
+    op.gated = self.x_columns != features;
+    if (op.gated) check_size("layers: columns of gate and up", self.x_columns, 2 * features);
+    if (!op.gated && op.activation == mlxr::Activation::clamped_swiglu) {
+        refuse("layers: activation", kind, "a kind without a gate");
+    }
+    self.x_columns = features;
+}
+
+using PythonRope = std::tuple<Matrix, Matrix, bool, OptionalVector>;  // cos, sin, interleaved, factors of queries
+
+// What the bindings of run_layers and forward have in common: pools, and where the tokens of the batch stand.
+struct Batch {
+    nb::sequence k_pools, v_pools;
+    Ints positions;
+    std::vector<PythonRope> ropes;
+    std::vector<Ints> slots;  // of each group of layers
+    Ints query_starts, context_lengths;
+    std::vector<IntMatrix> page_tables;
+};
+
+// A call of the layers, but for stream and delta; `layers` get the pools of the batch.
+mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64_t tokens,
+                             std::vector<mlxr::Layer>& layers) {
+    const size_t count = self.layers.size();
+    if (count == 0) refuse("layers", "empty", "at least one layer");
+    check_size("layers: number of k_pools", static_cast<int64_t>(nb::len(batch.k_pools)), static_cast<int64_t>(count));
+    check_size("layers: number of v_pools", static_cast<int64_t>(nb::len(batch.v_pools)), static_cast<int64_t>(count));
+    mlxr::LayersCall call{};
+    call.tokens = tokens;
+    call.columns = self.columns;
+    call.sequences = size_of(batch.context_lengths, 0);
+    const auto below = [](const char* what, int64_t number, size_t limit) {
+        if (number >= static_cast<int64_t>(limit))
+            refuse(what, std::to_string(number), "below " + std::to_string(limit));
+    };
+    for (const auto& [cosines, sines, interleaved, factors] : batch.ropes) {
+        call.ropes.push_back(check_rope(batch.positions, cosines, sines, interleaved, tokens, mlxr::kMaxRotDim));
+        if (factors) {
+            check_size("rope: length of factors", size_of(*factors, 0), size_of(cosines, 0));
+            call.ropes.back().factors = factors->data();
+        }
+    }
+    layers = self.layers;
+    const size_t groups = batch.slots.size();
+    check_size("layers: number of page_tables", static_cast<int64_t>(batch.page_tables.size()),
+               static_cast<int64_t>(groups));
+    std::vector<int64_t> windows(groups, 0), pages(groups, 0);  // the longest window of each group
+    for (const mlxr::Layer& layer : layers) {
+        below("layers: group", layer.group, groups);
+        below("layers: rope", layer.rope, batch.ropes.size());
+        const size_t group = static_cast<size_t>(layer.group);
+        windows[group] = std::max(windows[group], layer.window);
+    }
+    call.groups.resize(groups);
+    for (size_t i = 0; i < count; ++i) {
+        const PoolOut k_pool = nb::cast<PoolOut>(batch.k_pools[i]), v_pool = nb::cast<PoolOut>(batch.v_pools[i]);
+        mlxr::Layer& layer = layers[i];
+        const size_t group = static_cast<size_t>(layer.group);
+        mlxr::GroupCall& seen = call.groups[group];
+        if (pages[group] == 0) {
+            seen.write = check_write(k_pool, v_pool, batch.slots[group], tokens);
+            seen.attend = check_attend(k_pool, v_pool, batch.query_starts, batch.context_lengths,
+                                       batch.page_tables[group], tokens, layer.heads, layer.scale, windows[group]);
+            pages[group] = size_of(k_pool, 0);
+        }
+        check_pools("layers", k_pool, v_pool);
+        check_alike("layers: pools", k_pool, seen.write, pages[group]);
+        check_size("layers: kv_heads of the pools", seen.write.kv_heads, layer.kv_heads);
+        check_size("layers: head_dim of the pools", seen.write.head_dim, layer.head_dim);
+        const int64_t rot_dim = call.ropes[static_cast<size_t>(layer.rope)].rot_dim;
+        if (rot_dim > layer.head_dim) {
+            refuse("layers: rot_dim of a table", std::to_string(rot_dim),
+                   "at most the head_dim " + std::to_string(layer.head_dim));
+        }
+        layer.k_pool = k_pool.data();
+        layer.v_pool = v_pool.data();
+    }
+    return call;
+}
+
+void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, nb::sequence k_pools,
+                nb::sequence v_pools, Ints positions, std::vector<PythonRope> ropes, std::vector<Ints> slots,
+                Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables) {
+    std::vector<mlxr::Layer> layers;
+    mlxr::LayersCall call =
+        check_batch(self, {k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
+                    size_of(stream, 0), layers);
+    call.stream = stream.data();
+    call.delta = delta.data();
+    check_size("layers: columns of stream", size_of(stream, 1), call.columns);
+    check_size("layers: rows of delta", size_of(delta, 0), call.tokens);
+    check_size("layers: columns of delta", size_of(delta, 1), call.columns);
+    run_alone(runtime, [&] { mlxr::run_layers(runtime, layers.data(), static_cast<int64_t>(layers.size()), call); });
+}
+
+void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, const std::string& table_type,
+             mlxr::RawBlocks table, Vector norm, OptionalVector bias, float eps, bool is_layer_norm,
+             PythonWeight& output, MatrixOut logits, nb::sequence k_pools, nb::sequence v_pools, Ints positions,
+             std::vector<PythonRope> ropes, std::vector<Ints> slots, Ints query_starts, Ints context_lengths,
+             std::vector<IntMatrix> page_tables, float embedding_scale, float logit_scale, float softcap) {
+    std::vector<mlxr::Layer> layers;
+    mlxr::LayersCall call =
+        check_batch(self, {k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
+                    static_cast<int64_t>(token_ids.size()), layers);
+    const mlxr::Type type = mlxr::check_embed(token_ids, table_type, table, static_cast<size_t>(call.columns));
+    check_size("forward: length of norm", size_of(norm, 0), call.columns);
+    if (bias) check_size("forward: length of the norm's bias", size_of(*bias, 0), call.columns);
+    check_size("forward: in_features of output", output.weight.in_features(), call.columns);
+    check_size("forward: rows of logits", size_of(logits, 0), call.tokens);
+    check_size("forward: columns of logits", size_of(logits, 1), output.weight.out_features());
+    check_softcap("forward: softcap", softcap);
+    output.used = true;
+    run_alone(runtime, [&] {
+        const size_t floats = static_cast<size_t>(call.tokens * call.columns);
+        call.stream = reinterpret_cast<float*>(runtime.scratch(mlxr::Scratch::operators, 2 * floats * sizeof(float)));
+        call.delta = call.stream + floats;
+        mlxr::embed(runtime, type, table.data(), call.columns, token_ids.data(), call.tokens, call.stream);
+        if (embedding_scale != 1.0f) {
+            mlxr::spread_scale(runtime, {call.stream, call.stream, embedding_scale, 0.0f}, call.tokens * call.columns);
+        }
+        const mlxr::Head head{{norm.data(), bias ? bias->data() : nullptr, eps, is_layer_norm}, &output.weight};
+        mlxr::run_model(runtime, {layers.data(), static_cast<int64_t>(layers.size()), head}, call, logits.data());
+        if (logit_scale != 1.0f || softcap > 0) {
+            const int64_t count = static_cast<int64_t>(logits.size());
+            mlxr::spread_scale(runtime, {logits.data(), logits.data(), logit_scale, softcap}, count);
+        }
+    });
+}
+
+}  // namespace
+
+void bind_blocks(nb::module_& m) {
+    const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
+    nb::class_<PythonLayers>(m, "Layers", "Operators of layers and their weights, checked.")
+        .def(nb::init<>())
+        .def("append_layer", &append_layer, nb::arg("columns"), nb::arg("heads"), nb::arg("kv_heads"),
+             nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), array("sinks").none(),
+             nb::arg("rope"), nb::arg("group"))
+        .def("append_norm", &append_norm, array("weight"), array("bias").none(), nb::arg("eps"),
+             nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"))
+        .def("append_product", &append_product, nb::arg("weight"), nb::arg("source"), nb::arg("target"),
+             nb::keep_alive<1, 2>())
+        .def("append_split_heads", &append_split_heads, array("q_norm").none(), array("k_norm").none(), nb::arg("eps"),
+             nb::arg("norms_values"), nb::arg("projected"))
+        .def("append_attend", [](PythonLayers& self) { self.append(mlxr::Kind::attend); })
+        .def("append_activate", &append_activate, nb::arg("kind"), nb::arg("features"))
+        .def(
+            "append_sum",
+            [](PythonLayers& self, float factor) { self.append(mlxr::Kind::sum, "stream", "stream").factor = factor; },
+            nb::arg("factor"))
+        .def(
+            "append_scale",
+            [](PythonLayers& self, float factor, const char* target) {
+                self.append(mlxr::Kind::scale, target, target).factor = factor;
+            },
+            nb::arg("factor"), nb::arg("target"))
+        .def("append_join", [](PythonLayers& self) { self.append(mlxr::Kind::join, "other", "delta"); });
+    m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
+          nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), nb::arg("ropes"), array("slots"),
+          array("query_starts"), array("context_lengths"), array("page_tables"));
+    m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), array("token_ids"), nb::arg("table_type"),
+          array("table"), array("norm"), array("bias").none(), nb::arg("eps"), nb::arg("is_layer_norm"),
+          nb::arg("output"), array("logits"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"),
+          nb::arg("ropes"), array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"),
+          nb::arg("embedding_scale"), nb::arg("logit_scale"), nb::arg("softcap"));
+}

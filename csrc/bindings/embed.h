@@ -1,0 +1,47 @@
+// The checks of an embedding, which two bindings make.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <string>
+
+#include "quants/quants.h"
+#include "runtime/runtime.h"
+
+namespace mlxr {
+
+using TokenIds = nanobind::ndarray<const int32_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+using RawBlocks = nanobind::ndarray<const uint8_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+
+inline Type find_type(const std::string& name) {
+    Type type;
+    if (!parse_type(name, type)) throw nanobind::value_error(("no kernel for tensor type '" + name + "'").c_str());
+    return type;
+}
+
+// The type of a table of raw blocks with rows of `columns` numbers, all ids being among its rows. Else ValueError.
+inline Type check_embed(const TokenIds& ids, const std::string& type_name, const RawBlocks& data, size_t columns) {
+    const auto refuse = [](const std::string& text) { throw nanobind::value_error(text.c_str()); };
+    const Type type = find_type(type_name);
+    const TypeInfo& info = type_info(type);
+    const size_t elements = static_cast<size_t>(info.block_elements);
+    if (columns == 0 || columns % elements != 0) {
+        refuse("embed: columns of out is " + std::to_string(columns) + ", which " + info.name +
+               " needs to be a multiple of " + std::to_string(elements));
+    }
+    const size_t row_bytes = columns / elements * static_cast<size_t>(info.block_bytes), rows = data.size() / row_bytes;
+    if (data.size() != rows * row_bytes) {
+        refuse("embed: bytes of data is " + std::to_string(data.size()) + ", expected " +
+               std::to_string(rows * row_bytes));
+    }
+    for (size_t i = 0; i < ids.size(); ++i) {
+        const int32_t id = ids.data()[i];
+        if (id >= 0 && static_cast<size_t>(id) < rows) continue;
+        refuse("embed: token id " + std::to_string(id) + " is outside the table's " + std::to_string(rows) + " rows");
+    }
+    return type;
+}
+
+}  // namespace mlxr

@@ -1,0 +1,191 @@
+// The Python face of the operators other than linear, embed and sample. Checks everything that an index or a length
+// in the arguments could break (ValueError naming operator and argument), releases the GIL, locks the
+// Runtime, and runs. The arrays must not be changed by other threads meanwhile.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "attend/attend.h"
+#include "bindings/checks.h"
+#include "layers/spread.h"
+
+namespace nb = nanobind;
+
+void bind_operators(nb::module_& m);
+
+namespace {
+
+// What norms have in common: rows of x, perhaps a residual, and what becomes of both.
+struct NormArrays {
+    const Matrix& x;
+    const std::optional<Matrix>& residual;
+    const MatrixOut& normed;
+    const std::optional<MatrixOut>& summed;
+
+    int64_t rows() const { return size_of(x, 0); }
+    int64_t columns() const { return size_of(x, 1); }
+
+    void check(const std::string& name) const {
+        const auto check_shape = [&](const char* what, const auto& array) {
+            if (size_of(array, 0) != rows() || size_of(array, 1) != columns()) {
+                refuse(name + what, "not shaped as x", "its shape");
+            }
+        };
+        check_shape(": normed", normed);
+        if (residual) check_shape(": residual", *residual);
+        if (summed) check_shape(": summed", *summed);
+        if (residual.has_value() != summed.has_value()) refuse(name + ": summed", "alone", "given with residual");
+    }
+};
+
+template <typename Array>
+auto* data_or_null(const std::optional<Array>& array) {
+    return array ? array->data() : nullptr;
+}
+
+void run_rms_norm(Runtime& runtime, Matrix x, std::optional<Vector> weight, float eps, std::optional<Matrix> residual,
+                  MatrixOut normed, std::optional<MatrixOut> summed, float residual_scale, float sum_scale) {
+    const NormArrays arrays{x, residual, normed, summed};
+    if (weight) check_size("rms_norm: length of weight", size_of(*weight, 0), arrays.columns());
+    arrays.check("rms_norm");
+    const mlxr::RmsNormCall call{x.data(),      data_or_null(residual), data_or_null(weight),
+                                 normed.data(), data_or_null(summed),   arrays.columns(),
+                                 eps,           residual_scale,         sum_scale};
+    run_alone(runtime, [&] { mlxr::spread_rms_norm(runtime, call, arrays.rows()); });
+}
+
+void run_layer_norm(Runtime& runtime, Matrix x, Vector weight, std::optional<Vector> bias, float eps,
+                    std::optional<Matrix> residual, MatrixOut normed, std::optional<MatrixOut> summed,
+                    float residual_scale, float sum_scale) {
+    const NormArrays arrays{x, residual, normed, summed};
+    check_size("layer_norm: length of weight", size_of(weight, 0), arrays.columns());
+    if (bias) check_size("layer_norm: length of bias", size_of(*bias, 0), arrays.columns());
+    arrays.check("layer_norm");
+    const mlxr::LayerNormCall call{x.data(),         data_or_null(residual),
+                                   weight.data(),    data_or_null(bias),
+                                   normed.data(),    data_or_null(summed),
+                                   arrays.columns(), eps,
+                                   residual_scale,   sum_scale};
+    run_alone(runtime, [&] { mlxr::spread_layer_norm(runtime, call, arrays.rows()); });
+}
+
+void run_rope(Runtime& runtime, HeadsOut x, Ints positions, Matrix cosines, Matrix sines, bool interleaved,
+              std::optional<Vector> factors) {
+    const int64_t tokens = size_of(x, 0);
+    mlxr::RopeCall call = check_rope(positions, cosines, sines, interleaved, tokens, size_of(x, 2));
+    call.x = x.data();
+    call.token_stride = token_stride_of("rope: x", x);
+    call.heads = size_of(x, 1);
+    if (factors) {
+        check_size("rope: length of factors", size_of(*factors, 0), size_of(cosines, 0));
+        call.factors = factors->data();
+    }
+    run_alone(runtime, [&] { mlxr::spread_rope(runtime, call, tokens); });
+}
+
+void run_activate(Runtime& runtime, Matrix gate_up, const char* kind, MatrixOut out, bool gated) {
+    const int64_t rows = size_of(out, 0), columns = size_of(out, 1);
+    check_size("activate: rows of gate_up", size_of(gate_up, 0), rows);
+    check_size("activate: columns of gate_up", size_of(gate_up, 1), (gated ? 2 : 1) * columns);
+    const mlxr::ActivateCall call{
+        gate_up.data(), out.data(), columns, columns, parse_activation("activate: kind", kind), gated};
+    if (!gated && call.kind == mlxr::Activation::clamped_swiglu)
+        refuse("activate: kind", kind, "a kind without a gate");
+    run_alone(runtime, [&] { mlxr::spread_activate(runtime, call, rows); });
+}
+
+void run_scale(Runtime& runtime, Matrix x, float factor, float softcap, MatrixOut out) {
+    check_size("scale: rows of out", size_of(out, 0), size_of(x, 0));
+    check_size("scale: columns of out", size_of(out, 1), size_of(x, 1));
+    const mlxr::ScaleCall call{x.data(), out.data(), factor, check_softcap("scale: softcap", softcap)};
+    run_alone(runtime, [&] { mlxr::spread_scale(runtime, call, static_cast<int64_t>(x.size())); });
+}
+
+void run_add(Runtime& runtime, Matrix x, Matrix other, float factor, MatrixOut out) {
+    for (const size_t axis : {0, 1}) {
+        check_size("add: shape of other", size_of(other, axis), size_of(x, axis));
+        check_size("add: shape of out", size_of(out, axis), size_of(x, axis));
+    }
+    const mlxr::AddCall call{x.data(), other.data(), out.data(), factor};
+    run_alone(runtime, [&] { mlxr::spread_add(runtime, call, static_cast<int64_t>(x.size())); });
+}
+
+void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out) {
+    const int64_t rows = size_of(x, 0), columns = size_of(x, 1), count = size_of(gates, 1);
+    check_size("gate_heads: rows of gates", size_of(gates, 0), rows);
+    check_size("gate_heads: rows of out", size_of(out, 0), rows);
+    check_size("gate_heads: columns of out", size_of(out, 1), columns);
+    if (count < 1 || columns % count != 0) {
+        refuse("gate_heads: columns of gates", std::to_string(count),
+               "a divisor of the " + std::to_string(columns) + " columns of x");
+    }
+    const mlxr::GateHeadsCall call{x.data(), gates.data(), out.data(), columns, count};
+    run_alone(runtime, [&] { mlxr::spread_gate_heads(runtime, call, rows); });
+}
+
+void run_write_pages(Runtime& runtime, Heads k, Heads v, PoolOut k_pool, PoolOut v_pool, Ints slots) {
+    mlxr::WritePagesCall keys = check_write(k_pool, v_pool, slots, size_of(k, 0)), values = keys;
+    keys.rows = k.data();
+    keys.token_stride = token_stride_of("write_pages: k", k);
+    values.rows = v.data();
+    values.token_stride = token_stride_of("write_pages: v", v);
+    values.pool = v_pool.data();
+    values.values = true;
+    for (const Heads& rows : {k, v}) {
+        check_size("write_pages: tokens of k and v", size_of(rows, 0), keys.tokens);
+        check_size("write_pages: heads of k and v", size_of(rows, 1), keys.kv_heads);
+        check_size("write_pages: head_dim of k and v", size_of(rows, 2), keys.head_dim);
+    }
+    run_alone(runtime, [&] { mlxr::spread_write_pages(runtime, keys, values); });
+}
+
+void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_starts, Ints context_lengths,
+                IntMatrix page_table, float scale, int64_t window, MatrixOut out, float softcap,
+                std::optional<Vector> sinks) {
+    const int64_t tokens = size_of(q, 0);
+    mlxr::AttendCall call =
+        check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, tokens, size_of(q, 1), scale, window);
+    call.q = q.data();
+    call.q_stride = token_stride_of("attend: q", q);
+    call.out = out.data();
+    call.softcap = check_softcap("attend: softcap", softcap);
+    if (sinks) {
+        check_size("attend: length of sinks", size_of(*sinks, 0), call.heads);
+        call.sinks = sinks->data();
+    }
+    check_size("attend: head_dim of q", size_of(q, 2), call.head_dim);
+    check_size("attend: rows of out", size_of(out, 0), tokens);
+    check_size("attend: columns of out", size_of(out, 1), call.heads * call.head_dim);
+    run_alone(runtime,
+              [&] { mlxr::run_attend(runtime, call, mlxr::plan_attend(runtime, call, size_of(context_lengths, 0))); });
+}
+
+}  // namespace
+
+void bind_operators(nb::module_& m) {
+    // No conversions: an array of another type or layout is refused, never copied.
+    const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
+    m.def("rms_norm", &run_rms_norm, nb::arg("runtime"), array("x"), array("weight").none(), nb::arg("eps"),
+          array("residual").none(), array("normed"), array("summed").none(), nb::arg("residual_scale") = 1.0f,
+          nb::arg("sum_scale") = 1.0f);
+    m.def("layer_norm", &run_layer_norm, nb::arg("runtime"), array("x"), array("weight"), array("bias").none(),
+          nb::arg("eps"), array("residual").none(), array("normed"), array("summed").none(),
+          nb::arg("residual_scale") = 1.0f, nb::arg("sum_scale") = 1.0f);
+    m.def("rope", &run_rope, nb::arg("runtime"), array("x"), array("positions"), array("cos"), array("sin"),
+          nb::arg("interleaved"), array("factors").none() = nb::none());
+    m.def("activate", &run_activate, nb::arg("runtime"), array("gate_up"), nb::arg("kind"), array("out"),
+          nb::arg("gated") = true);
+    m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
+    m.def("add", &run_add, nb::arg("runtime"), array("x"), array("other"), nb::arg("factor"), array("out"));
+    m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));
+    m.def("write_pages", &run_write_pages, nb::arg("runtime"), array("k"), array("v"), array("k_pool"), array("v_pool"),
+          array("slots"));
+    m.def("attend", &run_attend, nb::arg("runtime"), array("q"), array("k_pool"), array("v_pool"),
+          array("query_starts"), array("context_lengths"), array("page_table"), nb::arg("scale"), nb::arg("window"),
+          array("out"), nb::arg("softcap") = 0.0f, array("sinks").none() = nb::none());
+}

@@ -1,0 +1,380 @@
+// See blocks.h.
+#include "layers/blocks.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "attend/attend.h"
+#include "layers/spread.h"
+
+namespace mlxr {
+
+namespace {
+
+// Consecutive arrays of scratch memory.
+class Arrays {
+  public:
+    Arrays(Runtime& runtime, int64_t floats, int64_t arrays)
+        : next_(reinterpret_cast<float*>(
+              runtime.scratch(Scratch::blocks, static_cast<size_t>(floats + 16 * arrays) * sizeof(float)))) {}
+
+    float* take(int64_t floats) {
+        float* const taken = next_;
+        next_ += (floats + 15) / 16 * 16;
+        return taken;
+    }
+
+  private:
+    float* next_;
+};
+
+// Heads of all tokens, some columns of a fused product.
+struct Heads {
+    float* x;
+    int64_t stride, count;
+};
+
+// A block begins where the stream gets what was added to it.
+bool opens_block(const Operator& op) {
+    return op.kind == Kind::sum || (op.kind == Kind::norm && op.source == Register::stream);
+}
+
+// Runs the operators of layers one after another.
+class LayersRun {
+  public:
+    LayersRun(Runtime& runtime, const LayersCall& call) : runtime_(runtime), call_(call) {}
+
+    void run(const Layer& layer) {
+        plan(layer);
+        const std::vector<Operator>& ops = layer.operators;
+        for (size_t i = 0; i < ops.size();) i += run_one(layer, ops, i);
+    }
+
+    // The stream and what is to be added to it, normed when a product asks for it.
+    void multiply_normed(const Norm& norm, const LinearWeight& weight, float* out) {
+        reserve(call_.columns, 1);
+        normed_ = arrays_->take(call_.tokens * call_.columns);
+        begin_norm(norm, true);
+        multiply(runtime_, weight, normed_, call_.tokens, out, take_pending());
+    }
+
+  private:
+    static constexpr size_t kOne = 1, kThree = 3;
+
+    // Attention of consecutive layers alike is planned once.
+    void plan(const Layer& layer) {
+        if (planned_ != nullptr && planned_->window == layer.window && planned_->group == layer.group &&
+            planned_->heads == layer.heads) {
+            planned_ = &layer;
+            return;
+        }
+        planned_ = &layer;
+        AttendCall attend = call_.groups[static_cast<size_t>(layer.group)].attend;
+        attend.heads = layer.heads;
+        attend.group = layer.heads / layer.kv_heads;
+        attend.window = layer.window;
+        plan_ = plan_attend(runtime_, attend, call_.sequences);
+    }
+
+    // Memory for the arrays of a block, in place of that of the block before.
+    void reserve(int64_t floats, int64_t arrays) { arrays_.emplace(runtime_, call_.tokens * floats, arrays); }
+
+    // Memory for all operators from `first` on up to the next block.
+    void reserve_block(const Layer& layer, const std::vector<Operator>& ops, size_t first, bool gated) {
+        int64_t floats = 0, arrays = 0;
+        for (size_t i = first; i < ops.size() && (i == first || !opens_block(ops[i])); ++i) {
+            const int64_t q = layer.heads * layer.head_dim, k = layer.kv_heads * layer.head_dim;
+            switch (ops[i].kind) {
+                case Kind::norm:
+                    floats += ops[i].target == Register::delta ? 0 : call_.columns;
+                    break;
+                case Kind::product:
+                    if (ops[i].target == Register::delta) break;
+                    if (gated && i + 1 < ops.size() && ops[i + 1].kind == Kind::activate) break;
+                    floats += ops[i].weight->out_features();
+                    break;
+                case Kind::split_heads:
+                    floats += 2 * q + 4 * k;
+                    break;
+                case Kind::attend:
+                    floats += q;
+                    break;
+                case Kind::activate:
+                    floats += gated ? 0 : ops[i].features;
+                    break;
+                default:
+                    break;
+            }
+            arrays += 6;
+        }
+        reserve(floats, arrays);
+    }
+
+    // Runs operator `at`, perhaps together with those after it; returns how many.
+    size_t run_one(const Layer& layer, const std::vector<Operator>& ops, size_t at) {
+        const Operator& op = ops[at];
+        const bool gated = can_gate(ops, op.kind == Kind::product ? at : at + 1);
+        if (opens_block(op)) reserve_block(layer, ops, at, gated);
+        switch (op.kind) {
+            case Kind::norm:
+                if (op.source == Register::stream) {
+                    normed_ = arrays_->take(call_.tokens * call_.columns);
+                    begin_norm(op.norm, at + 1 < ops.size() && ops[at + 1].kind == Kind::product);
+                    has_delta_ = false;
+                } else {
+                    norm_rows(op);
+                }
+                return kOne;
+            case Kind::sum:
+                if (has_delta_) add(call_.stream, call_.delta, op.factor);
+                has_delta_ = false;
+                return kOne;
+            case Kind::product: {
+                const MakeRows make = take_pending();
+                if (gated) {
+                    const Operator& down = ops[at + 2];
+                    multiply_gated(runtime_, *op.weight, read(op.source), call_.tokens, ops[at + 1].activation,
+                                   *down.weight, write(down.target, down.weight->out_features()), make);
+                    return kThree;
+                }
+                const float* const source = read(op.source);
+                float* const target = write(op.target, op.weight->out_features());
+                multiply(runtime_, *op.weight, source, call_.tokens, target, make);
+                return kOne;
+            }
+            case Kind::split_heads:
+                split_heads(layer, op);
+                return kOne;
+            case Kind::attend:
+                attend(layer);
+                return kOne;
+            case Kind::activate:
+                activate(op);
+                return kOne;
+            case Kind::scale: {
+                float* const x = find(op.target);
+                spread_scale(runtime_, {x, x, op.factor, 0.0f}, call_.tokens * call_.columns);
+                return kOne;
+            }
+            case Kind::join:
+                add(call_.delta, other_, 1.0f);
+                return kOne;
+        }
+        return kOne;
+    }
+
+    // Whether the product at `at`, the activation and the product after it can be done in one go.
+    bool can_gate(const std::vector<Operator>& ops, size_t at) const {
+        return at + 2 < ops.size() && ops[at].kind == Kind::product && ops[at + 1].kind == Kind::activate &&
+               ops[at + 1].gated && ops[at + 2].kind == Kind::product &&
+               can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
+    }
+
+    // With `fuses` the next product makes the rows of its input itself.
+    void begin_norm(const Norm& norm, bool fuses) {
+        const float* const residual = has_delta_ ? call_.delta : nullptr;
+        if (norm.is_layer_norm) {
+            const LayerNormCall step{call_.stream, residual,     norm.weight,   norm.bias,
+                                     normed_,      call_.stream, call_.columns, norm.eps};
+            if (fuses) {
+                pending_ = fuse_layer_norm(runtime_, step);
+            } else {
+                spread_layer_norm(runtime_, step, call_.tokens);
+            }
+        } else {
+            const RmsNormCall step{call_.stream, residual, norm.weight, normed_, call_.stream, call_.columns, norm.eps};
+            if (fuses) {
+                pending_ = fuse_rms_norm(runtime_, step);
+            } else {
+                spread_rms_norm(runtime_, step, call_.tokens);
+            }
+        }
+    }
+
+    MakeRows take_pending() {
+        MakeRows taken = std::move(pending_);
+        pending_ = nullptr;
+        return taken;
+    }
+
+    void norm_rows(const Operator& op) {
+        const float* const source = read(op.source);
+        float* const target = write(op.target, call_.columns);
+        if (op.norm.is_layer_norm) {
+            spread_layer_norm(
+                runtime_, {source, nullptr, op.norm.weight, op.norm.bias, target, nullptr, call_.columns, op.norm.eps},
+                call_.tokens);
+        } else {
+            spread_rms_norm(runtime_, {source, nullptr, op.norm.weight, target, nullptr, call_.columns, op.norm.eps},
+                            call_.tokens);
+        }
+    }
+
+    void add(float* sum, const float* added, float factor) {
+        spread_add(runtime_, {sum, added, sum, factor}, call_.tokens * call_.columns);
+    }
+
+    float* find(Register place) const {
+        switch (place) {
+            case Register::stream:
+                return call_.stream;
+            case Register::delta:
+                return call_.delta;
+            case Register::normed:
+                return normed_;
+            case Register::x:
+                return x_;
+            default:
+                return other_;
+        }
+    }
+
+    const float* read(Register place) const { return find(place); }
+
+    // Where an operator writes `columns` numbers of each token.
+    float* write(Register place, int64_t columns) {
+        if (place == Register::delta) {
+            has_delta_ = true;
+            return call_.delta;
+        }
+        float* const taken = arrays_->take(call_.tokens * columns);
+        (place == Register::x ? x_ : place == Register::other ? other_ : normed_) = taken;
+        return taken;
+    }
+
+    // Heads in an array of their own, normed one by one, or those of a token together; `weight` may be null.
+    Heads norm_heads(const Heads& heads, int64_t head_dim, const float* weight, bool jointly, float eps) {
+        const int64_t columns = heads.count * head_dim;
+        float* const packed = pack(heads, head_dim).x;
+        float* const normed = arrays_->take(call_.tokens * columns);
+        const int64_t length = jointly ? columns : head_dim;
+        spread_rms_norm(runtime_, {packed, nullptr, weight, normed, nullptr, length, eps},
+                        call_.tokens * columns / length);
+        return {normed, columns, heads.count};
+    }
+
+    Heads pack(const Heads& heads, int64_t head_dim) {
+        const int64_t columns = heads.count * head_dim;
+        float* const packed = arrays_->take(call_.tokens * columns);
+        for (int64_t token = 0; token < call_.tokens; ++token) {
+            std::copy_n(heads.x + token * heads.stride, columns, packed + token * columns);
+        }
+        return {packed, columns, heads.count};
+    }
+
+    void rotate(const Layer& layer, const Heads& heads, bool queries) {
+        RopeCall turn = call_.ropes[static_cast<size_t>(layer.rope)];
+        if (!queries) turn.factors = nullptr;
+        if (turn.rot_dim == 0 && turn.factors == nullptr) return;
+        turn.x = heads.x;
+        turn.head_dim = layer.head_dim;
+        turn.token_stride = heads.stride;
+        turn.heads = heads.count;
+        spread_rope(runtime_, turn, call_.tokens);
+    }
+
+    void split_heads(const Layer& layer, const Operator& op) {
+        const int64_t dim = layer.head_dim, q_columns = layer.heads * dim, kv_columns = layer.kv_heads * dim;
+        const int64_t columns = q_columns + (op.projected - 1) * kv_columns;
+        Heads q{x_, columns, layer.heads};
+        Heads k{x_ + q_columns, columns, layer.kv_heads}, v{x_ + q_columns + kv_columns, columns, layer.kv_heads};
+        const bool norms = op.q_norm != nullptr;
+        if (norms) q = norm_heads(q, dim, op.q_norm, op.norms_jointly, op.norm.eps);
+        rotate(layer, q, true);
+        query_ = q;
+        if (op.projected == 1) return;
+        if (op.projected == 2) v = norms ? k : pack(k, dim);  // what is not normed is rotated in place
+        if (norms) {
+            k = norm_heads(k, dim, op.k_norm, op.norms_jointly, op.norm.eps);
+            if (op.norms_values) v = norm_heads(v, dim, nullptr, false, op.norm.eps);
+        }
+        rotate(layer, k, false);
+        spread_write_pages(runtime_, write_call(layer, k, layer.k_pool, false),
+                           write_call(layer, v, layer.v_pool, true));
+    }
+
+    WritePagesCall write_call(const Layer& layer, const Heads& heads, void* pool, bool values) const {
+        WritePagesCall write = call_.groups[static_cast<size_t>(layer.group)].write;
+        write.rows = heads.x;
+        write.token_stride = heads.stride;
+        write.pool = pool;
+        write.values = values;
+        return write;
+    }
+
+    void attend(const Layer& layer) {
+        AttendCall attend = call_.groups[static_cast<size_t>(layer.group)].attend;
+        attend.q = query_.x;
+        attend.q_stride = query_.stride;
+        attend.k_pool = layer.k_pool;
+        attend.v_pool = layer.v_pool;
+        attend.heads = layer.heads;
+        attend.group = layer.heads / layer.kv_heads;
+        attend.scale = layer.scale;
+        attend.softcap = layer.softcap;
+        attend.sinks = layer.sinks;
+        attend.window = layer.window;
+        attend.out = write(Register::x, layer.heads * layer.head_dim);
+        run_attend(runtime_, attend, plan_);
+    }
+
+    void activate(const Operator& op) {
+        float* const source = x_;
+        float* const target = write(Register::x, op.features);
+        const ActivateCall call{source, target, op.features, op.features, op.activation, op.gated};
+        pending_ = fuse_activate(runtime_, call);
+    }
+
+    Runtime& runtime_;
+    const LayersCall& call_;
+    const Layer* planned_ = nullptr;
+    AttendPlan plan_{};
+    std::optional<Arrays> arrays_;
+    float *normed_ = nullptr, *x_ = nullptr, *other_ = nullptr;
+    Heads query_{};
+    MakeRows pending_ = nullptr;
+    bool has_delta_ = false;  // whether anything is to be added to the stream
+};
+
+}  // namespace
+
+void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const LayersCall& call) {
+    LayersRun run(runtime, call);
+    for (int64_t i = 0; i < count; ++i) run.run(layers[i]);
+}
+
+namespace {
+
+// Up to so many tokens a step waits for memory; and then so much is read before the next one, at most: it should fit
+// into a third-level cache.
+constexpr int64_t kFewTokens = 8;
+constexpr size_t kAheadBytes = size_t{24} << 20;
+
+// The weights that a step begins with.
+Stretches first_weights(const Model& model) {
+    Stretches first;
+    size_t left = kAheadBytes;
+    for (int64_t i = 0; i < model.count && left > 0; ++i) {
+        for (const Operator& op : model.layers[i].operators) {
+            if (op.kind != Kind::product) continue;
+            for (const LinearWeight::Part& part : op.weight->parts()) {
+                const size_t bytes = std::min(left, part.memory.bytes());
+                first.add(part.memory.data(), bytes);
+                left -= bytes;
+            }
+        }
+    }
+    return first;
+}
+
+}  // namespace
+
+void run_model(Runtime& runtime, const Model& model, const LayersCall& call, float* logits) {
+    LayersRun run(runtime, call);
+    for (int64_t i = 0; i < model.count; ++i) run.run(model.layers[i]);
+    if (call.tokens <= kFewTokens) runtime.pool.fetch_after_next(first_weights(model));
+    run.multiply_normed(model.head.norm, *model.head.output, logits);
+}
+
+}  // namespace mlxr

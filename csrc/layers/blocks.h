@@ -1,0 +1,99 @@
+// Transformer layers as one call: the operators of each layer in the order in which they were appended, with the bits
+// that they have one by one. What one call saves are the ways to Python between them, and the waiting: with few tokens,
+// what must be done before a product starts is done by the calling thread while the others already ask memory for its
+// weights. Knows no Python.
+#pragma once
+
+#include <vector>
+
+#include "linear/linear.h"
+#include "operators/operator_table.h"
+#include "runtime/runtime.h"
+
+namespace mlxr {
+
+// Where operators read and write: (tokens, columns) of the residual stream; what is still to be added to it; what
+// blocks begin with; what is passed on within a block; what a block beside another one adds.
+enum class Register : uint8_t { stream, delta, normed, x, other };
+
+struct Norm {
+    const float* weight;
+    const float* bias;  // of layer norms, or null
+    float eps;
+    bool is_layer_norm;
+};
+
+// What an operator does, and the fields that it has besides `source` and `target`.
+enum class Kind : uint8_t {
+    norm,         // norm; from the stream, to which the delta is added first
+    sum,          // factor: the stream becomes (stream + delta) * factor, and nothing is left to add
+    product,      // weight
+    split_heads,  // q_norm, k_norm (or null), norms_jointly, norms_values, projected
+    attend,
+    activate,  // activation, features, gated
+    scale,     // factor
+    join,      // delta += other
+};
+
+struct Operator {
+    Kind kind;
+    Register source, target;
+    Norm norm;
+    const LinearWeight* weight;
+    const float *q_norm, *k_norm;
+    bool norms_jointly;  // all heads of a token as one row
+    bool norms_values;
+    int64_t projected;  // 3: queries, keys and values; 2: the values are the keys; 1: queries alone
+    Activation activation;
+    int64_t features;
+    bool gated;
+    float factor;
+};
+
+// One layer, with its pools and where the tokens of a batch stand in them: layers of one group share slots and table.
+struct Layer {
+    std::vector<Operator> operators;
+    int64_t heads, kv_heads, head_dim;
+    int64_t window;  // positions seen
+    float scale, softcap;
+    const float* sinks;  // (heads), or null
+    int64_t rope, group;
+    void *k_pool, *v_pool;
+};
+
+// A batch as the layers of one group see it. `write` is complete but for rows and pool, `attend` but for q, out, pools,
+// heads, scores and window.
+struct GroupCall {
+    WritePagesCall write;
+    AttendCall attend;
+};
+
+// A batch for all layers. `ropes` are complete but for the numbers and heads.
+struct LayersCall {
+    float* stream;  // (tokens, columns), the residual stream; what all blocks but the last add is added to it
+    float* delta;   // (tokens, columns): what the last block adds
+    int64_t tokens, columns, sequences;
+    std::vector<RopeCall> ropes;
+    std::vector<GroupCall> groups;
+};
+
+// What makes logits of the last layer's states.
+struct Head {
+    Norm norm;
+    const LinearWeight* output;
+};
+
+struct Model {
+    const Layer* layers;
+    int64_t count;
+    Head head;
+};
+
+// All sizes must be checked; the caller holds runtime.mutex. Throws std::bad_alloc when scratch cannot grow.
+void run_layers(Runtime& runtime, const Layer* layers, int64_t count, const LayersCall& call);
+
+// All layers, then logits (tokens, features of the output) of all tokens. The same holds. After few tokens the pool's
+// other threads read the first weights into the cache while the caller prepares the next step.
+void run_model(Runtime& runtime, const Model& model, const LayersCall& call, float* logits);
+
+}  // namespace mlxr

@@ -1,0 +1,228 @@
+// The table of operators that each tier exports (all but linear and embed, which have kernel_table.h), and
+// the plain structures their arguments travel in. Pointers are checked by the caller; nothing here allocates
+// or fails.
+//
+// Every function does a range of rows, heads or tasks, so that the caller can spread ranges over threads; a
+// result never depends on how the ranges were cut.
+#pragma once
+
+#include <stdint.h>
+
+#include "runtime/cpu_features.h"
+
+namespace mlxr {
+
+// Strides and sizes count elements, not bytes.
+
+struct RmsNormCall {
+    const float* x;         // (rows, columns)
+    const float* residual;  // the same, or null
+    const float* weight;    // (columns), or null for ones
+    float* normed;          // (rows, columns)
+    float* summed;          // (rows, columns) when residual is given, else unused
+    int64_t columns;
+    float eps;
+    float residual_scale = 1.0f, sum_scale = 1.0f;  // summed = (x + residual_scale * residual) * sum_scale
+};
+
+// The same of the differences from each row's mean, with a bias.
+struct LayerNormCall {
+    const float* x;         // (rows, columns)
+    const float* residual;  // the same, or null
+    const float* weight;    // (columns)
+    const float* bias;      // the same, or null
+    float* normed;          // (rows, columns)
+    float* summed;          // (rows, columns) when residual is given, else unused
+    int64_t columns;
+    float eps;
+    float residual_scale = 1.0f, sum_scale = 1.0f;  // summed = (x + residual_scale * residual) * sum_scale
+};
+
+struct RopeCall {
+    float* x;  // (tokens, heads, head_dim), rotated in place
+    int64_t token_stride;
+    int64_t heads, head_dim;
+    const int32_t* positions;  // (tokens)
+    const float* cosines;      // (positions, rot_dim / 2)
+    const float* sines;
+    int64_t rot_dim;       // even, at most head_dim and kMaxRotDim
+    bool interleaved;      // pairs are (2i, 2i + 1), else (i, i + rot_dim / 2)
+    const float* factors;  // (positions): what all numbers of a token are then multiplied by; or null
+};
+constexpr int64_t kMaxRotDim = 1024;
+
+enum class Activation : int { silu, gelu_tanh, gelu_erf, relu_squared, clamped_swiglu };
+
+struct ActivateCall {
+    const float* gate_up;  // (rows, 2 * columns)
+    float* out;            // (rows, columns) in rows of out_stride
+    int64_t columns, out_stride;
+    Activation kind;
+    bool gated = true;  // else gate_up is (rows, columns), and nothing is multiplied; not for clamped_swiglu
+};
+
+struct ScaleCall {
+    const float* x;
+    float* out;  // may be x
+    float factor;
+    float softcap;  // c: what is scaled becomes c tanh(it / c); 0 for none
+};
+
+// out = (x + other) * factor, each step rounded.
+struct AddCall {
+    const float *x, *other;
+    float* out;  // may be x or other
+    float factor;
+};
+
+struct GateHeadsCall {
+    const float* x;      // (rows, columns)
+    const float* gates;  // (rows, gate_count): each is that of columns / gate_count neighbours
+    float* out;          // as x, and may be x
+    int64_t columns, gate_count;
+};
+
+// How pages keep their numbers: rows of head_dim numbers, or bf16 or int8 packed in pairs (packed_pages.h).
+enum class PageType : int { f32, f16, bf16, q8 };
+
+// Whether it is read as pairs of bf16.
+static inline bool is_packed(PageType type) {
+    return type == PageType::bf16 || type == PageType::q8;
+}
+// Bytes beside the head_dim numbers of a position: the scale of int8.
+constexpr int64_t kScaleBytes = 4;
+static inline int64_t scale_bytes(PageType type) {
+    return type == PageType::q8 ? kScaleBytes : 0;
+}
+
+// Bytes of the head_dim numbers of a position, and what belongs to them.
+static inline int64_t row_bytes(PageType type, int64_t head_dim) {
+    const int64_t number_bytes = type == PageType::f32 ? 4 : type == PageType::q8 ? 1 : 2;
+    return number_bytes * head_dim + scale_bytes(type);
+}
+
+struct WritePagesCall {
+    const float* rows;  // (tokens, kv_heads, head_dim): keys or values
+    int64_t token_stride;
+    int64_t tokens, kv_heads, page_size, head_dim;
+    const int32_t* slots;  // (tokens): page * page_size + offset
+    void* pool;            // (pages, kv_heads, page_size, head_dim), or head_dim + 4 bytes for q8
+    PageType type;
+    bool values;  // not keys: what is packed differs
+};
+
+// Positions are cut into tiles and chunks that start at multiples of these, whatever is asked: the softmax is
+// computed online over the tiles of a chunk (at once over a chunk of bf16 pages), and the chunks of a row are merged in
+// ascending order. Both are
+// part of the meaning of the numbers; changing one changes bits.
+constexpr int kTilePositions = 32;
+constexpr int kChunkPositions = 256;
+// Rows (query token, query head of one KV head) that are processed together against each tile.
+constexpr int kBlockRows = 32;
+constexpr int kPackedBlockRows = 48;  // the same for packed pages
+
+constexpr int64_t kAllPositions = int64_t{1} << 40;  // a window that is none
+
+struct AttendCall {
+    const float* q;  // (tokens, heads, head_dim)
+    int64_t q_stride;
+    const void* k_pool;  // (pages, kv_heads, page_size, head_dim)
+    const void* v_pool;
+    PageType type;
+    int64_t heads, kv_heads, group, page_size, head_dim;
+    int64_t padded_dim;  // head_dim rounded up to lanes
+    float scale;
+    float softcap;                   // c: a score becomes c tanh(score / c); 0 for none
+    const float* sinks;              // (heads): of each head e**sink is added to the sum of its weights; or null
+    int64_t window;                  // positions seen, the own included
+    const int32_t* query_starts;     // (sequences + 1)
+    const int32_t* context_lengths;  // (sequences)
+    const int32_t* page_table;       // (sequences, table_stride)
+    int64_t table_stride;
+    float* out;  // (tokens, heads * head_dim)
+};
+
+// Rows [row_first, row_last) of one KV head of one sequence: row = query * group + head within the group.
+// With `partials` null the chunks are merged and written to out; else each chunk's state is left there for
+// merging.
+struct AttendTask {
+    int32_t sequence, kv_head;
+    int64_t row_first, row_last;
+    int64_t low, high;  // positions that some row sees
+    int64_t chunk_first, chunk_last;
+    float* partials;         // (chunks, (rows, padded_dim) o, (rows) m, (rows) s)
+    const AttendTask* next;  // what the thread will probably do after it, or null
+};
+
+// Rows of activations to pairs of bf16. Tokens lie in tiles as in kernel_table.h, with pairs of columns for groups.
+struct NarrowCall {
+    const float* x;  // (tokens, columns)
+    int64_t columns, tile;
+    uint32_t* words;  // an odd last column is the low half of its word
+};
+
+// Tokens times bf16 weights in blocks of 32 rows, which hold for each pair of columns a word of each row.
+struct DensePairsCall {
+    const uint32_t* weights;
+    int64_t columns, rows;
+    const uint32_t* x;  // as narrowed
+    int64_t tile;
+    float* out;  // column 0 of this weight, token 0
+    int64_t out_stride;
+    const float* bias;  // (rows) or null
+};
+
+struct LogitScan {
+    float peak;          // the greatest; -inf when there is none above
+    int64_t best;        // its first index
+    int64_t not_number;  // the first index of not-a-number, -1 if there is none
+};
+constexpr int64_t kScanBlock = 512;
+
+struct OperatorTable {
+    void (*rms_norm)(const RmsNormCall& call, int64_t row_first, int64_t row_last);
+    void (*layer_norm)(const LayerNormCall& call, int64_t row_first, int64_t row_last);
+    void (*rope)(const RopeCall& call, int64_t token_first, int64_t token_last);
+    void (*activate)(const ActivateCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
+                     int64_t column_last);
+    void (*scale)(const ScaleCall& call, int64_t first, int64_t last);
+    void (*add)(const AddCall& call, int64_t first, int64_t last);
+    void (*gate_heads)(const GateHeadsCall& call, int64_t row_first, int64_t row_last);
+    void (*write_pages)(const WritePagesCall& call, int64_t head);
+
+    void (*narrow_rows)(const NarrowCall& call, int64_t token_first, int64_t token_last);
+    // token_first is the start of a tile, or all tokens are in one.
+    void (*multiply_dense_pairs)(const DensePairsCall& call, int64_t block_first, int64_t block_last,
+                                 int64_t token_first, int64_t token_last);
+
+    // Bytes of scratch that one thread needs in attend.
+    int64_t (*attend_scratch_bytes)(const AttendCall& call);
+    void (*attend)(const AttendCall& call, const AttendTask& task, void* scratch);
+    // Merges the partials of one block of rows: `task` spans all its chunks.
+    void (*attend_merge)(const AttendCall& call, const AttendTask& task);
+
+    // Copies the logits whose bit in `mask` is set; the others become -inf.
+    void (*mask_logits)(const float* logits, const uint32_t* mask, int64_t count, float* masked);
+    // block_peaks: one per kScanBlock logits, the greatest of each.
+    LogitScan (*scan_logits)(const float* logits, int64_t count, float* block_peaks);
+    // Sum of the terms e**((logit - peak) * factor), which also go to `terms` unless it is null.
+    double (*sum_exponentials)(const float* logits, int64_t count, float peak, float factor, float* terms);
+    // The same for a row that is -inf but at `ids`, rising, of which `logits` are the values, with a factor of 1: the
+    // same bits. `terms` has room for as many.
+    double (*sum_few_exponentials)(const float* logits, const int32_t* ids, int64_t count, float peak, float* terms);
+    // Indices of logits >= threshold, ascending; at most `count`. Returns how many.
+    int64_t (*collect_logits)(const float* logits, int64_t count, float threshold, int32_t* indices);
+};
+
+// The table of an available tier.
+const OperatorTable* operator_table(Isa isa);
+
+}  // namespace mlxr
+
+extern "C" {
+const mlxr::OperatorTable* mlxr_operators_portable();
+#if defined(MLXR_X86)
+const mlxr::OperatorTable* mlxr_operators_avx2();
+const mlxr::OperatorTable* mlxr_operators_avx512();
+#endif
+}

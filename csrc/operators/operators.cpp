@@ -1,0 +1,46 @@
+// The operators of one tier: compiled once per instruction set (MLXR_TIER), see operator_table.h. Knows
+// neither Python nor threads; everything has internal linkage but the one function that hands out the table.
+#include "operators/operator_table.h"
+
+#include "operators/operators_lanes.inc"
+// The bodies, written once against the lanes.
+#include "attend/attend.inc"
+#include "operators/activate.inc"
+#include "operators/dense_pairs.inc"
+#include "operators/norms.inc"
+#include "operators/rope.inc"
+#include "operators/scale.inc"
+#include "operators/write_pages.inc"
+#include "sample/sample.inc"
+
+#define MLXR_JOIN_(a, b) a##b
+#define MLXR_JOIN(a, b) MLXR_JOIN_(a, b)
+
+namespace {
+
+constexpr mlxr::OperatorTable kTable{
+    rms_norm,
+    layer_norm,
+    rope,
+    activate,
+    scale,
+    add,
+    gate_heads,
+    write_pages,
+    narrow_rows,
+    multiply_dense_pairs,
+    attend_scratch_bytes,
+    attend,
+    attend_merge,
+    mask_logits,
+    scan_logits,
+    sum_exponentials,
+    sum_few_exponentials,
+    collect_logits,
+};
+
+}  // namespace
+
+extern "C" const mlxr::OperatorTable* MLXR_JOIN(mlxr_operators_, MLXR_TIER)() {
+    return &kTable;
+}

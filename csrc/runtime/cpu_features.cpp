@@ -1,0 +1,134 @@
+// Detection of instruction sets and of usable cores. See cpu_features.h.
+#include "runtime/cpu_features.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <string>
+#include <thread>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace mlxr {
+
+namespace {
+
+constexpr const char* kNames[kIsaCount] = {"portable", "avx2", "avx512"};
+
+#if defined(__linux__)
+
+// The first number of e.g. "0,64" or "0-1": the same for all hardware threads of one core.
+int first_sibling(int cpu) {
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+    int first = cpu;
+    if (file && (file >> first)) return first;
+    return cpu;
+}
+
+int allowed_cores() {
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0) return 0;
+    std::set<int> cores;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (CPU_ISSET(cpu, &mask)) cores.insert(first_sibling(cpu));
+    }
+    return static_cast<int>(cores.size());
+}
+
+// Quota in whole CPUs of one cgroup folder, or 0 when it sets none. v2 has "cpu.max" ("max 100000" or "150000
+// 100000"), v1 has cpu.cfs_quota_us (-1: none) and cpu.cfs_period_us.
+double folder_quota(const std::string& folder) {
+    double quota = 0, period = 0;
+    std::ifstream v2(folder + "/cpu.max");
+    std::string first;
+    if (v2 && (v2 >> first >> period) && first != "max") quota = std::atof(first.c_str());
+    if (!v2) {
+        std::ifstream quota_file(folder + "/cpu.cfs_quota_us"), period_file(folder + "/cpu.cfs_period_us");
+        if (!(quota_file >> quota) || !(period_file >> period)) return 0;
+    }
+    return quota > 0 && period > 0 ? quota / period : 0;
+}
+
+// The tightest quota on the path from our cgroup to the root.
+double cgroup_quota() {
+    double tightest = 0;
+    std::ifstream file("/proc/self/cgroup");
+    std::string line;
+    while (std::getline(file, line)) {
+        const size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (first == std::string::npos || second == std::string::npos) continue;
+        const std::string controllers = line.substr(first + 1, second - first - 1);
+        std::string path = line.substr(second + 1);
+        if (!controllers.empty() && controllers.find("cpu") == std::string::npos) continue;
+        const std::string root = controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+        while (true) {
+            const double quota = folder_quota(root + (path == "/" ? "" : path));
+            if (quota > 0 && (tightest == 0 || quota < tightest)) tightest = quota;
+            const size_t slash = path.rfind('/');
+            if (path.size() <= 1 || slash == std::string::npos) break;
+            path = slash == 0 ? "/" : path.substr(0, slash);
+        }
+    }
+    return tightest;
+}
+
+#endif
+
+}  // namespace
+
+const char* isa_name(Isa isa) {
+    return kNames[static_cast<int>(isa)];
+}
+
+bool parse_isa(std::string_view name, Isa& isa) {
+    for (int i = 0; i < kIsaCount; ++i) {
+        if (name == kNames[i]) {
+            isa = static_cast<Isa>(i);
+            return true;
+        }
+    }
+    return false;
+}
+
+bool isa_available(Isa isa) {
+    if (isa == Isa::portable) return true;
+#if defined(MLXR_X86)
+    // These builtins also ask XGETBV whether the operating system saves the wide registers.
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+    if (isa == Isa::avx2) return avx2;
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
+           __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
+Isa best_isa() {
+    for (int i = kIsaCount - 1; i > 0; --i) {
+        if (isa_available(static_cast<Isa>(i))) return static_cast<Isa>(i);
+    }
+    return Isa::portable;
+}
+
+int default_threads() {
+    int threads = static_cast<int>(std::thread::hardware_concurrency());
+#if defined(__linux__)
+    const int cores = allowed_cores();
+    if (cores > 0) threads = cores;
+    const double quota = cgroup_quota();
+    if (quota > 0) threads = std::min(threads, static_cast<int>(quota));
+#endif
+    return std::max(threads, 1);
+}
+
+}  // namespace mlxr

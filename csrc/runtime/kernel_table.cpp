@@ -1,0 +1,19 @@
+// See kernel_table.h.
+#include "runtime/kernel_table.h"
+
+namespace mlxr {
+
+const KernelTable* kernel_table(Isa isa) {
+    switch (isa) {
+#if defined(MLXR_X86)
+        case Isa::avx512:
+            return mlxr_kernels_avx512();
+        case Isa::avx2:
+            return mlxr_kernels_avx2();
+#endif
+        default:
+            return mlxr_kernels_portable();
+    }
+}
+
+}  // namespace mlxr
