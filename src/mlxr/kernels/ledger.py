@@ -1,7 +1,7 @@
 """Proof of dispatch: counts which kernel of which operator ran, and the bytes the cache path copied.
 
-Always on. Native code counts itself where it has chosen a kernel (csrc/runtime/tally.h), launches of a GPU where they are
-launched, and NumPy and MLX's own operations where they are called; here it all comes together. Counts of Python are
+Always on. Native code counts itself where it has chosen a kernel (csrc/runtime/tally.h), launches of a GPU where they
+are launched, and NumPy and MLX's own operations where they are called; here it all comes together. Counts of Python are
 written by the thread that runs the model; `snapshot` may be called from any thread.
 """
 

@@ -1,4 +1,4 @@
-"""bf16 and int8 numbers in pages: rounding, and where each number of a page lies (the same as csrc/attend/packed_pages.h).
+"""bf16 and int8 numbers in pages: rounding, and where each number of a page lies (as csrc/attend/packed_pages.h).
 
 A page holds page_size * head_dim numbers of a KV head, in pairs as products of pairs want them. Keys: groups of 16
 positions (the last may have fewer), each (head_dim / 2, positions of the group, 2). Values: pairs of positions,

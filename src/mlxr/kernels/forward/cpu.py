@@ -1,4 +1,4 @@
-"""Native `forward`: csrc/layers/blocks.cpp, from token ids to logits in one call, where the logits of all tokens are wanted.
+"""Native `forward`: csrc/layers/blocks.cpp, from ids to logits in one call, where the logits of all tokens are wanted.
 
 That is so when decoding. Of a prompt one row is wanted, which is picked between the layers and the output.
 """

@@ -1,4 +1,4 @@
-"""Native `run_layers`: csrc/layers/blocks.cpp runs all operators of all layers in one call. The payload is a native object."""
+"""Native `run_layers`: csrc/layers/blocks.cpp runs all operators of all layers at once. Its payload is native."""
 
 from __future__ import annotations
 
