@@ -24,7 +24,7 @@ from mlxr import LLM, Completion, SamplingParams
 
 DOCS = Path(__file__).parents[2] / "docs"
 MODELS = ["gemma-3-270m", "qwen2.5-coder-0.5b"]
-TEXT_TOKENS = 20_000
+TEXT_TOKENS = 20_480
 WINDOW_TOKENS = 1024  # twice the window of Gemma's layers
 ANSWER_TOKENS = 32
 NEAR = 0.5  # nats between two tokens of which either may be the likelier one after rounding
