@@ -108,7 +108,7 @@ class CacheCheck:
 
 @dataclass(frozen=True, slots=True)
 class FullUse:
-    """What `sequences` of `tokens` each take of the cache, and what they would take if no layer had a window."""
+    """Bytes of the cache for `sequences` of `tokens` each: needed as the layers are, and if none had a window."""
 
     sequences: int
     tokens: int

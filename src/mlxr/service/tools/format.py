@@ -12,7 +12,6 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from mlxr.service.requests import Tool
 
@@ -83,7 +82,7 @@ class CallParser(ABC):
             self._found.append(text)
 
 
-class ToolFormat(Protocol):
+class ToolFormat(ABC):
     """One way of calling tools.
 
     `markers` are spellings that are to reach the parser even where they are control tokens. With `shows_tools` the
@@ -92,21 +91,23 @@ class ToolFormat(Protocol):
     """
 
     markers: Sequence[str]
-    shows_tools: bool
-    marks_calls: bool
+    shows_tools: bool = True
+    marks_calls: bool = True
 
     def make_id(self) -> str:
-        """An id for a call, as the format's templates want it."""
-        ...
+        """Make an id for a call, as the format's templates want it: here as OpenAI spells them."""
+        return make_call_id()
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Messages as the chat template can show them; with `tools`, described if need be."""
-        ...
+        """Return messages that the chat template can show, with `tools` described if need be: here as they are."""
+        del tools
+        return messages
 
+    @abstractmethod
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
-        """A parser for one answer; `is_enforced` says that a grammar keeps all calls well-formed."""
-        ...
+        """Return a parser for one answer; `is_enforced` says that a grammar keeps all calls well-formed."""
 
+    @abstractmethod
     def write_grammar(
         self,
         tools: Sequence[Tool],
@@ -121,7 +122,6 @@ class ToolFormat(Protocol):
         `specials` says how Lark names those of the markers that are control tokens of the vocabulary. With `answer`, a
         part of a Lark rule, an answer without calls is that and nothing else, unless there must be a call.
         """
-        ...
 
 
 def make_call_id() -> str:

@@ -16,7 +16,7 @@ from mlxr.service.requests import Tool
 from mlxr.service.tools.format import (
     CallParser,
     CallPiece,
-    make_call_id,
+    ToolFormat,
     quote_lark,
     write_json,
     write_marked_grammar,
@@ -31,21 +31,10 @@ _PLAIN = re.compile(r"\s*(-?[0-9][0-9.eE+-]*|true|false|null|None)\s*")
 _CALL_END = re.compile(f"{re.escape(QUOTE)}|{re.escape(END)}")
 
 
-class Gemma4Format:
+class Gemma4Format(ToolFormat):
     """See `ToolFormat`. Of arguments a grammar enforces the names on top and what values look like, not their types."""
 
     markers: Sequence[str] = (START, END, QUOTE)
-    shows_tools = True
-    marks_calls = True
-
-    def make_id(self) -> str:
-        """Make an id for a call, as OpenAI spells them."""
-        return make_call_id()
-
-    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Return the messages unchanged: the template shows the tools by itself."""
-        del tools
-        return messages
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser of the calls between the markers, which are given out whole."""

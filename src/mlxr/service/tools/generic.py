@@ -10,7 +10,7 @@ from typing import cast
 
 from mlxr.service.requests import Tool
 from mlxr.service.tools.bare_json import BareJsonParser
-from mlxr.service.tools.format import CallParser, describe_tool, make_call_id, write_bare_grammar, write_json
+from mlxr.service.tools.format import CallParser, ToolFormat, describe_tool, write_bare_grammar, write_json
 
 _INTRODUCTION = (
     "You can call these functions:\n{tools}\n"
@@ -20,16 +20,12 @@ _INTRODUCTION = (
 )
 
 
-class GenericFormat:
+class GenericFormat(ToolFormat):
     """Tool calls for models whose template knows no tools: lines of JSON."""
 
     markers: Sequence[str] = ()
     shows_tools = False
     marks_calls = False
-
-    def make_id(self) -> str:
-        """Make an id for a call, as OpenAI spells them."""
-        return make_call_id()
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
         """Tools, calls and results as plain text; results that follow each other become one message."""

@@ -10,28 +10,17 @@ from collections.abc import Mapping, Sequence
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.bare_json import BareJsonParser
-from mlxr.service.tools.format import CallParser, CallPiece, make_call_id, quote_lark, write_call_rules, write_rule
+from mlxr.service.tools.format import CallParser, CallPiece, ToolFormat, quote_lark, write_call_rules, write_rule
 from mlxr.service.tools.json_call import CallReader
 
 START, END = "<tool_call>", "</tool_call>"
 KEYS = ("arguments", "parameters")
 
 
-class HermesFormat:
+class HermesFormat(ToolFormat):
     """Tool calls as Hermes and Qwen write them: JSON between two tags."""
 
     markers: Sequence[str] = (START, END)
-    shows_tools = True
-    marks_calls = True
-
-    def make_id(self) -> str:
-        """Make an id for a call, as OpenAI spells them."""
-        return make_call_id()
-
-    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Return the messages unchanged: the template shows the tools by itself."""
-        del tools
-        return messages
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser of marked calls that also finds an answer that is JSON from its beginning."""

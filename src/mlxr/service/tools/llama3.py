@@ -11,21 +11,16 @@ from typing import cast
 
 from mlxr.service.requests import Tool
 from mlxr.service.tools.bare_json import BareJsonParser
-from mlxr.service.tools.format import CallParser, make_call_id, write_bare_grammar
+from mlxr.service.tools.format import CallParser, ToolFormat, write_bare_grammar
 
 PYTHON_TAG = "<|python_tag|>"
 
 
-class Llama3Format:
+class Llama3Format(ToolFormat):
     """Tool calls as Llama 3 writes them: bare JSON, also after a tag."""
 
     markers: Sequence[str] = (PYTHON_TAG,)
-    shows_tools = True
     marks_calls = False
-
-    def make_id(self) -> str:
-        """Make an id for a call, as OpenAI spells them."""
-        return make_call_id()
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
         """One call in a message at most: the template refuses more."""

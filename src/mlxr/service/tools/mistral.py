@@ -17,6 +17,7 @@ from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.format import (
     CallParser,
+    ToolFormat,
     quote_lark,
     write_argument_rules,
     write_list_rules,
@@ -30,12 +31,10 @@ _ID = re.compile(r"[A-Za-z0-9]{9}")
 _NAMED = re.compile(r"\s*([^\s\[{]+)(?:\[CALL_ID\][A-Za-z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
 
 
-class MistralFormat:
+class MistralFormat(ToolFormat):
     """See `ToolFormat`; `has_args_marker` is the newer form."""
 
     markers: Sequence[str] = (CALLS, ARGS, CALL_ID)
-    shows_tools = True
-    marks_calls = True
 
     def __init__(self, *, has_args_marker: bool) -> None:
         self._has_args_marker = has_args_marker

@@ -17,7 +17,7 @@ from mlxr.service.tools.format import (
     JSON_STYLE,
     CallParser,
     CallPiece,
-    make_call_id,
+    ToolFormat,
     quote_lark,
     write_marked_grammar,
     write_rule,
@@ -30,21 +30,10 @@ _KEY = re.compile(r"\s*(?:,\s*)?([^\s=,()\"]+)\s*=\s*")
 _JSON = json.JSONDecoder()
 
 
-class Olmo3Format:
+class Olmo3Format(ToolFormat):
     """Tool calls as OLMo 3 writes them: as calls in Python, between two tags."""
 
     markers: Sequence[str] = (START, END)
-    shows_tools = True
-    marks_calls = True
-
-    def make_id(self) -> str:
-        """Make an id for a call, as OpenAI spells them."""
-        return make_call_id()
-
-    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Return the messages unchanged: the template shows the tools by itself."""
-        del tools
-        return messages
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser that gives calls when they are complete."""

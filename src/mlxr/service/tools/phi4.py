@@ -9,30 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mlxr.service.requests import Tool
-from mlxr.service.tools.format import CallParser, make_call_id, quote_lark, write_list_rules, write_marked_grammar
+from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_list_rules, write_marked_grammar
 from mlxr.service.tools.mistral import MarkedParser
 
 START, END = "<|tool_call|>", "<|/tool_call|>"
 
 
-class Phi4Format:
+class Phi4Format(ToolFormat):
     """See `ToolFormat`; calls are a list behind `start`, closed by `end` unless that is empty."""
-
-    shows_tools = True
-    marks_calls = True
 
     def __init__(self, start: str, end: str) -> None:
         self._start, self._end = start, end
         self.markers: Sequence[str] = (start, end) if end else (start,)
-
-    def make_id(self) -> str:
-        """Make an id for a call, as OpenAI spells them."""
-        return make_call_id()
-
-    def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
-        """Return the messages unchanged: the template shows the tools by itself."""
-        del tools
-        return messages
 
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser of the calls behind the marker."""
