@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from amounts import choose_amount
+from amounts import choose_amount, choose_schedules
 from random_model import make_weights
 from tiny_models import CASES, Windows, build_hf, give_windows, make_hf_tensors, read_golden
 
@@ -144,7 +144,7 @@ def test_windows_change_no_bit(seed: int, kinds: tuple[Windows, ...], tmp_path: 
 @pytest.mark.parametrize("case", CASES)
 def test_no_schedule_changes_a_bit_of_a_family(case: str, tmp_path: Path) -> None:
     tiers = [isa for isa in ISAS if isa in load_native().available_isas()]
-    for seed in range(choose_amount(FAMILY_SCHEDULES)):
+    for seed in range(choose_schedules(FAMILY_SCHEDULES)):
         chance = random.Random(seed)
         folder = tmp_path / str(seed)
         run_schedule(
