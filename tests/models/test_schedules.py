@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from amounts import choose_amount, choose_schedules
+from engines import open_engine
 from random_model import make_weights
 from tiny_models import CASES, Windows, build_hf, give_windows, make_hf_tensors, read_golden
 
@@ -61,7 +62,7 @@ def build(kind: Kind, device: str = "cpu", threads: int = 2, isa: str | None = N
 
 
 def make_engine(model: Decoder, **settings: Any) -> Engine:
-    return Engine(model, model.ctx, eos_ids=(), **{"max_sequences": 4, "fingerprint": b"tiny", **settings})
+    return open_engine(model, model.ctx, **{"max_sequences": 4, "fingerprint": b"tiny", **settings})
 
 
 def collect(events: list[TokenEvent]) -> dict[int, Answer]:
