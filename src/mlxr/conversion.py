@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlxr.formats import AffineTensor, TensorSource, TensorToWrite, by_name, write_gguf
+from mlxr.formats import TensorToWrite, WeightSource, by_name, write_gguf
 from mlxr.formats.recipes import find_recipe, tensor_type
 from mlxr.loading import Progress, SourceModel
 
@@ -65,9 +65,7 @@ def find_layer(name: str) -> int:
     return 0 if match is None else int(match[1])
 
 
-def _plan_tensor(
-    name: str, source: TensorSource | AffineTensor, type_name: str, row_order: list[int] | None
-) -> TensorToWrite:
+def _plan_tensor(name: str, source: WeightSource, type_name: str, row_order: list[int] | None) -> TensorToWrite:
     if row_order is not None and len(source.shape) == 1:  # a bias: reorder its numbers, not its rows
         return TensorToWrite.from_array(name, type_name, source.to_float32()[row_order])
     order = None if row_order is None else np.array(row_order, np.intp)

@@ -29,6 +29,7 @@ from mlxr.formats import (
     GGUFFile,
     SafetensorsFolder,
     TensorSource,
+    WeightSource,
     hash_tensors,
     join_affine,
     open_gguf,
@@ -49,7 +50,7 @@ from mlxr.models.names import (
     gguf_row_order,
     rename_hf_tensors,
 )
-from mlxr.models.weights import check_tensors
+from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import (
     ChatTemplate,
     Tokenizer,
@@ -220,7 +221,7 @@ class SourceModel:
     config: ModelConfig
     metadata: Mapping[str, object]
     metadata_types: Mapping[str, str]
-    tensors: Mapping[str, TensorSource | AffineTensor]
+    tensors: Mapping[str, WeightSource]
     row_orders: Mapping[str, list[int]]
     extra: Mapping[str, Sequence[float]]
     file: GGUFFile | SafetensorsFolder
@@ -237,11 +238,11 @@ def _open_source(path: Path) -> SourceModel:
     if not path.is_dir():
         file = open_gguf(path)
         config = config_from_gguf(file.metadata, file.tensors)
-        check_tensors(config, file.tensors)
+        check_tensors(config, arrange_tensors(config, file.tensors))
         return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file)
     folder = open_safetensors(path)
     config = config_from_hf(folder.config)
-    tensors = _name_tensors(join_affine(folder.tensors, folder.config), config)
+    tensors = arrange_tensors(config, _name_tensors(join_affine(folder.tensors, folder.config), config))
     check_tensors(config, tensors)
     if config.tied_embeddings:  # a stored copy would say the contrary in GGUF
         tensors.pop("output.weight", None)

@@ -52,6 +52,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         if kind == "gemma4_text":
             products = _list_gemma4_products(config, index)
             shapes[f"{layer}layer_scalar"] = (1,)
+        if has_experts(config, index):
+            products[4:] = list_expert_products(config)
         for name, rows, columns, has_bias in products:
             shapes[f"{layer}{name}.weight"] = (rows, columns)
             if has_bias:
@@ -62,7 +64,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         if kind.startswith("olmo"):
             shapes[f"{layer}self_attn.q_norm.weight"] = (heads * head_dim,)
             shapes[f"{layer}self_attn.k_norm.weight"] = (kv_heads * head_dim,)
-        if kind in ("qwen3", "gemma3_text", "gemma4_text"):
+        if kind in ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text"):
             rows_of = {name: rows for name, rows, _, _ in products}
             for name in ("q", "k"):
                 if f"self_attn.{name}_proj" in rows_of:
@@ -73,6 +75,26 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     if not config.get("tie_word_embeddings", False):
         shapes["lm_head.weight"] = (vocabulary, hidden)
     return shapes
+
+
+def has_experts(config: Config, index: int) -> bool:
+    """Whether a layer has a mixture of experts."""
+    if not config["model_type"].endswith("_moe"):
+        return False
+    return (index + 1) % config.get("decoder_sparse_step", 1) == 0 and index not in config.get("mlp_only_layers", [])
+
+
+def list_expert_products(config: Config) -> list[tuple[str, int, int, bool]]:
+    """Name, rows, columns and bias of the products of a mixture, a tensor for each expert."""
+    hidden, ffn = config["hidden_size"], config["moe_intermediate_size"]
+    products = [("mlp.gate", config["num_experts"], hidden, False)]
+    for expert in range(config["num_experts"]):
+        products += [
+            (f"mlp.experts.{expert}.gate_proj", ffn, hidden, False),
+            (f"mlp.experts.{expert}.up_proj", ffn, hidden, False),
+            (f"mlp.experts.{expert}.down_proj", hidden, ffn, False),
+        ]
+    return products
 
 
 def _list_gemma4_products(config: Config, index: int) -> list[tuple[str, int, int, bool]]:

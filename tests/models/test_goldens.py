@@ -10,14 +10,26 @@ import numpy as np
 import pytest
 from random_model import make_weights
 from safetensors.numpy import save_file
-from tiny_models import CASES, NOT_IN_GGUF, TinyRun, build_gguf, build_hf, make_gguf, make_hf_tensors, read_golden
+from tiny_models import (
+    CASES,
+    NATIVE_CASES,
+    NOT_IN_GGUF,
+    TinyRun,
+    build_gguf,
+    build_hf,
+    make_gguf,
+    make_hf_tensors,
+    read_golden,
+)
 
 from mlxr.formats import TensorToWrite, open_gguf, open_safetensors, write_gguf
 from mlxr.kernels.context import Context
+from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.rope import QueryTemperature
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name
 from mlxr.models.names import rename_hf_tensors
+from mlxr.models.specs import Mixture
 
 TOLERANCE = 1e-4
 
@@ -50,6 +62,8 @@ def test_chunked_reference_equals_golden(case: str) -> None:
     ("case", "change"),
     [
         ("llama-linear", {"rope_scaling": None}),
+        ("qwen3moe", {"mixture": Mixture(8, 64, "silu", RoutingRule(3))}),
+        ("qwen3moe", {"mixture": Mixture(8, 64, "silu", RoutingRule(2, renormalises=True))}),
         ("llama-ntk", {"rope_scaling": None}),
         ("llama-llama3", {"rope_scaling": None}),
         ("llama-yarn", {"rope_scaling": None}),
@@ -145,7 +159,7 @@ def test_goldens_see_each_part_of_longrope(case: str, change: dict[str, object])
     test_goldens_see_every_feature(case, {"rope_scaling": replace(scaling, **change)})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", NATIVE_CASES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_cpu_equals_golden(case: str, threads: int) -> None:
     config, seed, tokens, golden = read_golden(case)
@@ -164,7 +178,7 @@ CPU_ERRORS = [
 
 
 @pytest.mark.parametrize(("type_name", "kv_type", "allowed"), CPU_ERRORS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", NATIVE_CASES)
 def test_cpu_is_within_quantisation_error(case: str, type_name: str, kv_type: str, allowed: float) -> None:
     config, seed, tokens, golden = read_golden(case)
     model = build_hf(Context("cpu", threads=2), config, seed, type_name)

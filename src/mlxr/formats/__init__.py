@@ -12,7 +12,7 @@ from .gguf import GGUFFile, open_gguf
 from .gguf_writer import TensorToWrite, write_gguf
 from .mlx_affine import AffineTensor, join_affine
 from .safetensors import SafetensorsFolder, open_safetensors
-from .tensor import TensorSource
+from .tensor import TensorSource, WeightSource
 
 __all__ = [
     "GGML_TYPES",
@@ -23,6 +23,7 @@ __all__ = [
     "SafetensorsFolder",
     "TensorSource",
     "TensorToWrite",
+    "WeightSource",
     "by_id",
     "by_name",
     "encode_tensor",

@@ -28,8 +28,7 @@ from mlxr.core.errors import FormatError, ModelError
 from .ggml_types import by_name, decode_blocks, encode_pieces
 from .gguf_header import ALIGNMENT_RULE, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, is_alignment
 from .gguf_pack import infer_type, pack_string, pack_typed_value
-from .mlx_affine import AffineTensor
-from .tensor import TensorSource
+from .tensor import WeightSource
 
 LONGEST_TENSOR_NAME_BYTES = 63  # ggml keeps names in 64 bytes with a closing zero
 _VERSION = 3
@@ -62,7 +61,7 @@ class TensorToWrite:
     @classmethod
     def from_source(
         cls,
-        source: TensorSource | AffineTensor,
+        source: WeightSource,
         *,
         name: str,
         type_name: str,
@@ -83,9 +82,13 @@ def _encode(name: str, type_name: str, values: NDArray[np.float32]) -> Iterator[
 
 
 def _convert(
-    source: TensorSource | AffineTensor, name: str, type_name: str, row_order: NDArray[np.intp] | None
+    source: WeightSource, name: str, type_name: str, row_order: NDArray[np.intp] | None
 ) -> Iterator[NDArray[np.uint8]]:
-    """The source's rows in the order and type wanted, some at a time."""
+    """The source's rows in the order and type wanted, some at a time; of a stack one part after another."""
+    if len(source.shape) > 2:
+        for index in range(source.shape[0]):
+            yield from _convert(source.take_matrix(index), name, type_name, row_order)
+        return
     row = by_name(source.type_name)
     columns = source.shape[-1]
     rows = source.data.reshape(-1, row.row_bytes(columns))

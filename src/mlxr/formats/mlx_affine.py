@@ -9,6 +9,7 @@ Layout: `mlx.core.quantize`, https://ml-explore.github.io/mlx/build/html/python/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -39,53 +40,68 @@ class Quantization:
 
 
 class AffineTensor:
-    """A quantised weight, with the attributes of a TensorSource.
+    """A quantised weight, or a stack of them (parts, rows, columns), with the attributes of a TensorSource.
 
     `data` is made when it is first asked for, and kept until `release`. Raises ModelError, naming the tensor, for
     parts that do not fit together.
     """
 
-    __slots__ = ("_biases", "_blocks", "_scales", "_weight", "name", "quantization", "shape", "type_name")
+    __slots__ = ("_biases", "_blocks", "_rows", "_scales", "_weight", "name", "quantization", "shape", "type_name")
 
     def __init__(
         self, weight: TensorSource, scales: TensorSource, biases: TensorSource, quantization: Quantization
     ) -> None:
         self.name, self.quantization = weight.name, quantization
-        self._weight, self._scales, self._biases = weight, scales, biases
+        stack = weight.shape[:-2]
+        if scales.shape[:-2] != stack or biases.shape[:-2] != stack:
+            raise ModelError(f"tensor {scales.name} has shape {scales.shape}, expected that of {stack} matrices")
+        self._weight, self._scales, self._biases = map(_flatten, (weight, scales, biases))
         self._blocks: NDArray[np.uint8] | None = None
-        self.shape: tuple[int, ...] = self._check()
+        self._rows, columns = self._check()
+        self.shape: tuple[int, ...] = (*weight.shape[:-1], columns)
         container = 4 if quantization.bits <= 4 else 8
         self.type_name = f"affine{container}_{min(64, quantization.group_size)}"
 
     @property
     def nbytes(self) -> int:
         """Size of the blocks in bytes."""
-        return self.shape[0] * by_name(self.type_name).row_bytes(self.shape[1])
+        return self._rows * by_name(self.type_name).row_bytes(self.shape[-1])
 
     @property
     def data(self) -> NDArray[np.uint8]:
         """The blocks, uint8 (nbytes,)."""
         if self._blocks is None:
             blocks = np.empty(self.nbytes, np.uint8)
-            rows = blocks.reshape(self.shape[0], -1)
-            for first, last in self._cut(0, self.shape[0]):
+            rows = blocks.reshape(self._rows, -1)
+            for first, last in self._cut(0, self._rows):
                 rows[first:last] = self._make_blocks(first, last)
             self._blocks = blocks
         return self._blocks
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> Floats:
-        """Rows [start:stop] (NumPy's rules), decoded from the file."""
-        begin, end, _ = slice(start, stop).indices(self.shape[0])
-        values = np.empty((max(0, end - begin), self.shape[1]), np.float32)
+        """Rows [start:stop] (NumPy's rules), or parts of a stack, decoded from the file."""
+        part, end, _ = slice(start, stop).indices(self.shape[0])
+        count, each = max(0, end - part), self._rows // self.shape[0]
+        begin, end = part * each, (part + count) * each
+        values = np.empty((count * each, self.shape[-1]), np.float32)
         for first, last in self._cut(begin, end):
             groups = self._read_codes(first, last).reshape(-1, self.quantization.group_size).astype(np.float32)
             scale, bias = (part.to_float32(first, last).reshape(-1, 1) for part in (self._scales, self._biases))
             values[first - begin : last - begin] = (groups * scale + bias).reshape(last - first, -1)
-        return values
+        return values.reshape(count, *self.shape[1:])
 
     def take_rows(self, start: int, stop: int) -> AffineTensor:
         """Rows [start:stop] as a tensor of their own, under the same name."""
+        if len(self.shape) > 2:
+            raise ValueError(f"tensor {self.name} is a stack of matrices, which has no rows of its own")
         weight, scales, biases = (part.take_rows(start, stop) for part in (self._weight, self._scales, self._biases))
+        return AffineTensor(weight, scales, biases, self.quantization)
+
+    def take_matrix(self, index: int) -> AffineTensor:
+        """Part `index` of a stack."""
+        each = self._rows // self.shape[0]
+        parts = (self._weight, self._scales, self._biases)
+        weight, scales, biases = (part.take_rows(index * each, (index + 1) * each) for part in parts)
         return AffineTensor(weight, scales, biases, self.quantization)
 
     def release(self) -> None:
@@ -118,12 +134,12 @@ class AffineTensor:
         return part.shape[0], part.shape[1]
 
     def _cut(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        step = max(1, _PIECE_VALUES // self.shape[1])
+        step = max(1, _PIECE_VALUES // self.shape[-1])
         for start in range(first, last, step):
             yield start, min(last, start + step)
 
     def _read_raw(self, first: int, last: int) -> Bytes:
-        return self._weight.data.reshape(self.shape[0], -1)[first:last]
+        return self._weight.data.reshape(self._rows, -1)[first:last]
 
     def _read_codes(self, first: int, last: int) -> Bytes:
         """The numbers of some rows, (values,)."""
@@ -133,7 +149,7 @@ class AffineTensor:
         columns = min(64, self.quantization.group_size)
         kind = by_name(self.type_name)
         bits = 8 * (kind.type_size - 8) // columns
-        blocks = np.empty((last - first) * self.shape[1] // columns, BLOCKS[bits, columns])
+        blocks = np.empty((last - first) * self.shape[-1] // columns, BLOCKS[bits, columns])
         repeats = self.quantization.group_size // columns
         for field, part in (("scale", self._scales), ("bias", self._biases)):
             blocks[field] = np.repeat(part.to_float32(first, last).reshape(-1), repeats)
@@ -144,6 +160,14 @@ class AffineTensor:
             packed = codes if bits == 8 else pack_halves(codes)
         blocks["q"] = packed.reshape(len(blocks), -1)
         return blocks.view(np.uint8).reshape(last - first, -1)
+
+
+def _flatten(part: TensorSource) -> TensorSource:
+    """A stack of matrices as one, their rows after one another."""
+    if len(part.shape) < 3:
+        return part
+    shape = (math.prod(part.shape[:-1]), part.shape[-1])
+    return TensorSource(part.name, part.type_name, shape, part.data, part.mapping)
 
 
 def unpack_codes(raw: Bytes, bits: int) -> Bytes:

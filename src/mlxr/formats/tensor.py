@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,47 @@ from mlxr.core.errors import ModelError
 
 from .ggml_types import by_name, decode_blocks
 from .mapped_file import MappedFile
+
+
+class WeightSource(Protocol):
+    """What a tensor must have to be written to another file: a `TensorSource`, or several that count as one."""
+
+    @property
+    def name(self) -> str:
+        """The tensor's name in its file."""
+        ...
+
+    @property
+    def type_name(self) -> str:
+        """Type as ggml spells it."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In NumPy order; a stack of matrices has three axes."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the raw blocks."""
+        ...
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The raw blocks, as bytes."""
+        ...
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> NDArray[np.float32]:
+        """Decode [start:stop] of the first axis."""
+        ...
+
+    def take_matrix(self, index: int) -> WeightSource:
+        """Part `index` of a stack."""
+        ...
+
+    def release(self) -> None:
+        """Say that the mapped pages may go."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +108,11 @@ class TensorSource:
         stride = self.nbytes // self.shape[0]
         shape, data = (stop - start, *self.shape[1:]), self.data[start * stride : stop * stride]
         return TensorSource(self.name, self.type_name, shape, data, self.mapping)
+
+    def take_matrix(self, index: int) -> TensorSource:
+        """Part `index` of the first axis, which the result does not have; nothing is copied."""
+        part = self.take_rows(index, index + 1)
+        return TensorSource(self.name, self.type_name, self.shape[1:], part.data, self.mapping)
 
     def release(self) -> None:
         """Tell the operating system that the mapped pages may go; they come back by themselves when read again."""

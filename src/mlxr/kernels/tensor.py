@@ -67,6 +67,10 @@ class TensorSource(Protocol):
         """Rows [start:stop] of a matrix as a tensor of their own, nothing copied."""
         ...
 
+    def take_matrix(self, index: int) -> TensorSource:
+        """Part `index` of the first axis of a stack, one axis less, nothing copied."""
+        ...
+
     def release(self) -> None:
         """Tell the operating system that the mapped pages behind `data` may go; reading again still works."""
         ...

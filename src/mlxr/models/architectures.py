@@ -11,6 +11,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.layers.block import NormKind
 from mlxr.models import families
+from mlxr.models.mixture import MixtureRow
 from mlxr.models.specs import LayerSpec
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Architecture:
     `rotary_default`: the part of a head that rotates where `config.json` does not say. `context_keys` there state the
     longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
     `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
-    Face folders that mean something else than elsewhere.
+    Face folders that mean something else than elsewhere. `mixture` says how files state experts.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Architecture:
     tied_default: bool = False
     is_joined: bool = False
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
+    mixture: MixtureRow | None = None
 
 
 PER_LAYER_REFUSED = "embeddings of each layer (Gemma 4 E2B, E4B) are not supported; take a larger Gemma 4 or a Gemma 3"
@@ -128,6 +130,16 @@ ARCHITECTURES = (
     ),
     Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", qkv_bias=True, windowed=True, window_switch=True),
     Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", bias_key=True, qk_norm=True, windowed=True, window_switch=True),
+    Architecture(
+        "qwen3_moe",
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        bias_key=True,
+        qk_norm=True,
+        windowed=True,
+        window_switch=True,
+        mixture=MixtureRow(renormalises=True),
+    ),
     Architecture(
         "gemma2",
         "gemma2",

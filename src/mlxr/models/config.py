@@ -13,7 +13,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.models.architectures import build_layers
-from mlxr.models.specs import LayerSpec
+from mlxr.models.specs import LayerSpec, Mixture
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden and feed-forward size
@@ -22,6 +22,7 @@ MAX_HEAD_DIM = 1024
 MAX_VOCABULARY = 1 << 24
 MAX_CONTEXT = 1 << 26
 MAX_SCALE = 1e6
+MAX_EXPERTS, MAX_USED_EXPERTS = 1024, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,9 @@ class ModelConfig:
     stream, and logits by their scales, and logits capped by `final_softcap`. Where `rope_layers` is false a layer
     rotates nothing. Layers with windows have `window_kv_heads` heads of `window_head_dim`, if these are stated; in the
     others values may be `keys_as_values`. The last `shared_layers` layers read the keys and values of the last layer of
-    their kind before them, and their feed-forward blocks may have `shared_ffn` features. `rms_eps` is that of all
-    norms. `context_length` is the longest sequence the model is meant for.
+    their kind before them, and their feed-forward blocks may have `shared_ffn` features. In the layers for which
+    `mixture_layers` is true, or in all, the feed-forward block is a `mixture` of experts, if there is one. `rms_eps`
+    is that of all norms. `context_length` is the longest sequence the model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
     """
 
@@ -77,6 +79,8 @@ class ModelConfig:
     keys_as_values: bool = False
     shared_layers: int = 0
     shared_ffn: int | None = None
+    mixture: Mixture | None = None
+    mixture_layers: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, high in _LIMITS.items():
@@ -116,13 +120,19 @@ class ModelConfig:
                 raise ModelError(f"model has {name} {theta}, expected above 1 and at most 1e15")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ModelError(f"model has sliding_window {self.sliding_window}, expected at least 1")
-        for flags, what in ((self.window_layers, "have windows"), (self.rope_layers, "rotate")):
+        for flags, what in (
+            (self.window_layers, "have windows"),
+            (self.rope_layers, "rotate"),
+            (self.mixture_layers, "have experts"),
+        ):
             if flags is not None and len(flags) != self.layers:
                 raise ModelError(f"model says of {len(flags)} of its {self.layers} layers which {what}")
         for name in _SCALES:
             value = getattr(self, name)
             if value is not None and not 0 < value <= MAX_SCALE:
                 raise ModelError(f"model has {name} {value}, expected above 0 and at most {MAX_SCALE:g}")
+        if self.mixture is not None:
+            _check_mixture(self.mixture)
         if self.activation not in ACTIVATIONS:
             raise ModelError(f"model has activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
 
@@ -156,6 +166,33 @@ class ModelConfig:
             if layer.attention.reads is None
             else SharedWith(layer.attention.reads)
             for layer in self.layer_specs
+        )
+
+
+def _check_mixture(mixture: Mixture) -> None:
+    rule = mixture.rule
+    for name, value, high in (
+        ("experts", mixture.experts, MAX_EXPERTS),
+        ("used experts", rule.used, min(mixture.experts, MAX_USED_EXPERTS)),
+        ("features of an expert", mixture.features, MAX_WIDTH),
+        ("groups of experts", rule.groups, mixture.experts),
+        ("used groups of experts", rule.groups_used, rule.groups),
+    ):
+        if not 1 <= value <= high:
+            raise ModelError(f"model has {value} {name}, expected from 1 to {high}")
+    if not 0 <= mixture.shared_features <= MAX_WIDTH:
+        raise ModelError(
+            f"model has {mixture.shared_features} features of its shared expert, expected up to {MAX_WIDTH}"
+        )
+    size, rest = divmod(mixture.experts, rule.groups)
+    if rest or (rule.groups > 1 and size < 2) or rule.groups_used * size < rule.used:
+        raise ModelError(
+            f"model uses {rule.used} of {mixture.experts} experts out of {rule.groups_used} of {rule.groups} groups, "
+            "expected groups of one size, two experts or more, and enough of them"
+        )
+    if not 0 < rule.scale <= MAX_SCALE:
+        raise ModelError(
+            f"model multiplies shares of experts by {rule.scale}, expected above 0 and at most {MAX_SCALE:g}"
         )
 
 

@@ -16,7 +16,14 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.forward import Ends, ModelWeights, forward, make_model
 from mlxr.kernels.forward.reference import compute_states, project
 from mlxr.kernels.layers import StepInput, list_operators, prepare_layers
-from mlxr.kernels.layers.operators import Attend, Operator, Product, count_weight_bytes
+from mlxr.kernels.layers.operators import (
+    Attend,
+    Operator,
+    count_step_bytes,
+    count_token_macs,
+    count_weight_bytes,
+    list_weights,
+)
 from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.linear.compare import compare_products, move_weight
 from mlxr.kernels.ragged import RaggedBatch
@@ -27,7 +34,7 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.layer import LayerReader
 from mlxr.models.names import ROPE_FACTORS
 from mlxr.models.step_work import AttentionWork, StepWork
-from mlxr.models.weights import check_tensors, read_rope_factors, split_joined
+from mlxr.models.weights import arrange_tensors, check_tensors, read_rope_factors, split_joined
 
 FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
 FIRST_POSITIONS = 2048  # the rotation table starts this long and doubles
@@ -54,7 +61,8 @@ class Decoder:
     Loading goes layer by layer and releases each source, so at most one layer is in memory twice; `progress` is called
     with (parts done, parts in all). Raises ModelError for tensors that do not fit the configuration.
 
-    `weight_bytes` is what the weights take in memory, the embedding table as stored; `step_bytes` what a step reads.
+    `weight_bytes` is what the weights take in memory, the embedding table as stored; `step_bytes` what a step of
+    one token reads.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class Decoder:
         tensors: Mapping[str, TensorSource],
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        tensors = arrange_tensors(config, tensors)
         check_tensors(config, tensors)
         tensors = split_joined(config, tensors)
         self.ctx = ctx
@@ -97,25 +106,29 @@ class Decoder:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of weights that one forward step reads, the few rows of the embedding table aside."""
-        return sum(map(count_weight_bytes, self._operators)) + self._weights.norm.nbytes + self._weights.output.nbytes
+        """Bytes of weights that a step of one token reads, its row of the embedding table aside."""
+        return sum(map(count_step_bytes, self._operators)) + self._ends_bytes
 
     @property
     def weight_bytes(self) -> int:
         """Size of all weights in bytes."""
-        return self.step_bytes + self._weights.table.nbytes
+        return sum(map(count_weight_bytes, self._operators)) + self._ends_bytes + self._weights.table.nbytes
+
+    @property
+    def _ends_bytes(self) -> int:
+        return self._weights.norm.nbytes + self._weights.output.nbytes
 
     @cached_property
     def work(self) -> StepWork:
         """What a step reads and computes; see StepWork."""
-        *inner, output = (weight.in_features * weight.out_features for weight in self.linear_weights())
+        inner, output = sum(map(count_token_macs, self._operators)), self._weights.output
         groups = form_groups(self.config.cache_layers)
         pair_macs = [0] * len(groups.shapes)
         for operator in self._operators:
             if isinstance(operator, Attend):
                 pair_macs[operator.block.group] += 2 * operator.block.heads * operator.block.head_dim
         attention = (AttentionWork(macs, shape.window) for macs, shape in zip(pair_macs, groups.shapes, strict=True))
-        return StepWork(self.step_bytes, sum(inner), output, tuple(attention))
+        return StepWork(self.step_bytes, inner, output.in_features * output.out_features, tuple(attention))
 
     @property
     def _operators(self) -> list[Operator]:
@@ -123,7 +136,7 @@ class Decoder:
 
     def linear_weights(self) -> list[LinearWeight]:
         """Every weight that activations are multiplied by, layer by layer, the output's last."""
-        inner = [operator.weight for operator in self._operators if isinstance(operator, Product)]
+        inner = [weight for operator in self._operators for weight in list_weights(operator)]
         return [*inner, self._weights.output]
 
     def compare_products(self, reference: Decoder) -> float:

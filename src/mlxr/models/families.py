@@ -28,7 +28,7 @@ def build_gemma4(config: ModelConfig) -> tuple[LayerSpec, ...]:
     """Layers normed as Gemma 3's, whose outputs are scaled; heads with windows have a size of their own: Gemma 4."""
     layers: list[LayerSpec] = []
     for layer, windowed in zip(build_gemma(config), config.windowed, strict=True):
-        attention, feed_forward = replace(layer.attention, norms_values=True), layer.feed_forward
+        attention, features = replace(layer.attention, norms_values=True), config.ffn
         if windowed:
             head_dim = config.window_head_dim or config.head_dim
             attention = replace(
@@ -43,7 +43,8 @@ def build_gemma4(config: ModelConfig) -> tuple[LayerSpec, ...]:
             own = config.windowed[: config.layers - config.shared_layers]
             reads = max(index for index, flag in enumerate(own) if flag == windowed)
             attention = replace(attention, projected="q", reads=reads)
-            feed_forward = replace(feed_forward, features=config.shared_ffn or config.ffn)
+            features = config.shared_ffn or config.ffn
+        feed_forward = FeedForward(features, config.activation)
         layers.append(replace(layer, attention=attention, feed_forward=feed_forward, scales_output=True))
     return tuple(layers)
 
@@ -72,12 +73,13 @@ def build_starcoder(config: ModelConfig) -> tuple[LayerSpec, ...]:
 def _build_layers(
     config: ModelConfig, norms: Norms, head_norms: HeadNormKind | None = None, *, gated: bool = True
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ in their windows and rotations only."""
+    """Layers that differ in their windows and rotations, and in whether they have experts."""
     feed_forward = FeedForward(config.ffn, config.activation, bias=config.ffn_bias, gated=gated)
     window = config.sliding_window
     if window is not None and window >= config.context_length:
         window = None  # every position is seen, as in the Phi models with 128k
     has_rope = config.rope_layers or (True,) * config.layers
+    mixed = config.mixture_layers or (True,) * config.layers
     return tuple(
         LayerSpec(
             Attention(
@@ -92,11 +94,11 @@ def _build_layers(
                 qkv_bias=config.qkv_bias,
                 output_bias=config.output_bias,
             ),
-            feed_forward,
+            config.mixture if has_experts and config.mixture is not None else feed_forward,
             norms,
             residual_scale=config.residual_scale,
         )
-        for windowed, rotates in zip(config.windowed, has_rope, strict=True)
+        for windowed, rotates, has_experts in zip(config.windowed, has_rope, mixed, strict=True)
     )
 
 

@@ -25,6 +25,7 @@ from mlxr.models.architectures import (
 )
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
+from mlxr.models.mixture import read_gguf_mixture
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from mlxr.models.weights import read_rope_factors
 
@@ -37,7 +38,6 @@ _PATTERN = ("attention.sliding_window_pattern",)
 _PARALLEL = ("use_parallel_residual",)
 _REFUSED = (
     # keys, harmless values, why
-    (("expert_count", "expert_used_count"), _UNUSED, "mixture of experts is not supported"),
     (_SOFTCAPS, _UNUSED, "logit soft-capping is not supported"),
     (_MULTIPLIERS, (0, 1), "not supported"),
     (_LOGIT_SCALE, (0, 1), "not supported"),
@@ -84,6 +84,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         fields.refuse("rope.dimension_count", f"an even number up to the head size {head_dim}")
     context_length = fields.integer("context_length", 1, limits.MAX_CONTEXT)
     rope_theta = fields.number("rope.freq_base", 1.0001, 1e15, default=10000.0)
+    mixture, mixture_layers = read_gguf_mixture(fields, row.mixture, tensors, layers, row.activation)
     return ModelConfig(
         architecture=row.name,
         layers=layers,
@@ -117,6 +118,8 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         ffn_bias="blk.0.ffn_down.bias" in tensors,
         qk_norm=row.qk_norm,
         tied_embeddings="output.weight" not in tensors,
+        mixture=mixture,
+        mixture_layers=mixture_layers,
         **differing,
     )
 

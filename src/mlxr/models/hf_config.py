@@ -14,15 +14,17 @@ from mlxr.models import config as limits
 from mlxr.models.architectures import PER_LAYER_REFUSED, Architecture, by_hf_class, by_name, default_rope_layers
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
+from mlxr.models.mixture import read_hf_mixture
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 _REFUSED = (
     # keys, harmless values, why
-    (("num_local_experts", "num_experts", "n_routed_experts"), (0,), "mixture of experts is not supported"),
+    (_EXPERTS, (0,), "mixture of experts is not supported there"),
     (_SOFTCAPS, (0,), "logit soft-capping is not supported"),
     (_MULTIPLIERS, (1,), "not supported"),
     (("use_qk_norm", "qk_layernorm"), (False,), "layer norms of queries and keys are not supported"),
@@ -50,8 +52,9 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     whole = Fields(config)
     fields = whole.mapping("text_config") or whole
     row = _find_architecture(fields)
+    read = [_SOFTCAPS] * row.softcaps + [_MULTIPLIERS] * row.multipliers + [_EXPERTS] * (row.mixture is not None)
     for names, harmless, why in _REFUSED:
-        if not (names == _SOFTCAPS and row.softcaps) and not (names == _MULTIPLIERS and row.multipliers):
+        if names not in read:
             fields.refuse_unless(names, harmless, why)
     if whole.get("quantization") is None:  # MLX states its own under both names
         whole.refuse_unless(
@@ -78,6 +81,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     rope_theta = rope.number("rope_theta", 1.0001, 1e15, default=fields.number("rope_theta", 1.0001, 1e15, 1e4))
     window, window_layers = _read_window(fields, row, layers)
     scaling = _read_scaling(fields, rope, context_length)
+    activation = _read_activation(fields, row)
+    mixture, mixture_layers = read_hf_mixture(fields, row.mixture, layers, activation)
     attention_bias = row.bias_key and fields.flag("attention_bias", False)
     mlp_bias = row.bias_key and fields.flag("mlp_bias", False)
     if row.use_bias:
@@ -115,7 +120,9 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         ffn_bias=mlp_bias,
         qk_norm=row.qk_norm,
         tied_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", row.tied_default)),
-        activation=_read_activation(fields, row),
+        activation=activation,
+        mixture=mixture,
+        mixture_layers=mixture_layers,
         window_head_dim=window_heads[0],
         window_kv_heads=window_heads[1],
         **(_read_sharing(fields, layers) if row.two_sizes else {}),

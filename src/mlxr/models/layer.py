@@ -10,11 +10,21 @@ from collections.abc import Iterator, Mapping
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
-from mlxr.kernels.layers import Layer, NormWeight, make_attention, make_feed_forward
+from mlxr.kernels.layers import (
+    FeedForwardBlock,
+    Layer,
+    MixtureBlock,
+    NormWeight,
+    make_attention,
+    make_feed_forward,
+    make_mixture,
+)
 from mlxr.kernels.linear import LinearWeight, prepare
+from mlxr.kernels.moe import make_experts, make_router
+from mlxr.kernels.sources import as_float32
 from mlxr.kernels.split_heads import HeadNorms
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_vector
-from mlxr.models.specs import Attention, LayerSpec, Norms
+from mlxr.models.specs import Attention, FeedForward, LayerSpec, Mixture, Norms
 
 Shape = tuple[int, ...]
 
@@ -22,12 +32,14 @@ Shape = tuple[int, ...]
 _ATTENTION_NORMS = "attn_norm", "post_attention_norm"
 _FEED_FORWARD_NORMS = "ffn_norm", "post_ffw_norm"
 _OUTPUT_SCALE = "layer_output_scale.weight"
+_ROUTER, _CHOICE_BIAS, _EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_down_exps.scale"
+_SHARED, _SHARED_GATE = "_shexp", "ffn_gate_inp_shexp.weight"
 _PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
 
 
 def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """Name, without the layer's prefix, and shape of each tensor of a layer."""
-    attention, ffn, bias = spec.attention, spec.feed_forward.features, spec.feed_forward.bias
+    attention = spec.attention
     for name in (*_name_norms(spec, _ATTENTION_NORMS), *_name_norms(spec, _FEED_FORWARD_NORMS)):
         if name is not None:
             yield f"{name}.weight", (hidden,)
@@ -37,15 +49,48 @@ def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     for name in _PROJECTIONS[attention.projected]:
         yield from _list_product(name, queries if name == "attn_q" else keys, hidden, attention.qkv_bias)
     yield from _list_product("attn_output", hidden, queries, attention.output_bias)
-    for name in spec.feed_forward.projections:
-        yield from _list_product(name, ffn, hidden, bias)
-    yield from _list_product("ffn_down", hidden, ffn, bias)
+    if isinstance(spec.feed_forward, Mixture):
+        yield from _list_mixture(spec.feed_forward, hidden)
+    else:
+        yield from _list_feed_forward(spec.feed_forward, hidden)
     if spec.scales_output:
         yield _OUTPUT_SCALE, (1,)
     if attention.head_norms is not None:
         for name, length in (("attn_q_norm", queries), ("attn_k_norm", keys)):
             if name == "attn_q_norm" or attention.projected != "q":
                 yield f"{name}.weight", (length if attention.head_norms == "joint" else attention.head_dim,)
+
+
+def _list_feed_forward(block: FeedForward, hidden: int, suffix: str = "") -> Iterator[tuple[str, Shape]]:
+    for name in block.projections:
+        yield from _list_product(name + suffix, block.features, hidden, block.bias)
+    yield from _list_product(f"ffn_down{suffix}", hidden, block.features, block.bias)
+
+
+def _list_mixture(mixture: Mixture, hidden: int) -> Iterator[tuple[str, Shape]]:
+    experts = mixture.experts
+    yield from _list_product(_ROUTER, experts, hidden, mixture.router_bias)
+    if mixture.choice_bias:
+        yield _CHOICE_BIAS, (experts,)
+    if mixture.expert_scales:
+        yield _EXPERT_SCALES, (experts,)
+    for name, (rows, columns) in name_experts(mixture, hidden).items():
+        yield f"{name}_exps.weight", (experts, rows, columns)
+        if mixture.bias:
+            yield f"{name}_exps.bias", (experts, rows)
+    if mixture.shared_features:
+        yield from _list_feed_forward(_describe_shared(mixture), hidden, _SHARED)
+    if mixture.shared_gate:
+        yield _SHARED_GATE, (hidden,)
+
+
+def name_experts(mixture: Mixture, hidden: int) -> dict[str, tuple[int, int]]:
+    """The products of one expert, by the names that a block without experts has, and their shapes."""
+    return dict.fromkeys(mixture.projections, (mixture.features, hidden)) | {"ffn_down": (hidden, mixture.features)}
+
+
+def _describe_shared(mixture: Mixture) -> FeedForward:
+    return FeedForward(mixture.shared_features, mixture.activation, gated=mixture.gated)
 
 
 def _list_product(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:
@@ -91,10 +136,53 @@ class LayerReader:
             group=group,
         )
         norm, post_norm = self._read_norms(prefix, spec, _FEED_FORWARD_NORMS)
-        up, down = self._prepare(prefix, *feed_forward.projections), self._prepare(prefix, "ffn_down")
-        other = make_feed_forward(norm, up, down, feed_forward.activation, post_norm)
+        other: FeedForwardBlock | MixtureBlock
+        if isinstance(feed_forward, Mixture):
+            assert post_norm is None, "no family norms what its experts add"
+            other = self._read_mixture(prefix, feed_forward, norm)
+        else:
+            other = self._read_feed_forward(prefix, feed_forward, norm, post_norm)
         scale = self._read_scale(prefix + _OUTPUT_SCALE) if spec.scales_output else 1.0
         return Layer(block, other, spec.is_parallel, spec.residual_scale, scale)
+
+    def _read_feed_forward(
+        self,
+        prefix: str,
+        block: FeedForward,
+        norm: NormWeight | None = None,
+        post_norm: NormWeight | None = None,
+        suffix: str = "",
+    ) -> FeedForwardBlock:
+        up = self._prepare(prefix, *(name + suffix for name in block.projections))
+        down = self._prepare(prefix, f"ffn_down{suffix}")
+        return make_feed_forward(norm, up, down, block.activation, post_norm)
+
+    def _read_mixture(self, prefix: str, mixture: Mixture, norm: NormWeight | None) -> MixtureBlock:
+        """Expert after expert, so that one of them is in memory twice at most."""
+        ctx, tensors = self._ctx, self._tensors
+        experts = range(mixture.experts)
+        choice_bias = self._vector(prefix + _CHOICE_BIAS) if mixture.choice_bias else None
+        scales = self._vector(prefix + _EXPERT_SCALES) if mixture.expert_scales else None
+        router_bias = [self._vector(f"{prefix}{_ROUTER}.bias")] if mixture.router_bias else None
+        made = [
+            [self._prepare_expert(prefix, names, expert) for names in (mixture.projections, ("ffn_down",))]
+            for expert in experts
+        ]
+        shared = mixture.shared_features
+        return make_mixture(
+            norm,
+            prepare(ctx, [as_float32(tensors[f"{prefix}{_ROUTER}.weight"])], router_bias),
+            make_router(mixture.experts, mixture.rule, choice_bias, scales),
+            make_experts(ctx, [up for up, _ in made], [down for _, down in made], mixture.activation),
+            self._read_feed_forward(prefix, _describe_shared(mixture), suffix=_SHARED) if shared else None,
+            prepare(ctx, [as_float32(tensors[prefix + _SHARED_GATE])]) if mixture.shared_gate else None,
+        )
+
+    def _prepare_expert(self, prefix: str, names: tuple[str, ...], expert: int) -> LinearWeight:
+        weights = [self._tensors[f"{prefix}{name}_exps.weight"].take_matrix(expert) for name in names]
+        biases = [self._tensors.get(f"{prefix}{name}_exps.bias") for name in names]
+        vectors = [None if bias is None else read_vector(bias.take_matrix(expert)) for bias in biases]
+        return prepare(self._ctx, weights, vectors)
 
     def read_norm(self, name: str, norms: Norms) -> NormWeight:
         """The norm of that name."""

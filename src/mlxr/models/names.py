@@ -21,6 +21,7 @@ from mlxr.models.architectures import (
     default_window_layers,
 )
 from mlxr.models.config import ModelConfig
+from mlxr.models.mixture import mixture_metadata
 
 Tensor = TypeVar("Tensor")
 
@@ -51,8 +52,13 @@ _LAYER_NAMES = {
     "mlp.down_proj": "ffn_down",
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
+_EXPERT_NAMES = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
+_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
+_STACKED = {"mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight", "mlp.experts.down_proj": "ffn_down_exps.weight"}
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
+_LAYER_PREFIX = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)")
 # Models that also see images have their text's tensors below one of two prefixes, and others that text does not need.
 _TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 _NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|audio_tower|embed_audio)\..+")
@@ -78,6 +84,12 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     layer = _LAYER.fullmatch(hf_name)
     if layer is not None and layer[2] in names:
         return f"blk.{layer[1]}.{names[layer[2]]}.{layer[3]}"
+    expert = None if layer is None else _EXPERT.fullmatch(layer[2])
+    if layer is not None and expert is not None and expert[2] in _EXPERT_NAMES:
+        return f"blk.{layer[1]}.{_EXPERT_NAMES[expert[2]]}.{expert[1]}.{layer[3]}"  # as old GGUF files spell it
+    stacked = _LAYER_PREFIX.fullmatch(hf_name)
+    if stacked is not None and stacked[2] in _STACKED:
+        return f"blk.{stacked[1]}.{_STACKED[stacked[2]]}"
     if _DERIVED.fullmatch(hf_name):
         return None
     raise ModelError(f"tensor {hf_name} is not one of a supported model")
@@ -154,6 +166,7 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
             f"the scale of attention {config.attention_scale} cannot be stated in a GGUF file of architecture "
             f"{row.gguf_name}"
         )
+    fields |= mixture_metadata(config, row.mixture)
     if row.logit_multiplier:
         fields["logit_scale"] = config.logit_scale
     if config.window_rope_theta is not None and not row.plain_windows:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.layers.block import NormKind
+from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.kernels.split_heads import Projected
 
@@ -82,11 +83,38 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of `experts` feed-forward blocks of `features` features, of which the rule chooses for each token.
+
+    `router_bias` is added to the router's logits, `choice_bias` to scores for the choice alone, and shares are
+    multiplied by `expert_scales`. All tokens go through a block of `shared_features`, too, if these are not 0, and
+    with `shared_gate` a number of each token says how much of it counts. `bias`: that of the experts' products.
+    """
+
+    experts: int
+    features: int
+    activation: Activation
+    rule: RoutingRule
+    gated: bool = True
+    bias: bool = False
+    router_bias: bool = False
+    choice_bias: bool = False
+    expert_scales: bool = False
+    shared_features: int = 0
+    shared_gate: bool = False
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the products that read an expert's input."""
+        return ("ffn_gate", "ffn_up") if self.gated else ("ffn_up",)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One layer: its two blocks after one another, or side by side after one norm."""
 
     attention: Attention
-    feed_forward: FeedForward
+    feed_forward: FeedForward | Mixture
     norms: Norms
     is_parallel: bool = False
     residual_scale: float = 1.0

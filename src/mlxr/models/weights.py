@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping
 
 from mlxr.core.errors import ModelError
+from mlxr.kernels.sources import Stack
 from mlxr.kernels.tensor import TensorSource, read_vector
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.layer import Shape, list_tensors
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from mlxr.models.specs import LayerSpec
+from mlxr.models.specs import LayerSpec, Mixture
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
 _JOINED = {
@@ -42,6 +43,46 @@ def _list_stored(layer: LayerSpec, config: ModelConfig) -> dict[str, Shape]:
         for name, parts in _JOINED.items():
             stored[name] = (sum(stored.pop(part)[0] for part in parts), config.hidden)
     return stored
+
+
+def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
+    """The tensors with those of all experts of a layer as one stack (experts, rows, columns), however a file has them.
+
+    Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. Raises ModelError
+    for an expert that is missing and for experts of different shapes.
+    """
+    arranged = dict(tensors)
+    for index, layer in enumerate(config.layer_specs):
+        if isinstance(layer.feed_forward, Mixture):
+            _arrange_experts(arranged, f"blk.{index}.", layer.feed_forward)
+    return arranged
+
+
+def _arrange_experts(tensors: dict[str, TensorSource], prefix: str, mixture: Mixture) -> None:
+    joined = tensors.get(f"{prefix}ffn_gate_up_exps.weight")
+    if joined is not None and joined.shape[:2] == (mixture.experts, 2 * mixture.features) and len(joined.shape) == 3:
+        del tensors[f"{prefix}ffn_gate_up_exps.weight"]
+        for name, first in (("ffn_gate", 0), ("ffn_up", mixture.features)):
+            parts = [
+                joined.take_matrix(expert).take_rows(first, first + mixture.features)
+                for expert in range(mixture.experts)
+            ]
+            tensors[f"{prefix}{name}_exps.weight"] = Stack(f"{prefix}{name}_exps.weight", parts)
+    for name in (*mixture.projections, "ffn_down"):
+        if f"{prefix}{name}.0.weight" not in tensors:
+            continue
+        parts = []
+        for expert in range(mixture.experts):
+            part = tensors.pop(f"{prefix}{name}.{expert}.weight", None)
+            if part is None:
+                raise ModelError(f"tensor {prefix}{name}.{expert}.weight is missing, one of {mixture.experts} experts")
+            if parts and (part.shape, part.type_name) != (parts[0].shape, parts[0].type_name):
+                raise ModelError(
+                    f"tensor {part.name} is {part.type_name} {part.shape}, expected {parts[0].type_name} "
+                    f"{parts[0].shape} as the experts before it"
+                )
+            parts.append(part)
+        tensors[f"{prefix}{name}_exps.weight"] = Stack(f"{prefix}{name}_exps.weight", parts)
 
 
 def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
@@ -82,7 +123,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
             # some folders store the copy that the configuration calls tied; the table is what counts
             _check_shape(name, tensor.shape, expected["token_embd.weight"], config)
         elif name not in expected and name not in unread and not name.endswith(_DERIVED_SUFFIX):
-            why = "; mixture of experts is not supported" if "_exps" in name or "gate_inp" in name else ""
+            why = "; mixture of experts is not supported there" if "_exps" in name or "gate_inp" in name else ""
             why = "; norms of queries and keys are not supported there" if "_q_norm." in name else why
             raise ModelError(
                 f"tensor {name} has no place in a {config.architecture} model of {config.layers} layers{why}"

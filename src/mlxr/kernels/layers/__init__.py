@@ -13,10 +13,11 @@ from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
-from mlxr.kernels.layers.block import AttentionBlock, FeedForwardBlock, Layer, Layers, NormWeight
+from mlxr.kernels.layers.block import AttentionBlock, FeedForwardBlock, Layer, Layers, MixtureBlock, NormWeight
 from mlxr.kernels.layers.operators import list_operators
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.moe import Experts, Router
 from mlxr.kernels.split_heads import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray
 
@@ -25,11 +26,13 @@ __all__ = [
     "FeedForwardBlock",
     "Layer",
     "Layers",
+    "MixtureBlock",
     "NormWeight",
     "StepInput",
     "list_operators",
     "make_attention",
     "make_feed_forward",
+    "make_mixture",
     "prepare_layers",
     "run_layers",
 ]
@@ -113,6 +116,30 @@ def make_feed_forward(
     if activation == ALWAYS_GATED and not block.is_gated:
         refuse("feed_forward", "activation", repr(activation), "a kind without a gate")
     return block
+
+
+def make_mixture(
+    norm: NormWeight | None,
+    router_weight: LinearWeight,
+    router: Router,
+    experts: Experts,
+    shared: FeedForwardBlock | None = None,
+    shared_gate: LinearWeight | None = None,
+) -> MixtureBlock:
+    """A mixture out of its parts. Raises ValueError for shapes that do not fit."""
+    hidden = experts.up[0].in_features
+    check_size("mixture", "number of experts", len(experts.up), router.experts)
+    check_size("mixture", "columns of the router", router_weight.out_features, router.experts)
+    check_size("mixture", "in_features of the router", router_weight.in_features, hidden)
+    _check_norms("mixture", hidden, norm)
+    if shared is not None:
+        check_size("mixture", "in_features of the shared expert", shared.up.in_features, hidden)
+        if shared.norm is not None or shared.post_norm is not None:
+            refuse("mixture", "shared", "with norms", "a block without norms of its own")
+    if shared_gate is not None:
+        check_size("mixture", "in_features of the shared gate", shared_gate.in_features, hidden)
+        check_size("mixture", "columns of the shared gate", shared_gate.out_features, 1)
+    return MixtureBlock(norm, router_weight, router, experts, shared, shared_gate)
 
 
 def _check_norms(block: str, columns: int, *norms: NormWeight | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.moe import Experts, Router
 from mlxr.kernels.split_heads import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray
 
@@ -73,6 +74,22 @@ class FeedForwardBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MixtureBlock:
+    """One layer's mixture of experts. `router_weight` makes a logit for each expert.
+
+    `shared` is a block that all tokens go through beside the experts, without norms of its own; what it makes is
+    multiplied by the sigmoid of the one number that `shared_gate` makes of a token.
+    """
+
+    norm: NormWeight | None
+    router_weight: LinearWeight
+    router: Router
+    experts: Experts
+    shared: FeedForwardBlock | None = None
+    shared_gate: LinearWeight | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """The two blocks of a layer, one after the other, or side by side (`is_parallel`) after the norm of the first.
 
@@ -80,7 +97,7 @@ class Layer:
     """
 
     attention: AttentionBlock
-    feed_forward: FeedForwardBlock
+    feed_forward: FeedForwardBlock | MixtureBlock
     is_parallel: bool = False
     residual_scale: float = 1.0
     output_scale: float = 1.0

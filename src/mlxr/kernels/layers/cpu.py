@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers.block import AttentionBlock, Layer, Layers
@@ -72,6 +73,8 @@ def _append(native: Any, operator: Operator) -> None:
             native.append_scale(factor, target)
         case Join():
             native.append_join()
+        case _:
+            raise DeviceError("models with experts run on the reference device alone: use --device reference")
 
 
 def run_layers(

@@ -16,10 +16,13 @@ from mlxr.kernels.layers.block import Layer, Layers
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
+    GateRows,
     Join,
+    Mix,
     Norm,
     Operator,
     Product,
+    Route,
     Scale,
     SplitHeads,
     Sum,
@@ -90,8 +93,14 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return block.output.in_features * (cast + (operand if cast != operand else 0))
         case Activate(features=features):
             return features * operand
-        case Sum() | Scale() | Join():
+        case Sum() | Scale() | Join() | GateRows():
             return columns * STREAM_BYTES
+        case Route(router):
+            return 8 * router.rule.used
+        case Mix(experts, used):
+            up, down = experts.up[0], experts.down[0]
+            inner = count_product_bytes(up, result, operand, cast) + down.in_features * operand
+            return used * (inner + count_product_bytes(down, result, operand, cast)) + columns * STREAM_BYTES
 
 
 def count_product_bytes(weight: LinearWeight, result_bytes: int, operand_bytes: int, cast_bytes: int) -> int:

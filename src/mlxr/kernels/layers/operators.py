@@ -2,7 +2,8 @@
 
 Operators read and write registers. `stream` (T, hidden) is the residual stream and `delta` what is still to be added to
 it, which the next norm of the stream does in passing. `normed` is what blocks begin with, `x` what they pass on from
-operator to operator, and `other` what a block beside another one adds to the stream.
+operator to operator, and `other` what a block beside another one adds to the stream. `chosen` and `shares` (T, used)
+are the experts of each token and their shares.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.kernels.activate import Activation
-from mlxr.kernels.layers.block import AttentionBlock, FeedForwardBlock, Layer, NormWeight
+from mlxr.kernels.layers.block import AttentionBlock, FeedForwardBlock, Layer, MixtureBlock, NormWeight
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.moe import Experts, Router
 
 Register = Literal["stream", "normed", "x", "delta", "other"]
+Routes = Literal["chosen", "shares"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +82,31 @@ class Join:
     """Add `other` to the delta."""
 
 
-Operator = Norm | Sum | Product | SplitHeads | Attend | Activate | Scale | Join
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """Choose the experts of each token by the logits in `x`, into `chosen` and `shares`."""
+
+    router: Router
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mix:
+    """Send `source` through the `used` experts chosen for each token, and their sum into `target`."""
+
+    experts: Experts
+    used: int
+    source: Register
+    target: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GateRows:
+    """Multiply each token of `target` by the sigmoid of the one number in `x`."""
+
+    target: Register
+
+
+Operator = Norm | Sum | Product | SplitHeads | Attend | Activate | Scale | Join | Route | Mix | GateRows
 
 
 def list_operators(layer: Layer) -> tuple[Operator, ...]:
@@ -100,7 +127,7 @@ def list_operators(layer: Layer) -> tuple[Operator, ...]:
 
 
 def _one_after_the_other(
-    attention: AttentionBlock, feed_forward: FeedForwardBlock, factor: float
+    attention: AttentionBlock, feed_forward: FeedForwardBlock | MixtureBlock, factor: float
 ) -> Iterator[Operator]:
     first, source = _begin(attention.norm)
     yield from first
@@ -124,10 +151,30 @@ def _attend(block: AttentionBlock, source: Register, target: Register, factor: f
     yield from _end(block.output, block.post_norm, target, factor)
 
 
-def _feed_forward(block: FeedForwardBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
+def _feed_forward(
+    block: FeedForwardBlock | MixtureBlock, source: Register, target: Register, factor: float
+) -> Iterator[Operator]:
+    if isinstance(block, MixtureBlock):
+        yield from _mixture(block, source, target, factor)
+        return
     yield Product(block.up, source, "x")
     yield Activate(block.activation, block.down.in_features, block.is_gated)
     yield from _end(block.down, block.post_norm, target, factor)
+
+
+def _mixture(block: MixtureBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
+    """The chosen experts, and after them the one that all tokens have, whose result is added last."""
+    yield Product(block.router_weight, source, "x")
+    yield Route(block.router)
+    yield Mix(block.experts, block.router.rule.used, source, target)
+    if block.shared is not None:
+        yield from _feed_forward(block.shared, source, "other", 1.0)
+        if block.shared_gate is not None:
+            yield Product(block.shared_gate, source, "x")
+            yield GateRows("other")
+        yield Join()
+    if factor != 1.0:
+        yield Scale(factor, target)
 
 
 def _end(weight: LinearWeight, norm: NormWeight | None, target: Register, factor: float) -> Iterator[Operator]:
@@ -142,11 +189,36 @@ def _end(weight: LinearWeight, norm: NormWeight | None, target: Register, factor
 
 
 def count_weight_bytes(operator: Operator) -> int:
-    """Bytes of the weights that an operator reads in each step."""
+    """Bytes of the weights of an operator."""
     match operator:
         case Norm(weight) | Product(weight):
             return weight.nbytes
         case SplitHeads(block) if block.head_norms is not None:
             return block.head_norms.q.nbytes + block.head_norms.k.nbytes
+        case Mix(experts):
+            return experts.nbytes
         case _:
             return 0
+
+
+def count_step_bytes(operator: Operator) -> int:
+    """Bytes of the weights that an operator reads in a step of one token."""
+    nbytes = count_weight_bytes(operator)
+    return nbytes * operator.used // len(operator.experts.up) if isinstance(operator, Mix) else nbytes
+
+
+def count_token_macs(operator: Operator) -> int:
+    """Multiply-adds of an operator's products for each token."""
+    macs = sum(weight.in_features * weight.out_features for weight in list_weights(operator))
+    return macs * operator.used // len(operator.experts.up) if isinstance(operator, Mix) else macs
+
+
+def list_weights(operator: Operator) -> tuple[LinearWeight, ...]:
+    """The weights that an operator multiplies by."""
+    match operator:
+        case Product(weight):
+            return (weight,)
+        case Mix(experts):
+            return (*experts.up, *experts.down)
+        case _:
+            return ()

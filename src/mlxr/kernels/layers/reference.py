@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlxr.kernels.activate import activate
 from mlxr.kernels.add import add
 from mlxr.kernels.attend import attend
 from mlxr.kernels.context import Context
+from mlxr.kernels.gate_heads import gate_heads
 from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.layers.block import Layer, Layers, NormWeight
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
+    GateRows,
     Join,
+    Mix,
     Norm,
     Operator,
     Product,
     Register,
+    Route,
+    Routes,
     Scale,
     SplitHeads,
     Sum,
@@ -23,12 +30,13 @@ from mlxr.kernels.layers.operators import (
 )
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import linear
+from mlxr.kernels.moe import mix, route
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.scale import scale
 from mlxr.kernels.split_heads import split_heads
 from mlxr.kernels.tensor import FloatArray
 
-Registers = dict[Register, FloatArray | None]
+Registers = dict[Register | Routes, Any]  # arrays, or None
 Programs = tuple[tuple[Operator, ...], ...]
 
 
@@ -93,6 +101,13 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers[target] = scale(ctx, take(registers, target), factor)
             case Join():
                 registers["delta"] = add(ctx, take(registers, "delta"), take(registers, "other"))
+            case Route(router):
+                registers["chosen"], registers["shares"] = route(ctx, take(registers, "x"), router)
+            case Mix(experts, _, source, target):
+                routes = registers["chosen"], registers["shares"]
+                registers[target] = mix(ctx, take(registers, source), *routes, experts)
+            case GateRows(target):
+                registers[target] = gate_heads(ctx, take(registers, target), take(registers, "x"))
 
 
 def norm(
@@ -106,6 +121,6 @@ def norm(
 
 def take(registers: Registers, name: Register) -> FloatArray:
     """The array in a register, which must have been written."""
-    array = registers[name]
+    array: FloatArray | None = registers[name]
     assert array is not None, f"register {name} is read before it is written"
     return array

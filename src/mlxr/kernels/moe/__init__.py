@@ -1,0 +1,160 @@
+"""A mixture of experts (Shazeer et al. 2017, arXiv:1701.06538): each token is sent to a few of many feed-forward
+blocks, and what these make of it is added up.
+
+`route` chooses the experts of each token out of its router's logits; `mix` runs them. Both are functions of a token
+alone: what other tokens are routed to the same expert changes no bit on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
+from mlxr.kernels.checks import check_floats, check_size, refuse
+from mlxr.kernels.choice import REFERENCE, Choice
+from mlxr.kernels.context import Context
+from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.tensor import FloatArray, IntArray
+
+__all__ = ["SCORINGS", "Experts", "Router", "RoutingRule", "Scoring", "make_experts", "make_router", "mix", "route"]
+
+Scoring = Literal["softmax", "sigmoid", "softmax_chosen"]
+SCORINGS: tuple[str, ...] = get_args(Scoring)
+
+CHOICE = Choice(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRule:
+    """How `used` experts are chosen of a token's logits, and what each one's share is.
+
+    `scoring`: scores are the `softmax` of all logits or the `sigmoid` of each, and shares are the scores of the chosen
+    ones; with `softmax_chosen` logits choose, and shares are the softmax of the chosen logits. With `renormalises`
+    shares are divided by their sum plus `floor`; then they are multiplied by `scale`. With `groups` above 1 experts
+    stand in that many groups of equal size, of which `groups_used` count: those whose two best experts have the
+    largest sum.
+    """
+
+    used: int
+    scoring: Scoring = "softmax"
+    renormalises: bool = False
+    floor: float = 0.0
+    scale: float = 1.0
+    groups: int = 1
+    groups_used: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """A rule, what is added to the scores for the choice alone, `choice_bias` (experts,), and what each expert's share
+    is multiplied by in the end, `expert_scales` (experts,); both may be None."""
+
+    experts: int
+    rule: RoutingRule
+    choice_bias: FloatArray | None = None
+    expert_scales: FloatArray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """Feed-forward blocks of one shape: of each one `up`, which is gate and up in one weight or up alone, and `down`.
+
+    What `payload` is only the implementation knows that made it.
+    """
+
+    up: tuple[LinearWeight, ...]
+    down: tuple[LinearWeight, ...]
+    activation: Activation
+    payload: object = None
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether what is activated is a gate."""
+        return self.up[0].out_features != self.down[0].in_features
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights of all experts."""
+        return sum(weight.nbytes for weight in (*self.up, *self.down))
+
+
+def make_router(
+    experts: int,
+    rule: RoutingRule,
+    choice_bias: FloatArray | None = None,
+    expert_scales: FloatArray | None = None,
+) -> Router:
+    """A router for so many experts. Raises ValueError for a rule that they do not fit."""
+    if not 1 <= rule.used <= experts:
+        refuse("make_router", "used", rule.used, f"from 1 to the {experts} experts")
+    if rule.scoring not in SCORINGS:
+        refuse("make_router", "scoring", repr(rule.scoring), f"one of {', '.join(SCORINGS)}")
+    if rule.groups < 1 or experts % rule.groups:
+        refuse("make_router", "groups", rule.groups, f"a divisor of the {experts} experts")
+    if rule.groups > 1 and experts // rule.groups < 2:
+        refuse("make_router", "groups", rule.groups, "so many that each has two experts or more")
+    if not 1 <= rule.groups_used <= rule.groups or rule.groups_used * (experts // rule.groups) < rule.used:
+        refuse("make_router", "groups_used", rule.groups_used, f"enough of the {rule.groups} for {rule.used} experts")
+    for name, vector in (("choice_bias", choice_bias), ("expert_scales", expert_scales)):
+        if vector is not None:
+            check_floats("make_router", name, vector, 1)
+            check_size("make_router", f"length of {name}", vector.shape[0], experts)
+    return Router(experts, rule, choice_bias, expert_scales)
+
+
+def make_experts(
+    ctx: Context, up: Sequence[LinearWeight], down: Sequence[LinearWeight], activation: Activation
+) -> Experts:
+    """Experts out of weights that were prepared for `linear`. Raises ValueError for shapes that do not fit."""
+    if not up:
+        refuse("make_experts", "up", "empty", "a weight for each expert")
+    check_size("make_experts", "number of down", len(down), len(up))
+    for one, other in zip(up, down, strict=True):
+        check_size("make_experts", "in_features of up", one.in_features, up[0].in_features)
+        check_size("make_experts", "columns of up", one.out_features, up[0].out_features)
+        check_size("make_experts", "in_features of down", other.in_features, down[0].in_features)
+        check_size("make_experts", "columns of down", other.out_features, up[0].in_features)
+    if up[0].out_features != down[0].in_features:
+        check_size("make_experts", "columns of gate and up", up[0].out_features, 2 * down[0].in_features)
+    elif activation == ALWAYS_GATED:
+        refuse("make_experts", "activation", repr(activation), "a kind without a gate")
+    if activation not in ACTIVATIONS:
+        refuse("make_experts", "activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}")
+    _, implementation = CHOICE.pick(ctx.device)
+    payload = implementation.prepare_experts(ctx, tuple(up), tuple(down), activation)
+    return Experts(tuple(up), tuple(down), activation, payload)
+
+
+def route(ctx: Context, logits: FloatArray, router: Router) -> tuple[IntArray, FloatArray]:
+    """The numbers of the experts of each token, int32 (T, used), and their shares (T, used), both in order of rank.
+
+    logits: (T, experts). The expert with the largest score comes first; of equal ones, the one with the lower number.
+    """
+    check_floats("route", "logits", logits, 2)
+    check_size("route", "columns of logits", logits.shape[1], router.experts)
+    name, implementation = CHOICE.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("moe", name, "route")
+    result: tuple[IntArray, FloatArray] = implementation.route(ctx, logits, router)
+    return result
+
+
+def mix(ctx: Context, x: FloatArray, chosen: IntArray, shares: FloatArray, experts: Experts) -> FloatArray:
+    """The sum over the ranks of share times down(act(up(x))) of that rank's expert: (T, hidden).
+
+    x: (T, hidden); `chosen` and `shares` (T, used) as `route` gives them. The sum begins with the product of rank 0,
+    and each next one is added by a fused multiply-add. Raises ValueError for shapes that do not fit.
+    """
+    check_floats("mix", "x", x, 2)
+    check_size("mix", "columns of x", x.shape[1], experts.up[0].in_features)
+    check_floats("mix", "shares", shares, 2)
+    check_size("mix", "rows of shares", shares.shape[0], x.shape[0])
+    if tuple(chosen.shape) != tuple(shares.shape):
+        refuse("mix", "chosen", f"of shape {chosen.shape}", f"that of shares, {shares.shape}")
+    name, implementation = CHOICE.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("moe", name, experts.up[0].variant)
+    result: FloatArray = implementation.mix(ctx, x, chosen, shares, experts)
+    return result

@@ -1,0 +1,82 @@
+"""NumPy reference of `route` and `mix`, which defines their numbers."""
+
+# ruff: noqa: ARG001 -- every implementation takes the context
+from __future__ import annotations
+
+import numpy as np
+
+from mlxr.kernels.activate import Activation, activate
+from mlxr.kernels.context import Context
+from mlxr.kernels.linear import LinearWeight, linear
+from mlxr.kernels.moe import Experts, Router
+from mlxr.kernels.tensor import FloatArray, IntArray
+
+
+def prepare_experts(
+    ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], activation: Activation
+) -> None:
+    """Nothing: the weights are what runs."""
+
+
+def route(ctx: Context, logits: FloatArray, router: Router) -> tuple[IntArray, FloatArray]:
+    """Choose by score, then take the shares of the chosen in the order of their ranks."""
+    rule = router.rule
+    scores = _score(logits, rule.scoring)
+    worth = scores if router.choice_bias is None else scores + router.choice_bias
+    if rule.groups_used < rule.groups:
+        worth = _drop_groups(worth, rule.groups, rule.groups_used)
+    chosen = np.argsort(-worth, axis=1, kind="stable")[:, : rule.used].astype(np.int32)
+    shares: FloatArray = np.take_along_axis(scores, chosen, axis=1)
+    if rule.scoring == "softmax_chosen":
+        shares = _softmax(shares)
+    if rule.renormalises:
+        total = np.zeros(len(shares), np.float32)
+        for rank in range(rule.used):
+            total = total + shares[:, rank]
+        shares = shares / (total + np.float32(rule.floor))[:, None]
+    if rule.scale != 1.0:
+        shares = shares * np.float32(rule.scale)
+    if router.expert_scales is not None:
+        shares = shares * router.expert_scales[chosen]
+    return chosen, np.ascontiguousarray(shares)
+
+
+def mix(ctx: Context, x: FloatArray, chosen: IntArray, shares: FloatArray, experts: Experts) -> FloatArray:
+    """Expert by expert the tokens that are routed to it, then the sum in the order of ranks."""
+    tokens, used = chosen.shape
+    made = np.empty((tokens, used, x.shape[1]), np.float32)
+    for expert in np.unique(chosen):
+        rows, ranks = np.nonzero(chosen == expert)
+        inner = activate(ctx, linear(ctx, x[rows], experts.up[expert]), experts.activation, gated=experts.is_gated)
+        made[rows, ranks] = linear(ctx, inner, experts.down[expert])
+    out = shares[:, 0, None] * made[:, 0]
+    for rank in range(1, used):  # rounded once, as a fused multiply-add does; f64 holds the product exactly
+        exact = shares[:, rank, None].astype(np.float64) * made[:, rank]
+        out = (out + exact).astype(np.float32)
+    return out
+
+
+def _score(logits: FloatArray, scoring: str) -> FloatArray:
+    if scoring == "softmax":
+        return _softmax(logits)
+    if scoring == "sigmoid":
+        with np.errstate(over="ignore"):  # exp may be infinite, and the sigmoid 0
+            sigmoid: FloatArray = np.float32(1) / (np.float32(1) + np.exp(-logits))
+        return sigmoid
+    return logits
+
+
+def _softmax(x: FloatArray) -> FloatArray:
+    powers = np.exp(x - x.max(axis=1, keepdims=True))
+    shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _drop_groups(worth: FloatArray, groups: int, used: int) -> FloatArray:
+    """The worth of each expert, minus infinity outside the `used` groups whose two best have the largest sum."""
+    grouped = worth.reshape(len(worth), groups, -1)
+    best = np.sort(grouped, axis=2)[:, :, -2:].sum(axis=2)
+    kept = np.argsort(-best, axis=1, kind="stable")[:, :used]
+    is_kept = np.zeros(best.shape, bool)
+    np.put_along_axis(is_kept, kept, True, axis=1)
+    return np.where(is_kept[:, :, None], grouped, -np.inf).reshape(worth.shape).astype(np.float32)
