@@ -13,10 +13,10 @@ from types import MappingProxyType
 from mlxr.core.events import Event, Finish, ReasoningDelta, TextDelta, TokenInfo, ToolCallDelta
 from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 from mlxr.engine.sequence import TokenEvent
-from mlxr.service.output import OutputParser, Piece
+from mlxr.service.output import OutputParser
 from mlxr.service.reasoning import Thought
 from mlxr.service.stops import StopScanner
-from mlxr.service.tools.format import make_call_id
+from mlxr.service.tools.format import Piece, make_call_id
 from mlxr.tokenizers import Detokenizer
 
 

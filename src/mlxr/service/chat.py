@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 from mlxr.core.errors import InvalidRequest, TemplateError
 from mlxr.core.types import Grammar
@@ -19,7 +20,7 @@ from mlxr.service.answer import AnswerFormat
 from mlxr.service.continuation import continues_reasoning, cut_at_mark, mark_end
 from mlxr.service.messages import check_messages, list_answered_calls
 from mlxr.service.output import WRAPPERS, OutputParser
-from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, find_tags
+from mlxr.service.reasoning import EFFORT, SWITCHES, ReasoningSplitter, Tags, find_level, find_tags
 from mlxr.service.requests import ChatRequest, Ending, NamedTool, Tool
 from mlxr.service.schema import Enforceable
 from mlxr.service.schema_document import SchemaError
@@ -59,6 +60,15 @@ class Turn:
     has_thought: bool
 
 
+class _Parts(NamedTuple):
+    """What clients wrote of a conversation; tools are name, description and parameters."""
+
+    messages: Any
+    tools: Any
+    values: Any
+    system: Any
+
+
 class Chat:
     """Conversations with one model. Safe to use from several threads.
 
@@ -84,7 +94,7 @@ class Chat:
 
     def render(self, request: ChatRequest) -> str:
         """The text of the prompt, special tokens spelt out; see `encode`."""
-        return self._write(request.ending, *self._collect(request))
+        return self._write(request.ending, *self._arrange(request, self._collect(request)))
 
     def encode(self, request: ChatRequest) -> Turn:
         """The prompt; raises TemplateError, or InvalidRequest for what cannot be a conversation with this model."""
@@ -92,7 +102,8 @@ class Chat:
         try:
             marks = self._guard.choose_marks(*parts)
             for mark in marks:
-                text = self._write(request.ending, *(self._guard.put_marks(part, mark) for part in parts))
+                guarded = _Parts(*(self._guard.put_marks(part, mark) for part in parts))
+                text = self._write(request.ending, *self._arrange(request, guarded))
                 token_ids = self._guard.take_marks(self._tokenize(text, request), mark, text.count(mark))
                 if token_ids is not None:
                     return self._make_turn(request, text, token_ids)
@@ -100,7 +111,7 @@ class Chat:
             raise InvalidRequest("messages", "or the tools are nested too deeply") from None
         if marks:
             raise refuse_unprotected()
-        text = self._write(request.ending, *parts)
+        text = self._write(request.ending, *self._arrange(request, parts))
         return self._make_turn(request, text, self._tokenize(text, request))
 
     def write_rules(self, request: ChatRequest) -> Rules | None:
@@ -109,15 +120,17 @@ class Chat:
         Raises InvalidRequest where the last message has begun the answer without it.
         """
         rules = self._make_rules(request)
-        if rules is None or rules.is_optional or request.ending != "continued" or continues_reasoning(request.messages):
+        if rules is None or request.ending != "continued" or continues_reasoning(request.messages):
             return rules
+        if rules.is_optional:  # they also say how an answer begins where formats mark answers
+            return None if self._format.marks_answers else rules
         raise InvalidRequest(rules.field, "cannot hold for an answer that the last message has begun")
 
     def _make_rules(self, request: ChatRequest) -> Rules | None:
         tools = list_tools(request)
-        if not tools:
+        if not tools and (request.grammar is None or not self._format.marks_answers):
             return None if request.grammar is None else Rules(request.grammar, request.grammar.field)
-        is_free = request.tool_choice == "auto"
+        is_free = not tools or request.tool_choice == "auto"
         answer = request.grammar if is_free else None
         chosen, relaxed = [], dict[str, None]()
         for index, tool in enumerate(tools):
@@ -135,7 +148,8 @@ class Chat:
         )
         if lark is None:
             return None
-        return Rules(lark, "tools", is_free and answer is None, answer, tuple(relaxed))
+        field = "tools" if tools or answer is None else answer.field
+        return Rules(lark, field, is_free and answer is None, answer, tuple(relaxed))
 
     def make_format(self, request: ChatRequest, turn: Turn, *, is_enforced: bool) -> AnswerFormat:
         """How the answers are read; `is_enforced` says that the rules hold."""
@@ -147,19 +161,21 @@ class Chat:
         once = not request.parallel_tool_calls or isinstance(request.tool_choice, NamedTool)
         answered = frozenset((name, write_json(args)) for name, args in list_answered_calls(request.messages))
 
+        has_parser = bool(tools) or tool_format.marks_answers
         wrappers = [spelling for spelling in WRAPPERS if spelling in self._template.source]
 
         def open_parser() -> OutputParser:
             reasoning = None
-            if tags is not None and not turn.has_thought:
+            if tags is not None and not turn.has_thought and not tool_format.marks_answers:
                 reasoning = ReasoningSplitter(tags, is_open=turn.is_thinking)
-            calls = tool_format.open_parser(tools, is_enforced=is_sure) if tools else None
+            calls = tool_format.open_parser(tools, is_enforced=is_sure) if has_parser else None
             if calls is not None:
                 calls.max_calls = 1 if once else None
                 calls.answered = answered
+                calls.place = "thought" if turn.is_thinking else "text" if turn.has_thought else "start"
             return OutputParser(reasoning, calls, wrappers)
 
-        shown = [*((tags.open, tags.close) if tags is not None else ()), *(tool_format.markers if tools else ())]
+        shown = [*((tags.open, tags.close) if tags is not None else ()), *(tool_format.markers if has_parser else ())]
         ids = {spelling: self._find_special(spelling) for spelling in shown}
         return AnswerFormat(
             open_parser,
@@ -170,14 +186,15 @@ class Chat:
     def fit_think(self, think: bool | str | None) -> bool | str | None:
         """What comes nearest to `think` with this model, for callers who cannot know what it has.
 
-        A level becomes "on" where there are none, and "off" becomes None where reasoning cannot be switched off.
+        A level becomes one that the model knows, and "on" where there are none. "Off" becomes the lowest level, or None
+        where there are none either and reasoning cannot be switched off.
         """
-        if EFFORT in self._variables:
-            return think
+        levels = () if self.tags is None or EFFORT not in self._variables else self.tags.levels
         if isinstance(think, str):
-            return True
-        can_switch = self.tags is None or any(name in self._variables for name in SWITCHES)
-        return think if think is not False or can_switch else None
+            return find_level(think, levels) if levels else think if EFFORT in self._variables else True
+        if think is not False or self._switches or (self.tags is None and EFFORT not in self._variables):
+            return think
+        return levels[0] if levels else None
 
     @cached_property
     def _format(self) -> ToolFormat:
@@ -190,6 +207,11 @@ class Chat:
         return self._template.variables
 
     @cached_property
+    def _switches(self) -> Sequence[str]:
+        """The template's variables that switch reasoning on and off."""
+        return [name for name in SWITCHES if name in self._variables]
+
+    @cached_property
     def _takes_system(self) -> bool:
         """Whether the template has a place for a system message."""
         probe = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "hello"}]
@@ -198,18 +220,25 @@ class Chat:
         except TemplateError:
             return False
 
-    def _collect(self, request: ChatRequest) -> tuple[object, object, object]:
-        """Messages, tools and further variables as the template gets them."""
-        tools = list_tools(request)
-        checked = check_messages(request.messages)
-        messages = self._arrange(mark_end(checked) if request.ending == "continued" else checked, tools)
+    def _collect(self, request: ChatRequest) -> _Parts:
+        """What clients wrote: messages, tools and variables of the template, checked."""
+        tools = [(tool.name, tool.description, tool.parameters) for tool in list_tools(request)]
+        messages = check_messages(request.messages)
+        return _Parts(messages, tools, request.template_values, self._system)
+
+    def _arrange(self, request: ChatRequest, parts: _Parts) -> tuple[object, object, object]:
+        """Messages, tools and variables as the template gets them. What is added here may spell control tokens."""
+        tools = [Tool(*tool) for tool in parts.tools]
+        messages = mark_end(parts.messages) if request.ending == "continued" else list(map(dict, parts.messages))
         shown = [describe_tool(tool) for tool in tools] if self._format.shows_tools and tools else None
-        extra = {**request.template_values, **self._switch(request.think)}
+        extra = {**parts.values, **self._switch(request.think)}
         if shown is not None and TOOLS_VARIABLE in self._variables:
             extra[TOOLS_VARIABLE] = [tool["function"] for tool in shown]
-        return messages, shown, extra
+        return self._order(messages, tools, parts.system), shown, extra
 
-    def _arrange(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
+    def _order(
+        self, messages: list[dict[str, object]], tools: Sequence[Tool], system: str | None
+    ) -> list[dict[str, object]]:
         """Messages in the words and the order that the template knows."""
         source = self._template.source
         keys = [key for key in _REASONING_KEYS if key in source]
@@ -219,8 +248,8 @@ class Chat:
             reasoning = message.pop("reasoning", None)
             if reasoning is not None:
                 message.update(dict.fromkeys(keys, reasoning))
-        if self._system is not None and not any(message["role"] in ("system", "developer") for message in messages):
-            messages.insert(0, {"role": "system", "content": self._system})
+        if system is not None and not any(message["role"] in ("system", "developer") for message in messages):
+            messages.insert(0, {"role": "system", "content": system})
         messages = self._format.prepare_messages(_merge_systems(messages), tools)
         return messages if self._takes_system else _move_system(messages)
 
@@ -228,11 +257,12 @@ class Chat:
         """The template's variables that stand for what the request says of reasoning."""
         if think is None:
             return {}
-        switches = [name for name in SWITCHES if name in self._variables]
-        has_effort = EFFORT in self._variables
+        switches, has_effort = self._switches, EFFORT in self._variables
         if isinstance(think, str):
             if not has_effort:
                 raise InvalidRequest("think", f"{think!r}: this model knows no levels of reasoning; say true or false")
+            if self.tags is not None and self.tags.levels and think not in self.tags.levels:
+                raise InvalidRequest("think", f"must be one of {', '.join(self.tags.levels)}, got {think[:64]!r}")
             return {**dict.fromkeys(switches, True), EFFORT: think}
         if think and self.tags is None and not switches and not has_effort:
             raise InvalidRequest("think", "is not supported by this model, which does not reason")

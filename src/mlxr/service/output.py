@@ -9,10 +9,7 @@ import re
 from collections.abc import Sequence
 
 from mlxr.service.reasoning import ReasoningSplitter, Thought, hold_back
-from mlxr.service.tools import CallParser, CallPiece
-
-Piece = str | Thought | CallPiece
-
+from mlxr.service.tools import CallParser, Piece
 
 # What Command R7B and Command A write around an answer. Folders do not say that these are control tokens.
 WRAPPERS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")

@@ -5,31 +5,41 @@ Knows tags, not tokens. The result does not depend on how the text was cut into 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import starmap
 
-# Opening and closing tag, and perhaps what stands behind the first and is no thought, by family: Qwen 3, DeepSeek R1
-# and most others; Magistral; Command A; Seed-OSS; Gemma 4.
-TAGS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|channel>", "<channel|>", "thought\n"),
-)
 # Template variables that switch reasoning on and off, and the one that sets how much there is of it.
 SWITCHES = ("enable_thinking", "thinking")
 EFFORT = "reasoning_effort"
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")  # all that dialects know, ascending
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How one model marks what it thinks; `label` follows the opening tag and is no part of the thought."""
+    """How one model marks what it thinks.
+
+    `label` follows the opening tag and is no part of the thought. Where thoughts are messages of their own, `follow`
+    begins the next message, which may be one more thought. `levels` are the efforts that the model was trained for,
+    where its template takes one and it knows these alone, in ascending order.
+    """
 
     open: str
     close: str
     label: str = ""
+    follow: str = ""
+    levels: tuple[str, ...] = ()
+
+
+# gpt-oss; Qwen 3, DeepSeek R1, GLM 4.5, Nemotron 3 and most others; Magistral; Command A; Seed-OSS; Gemma 4.
+TAGS = (
+    Tags("<|channel|>analysis<|message|>", "<|end|>", "", "<|start|>assistant", ("low", "medium", "high")),
+    Tags("<think>", "</think>"),
+    Tags("[THINK]", "[/THINK]"),
+    Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    Tags("<seed:think>", "</seed:think>"),
+    Tags("<|channel>", "<channel|>", "thought\n"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,14 @@ class Thought:
 
 def find_tags(template_source: str) -> Tags | None:
     """The tags that a chat template speaks of."""
-    return next((tags for tags in starmap(Tags, TAGS) if tags.close in template_source), None)
+    return next((tags for tags in TAGS if (tags.open if tags.follow else tags.close) in template_source), None)
+
+
+def find_level(effort: str, levels: Sequence[str]) -> str:
+    """The one of `levels` that is nearest to `effort`; an effort without a name in `EFFORTS` stays as it is."""
+    if effort in levels or effort not in EFFORTS:
+        return effort
+    return min(levels, key=lambda level: abs(EFFORTS.index(level) - EFFORTS.index(effort)))
 
 
 def hold_back(text: str, tag: str) -> int:

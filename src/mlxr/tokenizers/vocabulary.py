@@ -170,11 +170,12 @@ def find_end_ids(vocabulary: Vocabulary, named: Sequence[int | None]) -> frozens
     """All tokens that end an answer: those the files name, and control tokens known for it.
 
     Where a vocabulary has markers for the end of a message beside those for the end of an answer (<|end|> with
-    <|return|> and <|call|>, or with <|flush|> and <|calls|>), the former do not count.
+    <|return|> and <|call|>, or with <|flush|> and <|calls|>), the former do not count, whatever the files say.
     """
     markers = TokenType.CONTROL, TokenType.USER_DEFINED
     known = {name: vocabulary.ids[name] for name in _END_NAMES.split() if name in vocabulary.ids}
     known = {name: index for name, index in known.items() if vocabulary.types[index] in markers}
+    ends = set(known.values()) | {index for index in named if index is not None}
     if known.keys() >= {"<|return|>", "<|call|>"} or known.keys() >= {"<|flush|>", "<|calls|>"}:
-        known.pop("<|end|>", None)
-    return frozenset(known.values()) | {index for index in named if index is not None}
+        ends.discard(known.get("<|end|>", -1))
+    return frozenset(ends)

@@ -58,8 +58,11 @@ def token_bytes_if(wanted: bool, lease: ModelLease) -> TokenBytes | None:
 def fit_effort(request: Request, lease: ModelLease, wanted: ChatRequest, field: str) -> ChatRequest:
     """The request with an effort that the model knows: to one that has no levels, every level means to think.
 
-    A model that does not think answers without, and `field`, where the effort stands, has no effect.
+    A model that does not think answers without, and `field`, where the effort stands, has no effect. To one that has
+    levels and always thinks, none means the lowest.
     """
+    if wanted.think is False:
+        return replace(wanted, think=lease.session.fit_think(False) or False)
     if not isinstance(wanted.think, str):
         return wanted
     if "thinking" not in lease.session.capabilities:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from mlxr.service.tools.cohere import START as COHERE_START
 from mlxr.service.tools.cohere import CohereFormat
-from mlxr.service.tools.format import CallParser, CallPiece, ToolFormat
+from mlxr.service.tools.format import CallParser, CallPiece, Piece, ToolFormat
 from mlxr.service.tools.gemma4 import START as GEMMA4_START
 from mlxr.service.tools.gemma4 import Gemma4Format
 from mlxr.service.tools.generic import GenericFormat
+from mlxr.service.tools.harmony import RECOGNISED_BY as HARMONY_HEADER
+from mlxr.service.tools.harmony import HarmonyFormat
 from mlxr.service.tools.hermes import HermesFormat
 from mlxr.service.tools.llama3 import Llama3Format
 from mlxr.service.tools.mistral import MistralFormat
@@ -16,11 +18,13 @@ from mlxr.service.tools.olmo3 import Olmo3Format
 from mlxr.service.tools.phi4 import END, START, Phi4Format
 from mlxr.service.tools.smollm3 import TOOLS_VARIABLE, SmolLM3Format
 
-__all__ = ["TOOLS_VARIABLE", "CallParser", "CallPiece", "ToolFormat", "find_format"]
+__all__ = ["TOOLS_VARIABLE", "CallParser", "CallPiece", "Piece", "ToolFormat", "find_format"]
 
 
 def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
     """The format that a chat template teaches its model; the generic one where it teaches none that is known."""
+    if HARMONY_HEADER in template_source:
+        return HarmonyFormat()
     if takes_tools:
         if "[TOOL_CALLS]" in template_source:
             return MistralFormat(has_args_marker="[ARGS]" in template_source)

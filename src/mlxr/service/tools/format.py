@@ -12,7 +12,9 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from mlxr.service.reasoning import Thought
 from mlxr.service.requests import Tool
 
 # Arguments as models have seen them in training: on one line, spaced as Python writes JSON.
@@ -33,20 +35,26 @@ class CallPiece:
     name: str | None = None
 
 
+Piece = str | Thought | CallPiece
+Place = Literal["start", "thought", "text"]
+
+
 class CallParser(ABC):
     """Reads one answer. `calls` counts those that are complete; nothing counts any more after `max_calls`.
 
-    `answered` are name and arguments (as `write_json` writes them) of the calls whose results the prompt ends with.
+    `place` is where the prompt ends, for formats that mark whole answers. `answered` are name and arguments (as
+    `write_json` writes them) of the calls whose results the prompt ends with.
     """
 
     def __init__(self) -> None:
         self.calls = 0
         self.max_calls: int | None = None
+        self.place: Place = "start"
         self.answered: frozenset[tuple[str, str]] = frozenset()
         self._text = ""  # not decided yet
-        self._found: list[str | CallPiece] = []
+        self._found: list[Piece] = []
 
-    def push(self, text: str) -> list[str | CallPiece]:
+    def push(self, text: str) -> list[Piece]:
         """What is certain with this piece of text."""
         if not self.is_over:
             self._text += text
@@ -54,7 +62,7 @@ class CallParser(ABC):
             pass
         return self._take()
 
-    def flush(self) -> list[str | CallPiece]:
+    def flush(self) -> list[Piece]:
         """What was held back; called once, when no more text comes."""
         if not self.is_over:
             self._end()
@@ -73,7 +81,7 @@ class CallParser(ABC):
     def _end(self) -> None:
         """Decide what becomes of the text that is left at the end."""
 
-    def _take(self) -> list[str | CallPiece]:
+    def _take(self) -> list[Piece]:
         found, self._found = self._found, []
         return found
 
@@ -87,12 +95,14 @@ class ToolFormat(ABC):
 
     `markers` are spellings that are to reach the parser even where they are control tokens. With `shows_tools` the
     chat template describes the tools itself; with `marks_calls` every call begins with a marker, so that it cannot be
-    taken for text.
+    taken for text. With `marks_answers` all that is said and thought stands behind markers, too: the parser reads whole
+    answers, whether there are tools or not.
     """
 
     markers: Sequence[str]
     shows_tools: bool = True
     marks_calls: bool = True
+    marks_answers: bool = False
 
     def make_id(self) -> str:
         """Make an id for a call, as the format's templates want it: here as OpenAI spells them."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.bare_json import BareJsonParser
-from mlxr.service.tools.format import CallParser, CallPiece, ToolFormat, quote_lark, write_call_rules, write_rule
+from mlxr.service.tools.format import CallParser, Piece, ToolFormat, quote_lark, write_call_rules, write_rule
 from mlxr.service.tools.json_call import CallReader
 
 START, END = "<tool_call>", "</tool_call>"
@@ -68,7 +68,7 @@ class FirstLook(CallParser):
         self._bare, self._marked = bare, marked
         self._is_bare: bool | None = None  # not known before the first sign that is no space
 
-    def push(self, text: str) -> list[str | CallPiece]:
+    def push(self, text: str) -> list[Piece]:
         """Read a piece of text; the beginning of the answer decides which of the two parsers reads on."""
         self._text += text
         begin = self._text.lstrip()[:1]
@@ -81,16 +81,16 @@ class FirstLook(CallParser):
         text, self._text = self._text, ""
         return self._read(self._bare.push(text) if self._is_bare else [text])
 
-    def flush(self) -> list[str | CallPiece]:
+    def flush(self) -> list[Piece]:
         """Read what is left when the answer ends; what looked like a bare call and is none is read again."""
         found = self._read([*self._bare.flush(), self._text] if self._is_bare else [self._text])
         return found if self._bare.calls else found + self._marked.flush()
 
-    def _read(self, pieces: Sequence[str | CallPiece]) -> list[str | CallPiece]:
+    def _read(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Let the text among what was found be read for marked calls, unless there were others."""
-        found: list[str | CallPiece] = []
+        found: list[Piece] = []
         for piece in pieces:
-            found += [piece] if isinstance(piece, CallPiece) or self._bare.calls else self._marked.push(piece)
+            found += self._marked.push(piece) if isinstance(piece, str) and not self._bare.calls else [piece]
         self.calls = self._bare.calls or self._marked.calls
         return [piece for piece in found if piece != ""]
 

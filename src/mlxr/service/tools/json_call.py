@@ -71,7 +71,7 @@ class ArgumentsReader:
             rest, self.raw = self.raw[end:], self.raw[:end]
         fresh, name = self.raw[self._scanned :], self._name
         if self._streams:
-            self._scanned, self._name = len(self.raw), None
+            self._scanned, self._name = len(self.raw), None if fresh else name
             self.is_complete = end is not None
             return [CallPiece(self._number, fresh, name)] if fresh else [], rest
         if end is None:
