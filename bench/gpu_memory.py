@@ -24,6 +24,7 @@ import numpy as np
 
 from gpu_comparison.cases import Case
 from gpu_comparison.ours import Ours
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.kernels.context import Context
@@ -70,12 +71,14 @@ def measure(model: Decoder, watch: Watch, given: argparse.Namespace) -> None:
     engine = Engine(
         model,
         watch.ctx,
+        ModelSettings(
+            arena_bytes=int(given.arena * 2**30),
+            context_tokens=min(config.context_length, max(given.prompt) + DECODE_TOKENS),
+            max_batch_tokens=max(given.prompt),
+            prefill_chunk_tokens=max(given.prompt),
+            max_sequences=max(given.batch),
+        ),
         eos_ids=(),
-        arena_bytes=int(given.arena * 2**30),
-        context_tokens=min(config.context_length, max(given.prompt) + DECODE_TOKENS),
-        max_batch_tokens=max(given.prompt),
-        prefill_chunk_tokens=max(given.prompt),
-        max_sequences=max(given.batch),
         prefix_sharing=False,
     )
     taken_bytes = engine.stats().arena_bytes

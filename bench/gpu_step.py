@@ -20,6 +20,7 @@ import numpy as np
 
 from gpu_comparison.cases import NAMES, Case
 from gpu_comparison.ours import Ours
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.kernels.gpu.recording import Product
@@ -34,13 +35,15 @@ def make_engine(ours: Ours, case: Case, steps: int, temperature: float = 0.0) ->
     engine = Engine(
         ours.model,
         ours.ctx,
+        ModelSettings(
+            context_tokens=min(ours.shape.context_length, total),
+            max_batch_tokens=max(2048, case.batch),
+            max_sequences=case.batch,
+            prefill_chunk_tokens=2048,
+        ),
         eos_ids=(),
         pages=case.batch * (-(-total // 32) + 1),
         prefix_sharing=False,
-        context_tokens=min(ours.shape.context_length, total),
-        max_batch_tokens=max(2048, case.batch),
-        max_sequences=case.batch,
-        prefill_chunk_tokens=2048,
     )
     params = SamplingParams(max_tokens=steps, ignore_eos=True, temperature=temperature, top_p=0.9, seed=1)
     random = np.random.default_rng(1)

@@ -14,7 +14,9 @@ settings.load_profile("mlxr")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="random histories, fuzzers and kills at full length")
+    parser.addoption("--schedules", type=int, metavar="N", help="random schedules of each family of models")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     amounts.is_thorough = config.getoption("--thorough")
+    amounts.family_schedules = config.getoption("--schedules")

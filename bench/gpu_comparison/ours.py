@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpu_comparison.cases import Case
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.formats import by_name
@@ -95,14 +96,16 @@ class Ours:
         self._engine = Engine(
             self.model,
             self.ctx,
+            ModelSettings(
+                page_size=PAGE_SIZE,
+                context_tokens=total,
+                max_batch_tokens=max(CHUNK_TOKENS, case.batch),
+                max_sequences=case.batch,
+                prefill_chunk_tokens=CHUNK_TOKENS,
+            ),
             eos_ids=(),
             pages=case.batch * (-(-total // PAGE_SIZE) + 1),
-            page_size=PAGE_SIZE,
             prefix_sharing=False,
-            context_tokens=total,
-            max_batch_tokens=max(CHUNK_TOKENS, case.batch),
-            max_sequences=case.batch,
-            prefill_chunk_tokens=CHUNK_TOKENS,
         )
         if case.kind == "decode":
             for _ in range(case.batch):

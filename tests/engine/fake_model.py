@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from mlxr.cache.arena import ModelArena
 from mlxr.cache.shapes import CacheShape, LayerCache, form_groups
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
@@ -115,19 +116,21 @@ def make_engine(
     return Engine(
         model or FakeModel(),
         Context("reference"),
+        ModelSettings(
+            page_size=page_size,
+            context_tokens=context_tokens,
+            max_batch_tokens=max_batch_tokens,
+            max_sequences=max_sequences,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+            max_waiting=max_waiting,
+            kv_cache=kv_cache,
+            store_folder=None if store_folder is None else str(store_folder),
+            store_bytes=store_bytes if store_folder is not None else 0,
+        ),
         eos_ids=eos_ids,
         pages=pages,
-        page_size=page_size,
-        context_tokens=context_tokens,
-        max_batch_tokens=max_batch_tokens,
-        max_sequences=max_sequences,
-        prefill_chunk_tokens=prefill_chunk_tokens,
-        max_waiting=max_waiting,
-        kv_cache=kv_cache,
         prefix_sharing=prefix_sharing,
         fingerprint=b"fake",
-        store_folder=store_folder,
-        store_bytes=store_bytes if store_folder is not None else 0,
         clock=clock,
     )
 

@@ -21,6 +21,7 @@ from fake_model import (
 
 from mlxr.cache.arena import Arena
 from mlxr.core.errors import ContextFull, InvalidRequest, OutOfPages, SettingError
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.kernels.context import Context
@@ -225,17 +226,17 @@ def test_interrupted_step_can_be_repeated() -> None:
 def test_arena_without_room_for_a_page_is_refused() -> None:
     page_bytes = 2 * 2 * 2 * 32 * 4 * 4
     with pytest.raises(SettingError, match=f"arena_bytes: 100 bytes hold no page.*{page_bytes} bytes"):
-        Engine(FakeModel(), Context("reference"), eos_ids=(), arena_bytes=100)
+        Engine(FakeModel(), Context("reference"), ModelSettings(arena_bytes=100), eos_ids=())
 
 
 def test_arena_sizes_and_grouped_heads() -> None:
     page_bytes = 2 * 2 * 2 * 32 * 4 * 4
     model = FakeModel(FakeConfig(context_length=100))
-    engine = Engine(model, Context("reference"), eos_ids=(), arena_bytes=5 * page_bytes + 7)
+    engine = Engine(model, Context("reference"), ModelSettings(arena_bytes=5 * page_bytes + 7), eos_ids=())
     generate(range(40), SamplingParams(max_tokens=2), engine)
     stats = engine.stats()
     assert (stats.pages, stats.page_bytes, stats.arena_bytes) == (5, page_bytes, 5 * page_bytes)
     assert (stats.used_pages, stats.cached_pages, stats.free_pages, stats.peak_pages) == (0, 1, 4, 2)
     assert (stats.used_bytes, stats.peak_bytes) == (0, 2 * page_bytes)
     assert stats.gqa_saved_bytes == 2 * page_bytes  # 4 query heads on 2 key heads: twice as much without
-    assert Engine(model, Context("reference"), eos_ids=(), max_sequences=3).stats().pages == 3 * 4
+    assert Engine(model, Context("reference"), ModelSettings(max_sequences=3), eos_ids=()).stats().pages == 3 * 4

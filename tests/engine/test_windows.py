@@ -7,6 +7,7 @@ from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, fake_log
 
 from mlxr.cache.shapes import CacheShape, LayerCache
 from mlxr.core.errors import OutOfPages
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import compare_windows
@@ -20,9 +21,8 @@ def test_windows_take_less_than_a_quarter_of_full_pages() -> None:
     """Eight sequences of 8,192 tokens, five of six layers with a window of 512: bytes held at most, and reserved."""
     peaks, saved = [], []
     for layers in (GEMMA, (FULL,) * 6):
-        engine = Engine(
-            FakeModel(FakeConfig(layers, context_length=8192)), Context("reference"), eos_ids=(), max_sequences=8
-        )
+        model = FakeModel(FakeConfig(layers, context_length=8192))
+        engine = Engine(model, Context("reference"), ModelSettings(max_sequences=8), eos_ids=())
         for stem in range(8):
             engine.submit([(stem + index) % 50 for index in range(8040)], SamplingParams(max_tokens=152))
         while engine.has_work:

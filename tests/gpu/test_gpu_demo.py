@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import amounts
+import engines
 import pytest
 from gpu_cases import skip_unless_emulated
 
@@ -82,13 +83,8 @@ class Demo:
 
 
 def open_engine(loaded: LoadedModel, **settings: object) -> Engine:
-    return Engine(
-        loaded.model,
-        loaded.ctx,
-        eos_ids=loaded.tokenizer.eos_ids,
-        fingerprint=loaded.fingerprint,
-        **settings,  # type: ignore[arg-type]
-    )
+    eos_ids, fingerprint = loaded.tokenizer.eos_ids, loaded.fingerprint
+    return engines.open_engine(loaded.model, loaded.ctx, eos_ids=eos_ids, fingerprint=fingerprint, **settings)
 
 
 @cache

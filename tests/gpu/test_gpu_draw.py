@@ -11,6 +11,7 @@ from test_gpu_engine import finish
 from tiny_models import build_hf, read_golden
 
 from mlxr.cache.arena import Arena
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sampling import draw_uniform, draw_uniforms
@@ -96,7 +97,8 @@ def test_numbers_of_a_stream_are_the_same_one_by_one() -> None:
 def answer(ctx: Context, type_name: str, *params: SamplingParams) -> tuple[list[list[int]], set[str]]:
     """The tokens of one request for each of `params`, all at once, and how steps were recorded."""
     config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
-    engine = Engine(build_hf(ctx, config, seed, type_name), ctx, eos_ids=(), pages=40, page_size=8, kv_type="f32")
+    settings = ModelSettings(page_size=8, kv_type="f32")
+    engine = Engine(build_hf(ctx, config, seed, type_name), ctx, settings, eos_ids=(), pages=40)
     text = tokens.reshape(-1).tolist()[:5]
     ids = [engine.submit(text[: 2 + index], one) for index, one in enumerate(params)]
     events = finish(engine)

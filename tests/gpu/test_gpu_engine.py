@@ -11,6 +11,7 @@ from gpu_cases import REFERENCE, Floats, random_floats, relative_error
 
 from mlxr.cache.arena import Arena
 from mlxr.core.errors import DeviceError
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
@@ -28,7 +29,8 @@ def serve(ctx: Context) -> tuple[list[int], list[Floats]]:
     config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
     text = tokens.reshape(-1).tolist()[:6]
     model = build_hf(ctx, config, seed, "f32")
-    engine = Engine(model, ctx, eos_ids=(), pages=16, page_size=8, kv_type="f32", prefill_chunk_tokens=CHUNK_TOKENS)
+    settings = ModelSettings(page_size=8, kv_type="f32", prefill_chunk_tokens=CHUNK_TOKENS)
+    engine = Engine(model, ctx, settings, eos_ids=(), pages=16)
     answer = engine.submit(text[:2], SamplingParams(max_tokens=3, temperature=0))
     texts = [engine.submit_embedding(text, "mean"), engine.submit_embedding(text[::-1], "last")]
     events = finish(engine)
@@ -71,7 +73,8 @@ def test_layers_with_windows_have_pages_of_their_own(gpu: Context) -> None:
         config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
         model = build_hf(ctx, config, seed, "f32")
         give_windows(model, (5, None))
-        engine = Engine(model, ctx, eos_ids=(), pages=16, page_size=4, kv_type="f32", prefill_chunk_tokens=7)
+        settings = ModelSettings(page_size=4, kv_type="f32", prefill_chunk_tokens=7)
+        engine = Engine(model, ctx, settings, eos_ids=(), pages=16)
         text = tokens.reshape(-1).tolist()
         ids = [engine.submit(text[start : start + 20], SamplingParams(max_tokens=4, temperature=0)) for start in (0, 3)]
         events = finish(engine)

@@ -11,6 +11,7 @@ import pytest
 from gpu_cases import random_floats, skip_unless_emulated
 from ran import list_ran
 
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.formats import TensorSource, encode_tensor
@@ -50,7 +51,7 @@ def spy(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_recorded_steps_count_each_launch_each_time(emulated: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     config, seed, tokens, _ = read_golden("llama-gqa-64")
     model = build_hf(emulated, config, seed, "q8_0")
-    engine = Engine(model, emulated, eos_ids=(), pages=32, page_size=16, kv_type="f32")
+    engine = Engine(model, emulated, ModelSettings(page_size=16, kv_type="f32"), eos_ids=(), pages=32)
     ran = spy(emulated, monkeypatch)
     emulated.ledger.reset()
     engine.submit(tokens.reshape(-1)[:5].tolist(), SamplingParams(max_tokens=12, temperature=0))
@@ -82,7 +83,7 @@ def test_mlx_operations_on_a_cpu_are_not_called_gpu() -> None:
     ctx = Context("mlx-cpu")
     config, seed, tokens, _ = read_golden("llama-gqa-64")
     model = build_hf(ctx, config, seed, "f32")
-    engine = Engine(model, ctx, eos_ids=(), pages=32, page_size=16, kv_type="f32")
+    engine = Engine(model, ctx, ModelSettings(page_size=16, kv_type="f32"), eos_ids=(), pages=32)
     engine.submit(tokens.reshape(-1)[:5].tolist(), SamplingParams(max_tokens=3, temperature=0))
     while engine.has_work:
         engine.step()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mlxr.core.errors import SettingError
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
@@ -31,7 +32,7 @@ def watch_decode(ctx: Context) -> tuple[int, int, int]:
     """Bytes of one pool, what decode steps took at most beside what was there, and what the ledger counts as copied."""
     config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
     mx, model = ctx.gpu.mx, build_hf(ctx, config, seed, "f32")
-    engine = Engine(model, ctx, eos_ids=(), pages=PAGES, page_size=PAGE_SIZE, max_sequences=4)
+    engine = Engine(model, ctx, ModelSettings(page_size=PAGE_SIZE, max_sequences=4), eos_ids=(), pages=PAGES)
     for start in range(3):
         engine.submit(tokens.reshape(-1).tolist()[start : start + 3], SamplingParams(max_tokens=6, temperature=0))
     engine.step()
@@ -185,7 +186,7 @@ def test_a_layer_of_a_long_prompt_takes_what_was_measured() -> None:
 def test_a_prompt_makes_the_workspace_larger(gpu: Context) -> None:
     config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
     context = Context(gpu.device)  # its workspace has seen no step
-    engine = Engine(build_hf(context, config, seed, "f32"), context, eos_ids=(), pages=16, page_size=8)
+    engine = Engine(build_hf(context, config, seed, "f32"), context, ModelSettings(page_size=8), eos_ids=(), pages=16)
     before = context.gpu.workspace.nbytes
     engine.submit(tokens.reshape(-1).tolist()[:12], SamplingParams(max_tokens=1))
     engine.step()

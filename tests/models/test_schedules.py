@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from amounts import choose_amount
+from amounts import choose_amount, choose_schedules
+from engines import open_engine
 from random_model import make_weights
 from tiny_models import NATIVE_CASES, Windows, build_hf, give_windows, make_hf_tensors, read_golden
 
@@ -61,7 +62,7 @@ def build(kind: Kind, device: str = "cpu", threads: int = 2, isa: str | None = N
 
 
 def make_engine(model: Decoder, **settings: Any) -> Engine:
-    return Engine(model, model.ctx, eos_ids=(), **{"max_sequences": 4, "fingerprint": b"tiny", **settings})
+    return open_engine(model, model.ctx, **{"max_sequences": 4, "fingerprint": b"tiny", **settings})
 
 
 def collect(events: list[TokenEvent]) -> dict[int, Answer]:
@@ -144,7 +145,7 @@ def test_windows_change_no_bit(seed: int, kinds: tuple[Windows, ...], tmp_path: 
 @pytest.mark.parametrize("case", NATIVE_CASES)
 def test_no_schedule_changes_a_bit_of_a_family(case: str, tmp_path: Path) -> None:
     tiers = [isa for isa in ISAS if isa in load_native().available_isas()]
-    for seed in range(choose_amount(FAMILY_SCHEDULES)):
+    for seed in range(choose_schedules(FAMILY_SCHEDULES)):
         chance = random.Random(seed)
         folder = tmp_path / str(seed)
         run_schedule(

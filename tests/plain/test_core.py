@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from mlxr.core import errors
 from mlxr.core.errors import InvalidRequest, MlxrError, OutOfPages, SettingError
+from mlxr.core.model_settings import ModelSettings
+from mlxr.core.setting import Setting, list_rows
 from mlxr.core.settings import SETTINGS, Explained, Settings, explain, resolve
 from mlxr.core.types import SamplingParams
 
+TYPES = {
+    "int": int,
+    "bytes": int,
+    "seconds": float,
+    "flag": bool,
+    "choice": str,
+    "path": str,
+    "text": str,
+    "list": tuple[str, ...],
+}
 
-def test_settings_table_and_class_agree() -> None:
-    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
-    assert fields == {setting.name: setting.default for setting in SETTINGS}
+
+@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
+def test_a_row_has_the_type_of_its_field(row: Setting) -> None:
+    annotation = get_type_hints(Settings)[row.name]
+    assert annotation == (TYPES[row.kind] if row.default is not None else TYPES[row.kind] | None)
+    assert row.parse(row.default) == row.default == getattr(Settings(), row.name)
+
+
+def test_what_concerns_a_model_stands_in_its_table() -> None:
+    assert list_rows(ModelSettings) == tuple(row for row in SETTINGS if row.scope == "model")
 
 
 def test_caller_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, Grammar, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
@@ -91,17 +92,19 @@ class Demo:
         return Engine(
             model.model,
             model.ctx,
+            ModelSettings(
+                context_tokens=CONTEXT_TOKENS,
+                kv_cache=kv_cache,
+                page_size=page_size,
+                max_batch_tokens=max_batch_tokens,
+                max_sequences=max_sequences,
+                prefill_chunk_tokens=prefill_chunk_tokens,
+                store_bytes=2**26 if stores else 0,
+                store_folder=str(self.folder) if stores else None,
+            ),
             eos_ids=model.tokenizer.eos_ids,
-            context_tokens=CONTEXT_TOKENS,
             fingerprint=b"the demo model",
-            kv_cache=kv_cache,
             pages=pages,
-            page_size=page_size,
-            max_batch_tokens=max_batch_tokens,
-            max_sequences=max_sequences,
-            prefill_chunk_tokens=prefill_chunk_tokens,
-            store_bytes=2**26 if stores else 0,
-            store_folder=self.folder if stores else None,
         )
 
 

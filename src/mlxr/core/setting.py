@@ -1,6 +1,8 @@
 """One row of the settings table: its name, what values it takes, and how text becomes such a value.
 
-Knows no settings and no sources; `settings` holds the table and says where values come from.
+A row is declared with `setting`, as the default of a field of a dataclass (`ModelSettings`, `Settings`), so that its
+name, its type and all else are said in one place. Knows no settings and no sources; `settings` says where values come
+from.
 """
 
 from __future__ import annotations
@@ -8,8 +10,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, cast
 
 from mlxr.core.errors import SettingError
 
@@ -30,7 +32,7 @@ _WANTED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One row of the table.
 
@@ -40,7 +42,7 @@ class Setting:
     machine, and is never shown.
     """
 
-    name: str
+    name: str = ""
     kind: Kind
     default: Value
     help: str
@@ -78,6 +80,36 @@ class Setting:
             if not self.minimum <= parsed <= self.maximum:
                 raise SettingError(f"{self.name}: must be from {self.minimum} to {self.maximum}; got {parsed}")
         return parsed
+
+
+def setting(
+    kind: Kind,
+    default: Value,
+    text: str,
+    *,
+    minimum: int = 0,
+    maximum: int = 2**62,
+    choices: tuple[str, ...] = (),
+    scope: Scope = "model",
+    secret: bool = False,
+) -> Any:
+    """The declaration of a row, as the default of a dataclass field; `text` is its help."""
+    row = Setting(
+        kind=kind,
+        default=default,
+        help=text,
+        minimum=minimum,
+        maximum=maximum,
+        choices=choices,
+        scope=scope,
+        secret=secret,
+    )
+    return field(default=default, metadata={"setting": row})
+
+
+def list_rows(table: type) -> tuple[Setting, ...]:
+    """The rows that a dataclass declares, those that it inherits first."""
+    return tuple(replace(field.metadata["setting"], name=field.name) for field in fields(table))
 
 
 def _parse(kind: Kind, value: object) -> Value:

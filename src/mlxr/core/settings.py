@@ -1,5 +1,7 @@
 """Every setting of mlxr: one table, from which flags, environment variables and documents are made.
 
+The table is the class `Settings`, each of whose fields declares a row; what concerns a model stands in `ModelSettings`.
+
 A value comes, in this order, from the caller (a flag or a keyword), from the environment variable `MLXR_<NAME>`, from
 the settings file, or from the default in the table. The file is TOML with one line for each setting; it is the one that
 `MLXR_SETTINGS_FILE` names, or `mlxr/settings.toml` in the user's folder for configuration. Nothing else in the package
@@ -11,291 +13,149 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from mlxr.core.environment import warn_unknown
 from mlxr.core.errors import SettingError
-from mlxr.core.setting import ENVIRONMENT_PREFIX, Scope, Setting, Value
+from mlxr.core.model_settings import ModelSettings
+from mlxr.core.setting import ENVIRONMENT_PREFIX, Scope, Setting, Value, list_rows, setting
 
 Source = Literal["caller", "environment", "file", "default"]
 FILE_VARIABLE = ENVIRONMENT_PREFIX + "SETTINGS_FILE"
-DEVICES = ("auto", "cpu", "metal", "cuda", "reference", "mlx-cpu", "emulated")
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("device", "choice", "auto", "Where the model runs.", choices=DEVICES),
-    Setting(
-        "threads",
-        "int",
-        None,
-        "Compute threads; default: the cores this process may use.",
-        minimum=1,
-        maximum=256,
-    ),
-    Setting(
-        "isa",
-        "choice",
-        None,
-        "Instruction set of the CPU kernels; default: the best this machine has.",
-        choices=("portable", "avx2", "avx512"),
-    ),
-    Setting(
-        "arena_bytes",
-        "bytes",
-        None,
-        "Memory for the KV cache; default: what the context needs, within arena_percent of free memory.",
-    ),
-    Setting(
-        "arena_percent",
-        "int",
-        50,
-        "Share of the free memory that the KV cache may take if arena_bytes is not given, in percent.",
-        minimum=1,
-        maximum=100,
-    ),
-    Setting(
-        "kv_cache",
-        "choice",
-        "auto",
-        "paged: pages that requests share and that are kept; simple: one plain run for each request.",
-        choices=("auto", "paged", "simple"),
-    ),
-    Setting("page_size", "int", 32, "Token positions in one page of the KV cache.", minimum=1, maximum=1024),
-    Setting(
-        "kv_type",
-        "choice",
-        None,
-        "Number format of the KV cache; default: the device's own. q8 takes half the memory.",
-        choices=("bf16", "f16", "f32", "q8"),
-    ),
-    Setting("store_bytes", "bytes", 0, "Disk space for cache pages, which then outlive memory and restarts; 0: none."),
-    Setting("store_folder", "path", None, "Where cache pages are kept on disk; default: in the user's cache folder."),
-    Setting(
-        "context_tokens",
-        "int",
-        None,
-        "Longest context of a request; default: what the model was made for.",
-        minimum=1,
-    ),
-    Setting("max_batch_tokens", "int", 512, "Most tokens that one step computes.", minimum=1, maximum=2**20),
-    Setting("max_sequences", "int", 64, "Most answers that are computed at the same time.", minimum=1, maximum=4096),
-    Setting(
-        "prefill_chunk_tokens",
-        "int",
-        512,
-        "Most tokens of one prompt that one step computes.",
-        minimum=1,
-        maximum=2**20,
-    ),
-    Setting(
-        "max_waiting",
-        "int",
-        1024,
-        "Most requests that may wait for their turn; more are refused.",
-        minimum=1,
-        maximum=2**20,
-    ),
-    Setting(
-        "models_folder",
-        "path",
-        None,
-        "Where models and their catalogue are kept; default: in the user's data folder.",
-        scope="registry",
-    ),
-    Setting("hub_url", "text", "https://huggingface.co", "Where models are pulled from.", scope="hub"),
-    Setting("host", "text", "127.0.0.1", "Address to listen on; 0.0.0.0 is every address.", scope="server"),
-    Setting("port", "int", 11434, "Port to listen on; 0 takes a free one.", maximum=65535, scope="server"),
-    Setting("unix_socket", "path", None, "Listen on this Unix socket instead of an address.", scope="server"),
-    Setting("default_model", "text", "demo", "The model that answers requests that name none.", scope="server"),
-    Setting(
-        "model_aliases",
+
+@dataclass(frozen=True, slots=True)
+class Settings(ModelSettings):
+    """Resolved values of all rows: those of a model, and those below."""
+
+    models_folder: str | None = setting(
+        "path", None, "Where models and their catalogue are kept; default: in the user's data folder.", scope="registry"
+    )
+    hub_url: str = setting("text", "https://huggingface.co", "Where models are pulled from.", scope="hub")
+    host: str = setting("text", "127.0.0.1", "Address to listen on; 0.0.0.0 is every address.", scope="server")
+    port: int = setting("int", 11434, "Port to listen on; 0 takes a free one.", maximum=65535, scope="server")
+    unix_socket: str | None = setting("path", None, "Listen on this Unix socket instead of an address.", scope="server")
+    default_model: str = setting("text", "demo", "The model that answers requests that name none.", scope="server")
+    model_aliases: tuple[str, ...] = setting(
         "list",
         (),
         "Other names of models, such as gpt-4o=llama3:8b; * stands for any characters, as in claude-*=llama3:8b.",
         scope="server",
-    ),
-    Setting(
-        "strict_model_names",
+    )
+    strict_model_names: bool = setting(
         "flag",
         False,
         "Refuse names that no model has, instead of answering with the default model or the only one.",
         scope="server",
-    ),
-    Setting("pinned_models", "list", (), "Models that are loaded at the start and stay loaded.", scope="server"),
-    Setting(
-        "models_memory_bytes",
+    )
+    pinned_models: tuple[str, ...] = setting(
+        "list", (), "Models that are loaded at the start and stay loaded.", scope="server"
+    )
+    models_memory_bytes: int | None = setting(
         "bytes",
         None,
         "Memory for all loaded models with their caches; default: most of what is free at the start.",
         scope="server",
-    ),
-    Setting(
-        "keep_alive_s",
+    )
+    keep_alive_s: float = setting(
         "seconds",
         300.0,
         "How long an idle model stays loaded; 0: it is unloaded at once; negative: it stays for ever.",
         minimum=-(2**62),
         scope="server",
-    ),
-    Setting(
-        "responses_bytes",
+    )
+    responses_bytes: int = setting(
         "bytes",
         32 * 2**20,
         "Memory for answers of /v1/responses that later requests may continue; 0: none are kept.",
         scope="server",
-    ),
-    Setting("api_keys", "list", (), "API keys; every request must carry one of them.", scope="server", secret=True),
-    Setting(
-        "api_keys_file",
-        "path",
-        None,
-        "A file with API keys, one on each line; every request must carry one.",
-        scope="server",
-    ),
-    Setting(
-        "allowed_hosts",
-        "list",
-        (),
-        "Host names that requests may use, besides local names and addresses.",
-        scope="server",
-    ),
-    Setting(
-        "cors_origins",
+    )
+    api_keys: tuple[str, ...] = setting(
+        "list", (), "API keys; every request must carry one of them.", scope="server", secret=True
+    )
+    api_keys_file: str | None = setting(
+        "path", None, "A file with API keys, one on each line; every request must carry one.", scope="server"
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        "list", (), "Host names that requests may use, besides local names and addresses.", scope="server"
+    )
+    cors_origins: tuple[str, ...] = setting(
         "list",
         (),
         "Web pages that may use this server besides local ones, such as https://my.page or chrome-extension://*.",
         scope="server",
-    ),
-    Setting(
-        "import_folders",
+    )
+    import_folders: tuple[str, ...] = setting(
         "list",
         (),
         "Folders below which requests may import model files, which stay there; default: none.",
         scope="server",
-    ),
-    Setting("page", "flag", True, "Answer browsers that open the server's address with its page.", scope="server"),
-    Setting(
-        "page_tool_origins",
+    )
+    page: bool = setting("flag", True, "Answer browsers that open the server's address with its page.", scope="server")
+    page_tool_origins: tuple[str, ...] = setting(
         "list",
         (),
         "Servers that the page may call for the tools of a conversation, such as http://localhost:9000.",
         scope="server",
-    ),
-    Setting("max_body_bytes", "bytes", 32 * 2**20, "Largest request body.", minimum=1024, scope="server"),
-    Setting(
-        "requests_per_minute",
+    )
+    max_body_bytes: int = setting("bytes", 32 * 2**20, "Largest request body.", minimum=1024, scope="server")
+    requests_per_minute: int = setting(
         "int",
         0,
         "Most requests in a minute from one key, or from one address where there are no keys; 0: no limit.",
         maximum=2**31,
         scope="server",
-    ),
-    Setting(
-        "request_timeout_s",
+    )
+    request_timeout_s: float = setting(
         "seconds",
         60.0,
         "How long a client may take to send a request; for a file, each piece may take as long.",
         minimum=1,
         scope="server",
-    ),
-    Setting("request_deadline_s", "seconds", None, "Longest time for one answer; default: no limit.", scope="server"),
-    Setting(
-        "drain_s", "seconds", 30.0, "How long answers may continue after the server is told to end.", scope="server"
-    ),
-    Setting(
-        "log_level",
+    )
+    request_deadline_s: float | None = setting(
+        "seconds", None, "Longest time for one answer; default: no limit.", scope="server"
+    )
+    drain_s: float = setting(
+        "seconds", 30.0, "How long answers may continue after the server is told to end.", scope="server"
+    )
+    log_level: str = setting(
         "choice",
         "info",
         "The least important messages that are logged.",
         choices=("debug", "info", "warning", "error"),
         scope="server",
-    ),
-    Setting(
-        "log_format",
+    )
+    log_format: str = setting(
         "choice",
         "text",
         "Log lines as text for people or as JSON for programs.",
         choices=("text", "json"),
         scope="server",
-    ),
-    Setting(
-        "metric_names",
+    )
+    metric_names: tuple[str, ...] = setting(
         "list",
         (),
         "Other servers whose metric names /metrics uses as well.",
         choices=("vllm", "llamacpp", "otel"),
         scope="server",
-    ),
-    Setting(
-        "live_watchers",
-        "int",
-        8,
-        "How many may watch the engine at a time; 0: nobody.",
-        maximum=1000,
-        scope="server",
-    ),
-    Setting("log_prompts", "flag", False, "Log every prompt in full.", scope="server"),
-    Setting("tracing", "flag", False, "Send OpenTelemetry spans (needs the extra `tracing`).", scope="server"),
-)
-BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
-VARIABLES = frozenset({FILE_VARIABLE, *(setting.environment_variable for setting in SETTINGS)})
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Resolved values; one field per row of SETTINGS (a test holds the two equal)."""
-
-    device: str = "auto"
-    threads: int | None = None
-    isa: str | None = None
-    arena_bytes: int | None = None
-    arena_percent: int = 50
-    kv_cache: str = "auto"
-    page_size: int = 32
-    kv_type: str | None = None
-    store_bytes: int = 0
-    store_folder: str | None = None
-    context_tokens: int | None = None
-    max_batch_tokens: int = 512
-    max_sequences: int = 64
-    prefill_chunk_tokens: int = 512
-    max_waiting: int = 1024
-    models_folder: str | None = None
-    hub_url: str = "https://huggingface.co"
-    host: str = "127.0.0.1"
-    port: int = 11434
-    unix_socket: str | None = None
-    default_model: str = "demo"
-    model_aliases: tuple[str, ...] = ()
-    strict_model_names: bool = False
-    pinned_models: tuple[str, ...] = ()
-    models_memory_bytes: int | None = None
-    keep_alive_s: float = 300.0
-    responses_bytes: int = 32 * 2**20
-    api_keys: tuple[str, ...] = ()
-    api_keys_file: str | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
-    import_folders: tuple[str, ...] = ()
-    page: bool = True
-    page_tool_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 32 * 2**20
-    requests_per_minute: int = 0
-    request_timeout_s: float = 60.0
-    request_deadline_s: float | None = None
-    drain_s: float = 30.0
-    log_level: str = "info"
-    log_format: str = "text"
-    metric_names: tuple[str, ...] = ()
-    live_watchers: int = 8
-    log_prompts: bool = False
-    tracing: bool = False
+    )
+    live_watchers: int = setting(
+        "int", 8, "How many may watch the engine at a time; 0: nobody.", maximum=1000, scope="server"
+    )
+    log_prompts: bool = setting("flag", False, "Log every prompt in full.", scope="server")
+    tracing: bool = setting("flag", False, "Send OpenTelemetry spans (needs the extra `tracing`).", scope="server")
 
     def select(self, *scopes: Scope) -> dict[str, Any]:
         """The values of the rows with one of `scopes`, by name."""
-        values = asdict(self)
-        return {setting.name: values[setting.name] for setting in SETTINGS if setting.scope in scopes}
+        return {row.name: getattr(self, row.name) for row in SETTINGS if row.scope in scopes}
+
+
+SETTINGS = list_rows(Settings)
+BY_NAME: Mapping[str, Setting] = {row.name: row for row in SETTINGS}
+VARIABLES = frozenset({FILE_VARIABLE, *(row.environment_variable for row in SETTINGS)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,16 +189,16 @@ def explain(
     path = find_settings_file(environment)
     in_file = {} if path is None else _read_file(path)
     resolved: dict[str, Explained] = {}
-    for setting in SETTINGS:
-        variable = setting.environment_variable
-        if setting.name in given:
-            resolved[setting.name] = Explained(setting.parse(given[setting.name]), "caller")
+    for row in SETTINGS:
+        variable = row.environment_variable
+        if row.name in given:
+            resolved[row.name] = Explained(row.parse(given[row.name]), "caller")
         elif variable in environment:
-            resolved[setting.name] = Explained(setting.parse(environment[variable]), "environment", variable)
-        elif setting.name in in_file:
-            resolved[setting.name] = Explained(_parse_in_file(setting, in_file, path), "file", str(path))
+            resolved[row.name] = Explained(row.parse(environment[variable]), "environment", variable)
+        elif row.name in in_file:
+            resolved[row.name] = Explained(_parse_in_file(row, in_file, path), "file", str(path))
         else:
-            resolved[setting.name] = Explained(setting.default, "default")
+            resolved[row.name] = Explained(row.default, "default")
     return resolved
 
 
@@ -367,8 +227,8 @@ def _read_file(path: Path) -> dict[str, object]:
     return values
 
 
-def _parse_in_file(setting: Setting, values: Mapping[str, object], path: Path | None) -> Value:
+def _parse_in_file(row: Setting, values: Mapping[str, object], path: Path | None) -> Value:
     try:
-        return setting.parse(values[setting.name])
+        return row.parse(values[row.name])
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from error

@@ -11,11 +11,10 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict
-from pathlib import Path
 
 from mlxr.cache.kv_cache import KVCache
-from mlxr.cache.sizing import FREE_MEMORY_PERCENT
 from mlxr.core.errors import InvalidRequest, SettingError
+from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.answers import Answers
 from mlxr.engine.constraint import MaskSource, TokenConstraint
@@ -41,61 +40,40 @@ _NO_TOKEN_TEXT = "no token is possible: the model, the logit_bias and the gramma
 class Engine:
     """One model, its arena and its running requests.
 
-    `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as fit in
-    `arena_bytes`, or what `max_sequences` full contexts need within `arena_percent` of free memory, of which at most
-    `memory_bytes` count. `context_tokens` shortens the model's context. `kv_cache` and the store are described in
-    `memory_plan`; `fingerprint` names the weights whose pages the store may give back. At most `max_waiting` answers
-    wait. `clock` gives seconds that only grow. The other sizes are described in `Scheduler`.
+    The `settings` say what the engine may take and how much it does at a time; `memory_plan` and `Scheduler` describe
+    them. `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as the
+    settings want and free memory allows, of which at most `memory_bytes` count. `fingerprint` names the weights whose
+    pages the store may give back. `clock` gives seconds that only grow.
     """
 
     def __init__(
         self,
         model: Model,
         ctx: Context,
+        settings: ModelSettings = MODEL_DEFAULTS,
         *,
         eos_ids: Collection[int],
-        arena_bytes: int | None = None,
-        arena_percent: int = FREE_MEMORY_PERCENT,
         memory_bytes: int | None = None,
         pages: int | None = None,
-        page_size: int = 32,
-        kv_type: str | None = None,
-        kv_cache: str = "auto",
         prefix_sharing: bool = True,
         fingerprint: bytes = b"",
-        store_bytes: int = 0,
-        store_folder: Path | None = None,
-        context_tokens: int | None = None,
-        max_batch_tokens: int = 512,
-        max_sequences: int = 64,
-        prefill_chunk_tokens: int = 512,
-        max_waiting: int = 1024,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_positive(page_size=page_size, max_batch_tokens=max_batch_tokens, max_waiting=max_waiting)
-        _check_positive(max_sequences=max_sequences, prefill_chunk_tokens=prefill_chunk_tokens)
+        _check_positive(
+            settings, "page_size", "max_batch_tokens", "max_waiting", "max_sequences", "prefill_chunk_tokens"
+        )
         self._ctx, self._config, self._eos_ids = ctx, model.config, frozenset(eos_ids)
-        self._max_batch_tokens, self._clock = max_batch_tokens, clock
-        self.context_tokens = choose_context(context_tokens, self._config.context_length)
+        self._max_batch_tokens, self._clock = settings.max_batch_tokens, clock
+        self.context_tokens = choose_context(settings.context_tokens, self._config.context_length)
         self.plan = plan_memory(
-            kv_cache,
-            page_size,
-            self.context_tokens,
-            shares_prefixes=prefix_sharing,
-            store_bytes=store_bytes,
-            store_folder=store_folder,
-            has_fingerprint=bool(fingerprint),
+            settings, self.context_tokens, shares_prefixes=prefix_sharing, has_fingerprint=bool(fingerprint)
         )
         arena = plan_arena(
             ctx,
             self._config,
             self.plan,
+            settings,
             context_tokens=self.context_tokens,
-            max_sequences=max_sequences,
-            max_batch_tokens=max_batch_tokens,
-            kv_type=kv_type,
-            arena_bytes=arena_bytes,
-            arena_percent=arena_percent,
             memory_bytes=memory_bytes,
             pages=pages,
         )
@@ -112,12 +90,12 @@ class Engine:
             self._cache,
             self._runner.reserve,
             shares=self._shares,
-            max_batch_tokens=max_batch_tokens,
-            max_sequences=max_sequences,
-            prefill_chunk_tokens=prefill_chunk_tokens,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_sequences=settings.max_sequences,
+            prefill_chunk_tokens=settings.prefill_chunk_tokens,
             shares_prefixes=self.plan.shares_prefixes,
         )
-        step_tokens = min(prefill_chunk_tokens, max_batch_tokens)
+        step_tokens = min(settings.prefill_chunk_tokens, settings.max_batch_tokens)
         self._limits = Limits(
             self._config.vocab_size,
             self.context_tokens,
@@ -134,7 +112,7 @@ class Engine:
             self._shares,
             self._work,
             self.live,
-            max_waiting=max_waiting,
+            max_waiting=settings.max_waiting,
             clock=clock,
         )
 
@@ -379,7 +357,8 @@ class Engine:
         return self._answers.end(answers, FinishReason.ERROR, text)
 
 
-def _check_positive(**sizes: int) -> None:
-    for name, value in sizes.items():
+def _check_positive(settings: ModelSettings, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
         if value < 1:
             raise SettingError(f"{name}: must be at least 1, got {value}")

@@ -5,7 +5,7 @@ A plain run is a page as long as the context, so both use the same pools and ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from mlxr.cache.shapes import CacheGroups, form_groups
 from mlxr.cache.sizing import PageNeeds, choose_pages
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
+from mlxr.core.model_settings import ModelSettings
 from mlxr.engine.limits import choose_context
 from mlxr.engine.runner import ModelShape
 from mlxr.kernels.attend import KVType
@@ -50,19 +51,13 @@ class MemoryPlan:
 
 
 def plan_memory(
-    kv_cache: str,
-    page_size: int,
-    context_tokens: int,
-    *,
-    shares_prefixes: bool,
-    store_bytes: int,
-    store_folder: Path | None,
-    has_fingerprint: bool,
+    settings: ModelSettings, context_tokens: int, *, shares_prefixes: bool, has_fingerprint: bool
 ) -> MemoryPlan:
-    """The plan that the settings of the same names ask for; SettingError where they contradict each other.
+    """The plan that the settings ask for; SettingError where they contradict each other.
 
     `auto` is `paged` for every context and batch; docs/kv-cache.md has the measurements that this rests on.
     """
+    kv_cache, store_bytes, store_folder = settings.kv_cache, settings.store_bytes, settings.store_folder
     if kv_cache not in KV_CACHES:
         raise SettingError(f"kv_cache: must be one of {', '.join(KV_CACHES)}; got {kv_cache!r}")
     if store_bytes < 0:
@@ -77,7 +72,8 @@ def plan_memory(
         return MemoryPlan("simple", context_tokens, False, 0, None)
     if store_bytes and not shares_prefixes:
         raise SettingError("store_bytes: pages that are not shared are not stored; set store_bytes to 0")
-    return MemoryPlan("paged", page_size, shares_prefixes, store_bytes, store_folder if store_bytes else None)
+    folder = Path(store_folder) if store_bytes and store_folder is not None else None
+    return MemoryPlan("paged", settings.page_size, shares_prefixes, store_bytes, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,65 +121,36 @@ def plan_arena(
     ctx: Context,
     config: ModelShape,
     plan: MemoryPlan,
+    settings: ModelSettings,
     *,
     context_tokens: int,
-    max_sequences: int,
-    max_batch_tokens: int,
-    kv_type: str | None,
-    arena_bytes: int | None,
-    arena_percent: int,
     memory_bytes: int | None,
     pages: int | None = None,
 ) -> ArenaPlan:
     """The arena that `Engine` makes of the arguments of the same names; nothing is allocated. Raises SettingError."""
-    groups, kind = form_groups(config.cache_layers), parse_kv_type(kv_type)
+    groups, kind = form_groups(config.cache_layers), parse_kv_type(settings.kv_type)
     page_bytes = _measure_pages(ctx, groups, plan.page_size, kind)
     chosen = choose_pages(
         page_bytes,
-        PageNeeds(groups.shapes, plan.page_size, max_sequences, context_tokens, max_batch_tokens),
-        arena_bytes=arena_bytes,
+        PageNeeds(groups.shapes, plan.page_size, settings.max_sequences, context_tokens, settings.max_batch_tokens),
+        arena_bytes=settings.arena_bytes,
         pages=pages,
         available_bytes=bound_free_bytes(ctx, memory_bytes),
-        available_percent=arena_percent,
+        available_percent=settings.arena_percent,
     )
     return ArenaPlan(groups, plan.page_size, kind, chosen, page_bytes)
 
 
-def estimate_arena(
-    device: str,
-    config: ModelShape,
-    *,
-    kv_cache: str,
-    page_size: int,
-    context_tokens: int | None,
-    max_sequences: int,
-    max_batch_tokens: int,
-    kv_type: str | None,
-    arena_bytes: int | None,
-    arena_percent: int,
-    memory_bytes: int | None,
-) -> ArenaPlan:
-    """The arena that an `Engine` with these arguments would make now, on a device of the settings, without a model.
+def estimate_arena(config: ModelShape, settings: ModelSettings, memory_bytes: int | None) -> ArenaPlan:
+    """The arena that an `Engine` with these arguments would make now, on the device of the settings, without a model.
 
     Raises SettingError and DeviceError as making the engine does.
     """
-    chosen = choose_device(device)
-    tokens = choose_context(context_tokens, config.context_length)
-    plan = plan_memory(
-        kv_cache, page_size, tokens, shares_prefixes=True, store_bytes=0, store_folder=None, has_fingerprint=True
-    )
-    return plan_arena(
-        Context(chosen, 1 if chosen == "cpu" else None),
-        config,
-        plan,
-        context_tokens=tokens,
-        max_sequences=max_sequences,
-        max_batch_tokens=max_batch_tokens,
-        kv_type=kv_type,
-        arena_bytes=arena_bytes,
-        arena_percent=arena_percent,
-        memory_bytes=memory_bytes,
-    )
+    chosen = choose_device(settings.device)
+    tokens = choose_context(settings.context_tokens, config.context_length)
+    plan = plan_memory(replace(settings, store_bytes=0), tokens, shares_prefixes=True, has_fingerprint=True)
+    ctx = Context(chosen, 1 if chosen == "cpu" else None)
+    return plan_arena(ctx, config, plan, settings, context_tokens=tokens, memory_bytes=memory_bytes)
 
 
 def open_store(plan: MemoryPlan) -> PageStore | None:

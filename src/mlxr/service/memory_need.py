@@ -62,19 +62,7 @@ def _plan_cache(record: ModelRecord, settings: Settings, free_bytes: int) -> tup
         )
     rooms = [free_bytes] if machine_bytes is None else [free_bytes, machine_bytes]
     try:
-        arena = estimate_arena(
-            settings.device,
-            source.config,
-            kv_cache=settings.kv_cache,
-            page_size=settings.page_size,
-            context_tokens=settings.context_tokens,
-            max_sequences=settings.max_sequences,
-            max_batch_tokens=settings.max_batch_tokens,
-            kv_type=settings.kv_type,
-            arena_bytes=settings.arena_bytes,
-            arena_percent=settings.arena_percent,
-            memory_bytes=min(rooms) - record.size_bytes,
-        )
+        arena = estimate_arena(source.config, settings, min(rooms) - record.size_bytes)
     except MlxrError as error:
         return settings.arena_bytes or MIN_ARENA_BYTES, f"{record.short_name}: {error}"
     return arena.nbytes, None

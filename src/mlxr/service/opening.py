@@ -83,21 +83,10 @@ def build_engine(
     return Engine(
         model or loaded.model,
         loaded.ctx,
+        replace(settings, store_folder=str(find_store_folder(settings))),
         eos_ids=loaded.tokenizer.eos_ids,
-        arena_bytes=settings.arena_bytes,
-        arena_percent=settings.arena_percent,
         memory_bytes=memory_bytes,
-        kv_cache=settings.kv_cache,
         fingerprint=loaded.fingerprint,
-        store_bytes=settings.store_bytes,
-        store_folder=find_store_folder(settings),
-        page_size=settings.page_size,
-        kv_type=settings.kv_type,
-        context_tokens=settings.context_tokens,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_sequences=settings.max_sequences,
-        prefill_chunk_tokens=settings.prefill_chunk_tokens,
-        max_waiting=settings.max_waiting,
     )
 
 

@@ -1,0 +1,72 @@
+"""The settings of a model that runs: the rows that `LLM`, every command that loads a model, and the engine share.
+
+A new one is a row here and the place that uses it. Flags, variables, lines of the settings file, documents and the
+keywords of `LLM` follow from the row; `make format` writes it into `model_keywords`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxr.core.setting import setting
+
+DEVICES = ("auto", "cpu", "metal", "cuda", "reference", "mlx-cpu", "emulated")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Resolved values of the rows; None means decided where they are used."""
+
+    device: str = setting("choice", "auto", "Where the model runs.", choices=DEVICES)
+    threads: int | None = setting(
+        "int", None, "Compute threads; default: the cores this process may use.", minimum=1, maximum=256
+    )
+    isa: str | None = setting(
+        "choice",
+        None,
+        "Instruction set of the CPU kernels; default: the best this machine has.",
+        choices=("portable", "avx2", "avx512"),
+    )
+    arena_bytes: int | None = setting(
+        "bytes", None, "Memory for the KV cache; default: what the context needs, within arena_percent of free memory."
+    )
+    arena_percent: int = setting(
+        "int",
+        50,
+        "Share of the free memory that the KV cache may take if arena_bytes is not given, in percent.",
+        minimum=1,
+        maximum=100,
+    )
+    kv_cache: str = setting(
+        "choice",
+        "auto",
+        "paged: pages that requests share and that are kept; simple: one plain run for each request.",
+        choices=("auto", "paged", "simple"),
+    )
+    page_size: int = setting("int", 32, "Token positions in one page of the KV cache.", minimum=1, maximum=1024)
+    kv_type: str | None = setting(
+        "choice",
+        None,
+        "Number format of the KV cache; default: the device's own. q8 takes half the memory.",
+        choices=("bf16", "f16", "f32", "q8"),
+    )
+    store_bytes: int = setting(
+        "bytes", 0, "Disk space for cache pages, which then outlive memory and restarts; 0: none."
+    )
+    store_folder: str | None = setting(
+        "path", None, "Where cache pages are kept on disk; default: in the user's cache folder."
+    )
+    context_tokens: int | None = setting(
+        "int", None, "Longest context of a request; default: what the model was made for.", minimum=1
+    )
+    max_batch_tokens: int = setting("int", 512, "Most tokens that one step computes.", minimum=1, maximum=2**20)
+    max_sequences: int = setting("int", 64, "Most answers that are computed at the same time.", minimum=1, maximum=4096)
+    prefill_chunk_tokens: int = setting(
+        "int", 512, "Most tokens of one prompt that one step computes.", minimum=1, maximum=2**20
+    )
+    max_waiting: int = setting(
+        "int", 1024, "Most requests that may wait for their turn; more are refused.", minimum=1, maximum=2**20
+    )
+
+
+MODEL_DEFAULTS = ModelSettings()

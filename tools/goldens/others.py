@@ -1,0 +1,98 @@
+"""Cases of families with other norms, scales or rotations: OLMo, Granite, SmolLM, Cohere, StableLM and StarCoder."""
+
+from __future__ import annotations
+
+from goldens.config import Config, make_config
+
+CASES: dict[str, Config] = {
+    "olmo2": make_config("olmo2", 6, 2, None, hidden_size=192, rope_theta=50000.0),
+    "olmo3": make_config(
+        "olmo3",
+        4,
+        2,
+        None,
+        hidden_size=192,
+        num_hidden_layers=5,
+        sliding_window=7,
+        rope_theta=None,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 20000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+        },
+    ),
+    "granite": make_config(
+        "granite",
+        4,
+        2,
+        None,
+        hidden_size=256,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.05,
+        logits_scaling=2.5,
+        tie_word_embeddings=True,
+    ),
+    "smollm3": make_config(
+        "smollm3", 4, 2, None, hidden_size=256, num_hidden_layers=5, tie_word_embeddings=True, pad_token_id=0
+    ),
+    "cohere": make_config(
+        "cohere",
+        4,
+        2,
+        None,
+        hidden_size=256,
+        num_hidden_layers=3,
+        rms_norm_eps=None,
+        layer_norm_eps=1e-5,
+        rope_theta=50000.0,
+        logit_scale=0.25,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+    ),
+    "stablelm": make_config(
+        "stablelm",
+        6,
+        2,
+        None,
+        hidden_size=192,
+        num_hidden_layers=3,
+        rms_norm_eps=None,
+        layer_norm_eps=1e-4,
+        rope_theta=50000.0,
+        partial_rotary_factor=0.75,
+        use_qkv_bias=True,
+    ),
+    "starcoder2": make_config(
+        "starcoder2",
+        6,
+        2,
+        None,
+        hidden_size=192,
+        num_hidden_layers=3,
+        rms_norm_eps=None,
+        norm_epsilon=1e-4,
+        rope_theta=50000.0,
+        sliding_window=11,
+        use_bias=True,
+        hidden_act="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
+    ),
+    "cohere2": make_config(
+        "cohere2",
+        4,
+        2,
+        64,
+        num_hidden_layers=5,
+        rms_norm_eps=None,
+        layer_norm_eps=1e-5,
+        logit_scale=0.25,
+        pad_token_id=0,
+        sliding_window=7,
+        tie_word_embeddings=True,
+    ),
+}
