@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Unpack
 
 from mlxr.core.errors import InvalidRequest
-from mlxr.core.settings import resolve
+from mlxr.core.keywords import resolve_keywords, show_keywords
+from mlxr.core.model_keywords import ModelKeywords
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.loading import LoadedModel, Progress
 from mlxr.service.completion import Completion, fold_events
@@ -31,53 +33,22 @@ class LLM:
                 print(completion.text)
 
     `model` is a `.gguf` file, a Hugging Face folder or a name ("demo", or what `mlxr list` shows). The other arguments
-    are the settings of the same name (`mlxr.core.settings.SETTINGS` describes them); None leaves the choice to the
-    environment and the defaults. With `needs_chat_template` a model without one is refused with TemplateError before
+    are the settings of the same name (`mlxr settings` describes them); None leaves the choice to the environment, the
+    settings file and the defaults. With `needs_chat_template` a model without one is refused with TemplateError before
     its weights are read. `progress(done, total)` is called while the weights are prepared. Raises MlxrError.
     Safe to use from several threads: their requests share the engine's batches.
     """
 
+    @show_keywords
     def __init__(
         self,
         model: str | Path = "demo",
         *,
-        device: str | None = None,
-        threads: int | None = None,
-        isa: str | None = None,
-        arena_bytes: int | str | None = None,
-        arena_percent: int | None = None,
-        kv_cache: str | None = None,
-        page_size: int | None = None,
-        kv_type: str | None = None,
-        store_bytes: int | str | None = None,
-        store_folder: str | Path | None = None,
-        context_tokens: int | None = None,
-        max_batch_tokens: int | None = None,
-        max_sequences: int | None = None,
-        prefill_chunk_tokens: int | None = None,
-        max_waiting: int | None = None,
         needs_chat_template: bool = False,
         progress: Progress | None = None,
+        **keywords: Unpack[ModelKeywords],
     ) -> None:
-        settings = resolve(
-            {
-                "device": device,
-                "threads": threads,
-                "isa": isa,
-                "arena_bytes": arena_bytes,
-                "arena_percent": arena_percent,
-                "kv_cache": kv_cache,
-                "page_size": page_size,
-                "kv_type": kv_type,
-                "store_bytes": store_bytes,
-                "store_folder": store_folder,
-                "context_tokens": context_tokens,
-                "max_batch_tokens": max_batch_tokens,
-                "max_sequences": max_sequences,
-                "prefill_chunk_tokens": prefill_chunk_tokens,
-                "max_waiting": max_waiting,
-            }
-        )
+        settings = resolve_keywords(keywords)
         self._name = str(model)
         record = find_record(model, settings)
         if record is None:

@@ -20,6 +20,12 @@ def test_arguments_are_the_settings() -> None:
     assert parameters == ["model", *settings, "needs_chat_template", "progress"]
 
 
+def test_a_keyword_that_is_no_setting_of_a_model_is_refused() -> None:
+    for name, hint in (("thread", "did you mean 'threads'"), ("port", "there are device, threads")):
+        with pytest.raises(TypeError, match=f"'{name}'; {hint}"):
+            LLM("demo", **{name: 1})  # type: ignore[arg-type]
+
+
 def test_prompts_of_every_kind(gguf: Path) -> None:
     with LLM(gguf) as llm:
         ids = llm.tokenize("the fox")

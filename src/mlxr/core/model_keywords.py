@@ -1,0 +1,53 @@
+"""The model settings as keywords, which `LLM` takes. Written by tools/write_keywords.py: change the rows."""
+
+from pathlib import Path
+from typing import TypedDict
+
+
+class ModelKeywords(TypedDict, total=False):
+    """What may be given for each row of `ModelSettings`; None leaves the choice to the environment and the defaults."""
+
+    device: str | None
+    """Where the model runs."""
+
+    threads: int | None
+    """Compute threads; default: the cores this process may use."""
+
+    isa: str | None
+    """Instruction set of the CPU kernels; default: the best this machine has."""
+
+    arena_bytes: int | str | None
+    """Memory for the KV cache; default: what the context needs, within arena_percent of free memory."""
+
+    arena_percent: int | None
+    """Share of the free memory that the KV cache may take if arena_bytes is not given, in percent."""
+
+    kv_cache: str | None
+    """paged: pages that requests share and that are kept; simple: one plain run for each request."""
+
+    page_size: int | None
+    """Token positions in one page of the KV cache."""
+
+    kv_type: str | None
+    """Number format of the KV cache; default: the device's own. q8 takes half the memory."""
+
+    store_bytes: int | str | None
+    """Disk space for cache pages, which then outlive memory and restarts; 0: none."""
+
+    store_folder: str | Path | None
+    """Where cache pages are kept on disk; default: in the user's cache folder."""
+
+    context_tokens: int | None
+    """Longest context of a request; default: what the model was made for."""
+
+    max_batch_tokens: int | None
+    """Most tokens that one step computes."""
+
+    max_sequences: int | None
+    """Most answers that are computed at the same time."""
+
+    prefill_chunk_tokens: int | None
+    """Most tokens of one prompt that one step computes."""
+
+    max_waiting: int | None
+    """Most requests that may wait for their turn; more are refused."""
