@@ -1,6 +1,7 @@
 """A small arena whose pages say what they hold: every slot carries a hash of all tokens up to it, and its position.
 
-So a table can be asked whether it reads what it must, whoever computed the pages and wherever they have been since.
+A state is the hash of all tokens that are written, and their number. So a table can be asked whether it reads what it
+must, whoever computed the pages and wherever they have been since.
 """
 
 from __future__ import annotations
@@ -8,20 +9,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from mlxr.cache.arena import Arena, ModelArena
-from mlxr.cache.group import CacheGroup
+from mlxr.cache.arena import Arena, ModelArena, PoolSet, StateArena
+from mlxr.cache.group import CacheGroup, Snapshot
 from mlxr.cache.kv_cache import KVCache
-from mlxr.cache.page_table import SequenceTable
-from mlxr.cache.shapes import CacheShape, form_groups
+from mlxr.cache.page_table import PageTable, SequenceTable
+from mlxr.cache.shapes import CacheShape, LayerCache, StateShape, StatesShape, form_groups
 from mlxr.cache.stats import StoreStats
 from mlxr.cache.store import PageStore
 from mlxr.kernels.context import Context
 
 PAGE_SIZE = 4
 FULL = CacheShape(1, 2)
+STATE = StateShape(2)
 FLUSH_S = 60.0
 
 
@@ -46,11 +49,13 @@ class World:
         max_bytes: int = 2**20,
         fingerprint: bytes = b"model",
         sharing: bool = True,
-        layers: Sequence[CacheShape] = (FULL, FULL),
+        layers: Sequence[LayerCache] = (FULL, FULL),
     ) -> None:
         groups, context = form_groups(layers), Context("reference")
-        arenas = [
-            Arena(context, pools, pages, shape.kv_heads, page_size, shape.head_dim, window=shape.window)
+        arenas: list[PoolSet] = [
+            StateArena(context, shape, pages, page_size)
+            if isinstance(shape, StatesShape)
+            else Arena(context, pools, pages, shape.kv_heads, page_size, shape.head_dim, window=shape.window)
             for shape, pools in zip(groups.shapes, groups.pools, strict=True)
         ]
         self.model_arena = ModelArena(arenas, groups)
@@ -60,23 +65,45 @@ class World:
         self.cache = KVCache(self.groups, fingerprint=fingerprint, store=self.store, sharing=sharing)
 
     def write(self, table: SequenceTable, tokens: Sequence[int], count: int | None = None) -> None:
-        """Compute the next `count` of `tokens` (all by default) after what `table` holds."""
+        """Compute the next `count` of `tokens` (all by default) after what `table` holds.
+
+        With states the last boundary before the end is made for itself, so that there is a snapshot.
+        """
         start = table.length_tokens
         stop = len(tokens) if count is None else start + count
-        self.prepare(table, stop - start)
-        self.fill(table, tokens, stop)
+        boundary = stop // table.page_size * table.page_size
+        for part in (boundary, stop) if table.states is not None and start < boundary < stop else (stop,):
+            self.prepare(table, part - table.length_tokens)
+            self.fill(table, tokens, part)
 
-    def fill(self, table: SequenceTable, tokens: Sequence[int], stop: int) -> None:
+    def fill(
+        self, table: SequenceTable, tokens: Sequence[int], stop: int, snapshot: Snapshot = Snapshot.LASTING
+    ) -> None:
         """What the model does in a prepared table: the positions up to `stop`; then commit."""
         start, hashes = table.length_tokens, hash_prefixes(tokens[:stop])
         for group, own in zip(self.groups, table.groups, strict=True):
+            if not isinstance(own, PageTable):
+                for states in self.state_pools if stop > start else ():
+                    states[own.spare] = hashes[stop - 1], stop
+                continue
             for position in range(start, stop):
                 page, offset = own.pages[position // table.page_size], position % table.page_size
                 assert page >= 0
-                for k_pool, v_pool in zip(group.arena.k_pools, group.arena.v_pools, strict=True):
+                for k_pool, v_pool in self.list_pools(group):
                     k_pool[page, :, offset] = hashes[position]
                     v_pool[page, :, offset] = position
-        self.cache.commit(table, tokens, stop - start)
+        self.cache.commit(table, tokens, stop - start, snapshot)
+
+    @property
+    def state_pools(self) -> list[Any]:
+        """The states of each recurrent layer, (slots, 2)."""
+        return [states for states in self.model_arena.states if states is not None]
+
+    @staticmethod
+    def list_pools(group: CacheGroup) -> list[tuple[Any, Any]]:
+        """The pools of keys and of values of each layer of a group that has pages."""
+        assert isinstance(group.arena, Arena)
+        return list(zip(group.arena.k_pools, group.arena.v_pools, strict=True))
 
     def prepare(self, table: SequenceTable, tokens: int) -> None:
         """Make room and do the copies."""
@@ -86,11 +113,16 @@ class World:
         """Assert that `table` holds exactly the first of `tokens`, in every layer, as far as later tokens see them."""
         hashes = np.array(hash_prefixes(tokens[: table.length_tokens]), dtype=int)
         for group, own in zip(self.groups, table.groups, strict=True):
+            if not isinstance(own, PageTable):
+                for states in self.state_pools if table.length_tokens else ():
+                    assert states[own.state].tolist() == [hashes[-1], table.length_tokens], "a foreign state"
+                continue
+            assert isinstance(group.arena.shape, CacheShape)
             window = group.arena.shape.window or table.length_tokens + 1
             positions = np.arange(max(0, table.length_tokens + 1 - window), table.length_tokens)
             pages = np.array(own.pages, dtype=int)[positions // table.page_size]
             assert (pages >= 0).all(), "a page is gone that later tokens see"
-            for k_pool, v_pool in zip(group.arena.k_pools, group.arena.v_pools, strict=True):
+            for k_pool, v_pool in self.list_pools(group):
                 found = k_pool[pages, :, positions % table.page_size]
                 wanted = hashes[positions, None, None]
                 assert (found == wanted).all(), "a table holds other tokens than it should"

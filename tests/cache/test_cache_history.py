@@ -13,12 +13,13 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 from amounts import choose_amount
-from cache_world import FULL, World, page_files
+from cache_world import FULL, STATE, World, page_files
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from mlxr.cache.group import Snapshot
 from mlxr.cache.page_table import SequenceTable
-from mlxr.cache.shapes import CacheShape
+from mlxr.cache.shapes import CacheShape, LayerCache, StateShape
 from mlxr.cache.stats import StoreDrop
 from mlxr.core.errors import OutOfPages
 
@@ -30,7 +31,7 @@ HISTORIES = settings(max_examples=choose_amount(200), stateful_step_count=80, de
 class CacheHistory(RuleBasedStateMachine):
     """`alive` is each table with the tokens of its sequence; the table holds the first of them."""
 
-    layers: tuple[CacheShape, ...] = (FULL,)
+    layers: tuple[LayerCache, ...] = (FULL,)
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,12 +85,24 @@ class CacheHistory(RuleBasedStateMachine):
         assert table.length_tokens < len(tokens)
         self.alive.append((table, tokens))
 
-    @rule(pick=PICK, more=TOKENS, finishes=st.sampled_from([True, True, True, False]))
-    def grow(self, pick: int, more: list[int], finishes: bool) -> None:
+    @rule(
+        pick=PICK,
+        more=TOKENS,
+        finishes=st.sampled_from([True, True, True, False]),
+        snapshot=st.sampled_from(list(Snapshot)),
+    )
+    def grow(self, pick: int, more: list[int], finishes: bool, snapshot: Snapshot) -> None:
         """Compute what is pending, and more; or take the pages and fail before anything is written."""
-        self.compute(*self.pick_table(pick), more, finishes)
+        self.compute(*self.pick_table(pick), more, finishes, snapshot)
 
-    def compute(self, table: SequenceTable, tokens: list[int], more: list[int], finishes: bool) -> None:
+    def compute(
+        self,
+        table: SequenceTable,
+        tokens: list[int],
+        more: list[int],
+        finishes: bool,
+        snapshot: Snapshot = Snapshot.LASTING,
+    ) -> None:
         wanted = [*tokens, *more]
         before = [list(own.pages) for own in table.groups], self.now.cache.available_pages
         try:
@@ -103,7 +116,11 @@ class CacheHistory(RuleBasedStateMachine):
             return
         if finishes:
             tokens[:] = wanted
-            self.now.fill(table, tokens, len(tokens))
+            self.now.fill(table, tokens, len(tokens), snapshot)
+        else:
+            for states in self.now.state_pools:  # a step may have written before it failed
+                assert table.states is not None
+                states[table.states.spare] = -1
 
     @rule(pick=PICK)
     def fork(self, pick: int) -> None:
@@ -145,7 +162,7 @@ class CacheHistory(RuleBasedStateMachine):
             for table, _ in self.alive:
                 assert table.keys is not None
                 for number, own in enumerate(table.groups):
-                    names = table.keys.chain[own.first + 1 : table.full_pages + 1]
+                    names = [table.keys.chain[place + 1] for place, _ in own.list_full(0)]
                     missing = [name for name in names if not store.contains((number, name))]
                     files = {f"{name.hex()}{f'-{number}' if number else ''}.page" for name in missing}
                     assert files <= self.harmed, "a full page is not stored"
@@ -211,10 +228,33 @@ class ManyGroupsHistory(CacheHistory):
     layers = (FULL, CacheShape(1, 2, window=6), CacheShape(2, 1), CacheShape(1, 4, window=1), FULL)
 
 
+class StateHistory(CacheHistory):
+    """Recurrent layers beside one that keeps everything."""
+
+    layers = (STATE, FULL, StateShape(2))
+
+
+class StatesAloneHistory(CacheHistory):
+    """Nothing but states."""
+
+    layers = (STATE,)
+
+
+class AllKindsHistory(CacheHistory):
+    """Pages for good, pages of a window, and states."""
+
+    layers = (CacheShape(1, 2, window=5), STATE, FULL)
+
+
 TestCacheHistory = CacheHistory.TestCase
 TestWindowHistory = WindowHistory.TestCase
 TestMixedHistory = MixedHistory.TestCase
 TestManyGroupsHistory = ManyGroupsHistory.TestCase
+TestStateHistory = StateHistory.TestCase
+TestStatesAloneHistory = StatesAloneHistory.TestCase
+TestAllKindsHistory = AllKindsHistory.TestCase
 for case in (TestCacheHistory, TestWindowHistory, TestMixedHistory, TestManyGroupsHistory):
     case.settings = HISTORIES
+for case in (TestStateHistory, TestStatesAloneHistory, TestAllKindsHistory):
+    case.settings = settings(HISTORIES, max_examples=choose_amount(100))
 del case

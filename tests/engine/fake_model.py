@@ -1,8 +1,9 @@
 """A model without weights: its logits are a hash of the token history that it reads back from the cache.
 
 Every token leaves its id in the K page and its position in the V page of its slot, and the next logits depend on all
-ids of the context as the page table finds them. So a wrong slot, page, length or copy changes the answer, and what an
-answer must be is known without an engine (`fake_logits`).
+ids of the context as the page table finds them. A recurrent layer's state is the number of tokens and their ids, so far
+as a step has read it from one slot and written it to another. So a wrong slot, page, length, state or copy changes the
+answer, and what an answer must be is known without an engine (`fake_logits`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.cache.arena import ModelArena
-from mlxr.cache.shapes import CacheShape, LayerCache, form_groups
+from mlxr.cache.shapes import CacheShape, LayerCache, StateShape, form_groups
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
@@ -29,6 +30,7 @@ from mlxr.kernels.sample import SampleRow, sample
 Floats = npt.NDArray[np.float32]
 VOCABULARY = 50
 FULL = CacheShape(kv_heads=2, head_dim=4)
+STATE = StateShape(1 + 128)  # the longest context, and its length
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,15 @@ def fake_logits(history: Sequence[int], vocabulary: int = VOCABULARY) -> Floats:
 
 @dataclass
 class FakeModel:
-    """Remembers its batches; `on_forward` is called first with each, and may raise."""
+    """Remembers its batches; `on_forward` is called first with each, `on_written` at the end, and both may raise."""
 
     config: FakeConfig = field(default_factory=FakeConfig)
     on_forward: Callable[[RaggedBatch], None] = lambda batch: None
+    on_written: Callable[[RaggedBatch], None] = lambda batch: None
     batches: list[RaggedBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._groups = form_groups(self.config.cache_layers)
-        self._places = [place for place in self._groups.places if place is not None]
 
     def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         return self.project(self.forward_hidden(batch, arena))
@@ -69,23 +71,40 @@ class FakeModel:
     def forward_hidden(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         self.on_forward(batch)
         self.batches.append(batch)
-        for place, k_pool, v_pool in zip(self._places, arena.k_pools, arena.v_pools, strict=True):
-            pages, offsets = np.divmod(batch.of_group(place.group).slots, arena.page_size)
+        for group, k_pool, v_pool in self._list_pools(arena):
+            pages, offsets = np.divmod(batch.of_group(group).slots, arena.page_size)
             k_pool[pages, :, offsets, :] = batch.token_ids[:, None, None]
             v_pool[pages, :, offsets, :] = batch.positions[:, None, None]
+        for states in self._list_states(arena):
+            advance_states(batch, states)
+        self.on_written(batch)
         rows = [
             fake_logits(self._read_history(batch, int(row), arena), self.config.vocab_size) for row in batch.output_rows
         ]
         return np.stack(rows) if rows else np.empty((0, self.config.vocab_size), np.float32)
 
+    def _list_pools(self, arena: ModelArena) -> list[tuple[int, Floats, Floats]]:
+        """The group of each layer that has pages, and its pools."""
+        pools = zip(self._groups.places, arena.k_pools, arena.v_pools, strict=True)
+        return [(place.group, k_pool, v_pool) for place, k_pool, v_pool in pools if place and k_pool is not None]
+
+    @staticmethod
+    def _list_states(arena: ModelArena) -> list[Floats]:
+        """The states of each recurrent layer."""
+        return [states for states in arena.states if states is not None]
+
     def _read_history(self, batch: RaggedBatch, row: int, arena: ModelArena) -> list[int]:
         """Token ids that the row sees: those of the layer that sees most, of which the others see the last ones."""
         sequence = int(np.searchsorted(batch.query_starts, row, side="right")) - 1
         position, histories = int(batch.positions[row]), []
-        for place, k_pool, v_pool in zip(self._places, arena.k_pools, arena.v_pools, strict=True):
-            window = self._groups.shapes[place.group].window or position + 1
+        for states in self._list_states(arena):
+            state = states[batch.state_writes[sequence]].astype(int).tolist()
+            assert state[0] == batch.context_lengths[sequence], "a foreign state"
+            histories.append(state[1 : position + 2])
+        for group, k_pool, v_pool in self._list_pools(arena):
+            window = self._groups.paged[group].window or position + 1
             positions = np.arange(max(0, position + 1 - window), position + 1)
-            table = batch.of_group(place.group).page_table
+            table = batch.of_group(group).page_table
             pages, offsets = table[sequence, positions // arena.page_size], positions % arena.page_size
             assert pages.min() >= 0, "a position without a page"
             assert np.array_equal(v_pool[pages, 0, offsets, 0], positions), "a foreign page"
@@ -93,6 +112,19 @@ class FakeModel:
         longest: list[int] = max(histories, key=len)
         assert all(longest[len(longest) - len(history) :] == history for history in histories), "groups disagree"
         return longest
+
+
+def advance_states(batch: RaggedBatch, states: Floats) -> None:
+    """What a recurrent layer does: from the state read, token by token, to the one written."""
+    states[batch.state_writes] = -1
+    for sequence, (read, write) in enumerate(zip(batch.state_reads, batch.state_writes, strict=True)):
+        start, stop = batch.query_starts[sequence : sequence + 2]
+        state = states[read].copy() if read >= 0 else np.zeros(states.shape[1], np.float32)
+        assert state[0] == batch.positions[start], "the state of another position"
+        for token_id in batch.token_ids[start:stop]:
+            state[0] += 1
+            state[int(state[0])] = token_id
+        states[write] = state
 
 
 def make_engine(

@@ -1,8 +1,9 @@
 """The memory of the KV cache: per layer one pool of K pages and one of V pages, allocated once and never grown.
 
-An `Arena` has the pools of one group of layers; `ModelArena` brings those of all groups together, layer by layer. Which
-page belongs to whom is the pager's matter. Operators read and write the pools in place through slots and page
-tables. The operating system gives the memory when a page is first written, so unused pages cost address space only.
+An `Arena` has the pools of one group of layers, a `StateArena` those of all recurrent layers, where a page is the slot
+of one state; `ModelArena` brings those of all groups together, layer by layer. Which page belongs to whom is the
+pager's matter. Operators read and write the pools in place through slots and page tables. The operating system gives
+the memory when a page is first written, so unused pages cost address space only.
 """
 
 from __future__ import annotations
@@ -11,20 +12,78 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mlxr.cache.page_table import PageCopy
-from mlxr.cache.shapes import CacheGroups, CacheShape
+from mlxr.cache.shapes import CacheGroups, CacheShape, GroupShape, StatesShape
 from mlxr.core.errors import SettingError
 from mlxr.kernels.attend import KV_TYPES, KVType, allocate_pools
 from mlxr.kernels.context import Context
-from mlxr.kernels.pools import copy_page, is_on_host, read_page, write_page
+from mlxr.kernels.pools import STATE_BYTES, allocate_states, copy_page, is_on_host, read_page, write_page
 from mlxr.kernels.tensor import ByteArray, PoolArray, pool_type
 
 
-class Arena:
+class PoolSet:
+    """Pools that belong together: page number p of a group is the part number p of each of them.
+
+    `page_bytes` is what one page takes over all pools; `nbytes` the whole; `layout` says what the bytes of a page mean:
+    those of equal layouts mean the same.
+    """
+
+    shape: GroupShape
+
+    def __init__(self, ctx: Context, pools: Sequence[PoolArray], pages: int, page_size: int, layout: str) -> None:
+        self._ledger = ctx.ledger
+        self._pools = tuple(pools)
+        self.pages = pages
+        self.page_size = page_size
+        self.nbytes = sum(pool.nbytes for pool in pools)
+        self.page_bytes = self.nbytes // pages
+        self.layout = layout
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether any thread may read pages; those of a device only the thread that runs the model reads."""
+        return is_on_host(self._pools[0])
+
+    @property
+    def layers(self) -> int:
+        """Layers that have pools here."""
+        raise NotImplementedError
+
+    def copy_pages(self, copies: Iterable[PageCopy]) -> None:
+        """Copy whole pages in every layer, in order; the bytes are counted in the ledger."""
+        for copy in copies:
+            for pool in self._pools:
+                copy_page(pool, copy.source, copy.target)
+            self._ledger.add_copied_bytes(self.page_bytes)
+
+    def export_page(self, page: int, target: ByteArray) -> None:
+        """Copy the bytes of `page` in every pool to `target` (page_bytes)."""
+        for pool, start in self._parts():
+            part = read_page(pool, page)
+            target[start : start + part.nbytes] = part
+
+    def import_page(self, page: int, source: ByteArray) -> None:
+        """Overwrite `page` with bytes that `export_page` gave, of pools with the same layout."""
+        if source.shape != (self.page_bytes,):
+            raise ValueError(f"a page takes {self.page_bytes} bytes, got an array of shape {source.shape}")
+        for pool, start in self._parts():
+            write_page(pool, page, source[start : start + pool.nbytes // self.pages])
+
+    def _parts(self) -> Iterator[tuple[PoolArray, int]]:
+        """Every pool, and where its part of an exported page starts."""
+        start = 0
+        for pool in self._pools:
+            yield pool, start
+            start += pool.nbytes // self.pages
+
+
+class Arena(PoolSet):
     """Pools of a group of layers; `k_pools[layer]` and `v_pools[layer]` are (pages, kv_heads, page_size, head_dim).
 
-    `page_bytes` is what one page takes over all layers, K and V; `nbytes` the whole; `shape` what every layer keeps of
-    a token, and for how long. Raises SettingError when the system refuses the memory.
+    `shape` is what every layer keeps of a token, and for how long. Raises SettingError when the system refuses the
+    memory.
     """
+
+    shape: CacheShape
 
     def __init__(
         self,
@@ -38,10 +97,7 @@ class Arena:
         *,
         window: int | None = None,
     ) -> None:
-        self._ledger = ctx.ledger
         self.shape = CacheShape(kv_heads, head_dim, window)
-        self.pages = pages
-        self.page_size = page_size
         try:
             pools = [allocate_pools(ctx, pages, kv_heads, page_size, head_dim, kv_type) for _ in range(layers)]
         except MemoryError as error:
@@ -51,61 +107,64 @@ class Arena:
             ) from error
         self.k_pools: tuple[PoolArray, ...] = tuple(k_pool for k_pool, _ in pools)
         self.v_pools: tuple[PoolArray, ...] = tuple(v_pool for _, v_pool in pools)
-        self.nbytes = sum(pool.nbytes for pool in (*self.k_pools, *self.v_pools))
-        self.page_bytes = self.nbytes // pages
-        shape = "x".join(map(str, (layers, kv_heads, page_size, head_dim)))
-        self.layout = f"{ctx.device}/{pool_type(self.k_pools[0])}/{shape}"  # bytes of equal layouts mean the same
+        self.states = (None,) * layers
+        sizes = "x".join(map(str, (layers, kv_heads, page_size, head_dim)))
+        layout = f"{ctx.device}/{pool_type(self.k_pools[0])}/{sizes}"
+        super().__init__(ctx, [pool for pair in pools for pool in pair], pages, page_size, layout)
 
     @property
-    def is_on_host(self) -> bool:
-        """Whether any thread may read pages; those of a device only the thread that runs the model reads."""
-        return is_on_host(self.k_pools[0])
+    def layers(self) -> int:
+        """Layers that have pools here."""
+        return len(self.k_pools)
 
-    def copy_pages(self, copies: Iterable[PageCopy]) -> None:
-        """Copy whole pages in every layer, in order; the bytes are counted in the ledger."""
-        for copy in copies:
-            for pool in (*self.k_pools, *self.v_pools):
-                copy_page(pool, copy.source, copy.target)
-            self._ledger.add_copied_bytes(self.page_bytes)
 
-    def export_page(self, page: int, target: ByteArray) -> None:
-        """Copy the bytes of `page` in every layer, K then V, to `target` (page_bytes)."""
-        for pool, start in self._parts():
-            part = read_page(pool, page)
-            target[start : start + part.nbytes] = part
+class StateArena(PoolSet):
+    """Pools of all recurrent layers; `states[layer]` is (slots, floats of the layer) in f32.
 
-    def import_page(self, page: int, source: ByteArray) -> None:
-        """Overwrite `page` with bytes that `export_page` gave, of an arena with the same layout."""
-        if source.shape != (self.page_bytes,):
-            raise ValueError(f"a page takes {self.page_bytes} bytes, got an array of shape {source.shape}")
-        for pool, start in self._parts():
-            write_page(pool, page, source[start : start + pool.nbytes // self.pages])
+    Raises SettingError when the system refuses the memory.
+    """
 
-    def _parts(self) -> Iterator[tuple[PoolArray, int]]:
-        """Every pool, and where its part of an exported page starts."""
-        start = 0
-        for pools in zip(self.k_pools, self.v_pools, strict=True):
-            for pool in pools:
-                yield pool, start
-                start += pool.nbytes // self.pages
+    shape: StatesShape
+
+    def __init__(self, ctx: Context, shape: StatesShape, slots: int, page_size: int) -> None:
+        self.shape = shape
+        try:
+            self.states = tuple(allocate_states(ctx, slots, layer.floats) for layer in shape.layers)
+        except MemoryError as error:
+            raise SettingError(
+                f"arena_bytes: the system refused memory for {slots} states of {len(shape.layers)} layers; "
+                "lower arena_bytes or max_sequences"
+            ) from error
+        layout = "/".join((ctx.device, "state", str(page_size), ",".join(str(layer.floats) for layer in shape.layers)))
+        super().__init__(ctx, self.states, slots, page_size, layout)
+
+    @property
+    def layers(self) -> int:
+        """Layers that have pools here."""
+        return len(self.states)
 
 
 class ModelArena:
     """The pools of all layers of a model, in the arenas of its groups; layers that share one have the same.
 
-    `k_pools[layer]` and `v_pools[layer]` are as in `Arena`, None for a layer that keeps nothing.
+    `k_pools[layer]` and `v_pools[layer]` are as in `Arena`, None for a layer without keys and values; `states[layer]`
+    is as in `StateArena`, None for a layer that is not recurrent.
     """
 
-    def __init__(self, arenas: Sequence[Arena], groups: CacheGroups) -> None:
+    def __init__(self, arenas: Sequence[PoolSet], groups: CacheGroups) -> None:
         self.arenas = tuple(arenas)
         self.page_size = arenas[0].page_size
         self.nbytes = sum(arena.nbytes for arena in arenas)
-        self.k_pools: tuple[Any, ...] = tuple(
-            None if place is None else arenas[place.group].k_pools[place.index] for place in groups.places
-        )
-        self.v_pools: tuple[Any, ...] = tuple(
-            None if place is None else arenas[place.group].v_pools[place.index] for place in groups.places
-        )
+        k_pools: list[Any] = []
+        v_pools: list[Any] = []
+        states: list[Any] = []
+        for place in groups.places:
+            arena = None if place is None else arenas[place.group]
+            index = 0 if place is None else place.index
+            k_pools.append(arena.k_pools[index] if isinstance(arena, Arena) else None)
+            v_pools.append(arena.v_pools[index] if isinstance(arena, Arena) else None)
+            states.append(arena.states[index] if isinstance(arena, StateArena) else None)
+        self.k_pools, self.v_pools, self.states = tuple(k_pools), tuple(v_pools), tuple(states)
 
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:
         """Copy whole pages in every layer of their groups, in order."""
@@ -128,3 +187,8 @@ def measure_page_bytes(
     """Bytes of one page over all layers, before an arena exists; measured, since the pools' packing is the kernels'."""
     k_pool, v_pool = allocate_pools(ctx, 1, kv_heads, page_size, head_dim, kv_type)
     return layers * (k_pool.nbytes + v_pool.nbytes)
+
+
+def measure_state_bytes(shape: StatesShape) -> int:
+    """Bytes of one state of all recurrent layers."""
+    return STATE_BYTES * sum(layer.floats for layer in shape.layers)

@@ -1,24 +1,41 @@
 """One group of layers in the cache: its pages, who holds them, which tokens they have, and which of them goes first.
 
-A page is free; or held by tables; or cached: held by nobody, indexed, and given up when room is needed. Knows one
-group; what must be there in all groups at once is `kv_cache`'s matter.
+A page is free; or held by tables; or cached: held by nobody, indexed, and given up when room is needed. In the group of
+the recurrent layers a page is the slot of a state, and an indexed state is a snapshot. Knows one group; what must be
+there in all groups at once is `kv_cache`'s matter.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import partial
 from typing import Protocol
 
-from mlxr.cache.arena import Arena
+from mlxr.cache.arena import PoolSet
 from mlxr.cache.eviction import EvictionQueue
-from mlxr.cache.page_table import PageTable
+from mlxr.cache.page_table import RELEASED, PageTable, StateTable
 from mlxr.cache.pager import Pager
 from mlxr.cache.prefix import PageKeys, PrefixEntry, PrefixIndex
+from mlxr.cache.shapes import CacheShape, StatesShape
 from mlxr.cache.stats import EvictionCause, GroupStats
 
 MAX_GIVEN_UP = 1024  # pages in the list for who watches, between two readings
+
+
+Table = PageTable | StateTable
+
+
+class Snapshot(Enum):
+    """Whether the state that a step leaves is kept as a snapshot of its boundary, and for how long.
+
+    A `PASSING` one is among the first to go, as it lies in the middle of a text; others may go on from a `LASTING` one.
+    """
+
+    NONE = 0
+    PASSING = 1
+    LASTING = 2
 
 
 class GivesUp(Protocol):
@@ -32,14 +49,14 @@ class CacheGroup:
     """The pages of `arena` and their books, as group number `number` of a cache.
 
     Of a group whose positions see all before them, every page of a text is needed to go on from its end. With a window
-    (`arena.shape.window`), those within the last `window - 1` positions are. While somebody watches, `given_up` has the
-    pages that were evicted; otherwise it is None.
+    (`arena.shape.window`), those within the last `window - 1` positions are, and of states the one at the end. While
+    somebody watches, `given_up` has the pages that were evicted; otherwise it is None.
     """
 
-    def __init__(self, arena: Arena, number: int = 0) -> None:
+    def __init__(self, arena: PoolSet, number: int = 0) -> None:
         self.arena, self.number = arena, number
         self.pager = Pager(arena.pages, arena.page_size)
-        self.is_linked = arena.shape.window is None
+        self.is_linked = arena.shape.is_linked
         self.index = PrefixIndex(linked=self.is_linked)
         # Not a method of this object: with a cycle of references the arena would outlive its engine for a while.
         self._may_go = partial(_may_go, self.index, self.pager)
@@ -56,13 +73,31 @@ class CacheGroup:
         """The first page that must be there to go on after `boundary` pages; the others up to there must be, too."""
         return self.arena.shape.first_needed(boundary, self.arena.page_size)
 
-    def open_table(self) -> PageTable:
+    def open_table(self) -> Table:
         """An empty table of this group."""
-        return PageTable(self.pager)
+        return StateTable(self.pager) if isinstance(self.arena.shape, StatesShape) else PageTable(self.pager)
 
-    def index_page(self, table: PageTable, keys: PageKeys, place: int) -> None:
+    def commit(self, table: Table, tokens: int) -> None:
+        """Count `tokens` more positions of `table` as written; a state that others have as well is let go of."""
+        passed = table.commit(tokens)
+        if passed:
+            self.drop_holds(passed)
+
+    def index_pages(self, table: Table, keys: PageKeys, places: range, snapshot: Snapshot) -> None:
+        """The pages in `places` of `table` have become full; of states the last one is indexed if it is wanted."""
+        if isinstance(table, PageTable):
+            for place in places:
+                self.index_page(table, keys, place)
+        elif snapshot is not Snapshot.NONE and table.page_at(places[-1]) != RELEASED:
+            is_new = self.index.get(keys.chain[places.stop]) is None
+            self.index_page(table, keys, places[-1])
+            entry = self.index.at(table.state)
+            if is_new and entry is not None:
+                entry.passed = snapshot is Snapshot.PASSING
+
+    def index_page(self, table: Table, keys: PageKeys, place: int) -> None:
         """Page number `place` of `table` has become full. If another page holds the same, the table takes that one."""
-        key, page = keys.chain[place + 1], table.pages[place]
+        key, page = keys.chain[place + 1], table.page_at(place)
         entry = self.index.get(key)
         if entry is None:
             self.index.add(key, keys.chain[place], page, place)
@@ -70,18 +105,20 @@ class CacheGroup:
         elif entry.page != page:
             self.pager.retain([entry.page])
             self.index.reuse([entry])
-            table.pages[place] = entry.page
+            table.change_page(place, entry.page)
             self.pager.release([page])
 
-    def credit(self, table: PageTable, boundary: int) -> None:
+    def credit(self, table: Table, boundary: int) -> None:
         """Note that somebody will want to go on after `boundary` pages: the pages needed there count as found once."""
-        for page in table.pages[max(table.first, self.first_needed(boundary)) : boundary]:
-            entry = self.index.at(page)
+        for place, page in table.list_full(self.first_needed(boundary)):
+            entry = self.index.at(page) if place < boundary else None
             if entry is not None:
                 entry.reuses = max(entry.reuses, 1)
 
-    def slide(self, table: PageTable) -> None:
+    def slide(self, table: Table) -> None:
         """Let go of what no later position of `table` sees. It may stay cached, and then is among the first to go."""
+        if isinstance(table, StateTable):
+            return  # it holds nothing but what is seen
         passed = table.slide(self.first_needed(table.length_tokens // table.page_size))
         if not passed:
             return
@@ -92,7 +129,13 @@ class CacheGroup:
                 entry.passed = True
                 self.requeue(entry)
 
-    def release(self, table: PageTable) -> None:
+    def keep_last(self, table: Table, keys: PageKeys) -> None:
+        """Index the state of `table` if it is at a boundary: whoever comes back for the text may go on from there."""
+        boundary, rest = divmod(table.length_tokens, table.page_size)
+        if isinstance(table, StateTable) and boundary and not rest:
+            self.index_pages(table, keys, range(boundary - 1, boundary), Snapshot.LASTING)
+
+    def release(self, table: Table) -> None:
         """Give all pages of `table` back; full ones stay cached."""
         entries = [entry for page in table.held_pages if (entry := self.index.at(page)) is not None]
         table.release()
@@ -132,10 +175,12 @@ class CacheGroup:
 
     def stats(self) -> GroupStats:
         """The group's numbers at this moment."""
+        shape = self.arena.shape
+        paged = shape if isinstance(shape, CacheShape) else None
         return GroupStats(
-            name=str(self.arena.shape),
-            window=self.arena.shape.window,
-            kv_heads=self.arena.shape.kv_heads,
+            name=str(shape),
+            window=None if paged is None else paged.window,
+            kv_heads=None if paged is None else paged.kv_heads,
             pages=self.pager.pages,
             free_pages=self.pager.free_pages,
             held_pages=self.pager.used_pages,
@@ -146,7 +191,7 @@ class CacheGroup:
             evictions={cause: self.evictions[cause] for cause in EvictionCause},
         )
 
-    def check(self, tables: Iterable[tuple[PageTable, PageKeys | None]]) -> None:
+    def check(self, tables: Iterable[tuple[Table, PageKeys | None]]) -> None:
         """Prove all books of the group, given every table that holds its pages, with its keys; else AssertionError."""
         tables = list(tables)
         self.pager.check(table.held_pages for table, _ in tables)
@@ -159,7 +204,23 @@ class CacheGroup:
             raise AssertionError(f"{kept_pages} pages are kept, {len(self.index)} indexed")
         self._queue.check(entry for entry in self.index if self._may_go(entry))
         for table, keys in tables:
-            self._check_table(table, keys)
+            if isinstance(table, StateTable):
+                self._check_states(table, keys)
+            else:
+                self._check_table(table, keys)
+
+    def _check_states(self, table: StateTable, keys: PageKeys | None) -> None:
+        """A table has a state when tokens are written; that is a snapshot of its own boundary, if of any."""
+        if (table.state != RELEASED) != (table.length_tokens > 0):
+            raise AssertionError(f"the state after {table.length_tokens} tokens is in slot {table.state}")
+        if table.spare != RELEASED and not self.pager.is_own(table.spare):
+            raise AssertionError(f"slot {table.spare}, which the next step writes, is not a table's alone")
+        entry = None if table.state == RELEASED else self.index.at(table.state)
+        if entry is None:
+            return
+        boundary, rest = divmod(table.length_tokens, table.page_size)
+        if keys is None or rest or entry.key != keys.chain[boundary] or entry.depth != boundary - 1:
+            raise AssertionError(f"slot {table.state} is not the snapshot after {table.length_tokens} tokens")
 
     def _check_table(self, table: PageTable, keys: PageKeys | None) -> None:
         """A table holds what is needed and nothing before it; its full pages are those indexed under its keys."""

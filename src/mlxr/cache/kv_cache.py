@@ -4,10 +4,10 @@ Brings together the groups of layers (which page holds which tokens, who holds i
 (pages on disk). Full pages are indexed as soon as they are written, so requests share them while they run. Indexed
 pages are never written into again. Every group names its pages by the same keys, so a boundary between two pages has a
 name, and each group can be asked what it has there. A text is found up to the longest boundary at which every group has
-what it needs to go on: one whose positions see everything needs all pages before it, one with a window the last ones.
-Other kinds fit in: latent vectors are pages of another shape, a recurrent state is a snapshot at single boundaries.
+what it needs to go on: one whose positions see everything needs all pages before it, one with a window the last ones,
+and the recurrent layers a snapshot of their state there.
 
-Keys and values of a token depend on the tokens before it alone, to the bit, so a cached page is as good as a computed
+Keys, values and states depend on the tokens before them alone, to the bit, so a cached page is as good as a computed
 one. For one thread, except that the store's writer copies indexed pages on its own.
 """
 
@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlxr.cache.boundary import Boundary, find_boundary
-from mlxr.cache.group import CacheGroup, indexed_pages
-from mlxr.cache.page_table import RELEASED, PageCopy, SequenceTable
+from mlxr.cache.group import CacheGroup, Snapshot, indexed_pages
+from mlxr.cache.page_table import PageCopy, SequenceTable
 from mlxr.cache.prefix import PageKeys, PrefixEntry, hash_fields
 from mlxr.cache.stats import CacheStats, CacheTotals, EvictionCause
 from mlxr.cache.store import PageName, PageStore
@@ -145,20 +145,24 @@ class KVCache:
             self._watch.note_copies(copies)
         return copies
 
-    def commit(self, table: SequenceTable, token_ids: Sequence[int], tokens: int) -> None:
+    def commit(
+        self, table: SequenceTable, token_ids: Sequence[int], tokens: int, snapshot: Snapshot = Snapshot.NONE
+    ) -> None:
         """Count `tokens` more positions of `table` as written; index and store the pages that became full.
 
         `token_ids` are all tokens of the sequence from its start, at least as many as are written now. Where another
         page with the same contents is indexed already, the table changes over to it and its own page returns. Pages go
-        to the store in the background. What no later position sees is let go of.
+        to the store in the background. What no later position sees is let go of. If the tokens end with a page, the
+        state there is kept as a `snapshot`, should one be wanted.
         """
         if len(token_ids) < table.length_tokens + tokens:
             raise ValueError(f"{table.length_tokens + tokens} tokens are written, {len(token_ids)} are given")
         first = table.full_pages
-        table.commit(tokens)
+        for group, own in zip(self.groups, table.groups, strict=True):
+            group.commit(own, tokens)
         if table.full_pages > first:
             if table.keys is not None:
-                self._index_pages(table, table.keys, token_ids, first)
+                self._index_pages(table, table.keys, token_ids, first, snapshot)
             for group, own in zip(self.groups, table.groups, strict=True):
                 group.slide(own)
         if self._writer is not None:
@@ -169,7 +173,13 @@ class KVCache:
         return table.fork()
 
     def release(self, table: SequenceTable) -> None:
-        """Give all pages of `table` back: full ones stay cached, and count as used now in the store, too."""
+        """Give all pages of `table` back: full ones stay cached, and count as used now in the store, too.
+
+        So does its state, if the last page is full.
+        """
+        if table.keys is not None:
+            for group, own in zip(self.groups, table.groups, strict=True):
+                group.keep_last(own, table.keys)
         stored = self._describe(table)
         for group, own in zip(self.groups, table.groups, strict=True):
             group.release(own)
@@ -271,8 +281,7 @@ class KVCache:
             first = group.first_needed(boundary)
             group.drop_holds(page for place, page in pages.items() if not first <= place < boundary)
             group.index.reuse([entry for entry in entries if first <= entry.depth < boundary])
-            own.pages = [pages.get(place, RELEASED) for place in range(boundary)]
-            own.first, own.length_tokens = first, boundary * self.page_size
+            own.take(pages, first, boundary)
         return len([place for place in restored if place < boundary])
 
     def _hold(
@@ -322,12 +331,13 @@ class KVCache:
         entry.reuses = 1  # somebody came back for it: it is as good as one found in memory
         return page
 
-    def _index_pages(self, table: SequenceTable, keys: PageKeys, token_ids: Sequence[int], first: int) -> None:
+    def _index_pages(
+        self, table: SequenceTable, keys: PageKeys, token_ids: Sequence[int], first: int, snapshot: Snapshot
+    ) -> None:
         """The pages of `table` from number `first` on have become full."""
         keys.cover(token_ids, table.full_pages)
         for group, own in zip(self.groups, table.groups, strict=True):
-            for place in range(first, table.full_pages):
-                group.index_page(own, keys, place)
+            group.index_pages(own, keys, range(first, table.full_pages), snapshot)
             if first < table.sought_pages <= table.full_pages:
                 group.credit(own, table.sought_pages)
         if self._writer is not None:
@@ -338,9 +348,9 @@ class KVCache:
         """Name, page and depth of the full pages of `table` from number `first` on, as the writer wants them."""
         if table.keys is None:
             return []
-        names = table.keys.chain[1 : table.full_pages + 1]
+        names = table.keys.chain
         return [
-            ((number, names[place]), own.pages[place], place)
+            ((number, names[place + 1]), page, place)
             for number, own in enumerate(table.groups)
-            for place in range(max(first, own.first), table.full_pages)
+            for place, page in own.list_full(first)
         ]

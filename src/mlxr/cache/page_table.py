@@ -6,12 +6,14 @@ the pages; a page that is shared, or whose contents are kept, is copied when one
 it, and `prepare` tells which.
 
 A `PageTable` is that of one group of layers. Where positions see a window only, `slide` gives back the pages before it;
-their places stay, and hold RELEASED. A `SequenceTable` has the tables of all groups, which grow together.
+their places stay, and hold RELEASED. A `StateTable` is that of the recurrent layers: it holds the slot with the state
+after all written positions, and while a step is prepared the slot that the step writes; `commit` exchanges them. A
+`SequenceTable` has the tables of all groups, which grow together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlxr.cache.pager import Pager
@@ -91,11 +93,30 @@ class PageTable:
             return None
         return None if self._pager.is_own(self.pages[index]) else index
 
-    def commit(self, tokens: int) -> None:
-        """Count `tokens` more positions as written; `prepare` must have made room for them."""
+    def commit(self, tokens: int) -> list[int]:
+        """Count `tokens` more positions as written; `prepare` must have made room. Nothing is released by it."""
         if self._pager.pages_for(self.length_tokens + tokens) > len(self.pages):
             raise ValueError(f"{tokens} tokens after {self.length_tokens} do not fit in {len(self.pages)} pages")
         self.length_tokens += tokens
+        return []
+
+    def take(self, pages: Mapping[int, int], first: int, boundary: int) -> None:
+        """Begin with what is cached of `boundary` pages: `pages` by their places, from `first` on."""
+        self.pages = [pages.get(place, RELEASED) for place in range(boundary)]
+        self.first, self.length_tokens = first, boundary * self.page_size
+
+    def page_at(self, place: int) -> int:
+        """The page in a place."""
+        return self.pages[place]
+
+    def change_page(self, place: int, page: int) -> None:
+        """Hold another page with the same contents in a place; the caller counts holders."""
+        self.pages[place] = page
+
+    def list_full(self, first: int) -> list[tuple[int, int]]:
+        """The full pages that the table holds from number `first` on, each with its place."""
+        places = range(max(first, self.first), self.length_tokens // self.page_size)
+        return [(place, self.pages[place]) for place in places]
 
     def slide(self, first: int) -> list[int]:
         """Forget the pages before number `first`, all of them full; returns those that are the caller's to release."""
@@ -119,18 +140,124 @@ class PageTable:
         self.first = self.length_tokens = 0
 
 
+class StateTable:
+    """The slots of one sequence: `state` is that after `length_tokens` written positions, `spare` the next one to
+    write.
+
+    Either is RELEASED when there is none: at the start of a sequence the state is one of zeros, in no slot. A state
+    that others hold as well, or whose contents are kept, is read as well as any other: a step writes elsewhere in any
+    case.
+    """
+
+    __slots__ = ("_pager", "length_tokens", "spare", "state")
+
+    def __init__(self, pager: Pager) -> None:
+        self._pager = pager
+        self.length_tokens = 0
+        self.state = self.spare = RELEASED
+
+    @property
+    def page_size(self) -> int:
+        """Token positions in a page of the other groups, whose ends are the boundaries at which states may be kept."""
+        return self._pager.page_size
+
+    @property
+    def pages(self) -> list[int]:
+        """The slots that the table holds, the state first."""
+        return [slot for slot in (self.state, self.spare) if slot != RELEASED]
+
+    @property
+    def held_pages(self) -> list[int]:
+        """The slots that the table holds, the state first."""
+        return self.pages
+
+    def count_held(self) -> int:
+        """How many slots the table holds."""
+        return len(self.pages)
+
+    def missing_pages(self, tokens: int) -> int:
+        """Slots that `prepare` would allocate for `tokens` more positions."""
+        return int(tokens > 0 and self.spare == RELEASED)
+
+    def has_room(self, _tokens: int) -> bool:
+        """Whether `prepare` would have nothing to do for `tokens` more positions, of which there is one at least."""
+        return self.spare != RELEASED
+
+    def prepare(self, tokens: int) -> list[PageCopy]:
+        """Have a slot that the next `tokens` positions can be written to; nothing is ever copied.
+
+        Asking twice is the same as asking once. Raises OutOfPages, with nothing changed, when no slot is free.
+        """
+        if self.missing_pages(tokens):
+            (self.spare,) = self._pager.allocate(1)
+        return []
+
+    def commit(self, tokens: int) -> list[int]:
+        """Count `tokens` more positions as written, in the slot that was prepared for them.
+
+        The state before is the next slot to write if it is this table's alone; if not it is the caller's to release.
+        """
+        if tokens > 0 and self.spare == RELEASED:
+            raise ValueError(f"{tokens} tokens after {self.length_tokens} have no slot for their state")
+        self.length_tokens += tokens
+        if tokens <= 0:
+            return []
+        before, self.state, self.spare = self.state, self.spare, RELEASED
+        if before == RELEASED:
+            return []
+        if not self._pager.is_own(before):
+            return [before]
+        self.spare = before
+        return []
+
+    def take(self, pages: Mapping[int, int], _first: int, boundary: int) -> None:
+        """Begin with what is cached of `boundary` pages: the slot that `pages` has in the last place."""
+        self.state = pages.get(boundary - 1, RELEASED)
+        self.length_tokens = boundary * self.page_size
+
+    def page_at(self, place: int) -> int:
+        """The slot of the state after the page in a place; RELEASED if the table has gone on from there."""
+        return self.state if self.length_tokens == (place + 1) * self.page_size else RELEASED
+
+    def change_page(self, _place: int, page: int) -> None:
+        """Hold another slot with the same state; the caller counts holders."""
+        self.state = page
+
+    def list_full(self, first: int) -> list[tuple[int, int]]:
+        """The state, if it is a snapshot at the boundary after page number `first` or later, with its place."""
+        boundary, rest = divmod(self.length_tokens, self.page_size)
+        is_snapshot = not rest and boundary > first and self._pager.is_kept(self.state)
+        return [(boundary - 1, self.state)] if is_snapshot else []
+
+    def fork(self) -> StateTable:
+        """A table with the same state, which both may read and neither writes."""
+        twin = StateTable(self._pager)
+        twin.state, twin.length_tokens = self.state, self.length_tokens
+        self._pager.retain([self.state] if self.state != RELEASED else [])
+        return twin
+
+    def release(self) -> None:
+        """Give all slots back; the table is empty afterwards and may be filled again."""
+        self._pager.release(self.pages)
+        self.state = self.spare = RELEASED
+        self.length_tokens = 0
+
+
 class SequenceTable:
     """The tables of one sequence, one for each group, at least one; all have the same positions written.
 
     `keys` belong to the prefix index: they name the full pages, and may know more pages than are written; None without
-    an index. `sought_pages` is how far some group knew the sequence when the table was opened, if that was further than
-    all groups did. `opened_ns` belongs to the store: all pages of a table count as used then while it grows.
+    an index. `paged` are the tables of groups that have pages, `states` that of the recurrent layers. `sought_pages` is
+    how far some group knew the sequence when the table was opened, if that was further than all groups did. `opened_ns`
+    belongs to the store: all pages of a table count as used then while it grows.
     """
 
-    __slots__ = ("groups", "keys", "opened_ns", "sought_pages")
+    __slots__ = ("groups", "keys", "opened_ns", "paged", "sought_pages", "states")
 
-    def __init__(self, groups: Sequence[PageTable], keys: PageKeys | None = None) -> None:
+    def __init__(self, groups: Sequence[PageTable | StateTable], keys: PageKeys | None = None) -> None:
         self.groups = tuple(groups)
+        self.paged = tuple(table for table in groups if isinstance(table, PageTable))
+        self.states = next((table for table in groups if isinstance(table, StateTable)), None)
         self.keys = keys
         self.opened_ns = 0
         self.sought_pages = 0
@@ -163,11 +290,6 @@ class SequenceTable:
     def has_room(self, tokens: int) -> bool:
         """Whether every group has room for `tokens` more positions, of which there is one at least."""
         return all(table.has_room(tokens) for table in self.groups)
-
-    def commit(self, tokens: int) -> None:
-        """Count `tokens` more positions as written in every group."""
-        for table in self.groups:
-            table.commit(tokens)
 
     def fork(self) -> SequenceTable:
         """A table with the same written positions, on the same pages."""

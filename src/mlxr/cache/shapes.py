@@ -1,8 +1,9 @@
-"""What the layers of a model keep of each token, and the groups that follow from it. Integers only.
+"""What the layers of a model keep of the tokens, and the groups that follow from it. Integers only.
 
-A model says for each of its layers how its keys and values look. Layers that look alike form a group: they have one
-page table, one arena and one budget, and their pages come and go together. All groups have the same page size in
-tokens; the bytes of a page are each group's own.
+A model says for each of its layers how its keys and values look, or its recurrent state. Layers whose keys and values
+look alike form a group: they have one page table, one arena and one budget, and their pages come and go together. All
+recurrent layers form one group more, the last one: a sequence has one state of all of them. All groups have the same
+page size in tokens; the bytes of a page are each group's own.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ class CacheShape:
         seen = "full" if self.window is None else f"window {self.window}"
         return f"{seen}, {self.kv_heads}x{self.head_dim}"
 
+    @property
+    def is_linked(self) -> bool:
+        """Whether a page is of use only together with all pages before it."""
+        return self.window is None
+
     def first_needed(self, boundary: int, page_size: int) -> int:
         """The first page that positions from page `boundary` on may see; all before it can go."""
         return 0 if self.window is None else max(0, boundary * page_size - self.window + 1) // page_size
@@ -46,18 +52,57 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True)
+class StateShape:
+    """The state of a recurrent layer: so many f32 numbers, for a sequence as a whole; what they mean is its matter."""
+
+    floats: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatesShape:
+    """The state of all recurrent `layers` of a model. A sequence has it in a slot, which stands for a page.
+
+    A step reads one slot and writes another, so a sequence that runs holds two of them, however long it is.
+    """
+
+    layers: tuple[StateShape, ...]
+
+    def __str__(self) -> str:
+        return f"state, {len(self.layers)} layers"
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether a state is of use only together with those before it."""
+        return False
+
+    def first_needed(self, boundary: int, _page_size: int) -> int:
+        """The state after `boundary` pages stands in the place of the last of them, and is all that is needed."""
+        return max(0, boundary - 1)
+
+    def count_resting(self, tokens: int, _page_size: int) -> int:
+        """Most slots that a sequence holds while it grows to `tokens` tokens one by one."""
+        return LIVE_SLOTS if tokens > 0 else 0
+
+    def count_peak(self, tokens: int, _chunk_tokens: int, _page_size: int) -> int:
+        """Most slots that a sequence holds while it grows to `tokens` tokens, `chunk_tokens` in one step."""
+        return LIVE_SLOTS if tokens > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
 class SharedWith:
     """A layer without keys and values of its own, which reads those of an earlier `layer`."""
 
     layer: int
 
 
-LayerCache = CacheShape | SharedWith | None  # None: the layer keeps nothing
+LayerCache = CacheShape | StateShape | SharedWith | None  # None: the layer keeps nothing
+GroupShape = CacheShape | StatesShape
+LIVE_SLOTS = 2  # of a sequence that runs: the state that a step reads, and the one that it writes
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """Where the keys and values of a layer are: in pool `index` of group `group`."""
+    """Where the keys and values of a layer, or its state, are: in pool `index` of group `group`."""
 
     group: int
     index: int
@@ -65,33 +110,48 @@ class CachePlace:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroups:
-    """`shapes` of the groups, how many `pools` each has, and for each layer its place, if it has one."""
+    """`shapes` of the groups, how many `pools` each has, and for each layer its place, if it has one.
 
-    shapes: tuple[CacheShape, ...]
+    Groups of pages come first; that of states is the last one, if there is one.
+    """
+
+    shapes: tuple[GroupShape, ...]
     pools: tuple[int, ...]
     places: tuple[CachePlace | None, ...]
 
+    @property
+    def paged(self) -> tuple[CacheShape, ...]:
+        """The shapes of the groups that keep keys and values in pages."""
+        return tuple(shape for shape in self.shapes if isinstance(shape, CacheShape))
+
 
 def form_groups(layers: Sequence[LayerCache]) -> CacheGroups:
-    """The groups of a model's layers, in the order in which their first layers stand.
+    """The groups of a model's layers, in the order in which their first layers stand, the states last.
 
     Raises ModelError for a layer that shares with none before it, and for a model that keeps nothing.
     """
     pools: dict[CacheShape, int] = {}
     places: list[CachePlace | None] = []
+    states: list[StateShape] = []
+    paged = list(dict.fromkeys(layer for layer in layers if isinstance(layer, CacheShape)))
     for number, layer in enumerate(layers):
         match layer:
             case None:
                 places.append(None)
             case SharedWith(other):
                 place = places[other] if 0 <= other < number else None
-                if place is None:
+                if place is None or place.group == len(paged):
                     raise ModelError(f"layer {number} shares the keys and values of layer {other}, which has none")
                 places.append(place)
+            case StateShape():
+                places.append(CachePlace(len(paged), len(states)))
+                states.append(layer)
             case CacheShape():
                 index = pools.get(layer, 0)
                 pools[layer] = index + 1
-                places.append(CachePlace(list(pools).index(layer), index))
-    if not pools:
-        raise ModelError("the model has no layer that keeps keys and values")
-    return CacheGroups(tuple(pools), tuple(pools.values()), tuple(places))
+                places.append(CachePlace(paged.index(layer), index))
+    if not pools and not states:
+        raise ModelError("the model has no layer that keeps keys and values, or a state")
+    shapes: tuple[GroupShape, ...] = (*pools, StatesShape(tuple(states))) if states else tuple(pools)
+    counts = (*pools.values(), len(states)) if states else tuple(pools.values())
+    return CacheGroups(shapes, counts, tuple(places))

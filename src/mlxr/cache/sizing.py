@@ -2,7 +2,8 @@
 
 Knows no arrays; the bytes of one page are measured by the arena and passed in. The groups of a model share one budget.
 A group that keeps everything needs pages for all tokens, one with a window for the last ones of each sequence, for what
-one step adds, and for the ends of texts that were computed before.
+one step adds, and for the ends of texts that were computed before. Recurrent layers need slots for the states of the
+sequences that run, and for snapshots at boundaries of cached texts.
 """
 
 from __future__ import annotations
@@ -11,23 +12,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
-from mlxr.cache.shapes import CacheShape
+from mlxr.cache.shapes import LIVE_SLOTS, GroupShape, StatesShape
 from mlxr.core.errors import SettingError
 
 FREE_MEMORY_PERCENT = 50  # the rest is left to activations, logits, the system and other programs
 MAX_SLOTS = 2**31 - 1  # slots travel to the kernels as int32
 ENDS_SHARE = 1 / 8  # of the pages that sequences hold in a window, kept for the ends of earlier texts
+RUNNING_SHARE = 1 / 8  # of a context is what a sequence has on average, when slots for states are counted
+STATES_ALONE_SHARE = 1 / 8  # of a context lies between two snapshots, where nothing else is kept to compare them with
 
 
 @dataclass(frozen=True, slots=True)
 class PageNeeds:
-    """What the groups of a model need when `sequences` of `context_tokens` run, with steps of `step_tokens` tokens."""
+    """What the groups of a model need when `sequences` of `context_tokens` run, with steps of `step_tokens` tokens.
 
-    shapes: Sequence[CacheShape]
+    There is room for one snapshot of the recurrent layers' state for every `snapshot_pages` pages of tokens, or none.
+    """
+
+    shapes: Sequence[GroupShape]
     page_size: int
     sequences: int
     context_tokens: int
     step_tokens: int
+    snapshot_pages: int | None = None
 
     @property
     def most_pages(self) -> int:
@@ -43,14 +50,26 @@ class PageNeeds:
 
     def compare_bytes(self, page_bytes: Sequence[int]) -> tuple[int, int]:
         """Bytes of all that the sequences need, and of as much without windows; `page_bytes` are each group's."""
-        needed = sum(map(mul, self.count_pages(self.most_pages), page_bytes))
-        return needed, self.most_pages * sum(page_bytes)
+        needed = self.count_pages(self.most_pages)
+        without = (
+            pages if isinstance(shape, StatesShape) else self.most_pages
+            for shape, pages in zip(self.shapes, needed, strict=True)
+        )
+        return sum(map(mul, needed, page_bytes)), sum(map(mul, without, page_bytes))
 
     @property
     def _context_pages(self) -> int:
         return -(-self.context_tokens // self.page_size)
 
-    def _count_group(self, shape: CacheShape, token_pages: int) -> int:
+    def _count_slots(self, token_pages: int) -> int:
+        """Two for each sequence that runs in so many pages of tokens, and those for snapshots."""
+        running = min(self.sequences, -(-token_pages // max(1, int(self._context_pages * RUNNING_SHARE))))
+        snapshots = 0 if self.snapshot_pages is None else -(-token_pages // self.snapshot_pages)
+        return LIVE_SLOTS * running + snapshots
+
+    def _count_group(self, shape: GroupShape, token_pages: int) -> int:
+        if isinstance(shape, StatesShape):
+            return self._count_slots(token_pages)
         if shape.window is None:
             return token_pages
         sequences = max(self.sequences, token_pages // self._context_pages)
@@ -84,8 +103,10 @@ def choose_pages(
     if pages is not None:
         _check_pages(pages, needs.page_size, "pages")
         return tuple(
-            pages if shape.window is None or len(needs.shapes) == 1 else min(pages, needed)
-            for shape, needed in zip(needs.shapes, needs.count_pages(needs.most_pages), strict=True)
+            pages if shape.is_linked or len(needs.shapes) == 1 else min(most, needed)
+            for shape, most, needed in zip(
+                needs.shapes, needs.count_pages(pages), needs.count_pages(needs.most_pages), strict=True
+            )
         )
     if arena_bytes is not None:
         if available_bytes is not None and arena_bytes > available_bytes:
@@ -107,15 +128,16 @@ def _split_bytes(
     room_bytes: int, page_bytes: Sequence[int], needs: PageNeeds, most_pages: int | None
 ) -> tuple[int, ...]:
     """Pages of each group in `room_bytes`: as many pages of tokens as fit, and no more than `most_pages`."""
-    both_bytes = sum(page_bytes)
-    if room_bytes < both_bytes:
-        raise SettingError(
-            f"arena_bytes: {room_bytes} bytes hold no page of the cache; one page of {needs.page_size} tokens of this "
-            f"model takes {both_bytes} bytes, so raise arena_bytes or lower page_size"
-        )
 
     def count_bytes(pages: Sequence[int]) -> int:
         return sum(count * size for count, size in zip(pages, page_bytes, strict=True))
+
+    least_bytes = count_bytes(needs.count_pages(1))
+    if room_bytes < least_bytes:
+        raise SettingError(
+            f"arena_bytes: {room_bytes} bytes hold no page of the cache; one page of {needs.page_size} tokens of this "
+            f"model takes {least_bytes} bytes, so raise arena_bytes or lower page_size"
+        )
 
     low, high = 0, most_pages or room_bytes // min(page_bytes) * needs.most_pages
     while low < high:
@@ -134,3 +156,21 @@ def _check_pages(pages: int, page_size: int, setting: str) -> None:
         raise SettingError(
             f"{setting}: {pages} pages of {page_size} tokens are more than the {MAX_SLOTS} positions an arena can have"
         )
+
+
+def space_snapshots(page_bytes: Sequence[int], needs: PageNeeds, snapshot_percent: int) -> int | None:
+    """Pages of tokens for which there is one snapshot, so that these take at most `snapshot_percent` of the cache.
+
+    None for a model without recurrent layers; where they are all that is kept, a part of the context. Raises
+    SettingError.
+    """
+    if not 1 <= snapshot_percent <= 90:
+        raise SettingError(f"snapshot_percent: must be from 1 to 90, got {snapshot_percent}")
+    sizes = list(zip(needs.shapes, page_bytes, strict=True))
+    state_bytes = sum(size for shape, size in sizes if isinstance(shape, StatesShape))
+    token_bytes = sum(size for shape, size in sizes if not isinstance(shape, StatesShape))
+    if not state_bytes:
+        return None
+    if not token_bytes:
+        return max(1, int(-(-needs.context_tokens // needs.page_size) * STATES_ALONE_SHARE))
+    return max(1, -(-state_bytes * (100 - snapshot_percent) // (token_bytes * snapshot_percent)))

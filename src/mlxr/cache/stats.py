@@ -61,14 +61,15 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """The pages of one group of layers, named by the shape of their cache.
+    """The pages of one group of layers, named by the shape of their cache; of recurrent layers the slots of states.
 
-    `shared` pages are held by two or more; `cached` pages by nobody, but can be found; `peak` is the most ever held.
+    `kv_heads` is None for states, and cached ones are snapshots. `shared` pages are held by two or more; `cached` pages
+    by nobody, but can be found; `peak` is the most ever held.
     """
 
     name: str
     window: int | None
-    kv_heads: int
+    kv_heads: int | None
     pages: int
     free_pages: int
     held_pages: int

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
 
-from mlxr.cache.arena import Arena
+from mlxr.cache.arena import PoolSet
 from mlxr.cache.stats import StoreDrop, StoreStats
 from mlxr.cache.store import PageName, PageStore
 from mlxr.cache.store_file import allocate_payload
@@ -50,7 +50,7 @@ class StoreWriter:
     def __init__(
         self,
         store: PageStore,
-        arenas: Sequence[Arena],
+        arenas: Sequence[PoolSet],
         *,
         max_queued_pages: int = MAX_QUEUED_PAGES,
         max_aside_bytes: int = MAX_ASIDE_BYTES,

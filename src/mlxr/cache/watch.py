@@ -86,7 +86,7 @@ class _GroupWatch:
         return GroupState(
             group=self._group.number,
             name=str(arena.shape),
-            layers=len(arena.k_pools),
+            layers=arena.layers,
             pages=arena.pages,
             page_size=arena.page_size,
             page_bytes=arena.page_bytes,

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.cache.page_table import SequenceTable
+from mlxr.cache.page_table import RELEASED, SequenceTable
 from mlxr.kernels.ragged import RaggedBatch
 
 Ints = npt.NDArray[np.int32]
@@ -52,12 +52,13 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
     positions = (starts - query_starts[:-1])[owners] + rows
     page_size = np.int32(parts[0].table.page_size)  # one for all
     indices, offsets = np.divmod(positions, page_size)
+    groups = len(parts[0].table.paged)
 
     def find_places(group: int) -> tuple[Ints, Ints]:
-        page_table = _stack_tables([part.table.groups[group].pages for part in parts])
+        page_table = _stack_tables([part.table.paged[group].pages for part in parts])
         return page_table[owners, indices] * page_size + offsets, page_table
 
-    slots, page_table = find_places(0)
+    slots, page_table = find_places(0) if groups else _place_nowhere(len(owners), len(parts))
     batch = RaggedBatch(
         token_ids=np.fromiter(chain.from_iterable(part.token_ids for part in parts), np.int32, len(owners)),
         positions=positions,
@@ -67,29 +68,47 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
         page_table=page_table,
         output_rows=rows[rows >= (query_starts[1:] - wanted)[owners]],
     )
-    others = range(1, len(parts[0].table.groups))
-    return batch.with_groups(find_places(group) for group in others) if others else batch
+    if groups > 1:
+        batch = batch.with_groups(find_places(group) for group in range(1, groups))
+    return _add_states(batch, parts)
 
 
 def _build_decode(parts: Sequence[BatchPart]) -> RaggedBatch:
     """`build_batch` for one token each."""
     size = parts[0].table.page_size
-    positions = [part.table.length_tokens for part in parts]
+    positions, groups = [part.table.length_tokens for part in parts], len(parts[0].table.paged)
 
     def find_places(group: int) -> tuple[list[int], Ints]:
-        tables = [part.table.groups[group].pages for part in parts]
+        tables = [part.table.paged[group].pages for part in parts]
         slots = [
             pages[position // size] * size + position % size for pages, position in zip(tables, positions, strict=True)
         ]
         return slots, _stack_tables(tables)
 
-    slots, page_table = find_places(0)
+    if groups:
+        slots, page_table = find_places(0)
+    else:
+        no_slots, page_table = _place_nowhere(len(parts), len(parts))
+        slots = no_slots.tolist()
     batch = RaggedBatch.of_single_tokens([part.token_ids[0] for part in parts], positions, slots, page_table)
-    others = range(1, len(parts[0].table.groups))
-    if not others:
+    if groups > 1:
+        places = map(find_places, range(1, groups))
+        batch = batch.with_groups((np.array(slots, dtype=np.int32), table) for slots, table in places)
+    return _add_states(batch, parts)
+
+
+def _place_nowhere(tokens: int, sequences: int) -> tuple[Ints, Ints]:
+    """Slots and page table of a model that keeps states alone."""
+    return np.full(tokens, RELEASED, dtype=np.int32), np.empty((sequences, 0), dtype=np.int32)
+
+
+def _add_states(batch: RaggedBatch, parts: Sequence[BatchPart]) -> RaggedBatch:
+    """The batch with the slots of its sequences' states, if the model has any."""
+    tables = [part.table.states for part in parts if part.table.states is not None]
+    if not tables:
         return batch
-    places = map(find_places, others)
-    return batch.with_groups((np.array(slots, dtype=np.int32), table) for slots, table in places)
+    reads, writes = ([table.state for table in tables], [table.spare for table in tables])
+    return batch.with_states(np.array(reads, dtype=np.int32), np.array(writes, dtype=np.int32))
 
 
 def _stack_tables(tables: Sequence[list[int]]) -> Ints:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.shapes import CacheShape
 from mlxr.cache.stats import CacheTotals
 from mlxr.cache.watch import CacheWatch
 from mlxr.core.live import (
@@ -257,8 +258,10 @@ class _Meter:
 
     def __init__(self, work: StepWork, arena: ModelArena) -> None:
         self._work = work
-        arenas = zip(work.attention, arena.arenas, strict=True)
+        paged = [group for group in arena.arenas if isinstance(group.shape, CacheShape)]
+        arenas = zip(work.attention, paged, strict=True)
         self._groups = [(attention, group.page_bytes / group.page_size) for attention, group in arenas]
+        self._state_bytes = sum(group.page_bytes for group in arena.arenas if group not in paged)
 
     def measure(self, chunks: Iterable[Chunk]) -> tuple[int, int]:
         """Bytes read and multiply-adds of one step, whose tokens do not count as written yet."""
@@ -275,6 +278,7 @@ class _Meter:
                 pairs, positions = attention.count(start, count)
                 macs += attention.pair_macs * pairs
                 read_bytes += position_bytes * positions
+            read_bytes += self._state_bytes
         return round(read_bytes), macs + tokens * work.token_macs + outputs * work.output_macs
 
 

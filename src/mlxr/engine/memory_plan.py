@@ -9,10 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from mlxr.cache.arena import Arena, ModelArena, measure_page_bytes, parse_kv_type
+from mlxr.cache.arena import (
+    Arena,
+    ModelArena,
+    StateArena,
+    measure_page_bytes,
+    measure_state_bytes,
+    parse_kv_type,
+)
 from mlxr.cache.group import CacheGroup
 from mlxr.cache.memory import read_available_bytes
-from mlxr.cache.shapes import CacheGroups, form_groups
+from mlxr.cache.shapes import CacheGroups, StatesShape, form_groups
 from mlxr.cache.sizing import PageNeeds, choose_pages
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
@@ -78,13 +85,18 @@ def plan_memory(
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """The arena of a model: for each of its `groups` how many `pages`, and the bytes of one."""
+    """The arena of a model: for each of its `groups` how many `pages`, and the bytes of one.
+
+    Of the states of recurrent layers, one is kept as a snapshot for every `snapshot_pages` pages of tokens; None for a
+    model without such layers, and where nothing is shared.
+    """
 
     groups: CacheGroups
     page_size: int
     kv_type: KVType | None
     pages: tuple[int, ...]
     page_bytes: tuple[int, ...]
+    snapshot_pages: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +106,11 @@ class ArenaPlan:
     def allocate(self, ctx: Context) -> tuple[ModelArena, list[CacheGroup]]:
         """The arena as a whole, and its groups with their books."""
         arenas = [
-            Arena(ctx, pools, pages, shape.kv_heads, self.page_size, shape.head_dim, self.kv_type, window=shape.window)
+            StateArena(ctx, shape, pages, self.page_size)
+            if isinstance(shape, StatesShape)
+            else Arena(
+                ctx, pools, pages, shape.kv_heads, self.page_size, shape.head_dim, self.kv_type, window=shape.window
+            )
             for shape, pools, pages in zip(self.groups.shapes, self.groups.pools, self.pages, strict=True)
         ]
         return ModelArena(arenas, self.groups), [CacheGroup(arena, number) for number, arena in enumerate(arenas)]
@@ -110,9 +126,11 @@ def compare_windows(
 
 
 def _measure_pages(ctx: Context, groups: CacheGroups, page_size: int, kind: KVType | None) -> tuple[int, ...]:
-    """Bytes of one page of each group."""
+    """Bytes of one page of each group, or of one state."""
     return tuple(
-        measure_page_bytes(ctx, pools, shape.kv_heads, page_size, shape.head_dim, kind)
+        measure_state_bytes(shape)
+        if isinstance(shape, StatesShape)
+        else measure_page_bytes(ctx, pools, shape.kv_heads, page_size, shape.head_dim, kind)
         for shape, pools in zip(groups.shapes, groups.pools, strict=True)
     )
 

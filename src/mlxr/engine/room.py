@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from mlxr.cache.shapes import CacheShape
+from mlxr.cache.shapes import GroupShape
 from mlxr.engine.sequence import Sequence
 
 Pages = tuple[int, ...]  # of each group
@@ -20,7 +20,7 @@ Pages = tuple[int, ...]  # of each group
 class Room:
     """The shapes of the groups, and how many tokens at most are computed in a step, and of one prompt in a step."""
 
-    shapes: Items[CacheShape]
+    shapes: Items[GroupShape]
     page_size: int
     max_batch_tokens: int
     prefill_chunk_tokens: int

@@ -93,8 +93,8 @@ class EngineStats:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes that a page of tokens takes in all groups together."""
-        return sum(group.page_bytes for group in self.cache.groups)
+        """Bytes that a page of tokens takes in all groups that have pages, together."""
+        return sum(group.page_bytes for group in self.cache.groups if group.kv_heads is not None)
 
     @property
     def used_bytes(self) -> int:
@@ -119,10 +119,15 @@ class EngineStats:
     @property
     def window_saved_bytes(self) -> int:
         """Bytes that windows saved at the peak, against layers that all keep everything as some of them do."""
-        pages = max((group.peak_pages for group in self.cache.groups if group.window is None), default=0)
-        return sum(max(0, pages - group.peak_pages) * group.page_bytes for group in self.cache.groups)
+        groups = [group for group in self.cache.groups if group.kv_heads is not None]
+        pages = max((group.peak_pages for group in groups if group.window is None), default=0)
+        return sum(max(0, pages - group.peak_pages) * group.page_bytes for group in groups)
 
     @property
     def gqa_saved_bytes(self) -> int:
         """Bytes that grouped-query attention saved at the peak, against one K and V per query head."""
-        return sum(group.peak_bytes * (self.heads - group.kv_heads) // group.kv_heads for group in self.cache.groups)
+        return sum(
+            group.peak_bytes * (self.heads - group.kv_heads) // group.kv_heads
+            for group in self.cache.groups
+            if group.kv_heads is not None
+        )

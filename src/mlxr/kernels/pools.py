@@ -1,10 +1,35 @@
-"""What may be done with single pages of a pool, whatever the pool is made of: copy them, export and import bytes."""
+"""Pools of states, and what may be done with single pages of a pool, whatever it is made of.
+
+Pages are copied whole, and their bytes exported and imported; the slots of a pool of states are pages, too.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from mlxr.kernels.tensor import ByteArray, PoolArray
+from mlxr.kernels.tensor import FLOAT32, ByteArray, PoolArray
+
+if TYPE_CHECKING:
+    from mlxr.kernels.context import Context
+
+STATE_BYTES = FLOAT32.itemsize  # of one number of a recurrent state
+
+
+def allocate_states(ctx: Context, slots: int, floats: int) -> PoolArray:
+    """A pool of states (slots, floats) in f32, zeroed, where the context's operators read and write it in place.
+
+    On the CPU the memory is taken from the system when it is first written. On a GPU it is a `Pool`, whose `array` has
+    one slot more, which padding writes to.
+    """
+    if ctx.gpu is not None:
+        pool: PoolArray = ctx.gpu.allocate_pool((slots, floats), "f32")
+        return pool
+    if ctx.native is None:
+        return np.zeros((slots, floats), FLOAT32)
+    states: PoolArray = ctx.module.zeros(ctx.native, slots * floats * STATE_BYTES).view(FLOAT32).reshape(slots, floats)
+    return states
 
 
 def is_on_host(pool: PoolArray) -> bool:

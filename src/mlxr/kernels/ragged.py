@@ -14,6 +14,8 @@ from mlxr.kernels.checks import check_ints, check_size, refuse
 from mlxr.kernels.tensor import IntArray
 
 _NAME = "RaggedBatch"
+NO_STATE = -1
+NO_STATES: IntArray = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +31,11 @@ class RaggedBatch:
 
     Layers whose caches differ form groups, each with its own slots and page table. A batch is that of the first group;
     `others` are the same batch as the other groups see it (`of_group`).
+
+    Recurrent layers keep one state for each sequence: they begin with that in slot state_reads[s] of their pools, where
+    NO_STATE is a state of zeros, and leave that after the sequence's last token in slot state_writes[s], which nobody
+    reads in this step. Both are (S,), and empty for a model without such layers. A model without any pages has slots of
+    -1 and a page table without columns.
     """
 
     token_ids: IntArray
@@ -38,6 +45,8 @@ class RaggedBatch:
     context_lengths: IntArray
     page_table: IntArray
     output_rows: IntArray
+    state_reads: IntArray = field(init=False, default_factory=lambda: NO_STATES)
+    state_writes: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     longest_context: int = field(init=False)  # tokens of the longest context
     others: tuple[RaggedBatch, ...] = field(init=False, default=())
 
@@ -59,7 +68,7 @@ class RaggedBatch:
         rows = np.array((token_ids, positions, slots, lengths, order[:-1]), dtype=np.int32)
         batch = cls.__new__(cls)
         values = (rows[0], rows[1], rows[2], np.array(order, dtype=np.int32), rows[3], page_table, rows[4])
-        for name, value in zip(_FIELDS, (*values, max(lengths), ()), strict=True):
+        for name, value in zip(_FIELDS, (*values, NO_STATES, NO_STATES, max(lengths), ()), strict=True):
             object.__setattr__(batch, name, value)
         return batch
 
@@ -72,6 +81,20 @@ class RaggedBatch:
             check_ints(_NAME, "page_table", other.page_table, 2)
             check_size(_NAME, "rows of page_table", other.page_table.shape[0], self.sequences)
         return self._replace(others=others)
+
+    def with_states(self, reads: IntArray, writes: IntArray) -> RaggedBatch:
+        """The batch with the slots that hold the states of its sequences, before it and after it.
+
+        Raises ValueError unless each sequence has a slot of its own to write, which no sequence reads.
+        """
+        batch = self._replace(state_reads=reads, state_writes=writes)
+        batch._check_states()
+        return batch
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the sequences have states."""
+        return len(self.state_writes) > 0
 
     @property
     def groups(self) -> tuple[RaggedBatch, ...]:
@@ -109,6 +132,18 @@ class RaggedBatch:
         check_size(_NAME, "rows of page_table", self.page_table.shape[0], self.sequences)
         if not self.tokens or not self.sequences:
             refuse(_NAME, "the batch", f"{self.tokens} tokens of {self.sequences} sequences", "at least one of each")
+
+    def _check_states(self) -> None:
+        """Slots are written by one sequence each, and not read by any."""
+        for name in ("state_reads", "state_writes"):
+            slots = getattr(self, name)
+            check_ints(_NAME, name, slots)
+            check_size(_NAME, f"length of {name}", slots.shape[0], self.sequences)
+        reads, writes = self.state_reads.tolist(), self.state_writes.tolist()
+        if min(reads) < NO_STATE:
+            refuse(_NAME, "state_reads", reads, f"slots, or {NO_STATE} for none")
+        if min(writes) < 0 or len({*writes}) < len(writes) or not {*writes}.isdisjoint(reads):
+            refuse(_NAME, "state_writes", writes, f"slots of one sequence each, none of which is read: {reads}")
 
     def _check_values(self) -> None:
         starts, lengths = self.query_starts, self.context_lengths

@@ -41,7 +41,7 @@ FIRST_POSITIONS = 2048  # the rotation table starts this long and doubles
 
 
 class Pools(Protocol):
-    """What the decoder needs of the cache's arena: one K and one V pool for each layer."""
+    """What the decoder needs of the cache's arena: one K and one V pool for each layer, or its states."""
 
     @property
     def k_pools(self) -> Sequence[PoolArray]:
@@ -51,6 +51,11 @@ class Pools(Protocol):
     @property
     def v_pools(self) -> Sequence[PoolArray]:
         """The pools of values, one per layer."""
+        ...
+
+    @property
+    def states(self) -> Sequence[PoolArray | None]:
+        """The pool of each layer's states, (slots, floats); None for a layer that is not recurrent."""
         ...
 
 
@@ -123,11 +128,11 @@ class Decoder:
         """What a step reads and computes; see StepWork."""
         inner, output = sum(map(count_token_macs, self._operators)), self._weights.output
         groups = form_groups(self.config.cache_layers)
-        pair_macs = [0] * len(groups.shapes)
+        pair_macs = [0] * len(groups.paged)
         for operator in self._operators:
             if isinstance(operator, Attend):
                 pair_macs[operator.block.group] += 2 * operator.block.heads * operator.block.head_dim
-        attention = (AttentionWork(macs, shape.window) for macs, shape in zip(pair_macs, groups.shapes, strict=True))
+        attention = (AttentionWork(macs, shape.window) for macs, shape in zip(pair_macs, groups.paged, strict=True))
         return StepWork(self.step_bytes, inner, output.in_features * output.out_features, tuple(attention))
 
     @property
@@ -158,7 +163,7 @@ class Decoder:
         """
         tables = self._cover_positions(batch.longest_context)
         logits: FloatArray = self.ctx.run_step(
-            lambda step: forward(self.ctx, self._weights, StepInput(step, tables, arena.k_pools, arena.v_pools)),
+            lambda step: forward(self.ctx, self._weights, _join(step, tables, arena)),
             batch,
             arena.k_pools,
             (id(self), tables[0].positions),
@@ -172,7 +177,7 @@ class Decoder:
         ModelError for a context beyond `context_length`.
         """
         tables = self._cover_positions(batch.longest_context)
-        states = compute_states(self.ctx, self._weights, StepInput(batch, tables, arena.k_pools, arena.v_pools))
+        states = compute_states(self.ctx, self._weights, _join(batch, tables, arena))
         return fetch_rows(self.ctx, states)
 
     def project(self, hidden: FloatArray) -> FloatArray:
@@ -206,3 +211,7 @@ class Decoder:
             )
             for rope in self._ropes
         )
+
+
+def _join(batch: RaggedBatch, tables: Sequence[RopeTable], arena: Pools) -> StepInput:
+    return StepInput(batch, tables, arena.k_pools, arena.v_pools, arena.states)

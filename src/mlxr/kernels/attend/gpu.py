@@ -55,10 +55,7 @@ def allocate_pools(
             f"device {ctx.device!r} keeps no {kv_type} pages; kv_type must be one of {', '.join(PLAIN_TYPES)} there"
         )
     shape = (pages, kv_heads, page_size, head_dim)
-    gpu = ctx.gpu
-    return Pool(gpu.mx, gpu.launcher, shape, kv_type, gpu.machine), Pool(
-        gpu.mx, gpu.launcher, shape, kv_type, gpu.machine
-    )
+    return ctx.gpu.allocate_pool(shape, kv_type), ctx.gpu.allocate_pool(shape, kv_type)
 
 
 def attend(

@@ -30,6 +30,7 @@ from mlxr.kernels.gpu.launcher import Launcher
 from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.gpu.machine import Machine
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
+from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.gpu.steps import Steps
 from mlxr.kernels.gpu.watch import Watch
@@ -113,6 +114,10 @@ class Gpu:
         self.is_traced = False
         self.workspace = Workspace(mx, lambda: self.held_bytes + sum(one.nbytes for one in self._scratch.values()))
         self._started: deque[list[Any]] = deque()
+
+    def allocate_pool(self, shape: tuple[int, ...], kind: str) -> Pool:
+        """A zeroed pool of pages or states, of numbers that are bf16, f16 or f32."""
+        return Pool(self.mx, self.launcher, shape, kind, self.machine)
 
     def _make_machine(self, driver: CudaDriver | None, code: CudaCode | None) -> Machine | None:
         """What runs recorded steps without MLX, where there is a way to."""

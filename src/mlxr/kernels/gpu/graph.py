@@ -27,8 +27,10 @@ MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as t
 
 
 def takes_step(batch: RaggedBatch) -> bool:
-    """Whether the batch is single tokens, each with its logits wanted, and all layers have the same pages."""
-    return not batch.others and batch.tokens == batch.sequences == len(batch.output_rows) <= MAX_SEQUENCES
+    """Whether the batch is single tokens, each with its logits wanted, and all layers have the same pages alone."""
+    if batch.others or batch.has_states:
+        return False
+    return batch.tokens == batch.sequences == len(batch.output_rows) <= MAX_SEQUENCES
 
 
 def run_step(gpu: Gpu, compute: Compute, batch: RaggedBatch, pool: Pool, key: object) -> Any:

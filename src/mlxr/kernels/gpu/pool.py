@@ -1,4 +1,5 @@
-"""One pool of pages on a GPU: plain numbers (pages, kv_heads, page_size, head_dim), written in place.
+"""One pool of pages on a GPU, written in place: plain numbers (pages, kv_heads, page_size, head_dim), or states (slots,
+floats).
 
 Kernels write through the array that MLX knows as their input, so `array` stays the same one for good and compiled
 steps may hold it. MLX's own writes (without kernels) happen in place too, since nobody else holds the array then. A
@@ -7,6 +8,7 @@ pool never takes twice its memory. It has one page more than it says, which padd
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ class Pool:
         self,
         mx: Any,
         launcher: Launcher | None,
-        shape: tuple[int, int, int, int],
+        shape: tuple[int, ...],
         kind: str,
         machine: Machine | None = None,
     ) -> None:
@@ -47,8 +49,7 @@ class Pool:
     @property
     def page_numbers(self) -> int:
         """How many numbers one page holds."""
-        _, kv_heads, page_size, head_dim = self.shape
-        return kv_heads * page_size * head_dim
+        return math.prod(self.shape[1:])
 
     @property
     def nbytes(self) -> int:

@@ -12,9 +12,14 @@ from mlxr.kernels.tensor import PoolArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInput:
-    """A batch, the rotation tables that layers name by their number, and one K and one V pool for each layer."""
+    """A batch, the rotation tables that layers name by their number, and for each layer its part of the cache.
+
+    That is one K and one V pool, None for a layer without them, and the pool of a recurrent layer's `states`, (slots,
+    floats) in f32, of which the batch's `state_reads` and `state_writes` name the slots; None for other layers.
+    """
 
     batch: RaggedBatch
     ropes: Sequence[RopeTable]
     k_pools: Sequence[PoolArray]
     v_pools: Sequence[PoolArray]
+    states: Sequence[PoolArray | None] = ()
