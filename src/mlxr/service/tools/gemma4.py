@@ -10,18 +10,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
-from mlxr.service.tools.format import (
-    CallParser,
-    CallPiece,
-    ToolFormat,
-    quote_lark,
-    write_json,
-    write_marked_grammar,
-    write_rule,
-)
+from mlxr.service.tools.blocks import BlockParser, Call
+from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
 
 START, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 MAX_DEPTH = 100
@@ -39,7 +32,8 @@ class Gemma4Format(ToolFormat):
     def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
         """Return a parser of the calls between the markers, which are given out whole."""
         del is_enforced
-        return Gemma4Parser(frozenset(tool.name for tool in tools))
+        read = partial(read_block, frozenset(tool.name for tool in tools))
+        return BlockParser((START,), find_end, read)
 
     def write_grammar(
         self,
@@ -73,53 +67,21 @@ class Gemma4Format(ToolFormat):
         return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
 
 
-class Gemma4Parser(CallParser):
-    """Text, and calls between their markers."""
+def find_end(text: str) -> re.Match[str] | None:
+    """The end of the call that `text` begins in; what looks like it inside of a string is none."""
+    in_string = False
+    for match in _CALL_END.finditer(text):
+        if match[0] == QUOTE:
+            in_string = not in_string
+        elif not in_string:
+            return match
+    return None
 
-    def __init__(self, names: frozenset[str]) -> None:
-        super().__init__()
-        self._names = names
-        self._lead = ""  # the marker and the space before it, should the call turn out to be text
 
-    def _advance(self) -> bool:
-        if self._lead:
-            return self._read_call()
-        before, marker, after = self._text.partition(START)
-        if marker:
-            self._give(before.rstrip())
-            self._lead, self._text = before[len(before.rstrip()) :] + marker, after
-            return True
-        sure = before[: len(before) - hold_back(before, START)].rstrip()
-        self._give(sure)
-        self._text = before[len(sure) :]
-        return False
-
-    def _read_call(self) -> bool:
-        in_string = False
-        for match in _CALL_END.finditer(self._text):
-            if match[0] == QUOTE:
-                in_string = not in_string
-            elif not in_string:
-                self._decide(self._text[: match.start()], match[0])
-                self._text = self._text[match.end() :]
-                return bool(self._text)
-        return False
-
-    def _decide(self, body: str, end: str) -> None:
-        """A call of a known tool, or text."""
-        call = read_call(body)
-        if call is None or call[0] not in self._names:
-            self._give(self._lead + body + end)
-        else:
-            self._found.append(CallPiece(self.calls, write_json(call[1]), call[0]))
-            self.calls += 1
-        self._lead = ""
-
-    def _end(self) -> None:
-        if self._lead:
-            self._decide(self._text, "")
-        elif not self.calls or self._text.strip():
-            self._give(self._text)
+def read_block(names: frozenset[str], text: str) -> list[Call] | None:
+    """The call in the text of one block; None if it is none of a known tool."""
+    call = read_call(text)
+    return None if call is None or call[0] not in names else [call]
 
 
 def read_call(text: str) -> tuple[str, dict[str, object]] | None:

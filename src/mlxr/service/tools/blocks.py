@@ -1,0 +1,89 @@
+"""Reads calls that come in blocks, each between a marker at its beginning and one at its end.
+
+Shared by the formats whose calls are not JSON: a block is given out when it is whole. What it holds is the business of
+the format, as is where it ends: values may spell the marker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mlxr.service.reasoning import hold_back
+from mlxr.service.tools.format import CallParser, CallPiece, write_json
+
+Call = tuple[str, Mapping[str, object]]  # name and arguments
+
+
+class BlockParser(CallParser):
+    """Text, and blocks that begin with one of `starts`.
+
+    `read` gets what stands behind that and says which calls these are, None if it is something else. `find_end` finds
+    the marker at the end of a block in a text that may go on; `closing` may come behind it and is no text.
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[str],
+        find_end: Callable[[str], re.Match[str] | None],
+        read: Callable[[str], Iterable[Call] | None],
+        closing: str = "",
+    ) -> None:
+        super().__init__()
+        self._starts, self._find_end, self._read, self._closing = starts, find_end, read, closing
+        self._start = re.compile("|".join(map(re.escape, starts)))
+        self._lead = ""  # the marker and the space before it, should the block turn out to be text
+        self._wants_closing = False
+
+    def _advance(self) -> bool:
+        if self._wants_closing:
+            return self._read_closing()
+        return self._read_block() if self._lead else self._read_text()
+
+    def _read_text(self) -> bool:
+        marker = self._start.search(self._text)
+        if marker is not None:
+            before = self._text[: marker.start()]
+            self._give(before.rstrip())
+            self._lead, self._text = before[len(before.rstrip()) :] + marker[0], self._text[marker.end() :]
+            return True
+        keep = max(hold_back(self._text, start) for start in self._starts)
+        sure = self._text[: len(self._text) - keep].rstrip()
+        self._give(sure)
+        self._text = self._text[len(sure) :]
+        return False
+
+    def _read_block(self) -> bool:
+        end = self._find_end(self._text)
+        if end is None:
+            return False
+        body, self._text = self._text[: end.start()], self._text[end.end() :]
+        self._decide(body, end[0])
+        return bool(self._text)
+
+    def _decide(self, body: str, end: str) -> None:
+        """Calls of known tools, or text."""
+        calls = self._read(body)
+        if calls is None:
+            self._give(self._lead + body + end)
+        for name, arguments in calls or ():
+            if not self.is_over:
+                self._found.append(CallPiece(self.calls, write_json(arguments), name))
+                self.calls += 1
+        self._wants_closing = bool(self._closing) and calls is not None
+        self._lead = ""
+
+    def _read_closing(self) -> bool:
+        bare = self._text.lstrip()
+        if self._closing.startswith(bare) and bare != self._closing:
+            return False
+        if bare.startswith(self._closing):
+            self._text = bare.removeprefix(self._closing)
+        self._wants_closing = False  # forgive one that is missing
+        return bool(self._text)
+
+    def _end(self) -> None:
+        if self._lead:
+            self._decide(self._text, "")
+        elif not self._wants_closing and (not self.calls or self._text.strip()):
+            self._give(self._text)

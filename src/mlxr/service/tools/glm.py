@@ -1,0 +1,91 @@
+"""Calls as GLM 4.5 to 4.7 write them: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
+
+Up to GLM 4.6 every part stands on a line of its own. Source: the chat templates of GLM-4.5, GLM-4.6 and GLM-4.7-Flash.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from mlxr.service.requests import Tool
+from mlxr.service.tools.blocks import BlockParser, Call
+from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
+from mlxr.service.tools.values import list_properties, list_required, read_value, write_value_rule
+
+START, END = "<tool_call>", "</tool_call>"
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_TAGS = re.compile("|".join((VALUE, VALUE_END, END)))
+_PAIR = re.compile(rf"\s*{KEY}\s*(.*?)\s*{KEY_END}\s*{VALUE}(.*?)(?:{VALUE_END}\s*|\Z)", re.DOTALL)
+
+
+class GlmFormat(ToolFormat):
+    """See `ToolFormat`; `breaks_lines` is the older form. Of texts a grammar holds nothing but where they end."""
+
+    markers: Sequence[str] = (START, END, KEY, KEY_END, VALUE, VALUE_END)
+
+    def __init__(self, *, breaks_lines: bool) -> None:
+        self._break = "\n" if breaks_lines else ""
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """Return a parser that gives calls when they are complete."""
+        del is_enforced
+        by_name = {tool.name: tool for tool in tools}
+        return BlockParser((START,), find_end, lambda body: read_block(body, by_name))
+
+    def write_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
+    ) -> str | None:
+        """Calls, and text before them unless there must be a call. Arguments come in the order of the schema."""
+        start, end, *marks, value_end = (specials.get(marker, quote_lark(marker)) for marker in self.markers)
+        key, key_end, value = marks
+        new_line = quote_lark(self._break) if self._break else ""
+        more = f"({new_line} {start} call)*" if is_parallel else ""
+        rules = f"calls: call {more}\n" + write_rule("call", [f"call_{index}" for index in range(len(tools))])
+        is_token = VALUE_END in specials  # else a text ends where the marker is spelt
+        words = f"text: WORDS? {value_end}\nWORDS: /(?s:.+)/\n"
+        rules += words if is_token else f"text[suffix={value_end}]: /(?s:.*)/\n"
+        for index, tool in enumerate(tools):
+            required, parts, values = list_required(tool), [quote_lark(tool.name), new_line], ""
+            for number, (name, schema) in enumerate(list_properties(tool).items()):
+                rule = f"call_{index}_{number}"
+                pair = f"{key} {quote_lark(name)} {key_end} {new_line} {value} {rule} {new_line}"
+                parts.append(pair if name in required else f"({pair})?")
+                values += write_value_rule(rule, tool, schema, value_end)
+            rules += f"call_{index}: {' '.join(parts)} {end}\n{values}"
+        return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
+
+
+def find_end(text: str) -> re.Match[str] | None:
+    """The end of the call that `text` begins in; what looks like it inside of a value is none."""
+    is_inside = False
+    for tag in _TAGS.finditer(text):
+        if tag[0] == END:
+            if not is_inside:
+                return tag
+        else:
+            is_inside = tag[0] == VALUE
+    return None
+
+
+def read_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
+    """The call in the text of one block, without its end; None if it is none of a known tool."""
+    name, key, rest = text.partition(KEY)
+    tool = tools.get(name.strip())
+    if tool is None:
+        return None
+    properties, arguments, place = list_properties(tool), dict[str, object](), 0
+    rest = (key + rest).strip()
+    while place < len(rest):
+        pair = _PAIR.match(rest, place)
+        if pair is None:
+            return None
+        arguments[pair[1]] = read_value(pair[2], properties.get(pair[1]))
+        place = pair.end()
+    return [(tool.name, arguments)]

@@ -1,0 +1,207 @@
+"""Calls as Python writes them, between two markers: `name(key="value", other=1)`.
+
+Values are Python's or JSON's. Shared by OLMo 3, which writes a call on each line, and LFM 2, which writes a list.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import cast
+
+from mlxr.service.requests import Tool
+from mlxr.service.tools.blocks import BlockParser, Call
+from mlxr.service.tools.format import (
+    JSON_STYLE,
+    CallParser,
+    ToolFormat,
+    quote_lark,
+    write_json,
+    write_marked_grammar,
+    write_rule,
+)
+from mlxr.service.tools.values import list_properties, list_required, list_types
+
+_NAMES: Mapping[str, object] = {"true": True, "false": False, "null": None}  # that Python has not
+_CALL = re.compile(r"\s*([^\s(]+)\((.*)\)\s*", re.DOTALL)
+_PAIR = re.compile(r"\s*([^\s=,()\"']+)\s*=\s*(.+)", re.DOTALL)
+_QUOTED = re.compile(r"([\"'])(.*)\1", re.DOTALL)
+_SIGNS = re.compile(r"\\.|[\"'\[\]{}()\n,]", re.DOTALL)
+
+
+class PythonicFormat(ToolFormat):
+    """Calls between `start` and `end`, in `brackets` with `separator` between them."""
+
+    def __init__(self, start: str, end: str, brackets: str = "", separator: str = "\n") -> None:
+        self.markers: Sequence[str] = (start, end)
+        self._opens, self._closes = brackets[:1], brackets[1:]
+        self._separator = separator
+
+    def open_parser(self, tools: Sequence[Tool], *, is_enforced: bool) -> CallParser:
+        """Return a parser that gives calls when they are complete."""
+        del is_enforced
+        start, end = self.markers
+        read = partial(read_calls, {tool.name: tool for tool in tools}, self._opens + self._closes)
+        return BlockParser((start,), re.compile(re.escape(end)).search, read)
+
+    def write_grammar(
+        self,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        is_parallel: bool,
+        specials: Mapping[str, str],
+        answer: str | None = None,
+    ) -> str | None:
+        """Calls, and text before them unless there must be a call."""
+        start, end = self.markers
+        more = f"({quote_lark(self._separator)} call)*" if is_parallel else ""
+        opens, closes = (quote_lark(sign) if sign else "" for sign in (self._opens, self._closes))
+        rules = f"calls: {opens} call {more} {closes} {specials.get(end, quote_lark(end))}\n"
+        rules += write_rule("call", [f"call_{index}" for index in range(len(tools))])
+        rules += "".join(_write_call_rules(f"call_{index}", tool) for index, tool in enumerate(tools))
+        return write_marked_grammar(start, rules, must_call=must_call, specials=specials, answer=answer)
+
+    def write_calls(self, calls: Sequence[object]) -> str:
+        """Earlier calls, in the shape of messages, as the model wrote them."""
+        functions = (cast("Mapping[str, Mapping[str, object]]", call)["function"] for call in calls)
+        written = [f"{function['name']}({_write_arguments(function['arguments'])})" for function in functions]
+        start, end = self.markers
+        return f"{start}{self._opens}{self._separator.join(written)}{self._closes}{end}"
+
+
+def _write_call_rules(rule: str, tool: Tool) -> str:
+    """One rule for the calls of one tool: first what it requires, then, in the schema's order, what it does not."""
+    properties, required = list_properties(tool), list_required(tool)
+    keys = [*required, *(key for key in properties if key not in required)]
+    definitions = {"$defs": tool.parameters.get("$defs", {}), "x-guidance": JSON_STYLE}
+    values = ""
+    for index, key in enumerate(keys):
+        value = {**cast("Mapping[str, object]", properties[key]), **definitions}
+        words = '"True" | "False" | ' if list_types(properties[key]) == frozenset({"boolean"}) else ""
+        values += f"{rule}_value_{index}: {words}{rule}_json_{index}\n{rule}_json_{index}: %json {json.dumps(value)}\n"
+    arguments = [f"{quote_lark(f'{key}=')} {rule}_value_{index}" for index, key in enumerate(keys)]
+    if required:
+        body = ' ", " '.join(arguments[: len(required)]) + _write_rest(arguments[len(required) :])
+    else:
+        begins = [f"{argument}{_write_rest(arguments[index + 1 :])}" for index, argument in enumerate(arguments)]
+        body = f"({' | '.join(begins)})?" if begins else ""
+    return f'{rule}: {quote_lark(tool.name + "(")} {body} ")"\n{values}'
+
+
+def _write_rest(arguments: Sequence[str]) -> str:
+    """Arguments that may follow others."""
+    return "".join(f' (", " {argument})?' for argument in arguments)
+
+
+def _write_arguments(arguments: object) -> str:
+    pairs = cast("Mapping[str, object]", arguments).items()
+    return ", ".join(f"{key}={_write_value(value)}" for key, value in pairs)
+
+
+def _write_value(value: object) -> str:
+    """A value as Python writes it, its texts as JSON does."""
+    if isinstance(value, str):
+        return write_json(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{write_json(str(key))}: {_write_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_write_value, value)) + "]"
+    return repr(value)
+
+
+def read_calls(tools: Mapping[str, Tool], brackets: str, text: str) -> list[Call] | None:
+    """The calls in a text, perhaps a list in `brackets`; None where there is none or something else beside them."""
+    text = text.strip()
+    if brackets and text.startswith(brackets[0]) and text.endswith(brackets[1]):
+        text = text[1:-1]
+    try:
+        return [_read_call(part, tools) for part in _split(text, ",\n")] or None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        call = _read_loosely(text, tools)
+        return None if call is None else [call]
+
+
+def _read_call(text: str, tools: Mapping[str, Tool]) -> Call:
+    """One call; ValueError or SyntaxError where it is none of a known tool."""
+    call = _CALL.fullmatch(text)
+    if call is None or call[1] not in tools:
+        raise ValueError
+    arguments = {}
+    for part in _split(call[2], ","):
+        pair = _PAIR.fullmatch(part)
+        if pair is None:
+            raise ValueError
+        arguments[pair[1]] = _read_value(pair[2])
+    json.dumps(arguments, allow_nan=False)
+    return call[1], arguments
+
+
+def _read_loosely(text: str, tools: Mapping[str, Tool]) -> Call | None:
+    """A call with quotes inside of a quoted text, as LFM 2.5's template writes them: known names part the arguments."""
+    call = _CALL.fullmatch(text)
+    keys = list_properties(tools[call[1]]) if call is not None and call[1] in tools else {}
+    if call is None or not keys:
+        return None
+    begin = rf"(?:^|,)\s*({'|'.join(map(re.escape, keys))})\s*=\s*"
+    rest, *parts = re.split(begin, call[2].strip())
+    arguments = {}
+    for key, value in zip(parts[::2], parts[1::2], strict=True):
+        quoted = _QUOTED.fullmatch(value.strip())
+        try:
+            arguments[key] = _read_value(value) if quoted is None else quoted[2]
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+    return (call[1], arguments) if parts and not rest.strip() else None
+
+
+def _split(text: str, separators: str) -> Iterator[str]:
+    """The parts of a text between separators that stand in no quotes and brackets, without empty ones."""
+    begin, depth, quote = 0, 0, ""
+    for sign in _SIGNS.finditer(text):
+        if sign[0][0] == "\\":
+            continue
+        if quote or sign[0] in "\"'":
+            quote = sign[0] if not quote else "" if sign[0] == quote else quote
+        elif sign[0] in "([{":
+            depth += 1
+        elif sign[0] in ")]}":
+            depth -= 1
+        elif depth == 0 and sign[0] in separators:
+            if text[begin : sign.start()].strip():
+                yield text[begin : sign.start()]
+            begin = sign.end()
+    if text[begin:].strip():
+        yield text[begin:]
+
+
+def _read_value(text: str) -> object:
+    """A value as JSON or Python writes it; ValueError or SyntaxError for anything else."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return _read_node(ast.parse(text.strip(), mode="eval").body)
+
+
+def _read_node(node: ast.expr) -> object:
+    """A JSON value, or one of Python's that JSON can say."""
+    match node:
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.List(elts=items):
+            return [_read_node(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {_read_key(key): _read_node(value) for key, value in zip(keys, values, strict=True)}
+    value = ast.literal_eval(node)
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise ValueError
+    return value
+
+
+def _read_key(node: ast.expr | None) -> str:
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        raise ValueError
+    return node.value
