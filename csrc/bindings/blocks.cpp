@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -31,8 +32,9 @@ using OptionalVector = std::optional<Vector>;
 struct PythonLayers {
     std::vector<mlxr::Layer> layers;
     std::vector<Vector> arrays;
-    int64_t columns = 0;    // of the stream
-    int64_t x_columns = 0;  // of what the last operator passes on
+    std::vector<mlxr::RawBlocks> tables;
+    int64_t columns = 0;                                // of the stream
+    std::array<int64_t, mlxr::kRegisters> widths = {};  // columns of what was last written there
 
     mlxr::Layer& last() {
         if (layers.empty()) refuse("layers: append_layer", "missing", "called before operators are appended");
@@ -45,6 +47,21 @@ struct PythonLayers {
         op.source = parse_register(source);
         op.target = parse_register(target);
         return last().operators.emplace_back(op);
+    }
+
+    static bool is_of_stream(mlxr::Register place) {
+        return place == mlxr::Register::stream || place == mlxr::Register::delta || place == mlxr::Register::normed;
+    }
+
+    // Columns of a register, 0 before it is written.
+    int64_t width(mlxr::Register place) const {
+        return is_of_stream(place) ? columns : widths[static_cast<size_t>(place)];
+    }
+
+    // An operator writes so many columns there.
+    void write(const char* what, mlxr::Register place, int64_t written) {
+        if (is_of_stream(place)) check_size(what, written, columns);
+        widths[static_cast<size_t>(place)] = written;
     }
 
     const float* keep(const char* what, const Vector& array, int64_t length) {
@@ -62,7 +79,8 @@ struct PythonLayers {
         if (name == "delta") return mlxr::Register::delta;
         if (name == "normed") return mlxr::Register::normed;
         if (name == "x") return mlxr::Register::x;
-        if (name != "other") refuse("layers: register", name, "stream, delta, normed, x or other");
+        if (name == "inputs") return mlxr::Register::inputs;
+        if (name != "other") refuse("layers: register", name, "stream, delta, normed, x, other or inputs");
         return mlxr::Register::other;
     }
 };
@@ -93,60 +111,106 @@ void append_layer(PythonLayers& self, int64_t columns, int64_t heads, int64_t kv
 }
 
 void append_norm(PythonLayers& self, Vector weight, OptionalVector bias, float eps, bool is_layer_norm,
-                 const char* source, const char* target) {
+                 const char* source, const char* target, int64_t parts) {
     mlxr::Operator& op = self.append(mlxr::Kind::norm, source, target);
-    if (op.source == mlxr::Register::x) check_size("layers: columns that are normed", self.x_columns, self.columns);
-    op.norm = {self.keep("layers: length of a norm", weight, self.columns),
-               self.keep("layers: length of a norm's bias", bias, self.columns), eps, is_layer_norm};
+    op.columns = self.width(op.source);
+    op.parts = parts;
+    if (parts < 1 || op.columns % parts != 0) {
+        refuse("layers: parts of a norm", std::to_string(parts), "a divisor of " + std::to_string(op.columns));
+    }
+    op.norm = {self.keep("layers: length of a norm", weight, op.columns / parts),
+               self.keep("layers: length of a norm's bias", bias, op.columns / parts), eps, is_layer_norm};
+    self.write("layers: columns that are normed", op.target, op.columns);
 }
 
 void append_product(PythonLayers& self, PythonWeight& weight, const char* source, const char* target) {
     mlxr::Operator& op = self.append(mlxr::Kind::product, source, target);
-    const bool takes_x = op.source == mlxr::Register::x;
-    check_size("layers: in_features of a product", weight.weight.in_features(),
-               takes_x ? self.x_columns : self.columns);
-    if (op.target == mlxr::Register::x) {
-        self.x_columns = weight.weight.out_features();
-    } else {
-        check_size("layers: columns of a product", weight.weight.out_features(), self.columns);
-    }
+    check_size("layers: in_features of a product", weight.weight.in_features(), self.width(op.source));
+    self.write("layers: columns of a product", op.target, weight.weight.out_features());
     op.weight = &weight.weight;
     weight.used = true;
 }
 
+mlxr::HeadNorm parse_head_norm(const std::string& name) {
+    if (name == "each") return mlxr::HeadNorm::each;
+    if (name == "joint") return mlxr::HeadNorm::joint;
+    if (name != "layer") refuse("layers: norms of heads", name, "each, joint or layer");
+    return mlxr::HeadNorm::layer;
+}
+
 void append_split_heads(PythonLayers& self, OptionalVector q_norm, OptionalVector k_norm, float eps, bool norms_values,
-                        const std::string& projected) {
+                        const std::string& projected, const std::string& norms) {
     const mlxr::Layer& layer = self.last();
     mlxr::Operator& op = self.append(mlxr::Kind::split_heads);
     if (q_norm.has_value() != k_norm.has_value()) refuse("layers: q_norm", "alone", "given with k_norm");
     const int64_t dim = layer.head_dim;
     op.projected = static_cast<int64_t>(projected.size());
     if (op.projected < 1 || op.projected > 3) refuse("layers: projected", projected, "qkv, qk or q");
-    check_size("layers: columns of qkv", self.x_columns, (layer.heads + (op.projected - 1) * layer.kv_heads) * dim);
-    self.x_columns = layer.heads * dim;
-    op.norms_jointly = q_norm && layer.heads > 1 && size_of(*q_norm, 0) == layer.heads * dim;
-    op.q_norm = self.keep("layers: length of q_norm", q_norm, op.norms_jointly ? layer.heads * dim : dim);
-    op.k_norm = self.keep("layers: length of k_norm", k_norm, op.norms_jointly ? layer.kv_heads * dim : dim);
+    check_size("layers: columns of qkv", self.width(op.source),
+               (layer.heads + (op.projected - 1) * layer.kv_heads) * dim);
+    self.write("layers: columns of queries", op.target, layer.heads * dim);
+    op.norms_heads = parse_head_norm(norms);
+    const bool is_each = op.norms_heads == mlxr::HeadNorm::each;
+    op.q_norm = self.keep("layers: length of q_norm", q_norm, is_each ? dim : layer.heads * dim);
+    op.k_norm = self.keep("layers: length of k_norm", k_norm, is_each ? dim : layer.kv_heads * dim);
     op.norm.eps = eps;
     op.norms_values = norms_values;
 }
 
-void append_activate(PythonLayers& self, const char* kind, int64_t features) {
+// With `first` the inputs' columns from that one on multiply what is activated.
+void append_activate(PythonLayers& self, const char* kind, int64_t features, std::optional<int64_t> first) {
     mlxr::Operator& op = self.append(mlxr::Kind::activate);
+    const int64_t columns = self.width(op.source);
     op.activation = parse_activation("layers: activation", kind);
     op.features = features;
-    op.gated = self.x_columns != features;
-    if (op.gated) check_size("layers: columns of gate and up", self.x_columns, 2 * features);
-    if (!op.gated && op.activation == mlxr::Activation::clamped_swiglu) {
+    op.gated = columns != features;
+    op.first = -1;
+    if (first) {
+        check_size("layers: columns of a gate", columns, features);
+        op.first = *first;
+        op.columns = self.width(mlxr::Register::inputs);
+        if (op.first < 0 || op.first + features > op.columns) {
+            refuse("layers: first of the inputs", std::to_string(op.first),
+                   "so that " + std::to_string(features) + " of " + std::to_string(op.columns) + " columns follow");
+        }
+    } else if (op.gated) {
+        check_size("layers: columns of gate and up", columns, 2 * features);
+    } else if (op.activation == mlxr::Activation::clamped_swiglu) {
         refuse("layers: activation", kind, "a kind without a gate");
     }
-    self.x_columns = features;
+    self.write("layers: columns that are activated", op.target, features);
+}
+
+void append_scale(PythonLayers& self, float factor, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::scale, target, target);
+    op.factor = factor;
+    op.columns = self.width(op.target);
+}
+
+void append_join(PythonLayers& self, float factor, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::join, "other", target);
+    op.factor = factor;
+    op.columns = self.width(op.target);
+    check_size("layers: columns that are joined", self.width(op.source), op.columns);
+}
+
+void append_rows(PythonLayers& self, const std::string& type, mlxr::RawBlocks data, int64_t columns,
+                 const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::rows, target, target);
+    if (columns < 1) refuse("layers: columns of a table", std::to_string(columns), "1 or more");
+    op.columns = columns;
+    op.table.type = mlxr::check_table(type, data, static_cast<size_t>(columns));
+    op.table.data = data.data();
+    op.table.rows = static_cast<int64_t>(mlxr::count_rows(op.table.type, data, static_cast<size_t>(columns)));
+    self.tables.push_back(data);
+    self.write("layers: columns of a table", op.target, columns);
 }
 
 using PythonRope = std::tuple<Matrix, Matrix, bool, OptionalVector>;  // cos, sin, interleaved, factors of queries
 
 // What the bindings of run_layers and forward have in common: pools, and where the tokens of the batch stand.
 struct Batch {
+    mlxr::TokenIds token_ids;
     nb::sequence k_pools, v_pools;
     Ints positions;
     std::vector<PythonRope> ropes;
@@ -165,6 +229,8 @@ mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64
     mlxr::LayersCall call{};
     call.tokens = tokens;
     call.columns = self.columns;
+    call.token_ids = batch.token_ids.data();
+    check_size("layers: length of token_ids", static_cast<int64_t>(batch.token_ids.size()), tokens);
     call.sequences = size_of(batch.context_lengths, 0);
     const auto below = [](const char* what, int64_t number, size_t limit) {
         if (number >= static_cast<int64_t>(limit))
@@ -187,6 +253,10 @@ mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64
         below("layers: rope", layer.rope, batch.ropes.size());
         const size_t group = static_cast<size_t>(layer.group);
         windows[group] = std::max(windows[group], layer.window);
+        for (const mlxr::Operator& op : layer.operators) {
+            if (op.kind != mlxr::Kind::rows) continue;
+            check_indices("layers: token_ids", call.token_ids, tokens, op.table.rows);
+        }
     }
     call.groups.resize(groups);
     for (size_t i = 0; i < count; ++i) {
@@ -215,13 +285,13 @@ mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64
     return call;
 }
 
-void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, nb::sequence k_pools,
-                nb::sequence v_pools, Ints positions, std::vector<PythonRope> ropes, std::vector<Ints> slots,
-                Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables) {
+void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, mlxr::TokenIds token_ids,
+                nb::sequence k_pools, nb::sequence v_pools, Ints positions, std::vector<PythonRope> ropes,
+                std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables) {
     std::vector<mlxr::Layer> layers;
-    mlxr::LayersCall call =
-        check_batch(self, {k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
-                    size_of(stream, 0), layers);
+    mlxr::LayersCall call = check_batch(
+        self, {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
+        size_of(stream, 0), layers);
     call.stream = stream.data();
     call.delta = delta.data();
     check_size("layers: columns of stream", size_of(stream, 1), call.columns);
@@ -230,15 +300,15 @@ void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOu
     run_alone(runtime, [&] { mlxr::run_layers(runtime, layers.data(), static_cast<int64_t>(layers.size()), call); });
 }
 
-void forward(Runtime& runtime, PythonLayers& self, mlxr::TokenIds token_ids, const std::string& table_type,
-             mlxr::RawBlocks table, Vector norm, OptionalVector bias, float eps, bool is_layer_norm,
-             PythonWeight& output, MatrixOut logits, nb::sequence k_pools, nb::sequence v_pools, Ints positions,
+void forward(Runtime& runtime, PythonLayers& self, const std::string& table_type, mlxr::RawBlocks table, Vector norm,
+             OptionalVector bias, float eps, bool is_layer_norm, PythonWeight& output, MatrixOut logits,
+             mlxr::TokenIds token_ids, nb::sequence k_pools, nb::sequence v_pools, Ints positions,
              std::vector<PythonRope> ropes, std::vector<Ints> slots, Ints query_starts, Ints context_lengths,
              std::vector<IntMatrix> page_tables, float embedding_scale, float logit_scale, float softcap) {
     std::vector<mlxr::Layer> layers;
-    mlxr::LayersCall call =
-        check_batch(self, {k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
-                    static_cast<int64_t>(token_ids.size()), layers);
+    mlxr::LayersCall call = check_batch(
+        self, {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
+        static_cast<int64_t>(token_ids.size()), layers);
     const mlxr::Type type = mlxr::check_embed(token_ids, table_type, table, static_cast<size_t>(call.columns));
     check_size("forward: length of norm", size_of(norm, 0), call.columns);
     if (bias) check_size("forward: length of the norm's bias", size_of(*bias, 0), call.columns);
@@ -274,30 +344,26 @@ void bind_blocks(nb::module_& m) {
              nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), array("sinks").none(),
              nb::arg("rope"), nb::arg("group"))
         .def("append_norm", &append_norm, array("weight"), array("bias").none(), nb::arg("eps"),
-             nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"))
+             nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"), nb::arg("parts"))
         .def("append_product", &append_product, nb::arg("weight"), nb::arg("source"), nb::arg("target"),
              nb::keep_alive<1, 2>())
         .def("append_split_heads", &append_split_heads, array("q_norm").none(), array("k_norm").none(), nb::arg("eps"),
-             nb::arg("norms_values"), nb::arg("projected"))
+             nb::arg("norms_values"), nb::arg("projected"), nb::arg("norms"))
         .def("append_attend", [](PythonLayers& self) { self.append(mlxr::Kind::attend); })
-        .def("append_activate", &append_activate, nb::arg("kind"), nb::arg("features"))
+        .def("append_activate", &append_activate, nb::arg("kind"), nb::arg("features"), nb::arg("first").none())
         .def(
             "append_sum",
             [](PythonLayers& self, float factor) { self.append(mlxr::Kind::sum, "stream", "stream").factor = factor; },
             nb::arg("factor"))
-        .def(
-            "append_scale",
-            [](PythonLayers& self, float factor, const char* target) {
-                self.append(mlxr::Kind::scale, target, target).factor = factor;
-            },
-            nb::arg("factor"), nb::arg("target"))
-        .def("append_join", [](PythonLayers& self) { self.append(mlxr::Kind::join, "other", "delta"); });
+        .def("append_scale", &append_scale, nb::arg("factor"), nb::arg("target"))
+        .def("append_join", &append_join, nb::arg("factor"), nb::arg("target"))
+        .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"));
     m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
-          nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), nb::arg("ropes"), array("slots"),
-          array("query_starts"), array("context_lengths"), array("page_tables"));
-    m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), array("token_ids"), nb::arg("table_type"),
-          array("table"), array("norm"), array("bias").none(), nb::arg("eps"), nb::arg("is_layer_norm"),
-          nb::arg("output"), array("logits"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"),
+          array("token_ids"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), nb::arg("ropes"),
+          array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"));
+    m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), nb::arg("table_type"), array("table"),
+          array("norm"), array("bias").none(), nb::arg("eps"), nb::arg("is_layer_norm"), nb::arg("output"),
+          array("logits"), array("token_ids"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"),
           nb::arg("ropes"), array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"),
           nb::arg("embedding_scale"), nb::arg("logit_scale"), nb::arg("softcap"));
 }

@@ -21,8 +21,14 @@ inline Type find_type(const std::string& name) {
     return type;
 }
 
-// The type of a table of raw blocks with rows of `columns` numbers, all ids being among its rows. Else ValueError.
-inline Type check_embed(const TokenIds& ids, const std::string& type_name, const RawBlocks& data, size_t columns) {
+// Rows of a table of raw blocks with rows of `columns` numbers, which these fill.
+inline size_t count_rows(Type type, const RawBlocks& data, size_t columns) {
+    const TypeInfo& info = type_info(type);
+    return data.size() / (columns / static_cast<size_t>(info.block_elements) * static_cast<size_t>(info.block_bytes));
+}
+
+// The type of a table of whole rows of `columns` numbers. Else ValueError.
+inline Type check_table(const std::string& type_name, const RawBlocks& data, size_t columns) {
     const auto refuse = [](const std::string& text) { throw nanobind::value_error(text.c_str()); };
     const Type type = find_type(type_name);
     const TypeInfo& info = type_info(type);
@@ -31,15 +37,24 @@ inline Type check_embed(const TokenIds& ids, const std::string& type_name, const
         refuse("embed: columns of out is " + std::to_string(columns) + ", which " + info.name +
                " needs to be a multiple of " + std::to_string(elements));
     }
-    const size_t row_bytes = columns / elements * static_cast<size_t>(info.block_bytes), rows = data.size() / row_bytes;
+    const size_t row_bytes = columns / elements * static_cast<size_t>(info.block_bytes);
+    const size_t rows = count_rows(type, data, columns);
     if (data.size() != rows * row_bytes) {
         refuse("embed: bytes of data is " + std::to_string(data.size()) + ", expected " +
                std::to_string(rows * row_bytes));
     }
+    return type;
+}
+
+// The same, all ids being among its rows.
+inline Type check_embed(const TokenIds& ids, const std::string& type_name, const RawBlocks& data, size_t columns) {
+    const Type type = check_table(type_name, data, columns);
+    const size_t rows = count_rows(type, data, columns);
     for (size_t i = 0; i < ids.size(); ++i) {
         const int32_t id = ids.data()[i];
         if (id >= 0 && static_cast<size_t>(id) < rows) continue;
-        refuse("embed: token id " + std::to_string(id) + " is outside the table's " + std::to_string(rows) + " rows");
+        const std::string has = std::to_string(id), wants = std::to_string(rows);
+        throw nanobind::value_error(("embed: token id " + has + " is outside the table's " + wants + " rows").c_str());
     }
     return type;
 }

@@ -59,18 +59,20 @@ void run_rms_norm(Runtime& runtime, Matrix x, std::optional<Vector> weight, floa
     run_alone(runtime, [&] { mlxr::spread_rms_norm(runtime, call, arrays.rows()); });
 }
 
-void run_layer_norm(Runtime& runtime, Matrix x, Vector weight, std::optional<Vector> bias, float eps,
+void run_layer_norm(Runtime& runtime, Matrix x, Matrix weight, std::optional<Vector> bias, float eps,
                     std::optional<Matrix> residual, MatrixOut normed, std::optional<MatrixOut> summed,
                     float residual_scale, float sum_scale) {
     const NormArrays arrays{x, residual, normed, summed};
-    check_size("layer_norm: length of weight", size_of(weight, 0), arrays.columns());
+    check_size("layer_norm: columns of weight", size_of(weight, 1), arrays.columns());
+    if (size_of(weight, 0) < 1) refuse("layer_norm: rows of weight", "0", "at least 1");
     if (bias) check_size("layer_norm: length of bias", size_of(*bias, 0), arrays.columns());
     arrays.check("layer_norm");
-    const mlxr::LayerNormCall call{x.data(),         data_or_null(residual),
-                                   weight.data(),    data_or_null(bias),
-                                   normed.data(),    data_or_null(summed),
-                                   arrays.columns(), eps,
-                                   residual_scale,   sum_scale};
+    const mlxr::LayerNormCall call{x.data(),          data_or_null(residual),
+                                   weight.data(),     data_or_null(bias),
+                                   normed.data(),     data_or_null(summed),
+                                   arrays.columns(),  eps,
+                                   residual_scale,    sum_scale,
+                                   size_of(weight, 0)};
     run_alone(runtime, [&] { mlxr::spread_layer_norm(runtime, call, arrays.rows()); });
 }
 
@@ -88,14 +90,29 @@ void run_rope(Runtime& runtime, HeadsOut x, Ints positions, Matrix cosines, Matr
     run_alone(runtime, [&] { mlxr::spread_rope(runtime, call, tokens); });
 }
 
-void run_activate(Runtime& runtime, Matrix gate_up, const char* kind, MatrixOut out, bool gated) {
-    const int64_t rows = size_of(out, 0), columns = size_of(out, 1);
-    check_size("activate: rows of gate_up", size_of(gate_up, 0), rows);
-    check_size("activate: columns of gate_up", size_of(gate_up, 1), (gated ? 2 : 1) * columns);
-    const mlxr::ActivateCall call{
-        gate_up.data(), out.data(), columns, columns, parse_activation("activate: kind", kind), gated};
-    if (!gated && call.kind == mlxr::Activation::clamped_swiglu)
+// What multiplies is the second half of x where this is gated, else columns of `up` from `first` on, or nothing.
+void run_activate(Runtime& runtime, Matrix x, const char* kind, MatrixOut out, bool gated, std::optional<Matrix> up,
+                  int64_t first) {
+    const int64_t rows = size_of(out, 0), columns = size_of(out, 1), x_columns = (gated ? 2 : 1) * columns;
+    check_size("activate: rows of gate_up", size_of(x, 0), rows);
+    check_size("activate: columns of gate_up", size_of(x, 1), x_columns);
+    mlxr::ActivateCall call{x.data(),  nullptr, out.data(), columns,
+                            x_columns, 0,       columns,    parse_activation("activate: kind", kind)};
+    if (gated) {
+        if (up) refuse("activate: up", "given", "None, as x is gated");
+        call.up = x.data() + columns;
+        call.up_stride = x_columns;
+    } else if (up) {
+        check_size("activate: rows of up", size_of(*up, 0), rows);
+        if (first < 0 || first + columns > size_of(*up, 1)) {
+            refuse("activate: first", std::to_string(first),
+                   "so that " + std::to_string(columns) + " columns of up follow");
+        }
+        call.up = up->data() + first;
+        call.up_stride = size_of(*up, 1);
+    } else if (call.kind == mlxr::Activation::clamped_swiglu) {
         refuse("activate: kind", kind, "a kind without a gate");
+    }
     run_alone(runtime, [&] { mlxr::spread_activate(runtime, call, rows); });
 }
 
@@ -179,7 +196,7 @@ void bind_operators(nb::module_& m) {
     m.def("rope", &run_rope, nb::arg("runtime"), array("x"), array("positions"), array("cos"), array("sin"),
           nb::arg("interleaved"), array("factors").none() = nb::none());
     m.def("activate", &run_activate, nb::arg("runtime"), array("gate_up"), nb::arg("kind"), array("out"),
-          nb::arg("gated") = true);
+          nb::arg("gated") = true, array("up").none() = nb::none(), nb::arg("first") = 0);
     m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
     m.def("add", &run_add, nb::arg("runtime"), array("x"), array("other"), nb::arg("factor"), array("out"));
     m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));

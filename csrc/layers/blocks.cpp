@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attend/attend.h"
+#include "embed/embed.h"
 #include "layers/spread.h"
 
 namespace mlxr {
@@ -35,9 +36,14 @@ struct Heads {
     int64_t stride, count;
 };
 
-// A block begins where the stream gets what was added to it.
+// A block begins where the stream gets what was added to it, or where rows are looked up before all blocks.
 bool opens_block(const Operator& op) {
-    return op.kind == Kind::sum || (op.kind == Kind::norm && op.source == Register::stream);
+    return op.kind == Kind::sum || op.kind == Kind::rows || (op.kind == Kind::norm && op.source == Register::stream);
+}
+
+// Whether what is written there has its own memory, which stays when the block ends.
+bool stays(Register place) {
+    return place == Register::delta || place == Register::inputs;
 }
 
 // Runs the operators of layers one after another.
@@ -87,10 +93,11 @@ class LayersRun {
             const int64_t q = layer.heads * layer.head_dim, k = layer.kv_heads * layer.head_dim;
             switch (ops[i].kind) {
                 case Kind::norm:
-                    floats += ops[i].target == Register::delta ? 0 : call_.columns;
+                case Kind::rows:
+                    floats += stays(ops[i].target) ? 0 : ops[i].columns;
                     break;
                 case Kind::product:
-                    if (ops[i].target == Register::delta) break;
+                    if (stays(ops[i].target)) break;
                     if (gated && i + 1 < ops.size() && ops[i + 1].kind == Kind::activate) break;
                     floats += ops[i].weight->out_features();
                     break;
@@ -127,7 +134,10 @@ class LayersRun {
                 }
                 return kOne;
             case Kind::sum:
-                if (has_delta_) add(call_.stream, call_.delta, op.factor);
+                if (has_delta_) {
+                    spread_add(runtime_, {call_.stream, call_.delta, call_.stream, op.factor},
+                               call_.tokens * call_.columns);
+                }
                 has_delta_ = false;
                 return kOne;
             case Kind::product: {
@@ -154,11 +164,17 @@ class LayersRun {
                 return kOne;
             case Kind::scale: {
                 float* const x = find(op.target);
-                spread_scale(runtime_, {x, x, op.factor, 0.0f}, call_.tokens * call_.columns);
+                spread_scale(runtime_, {x, x, op.factor, 0.0f}, call_.tokens * op.columns);
                 return kOne;
             }
-            case Kind::join:
-                add(call_.delta, other_, 1.0f);
+            case Kind::join: {
+                float* const sum = find(op.target);
+                spread_add(runtime_, {sum, other_, sum, op.factor}, call_.tokens * op.columns);
+                return kOne;
+            }
+            case Kind::rows:
+                embed(runtime_, op.table.type, op.table.data, op.columns, call_.token_ids, call_.tokens,
+                      write(op.target, op.columns));
                 return kOne;
         }
         return kOne;
@@ -200,19 +216,14 @@ class LayersRun {
 
     void norm_rows(const Operator& op) {
         const float* const source = read(op.source);
-        float* const target = write(op.target, call_.columns);
+        float* const target = write(op.target, op.columns);
+        const int64_t rows = call_.tokens * op.parts, columns = op.columns / op.parts;
         if (op.norm.is_layer_norm) {
             spread_layer_norm(
-                runtime_, {source, nullptr, op.norm.weight, op.norm.bias, target, nullptr, call_.columns, op.norm.eps},
-                call_.tokens);
+                runtime_, {source, nullptr, op.norm.weight, op.norm.bias, target, nullptr, columns, op.norm.eps}, rows);
         } else {
-            spread_rms_norm(runtime_, {source, nullptr, op.norm.weight, target, nullptr, call_.columns, op.norm.eps},
-                            call_.tokens);
+            spread_rms_norm(runtime_, {source, nullptr, op.norm.weight, target, nullptr, columns, op.norm.eps}, rows);
         }
-    }
-
-    void add(float* sum, const float* added, float factor) {
-        spread_add(runtime_, {sum, added, sum, factor}, call_.tokens * call_.columns);
     }
 
     float* find(Register place) const {
@@ -225,6 +236,8 @@ class LayersRun {
                 return normed_;
             case Register::x:
                 return x_;
+            case Register::inputs:
+                return inputs_;
             default:
                 return other_;
         }
@@ -238,17 +251,27 @@ class LayersRun {
             has_delta_ = true;
             return call_.delta;
         }
+        if (place == Register::inputs) {
+            const size_t bytes = static_cast<size_t>(call_.tokens * columns) * sizeof(float);
+            return inputs_ = reinterpret_cast<float*>(runtime_.scratch(Scratch::inputs, bytes));
+        }
         float* const taken = arrays_->take(call_.tokens * columns);
         (place == Register::x ? x_ : place == Register::other ? other_ : normed_) = taken;
         return taken;
     }
 
-    // Heads in an array of their own, normed one by one, or those of a token together; `weight` may be null.
-    Heads norm_heads(const Heads& heads, int64_t head_dim, const float* weight, bool jointly, float eps) {
+    // Heads in an array of their own, normed; `weight` may be null.
+    Heads norm_heads(const Heads& heads, int64_t head_dim, const float* weight, HeadNorm kind, float eps) {
         const int64_t columns = heads.count * head_dim;
         float* const packed = pack(heads, head_dim).x;
         float* const normed = arrays_->take(call_.tokens * columns);
-        const int64_t length = jointly ? columns : head_dim;
+        if (kind == HeadNorm::layer) {
+            LayerNormCall norm{packed, nullptr, weight, nullptr, normed, nullptr, head_dim, eps};
+            norm.weight_rows = heads.count;
+            spread_layer_norm(runtime_, norm, call_.tokens * heads.count);
+            return {normed, columns, heads.count};
+        }
+        const int64_t length = kind == HeadNorm::joint ? columns : head_dim;
         spread_rms_norm(runtime_, {packed, nullptr, weight, normed, nullptr, length, eps},
                         call_.tokens * columns / length);
         return {normed, columns, heads.count};
@@ -280,14 +303,14 @@ class LayersRun {
         Heads q{x_, columns, layer.heads};
         Heads k{x_ + q_columns, columns, layer.kv_heads}, v{x_ + q_columns + kv_columns, columns, layer.kv_heads};
         const bool norms = op.q_norm != nullptr;
-        if (norms) q = norm_heads(q, dim, op.q_norm, op.norms_jointly, op.norm.eps);
+        if (norms) q = norm_heads(q, dim, op.q_norm, op.norms_heads, op.norm.eps);
         rotate(layer, q, true);
         query_ = q;
         if (op.projected == 1) return;
         if (op.projected == 2) v = norms ? k : pack(k, dim);  // what is not normed is rotated in place
         if (norms) {
-            k = norm_heads(k, dim, op.k_norm, op.norms_jointly, op.norm.eps);
-            if (op.norms_values) v = norm_heads(v, dim, nullptr, false, op.norm.eps);
+            k = norm_heads(k, dim, op.k_norm, op.norms_heads, op.norm.eps);
+            if (op.norms_values) v = norm_heads(v, dim, nullptr, HeadNorm::each, op.norm.eps);
         }
         rotate(layer, k, false);
         spread_write_pages(runtime_, write_call(layer, k, layer.k_pool, false),
@@ -320,9 +343,17 @@ class LayersRun {
     }
 
     void activate(const Operator& op) {
-        float* const source = x_;
-        float* const target = write(Register::x, op.features);
-        const ActivateCall call{source, target, op.features, op.features, op.activation, op.gated};
+        const int64_t x_columns = (op.gated ? 2 : 1) * op.features;
+        const float* const source = x_;
+        ActivateCall call{source,      nullptr,      write(Register::x, op.features), op.features, x_columns, 0,
+                          op.features, op.activation};
+        if (op.gated) {
+            call.up = source + op.features;
+            call.up_stride = x_columns;
+        } else if (op.first >= 0) {
+            call.up = inputs_ + op.first;
+            call.up_stride = op.columns;
+        }
         pending_ = fuse_activate(runtime_, call);
     }
 
@@ -331,7 +362,7 @@ class LayersRun {
     const Layer* planned_ = nullptr;
     AttendPlan plan_{};
     std::optional<Arrays> arrays_;
-    float *normed_ = nullptr, *x_ = nullptr, *other_ = nullptr;
+    float *normed_ = nullptr, *x_ = nullptr, *other_ = nullptr, *inputs_ = nullptr;
     Heads query_{};
     MakeRows pending_ = nullptr;
     bool has_delta_ = false;  // whether anything is to be added to the stream

@@ -8,13 +8,16 @@
 
 #include "linear/linear.h"
 #include "operators/operator_table.h"
+#include "quants/quants.h"
 #include "runtime/runtime.h"
 
 namespace mlxr {
 
 // Where operators read and write: (tokens, columns) of the residual stream; what is still to be added to it; what
-// blocks begin with; what is passed on within a block; what a block beside another one adds.
-enum class Register : uint8_t { stream, delta, normed, x, other };
+// blocks begin with; what is passed on within a block; what a block beside another one adds; what all layers get of
+// each token besides the stream, the columns of one layer after those of another.
+enum class Register : uint8_t { stream, delta, normed, x, other, inputs };
+constexpr int kRegisters = 6;
 
 struct Norm {
     const float* weight;
@@ -25,14 +28,29 @@ struct Norm {
 
 // What an operator does, and the fields that it has besides `source` and `target`.
 enum class Kind : uint8_t {
-    norm,         // norm; from the stream, to which the delta is added first
+    norm,         // norm, columns, parts; from the stream, to which the delta is added first
     sum,          // factor: the stream becomes (stream + delta) * factor, and nothing is left to add
     product,      // weight
-    split_heads,  // q_norm, k_norm (or null), norms_jointly, norms_values, projected
+    split_heads,  // q_norm, k_norm (or null), norms_heads, norms_values, projected
     attend,
-    activate,  // activation, features, gated
-    scale,     // factor
-    join,      // delta += other
+    activate,  // activation, features, gated; or first, where the inputs multiply
+    scale,     // factor, columns
+    join,      // factor, columns: the target becomes (target + other) * factor
+    rows,      // table, columns
+};
+
+// How the heads of queries and keys are normed.
+enum class HeadNorm : uint8_t {
+    each,   // by itself, by one weight for all
+    joint,  // all heads of a token as one row
+    layer,  // by itself, less its mean, by a weight of its own
+};
+
+// A table whose rows tokens name by their ids.
+struct Table {
+    Type type;
+    const uint8_t* data;
+    int64_t rows;
 };
 
 struct Operator {
@@ -41,13 +59,17 @@ struct Operator {
     Norm norm;
     const LinearWeight* weight;
     const float *q_norm, *k_norm;
-    bool norms_jointly;  // all heads of a token as one row
+    HeadNorm norms_heads;
     bool norms_values;
     int64_t projected;  // 3: queries, keys and values; 2: the values are the keys; 1: queries alone
     Activation activation;
     int64_t features;
     bool gated;
+    int64_t first;  // of the inputs' columns, or -1
     float factor;
+    int64_t columns;  // of each token
+    int64_t parts;    // into which these are cut to be normed
+    Table table;
 };
 
 // One layer, with its pools and where the tokens of a batch stand in them: layers of one group share slots and table.
@@ -73,6 +95,7 @@ struct LayersCall {
     float* stream;  // (tokens, columns), the residual stream; what all blocks but the last add is added to it
     float* delta;   // (tokens, columns): what the last block adds
     int64_t tokens, columns, sequences;
+    const int32_t* token_ids;
     std::vector<RopeCall> ropes;
     std::vector<GroupCall> groups;
 };

@@ -25,7 +25,7 @@ Ran describe_norm(OperatorName what, KernelName kernel, const Call& call) {
 }
 
 Ran describe_activate(KernelName kernel, const ActivateCall& call) {
-    return {OperatorName::activate, kernel, static_cast<int>(call.kind) | (call.gated ? 0 : kUngated)};
+    return {OperatorName::activate, kernel, static_cast<int>(call.kind) | (call.up == nullptr ? kUngated : 0)};
 }
 
 // What an element-wise operator does to `count` floats, which are read or written.
@@ -67,7 +67,7 @@ void spread_rope(Runtime& runtime, const RopeCall& call, int64_t tokens) {
 
 void spread_activate(Runtime& runtime, const ActivateCall& call, int64_t rows) {
     Counted counted(runtime.tally, describe_activate(KernelName::plain, call));
-    does_floats(counted, (call.gated ? 3 : 2) * rows * call.columns);
+    does_floats(counted, (call.up == nullptr ? 2 : 3) * rows * call.columns);
     const OperatorTable& table = *operator_table(runtime.isa);
     const int64_t strips = (call.columns + kStripColumns - 1) / kStripColumns;
     const int64_t elements = 4 * std::min(call.columns, kStripColumns);  // an element costs as much as four of others

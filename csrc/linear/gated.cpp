@@ -66,7 +66,8 @@ void multiply_pair(const GatedCall& gated, int64_t index, int64_t first_token, i
             }
             if (chunk < chunks - 1) continue;
             float* const out = activated + (first - first_token) * kRunColumns;
-            const ActivateCall activate{sums, out, kPanelRows, kRunColumns, gated.kind};
+            const ActivateCall activate{sums,         sums + kPanelRows, out,         kPanelRows,
+                                        kPairColumns, kPairColumns,      kRunColumns, gated.kind};
             operator_table(call.runtime.isa)->activate(activate, 0, last - first, 0, kPanelRows);
         }
     }

@@ -29,13 +29,14 @@ struct RmsNormCall {
 struct LayerNormCall {
     const float* x;         // (rows, columns)
     const float* residual;  // the same, or null
-    const float* weight;    // (columns)
-    const float* bias;      // the same, or null
+    const float* weight;    // (weight_rows, columns): row i is multiplied by row i % weight_rows
+    const float* bias;      // (columns), or null
     float* normed;          // (rows, columns)
     float* summed;          // (rows, columns) when residual is given, else unused
     int64_t columns;
     float eps;
     float residual_scale = 1.0f, sum_scale = 1.0f;  // summed = (x + residual_scale * residual) * sum_scale
+    int64_t weight_rows = 1;
 };
 
 struct RopeCall {
@@ -53,12 +54,13 @@ constexpr int64_t kMaxRotDim = 1024;
 
 enum class Activation : int { silu, gelu_tanh, gelu_erf, relu_squared, clamped_swiglu };
 
+// Arrays are (rows, columns), each in rows of its own stride.
 struct ActivateCall {
-    const float* gate_up;  // (rows, 2 * columns)
-    float* out;            // (rows, columns) in rows of out_stride
-    int64_t columns, out_stride;
+    const float* x;
+    const float* up;  // what multiplies the activated x; or null, which clamped_swiglu never has
+    float* out;
+    int64_t columns, x_stride, up_stride, out_stride;
     Activation kind;
-    bool gated = true;  // else gate_up is (rows, columns), and nothing is multiplied; not for clamped_swiglu
 };
 
 struct ScaleCall {

@@ -183,6 +183,14 @@ def test_narrow_rows_fall_back(recipe: str, name: str, fallback: str) -> None:
     assert choose(recipe, name, columns=40) == "f16"
 
 
+def test_what_makes_the_inputs_of_layers_keeps_16_bits() -> None:
+    for recipe in RECIPES:
+        is_plain = recipe.usual in ("f32", "f16", "bf16")
+        made = choose(recipe.name, "per_layer_model_proj", columns=256)
+        assert made == (recipe.usual if is_plain else "f16")
+        assert choose(recipe.name, "per_layer_token_embd", columns=256) == recipe.usual
+
+
 @pytest.mark.parametrize("recipe", ["f32", "f16", "bf16"])
 def test_plain_recipes(recipe: str) -> None:
     assert {choose(recipe, name, columns=33) for name in ("token_embd", "output", "attn_v")} == {recipe}

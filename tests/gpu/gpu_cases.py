@@ -23,7 +23,7 @@ from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import QueryTemperature, RopeTable, build_table
-from mlxr.kernels.split_heads import HeadNorms, Projected, split_heads
+from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected, split_heads
 
 Floats = NDArray[np.float32]
 REFERENCE = Context("reference")
@@ -130,7 +130,7 @@ class Scene:
     kv_type: KVType = "bf16"
     softcap: float | None = None
     sunk: bool = False
-    joint: bool = False  # norms of all heads as one row
+    head_norms: HeadNormKind = "each"
     values_normed: bool = False
     projected: Projected = "qkv"
     temperature: QueryTemperature | None = None
@@ -143,9 +143,9 @@ class Scene:
     def norms(self) -> HeadNorms | None:
         if not self.normed:
             return None
-        q_heads, k_heads = (self.heads, self.kv_heads) if self.joint else (1, 1)
+        q_heads, k_heads = (1, 1) if self.head_norms == "each" else (self.heads, self.kv_heads)
         q, k = random_floats(1, q_heads * self.head_dim), random_floats(2, k_heads * self.head_dim)
-        return HeadNorms(q + 1, k + 1, 1e-5, self.values_normed)
+        return HeadNorms(q + 1, k + 1, 1e-5, self.values_normed, self.head_norms)
 
     def batches(self) -> list[RaggedBatch]:
         """One batch that fills the caches, then one with the queries."""

@@ -18,10 +18,12 @@ EXACT = 3e-6
 PLAIN = Scene(6, 3, 80, 8, (9, 20, 31), (1, 1, 17), kv_type="f32")
 TEMPERED = QueryTemperature(0.6, 7, 1)
 SCENES = {
-    "joint norms": replace(PLAIN, normed=True, joint=True),
-    "joint norms of wide heads": Scene(8, 1, 256, 8, (9,), (1,), normed=True, joint=True, interleaved=True),
+    "joint norms": replace(PLAIN, normed=True, head_norms="joint"),
+    "joint norms of wide heads": Scene(8, 1, 256, 8, (9,), (1,), normed=True, head_norms="joint", interleaved=True),
     "values normed": replace(PLAIN, normed=True, values_normed=True),
-    "joint norms, values normed": replace(PLAIN, normed=True, joint=True, values_normed=True, rot_dim=40),
+    "joint norms, values normed": replace(PLAIN, normed=True, head_norms="joint", values_normed=True, rot_dim=40),
+    "layer norms": replace(PLAIN, normed=True, head_norms="layer"),
+    "layer norms, values normed": replace(PLAIN, normed=True, head_norms="layer", values_normed=True, interleaved=True),
     "values are keys": replace(PLAIN, projected="qk"),
     "values are keys, normed": replace(PLAIN, projected="qk", normed=True, values_normed=True, interleaved=True),
     "values are keys, keys normed": replace(PLAIN, projected="qk", normed=True, rot_dim=20),
@@ -42,7 +44,9 @@ def test_heads_are_those_of_the_reference_and_no_others(gpu: Context, name: str)
             assert relative_error(result, play(REFERENCE, other)) > 0.01
 
 
-@pytest.mark.parametrize("name", ["joint norms, values normed", "values are keys, normed", "temperature alone"])
+@pytest.mark.parametrize(
+    "name", ["joint norms, values normed", "layer norms", "values are keys, normed", "temperature alone"]
+)
 def test_heads_stay_within_their_arrays(sanitized: Context, name: str) -> None:
     assert relative_error(play(sanitized, SCENES[name]), play(REFERENCE, SCENES[name])) < EXACT
 

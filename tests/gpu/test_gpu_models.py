@@ -24,6 +24,7 @@ CASES = [
     "gemma4",
     "gemma4-shared",
     "gemma4-values",
+    "gemma4e",
     "granite",
     "llama-bias-gelu",
     "ministral3",

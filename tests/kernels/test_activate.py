@@ -39,6 +39,28 @@ def gate(x: Floats, kind: str = "silu") -> Floats:
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_columns_elsewhere_multiply_as_a_second_half_does(kind: str) -> None:
+    gate, up = random_floats(3, 7, 53) * 3, random_floats(4, 7, 3 * 53)
+    for first in (0, 53, 106):
+        fused = np.concatenate([gate, up[:, first : first + 53]], axis=1)
+        for ctx in (Context("cpu", threads=2), Context("reference")):
+            result = activate(ctx, gate, kind, gated=False, up=up, first=first)  # type: ignore[arg-type]
+            assert_equal_bits(result, activate(ctx, fused, kind))  # type: ignore[arg-type]
+
+
+def test_columns_that_do_not_fit_are_refused(cpu: Context) -> None:
+    gate, up, out = random_floats(3, 2, 4), random_floats(4, 2, 9), np.empty((2, 4), np.float32)
+    with pytest.raises(ValueError, match="activate: first is 6, expected so that 4 of 9 columns follow"):
+        activate(cpu, gate, gated=False, up=up, first=6)
+    with pytest.raises(ValueError, match="activate: rows of up is 1, expected 2"):
+        activate(cpu, gate, gated=False, up=up[:1])
+    with pytest.raises(ValueError, match=r"activate: up is of shape .* expected None, as gate_up is gated"):
+        activate(cpu, gate, up=up)
+    with pytest.raises(ValueError, match="activate: first is 6, expected so that 4 columns of up follow"):
+        cpu.module.activate(cpu.native, gate, "silu", out, False, up, 6)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activation_is_right_to_a_few_last_places(kind: Activation) -> None:
     x = np.concatenate([np.linspace(-12, 12, 20000), np.linspace(-0.01, 0.01, 1000)]).astype(np.float32)[None]
     result = run_everywhere(lambda ctx: activate(ctx, gate(x, kind), kind))

@@ -36,6 +36,16 @@ def test_norm_is_right_wherever_the_mean_lies(rows: int, columns: int, mean: flo
 
 
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_rows_take_turns_at_the_weights(rows: int, columns: int) -> None:
+    x, weights, bias = random_floats(1, 3 * rows, columns), random_floats(2, 3, columns), random_floats(3, columns)
+    result = run_everywhere(lambda ctx: layer_norm(ctx, x, weights, 1e-5, bias=bias)[0])
+    for turn, weight in enumerate(weights):
+        alone = run_everywhere(lambda ctx, weight=weight: layer_norm(ctx, x, weight, 1e-5, bias=bias)[0])  # type: ignore[misc]
+        assert_equal_bits(result[turn::3], alone[turn::3])
+    np.testing.assert_allclose(layer_norm(REFERENCE, x, weights, 1e-5, bias=bias)[0], result, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_residual_is_added_first(rows: int, columns: int) -> None:
     x, residual, weight = random_floats(3, rows, columns), random_floats(4, rows, columns), random_floats(5, columns)
     summed = run_everywhere(lambda ctx: layer_norm(ctx, x, weight, 1e-6, residual)[1])
@@ -99,10 +109,12 @@ def test_shapes_that_do_not_fit_are_refused(cpu: Context) -> None:
     with pytest.raises(ValueError, match="layer_norm: length of bias is 7, expected 8"):
         layer_norm(cpu, x, x[0].copy(), 1e-5, bias=np.ones(7, np.float32))
     with pytest.raises(ValueError, match="layer_norm: length of bias is 7, expected 8"):
-        cpu.module.layer_norm(cpu.native, x, x[0].copy(), np.ones(7, np.float32), 1e-5, None, out, None)
+        cpu.module.layer_norm(cpu.native, x, x[:1].copy(), np.ones(7, np.float32), 1e-5, None, out, None)
     with pytest.raises(ValueError, match="layer_norm: normed is not shaped as x"):
-        cpu.module.layer_norm(cpu.native, x, x[0].copy(), None, 1e-5, None, out[:1], None)
+        cpu.module.layer_norm(cpu.native, x, x[:1].copy(), None, 1e-5, None, out[:1], None)
     with pytest.raises(ValueError, match="layer_norm: summed is alone"):
-        cpu.module.layer_norm(cpu.native, x, x[0].copy(), None, 1e-5, None, out, out)
+        cpu.module.layer_norm(cpu.native, x, x[:1].copy(), None, 1e-5, None, out, out)
+    with pytest.raises(ValueError, match="layer_norm: rows of weight is 0, expected at least 1"):
+        cpu.module.layer_norm(cpu.native, x, x[:0].copy(), None, 1e-5, None, out, None)
     with pytest.raises(ValueError, match="rms_norm: length of weight is 9, expected 8"):
         cpu.module.rms_norm(cpu.native, x, np.ones(9, np.float32), 1e-5, None, out, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,12 +14,16 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.attend import KVType, allocate_pools
 from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.layers import (
+    InputBlock,
+    InputsBlock,
     Layer,
     Layers,
     NormWeight,
     StepInput,
     make_attention,
     make_feed_forward,
+    make_input,
+    make_inputs,
     prepare_layers,
     run_layers,
 )
@@ -29,9 +33,9 @@ from mlxr.kernels.layers.block import NormKind
 from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import QueryTemperature, build_table
-from mlxr.kernels.split_heads import HeadNorms, Projected
+from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected
 
-HIDDEN, HEADS, KV_HEADS, DIM, PAGE = 128, 4, 2, 64, 32
+HIDDEN, HEADS, KV_HEADS, DIM, PAGE, INPUTS = 128, 4, 2, 64, 32, 32
 LAYERS = 3
 Floats = NDArray[np.float32]
 
@@ -54,7 +58,7 @@ class Kind:
     other_window: int | None = None
     norms: str = "before"  # both, after
     norm_kind: NormKind = "rms"
-    joint: bool = False  # head norms of all heads together
+    head_norms: HeadNormKind = "each"
     values: bool = False  # are normed, too
     projected: Projected = "qkv"
     parallel: bool = False
@@ -63,6 +67,7 @@ class Kind:
     softcap: float | None = None
     sinks: bool = False
     ropes: tuple[int, ...] = (0,)  # numbers of the layers' tables, in turn
+    inputs: bool = False  # what layers get of each token besides the stream
 
 
 def make_weight(
@@ -94,8 +99,19 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
     def norm_heads() -> HeadNorms | None:
         if not kind.norms_heads:
             return None
-        q, k = (HEADS * DIM, KV_HEADS * DIM) if kind.joint else (DIM, DIM)
-        return HeadNorms(norm(q), norm(k), 1e-5, kind.values)
+        q, k = (DIM, DIM) if kind.head_norms == "each" else (HEADS * DIM, KV_HEADS * DIM)
+        return HeadNorms(norm(q), norm(k), 1e-5, kind.values, kind.head_norms)
+
+    def read_inputs() -> InputsBlock:
+        columns = LAYERS * INPUTS
+        values = rng.standard_normal((7, columns)).astype(np.float32)
+        table = TensorSource("t", "q8_0", values.shape, encode_tensor("q8_0", values))
+        projection = make_weight(ctx, rng, kind, hidden, columns)
+        return make_inputs(table, projection, NormWeight(norm(INPUTS), 1e-3), table_scale=0.6, scale=0.7)
+
+    def read_input(index: int) -> InputBlock:
+        gate, projection = make_weight(ctx, rng, kind, hidden, INPUTS), make_weight(ctx, rng, kind, INPUTS, hidden)
+        return make_input(gate, projection, kind.activation, index * INPUTS, norm_at("after"))
 
     layers = []
     for index in range(LAYERS):
@@ -119,7 +135,10 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
         down = make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type)
         before = None if kind.parallel else norm_at("before")
         feed_forward = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
-        layers.append(Layer(attention, feed_forward, kind.parallel, kind.residual_scale, kind.output_scale))
+        own = read_input(index) if kind.inputs else None
+        inputs = read_inputs() if kind.inputs and not index else None
+        scales = kind.residual_scale, kind.output_scale
+        layers.append(Layer(attention, feed_forward, kind.parallel, *scales, own, inputs))
     return layers
 
 
@@ -134,7 +153,7 @@ def make_batch(queries: list[int], before: list[int]) -> RaggedBatch:
     pages = np.random.default_rng(3).permutation(len(queries) * width).reshape(len(queries), width).astype(np.int32)
     at = [(s, old + i) for s, (old, new) in enumerate(zip(before, queries, strict=True)) for i in range(new)]
     return RaggedBatch(
-        token_ids=ints([0] * len(at)),
+        token_ids=ints([place % 7 for place in range(len(at))]),
         positions=ints([position for _, position in at]),
         slots=ints([pages[s, position // PAGE] * PAGE + position % PAGE for s, position in at]),
         query_starts=ints(np.concatenate([[0], np.cumsum(queries)])),
@@ -181,7 +200,10 @@ KINDS = {
     "two groups of layers": Kind(groups=True, other_window=40),
     "gemma2": Kind("q8_0", norms="both", activation="gelu_tanh", softcap=5.0, groups=True, other_window=40),
     "gemma3": Kind("f16", norms="both", norms_heads=True, window=40, ropes=(0, 1)),
-    "olmo2": Kind("q4_0", norms="after", norms_heads=True, joint=True),
+    "olmo2": Kind("q4_0", norms="after", norms_heads=True, head_norms="joint"),
+    "command r+": Kind(
+        "q8_0", norm_kind="layer", parallel=True, norms_heads=True, head_norms="layer", interleaved=True
+    ),
     "cohere": Kind("q8_0", norm_kind="layer", parallel=True, interleaved=True, ropes=(0, 2)),
     "granite": Kind("q4_k", "q6_k", hidden=256, forward=768, residual_scale=0.22),
     "gemma4": Kind(
@@ -194,6 +216,10 @@ KINDS = {
         groups=True,
         other_window=40,
     ),
+    "gemma4e": Kind(
+        "q8_0", norms="both", activation="gelu_tanh", norms_heads=True, values=True, output_scale=0.7, inputs=True
+    ),
+    "inputs and scales": Kind("f16", residual_scale=0.22, inputs=True),
     "keys as values": Kind("q8_0", norms_heads=True, values=True, projected="qk", sinks=True),
     "raw keys as values": Kind("f16", projected="qk"),
     "queries alone": Kind("q8_0", norms_heads=True, projected="q"),
@@ -276,6 +302,10 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
     foreign = batch.with_groups([(batch.slots, np.full_like(batch.page_table, 7))])
     with pytest.raises(ValueError, match=r"page_table\[0, 1\] is 7, expected 0 to 1"):
         run_layers(cpu, stream, grouped, StepInput(foreign, [table], keys, values))
+    fed = prepare_layers(cpu, make_layers(cpu, Kind(inputs=True)))
+    batch.token_ids[:] = 7
+    with pytest.raises(ValueError, match=r"layers: token_ids\[0\] is 7, expected 0 to 6"):
+        run_layers(cpu, stream, fed, StepInput(batch, [table], keys, values))
     batch.slots[:] = 0
     batch.page_table[:] = 2
     with pytest.raises(ValueError, match=r"page_table\[0, 0\] is 2, expected 0 to 1"):
@@ -294,5 +324,16 @@ def test_blocks_must_fit_together(cpu: Context) -> None:
     with pytest.raises(ValueError, match="columns of gate and up is 512, expected 256"):
         make_feed_forward(norm, qkv, make_weight(cpu, rng, Kind(), HIDDEN, HIDDEN), "silu")
     square = make_weight(cpu, rng, Kind(), HIDDEN, HIDDEN)
+    table = TensorSource("t", "f32", (2, 96), np.zeros(768, np.uint8))
+    with pytest.raises(ValueError, match="layer_inputs: columns of table t is 96, expected 128"):
+        make_inputs(table, square, short, table_scale=1.0, scale=1.0)
+    table, odd = TensorSource("t", "f32", (2, 128), np.zeros(1024, np.uint8)), NormWeight(np.ones(96, np.float32), 1e-5)
+    with pytest.raises(ValueError, match="layer_inputs: length of norm is 96, expected a divisor of the 128 columns"):
+        make_inputs(table, square, odd, table_scale=1.0, scale=1.0)
+    with pytest.raises(ValueError, match="layer_input: columns of gate is 512, expected 128"):
+        make_input(qkv, square, "silu", 0)
+    misplaced = replace(make_layers(cpu, Kind(inputs=True))[0], input=make_input(square, square, "silu", 0))
+    with pytest.raises(ValueError, match="layers: first of the inputs is 0, expected so that 128 of 96 columns follow"):
+        prepare_layers(cpu, [misplaced])
     with pytest.raises(ValueError, match="activation is 'clamped_swiglu', expected a kind without a gate"):
         make_feed_forward(norm, square, square, "clamped_swiglu")

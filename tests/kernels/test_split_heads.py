@@ -13,7 +13,7 @@ from mlxr.kernels.attend import allocate_pools
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import QueryTemperature, RopeTable, build_table
-from mlxr.kernels.split_heads import HeadNorms, Projected, split_heads
+from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected, split_heads
 
 Doubles = NDArray[np.float64]
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, TOKENS = 6, 3, 24, 4, 11
@@ -31,23 +31,25 @@ class Case:
         return build_table(64, self.rot_dim, 100.0, interleaved=False, temperature=self.temperature)
 
 
-def make_norms(*, joint: bool = False, values: bool = False) -> HeadNorms:
-    q, k = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM) if joint else (HEAD_DIM, HEAD_DIM)
-    return HeadNorms(random_floats(1, q) + 1, random_floats(2, k) + 1, EPS, values)
+def make_norms(kind: HeadNormKind = "each", *, values: bool = False) -> HeadNorms:
+    q, k = (HEAD_DIM, HEAD_DIM) if kind == "each" else (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM)
+    return HeadNorms(random_floats(1, q) + 1, random_floats(2, k) + 1, EPS, values, kind)
 
 
 CASES = {
     "plain": Case(),
     "per head": Case(norms=make_norms()),
-    "joint": Case(norms=make_norms(joint=True)),
+    "joint": Case(norms=make_norms("joint")),
+    "layer norms": Case(norms=make_norms("layer")),
+    "layer norms, values normed": Case("qk", make_norms("layer", values=True), rot_dim=10),
     "values normed": Case(norms=make_norms(values=True)),
     "values are keys": Case("qk"),
-    "values are keys, keys normed": Case("qk", make_norms(joint=True), rot_dim=10),
+    "values are keys, keys normed": Case("qk", make_norms("joint"), rot_dim=10),
     "values are keys, normed": Case("qk", make_norms(values=True)),
     "no rotation": Case(norms=make_norms(), rot_dim=0),
     "temperature": Case(temperature=QueryTemperature(0.5, 5)),
     "temperature without rotation": Case(rot_dim=0, temperature=QueryTemperature(0.5, 5)),
-    "queries": Case("q", make_norms(joint=True), temperature=QueryTemperature(0.5, 5)),
+    "queries": Case("q", make_norms("joint"), temperature=QueryTemperature(0.5, 5)),
 }
 
 
@@ -86,8 +88,8 @@ def compute_exactly(case: Case, qkv: Floats, start: int = 3) -> Doubles:
     if case.projected == "qk":
         v = k
     if case.norms is not None:
-        q = norm(q, case.norms.q)
-        k = norm(k, case.norms.k) if case.projected != "q" else k
+        q = norm(q, case.norms.q, case.norms.kind)
+        k = norm(k, case.norms.k, case.norms.kind) if case.projected != "q" else k
         v = norm(v, np.ones(HEAD_DIM, np.float32)) if case.norms.values else v
     positions = np.arange(start, start + len(qkv))
     q, k = turn(q, positions, case.rot_dim), turn(k, positions, case.rot_dim)
@@ -98,7 +100,11 @@ def compute_exactly(case: Case, qkv: Floats, start: int = 3) -> Doubles:
     return np.concatenate([q, k, v], axis=1)
 
 
-def norm(x: Doubles, weight: Floats) -> Doubles:
+def norm(x: Doubles, weight: Floats, kind: HeadNormKind = "each") -> Doubles:
+    if kind == "layer":
+        centred = x - x.mean(axis=2, keepdims=True)
+        deviation = np.sqrt((centred**2).mean(axis=2, keepdims=True) + EPS)
+        return np.asarray(centred / deviation * weight.reshape(x.shape[1:]))
     rows = x.reshape(-1, len(weight))
     normed: Doubles = rows / np.sqrt((rows**2).mean(axis=1, keepdims=True) + EPS) * weight
     return normed.reshape(x.shape)
@@ -137,7 +143,7 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
     assert case.norms is not None
     with pytest.raises(ValueError, match="length of the norm of k is 24, expected 72"):
         run(cpu, replace(case, norms=replace(case.norms, k=np.ones(HEAD_DIM, np.float32))))
-    with pytest.raises(ValueError, match="length of the norm of q is 48, expected 24"):
+    with pytest.raises(ValueError, match="length of the norm of q is 48, expected 144"):
         run(cpu, replace(case, norms=replace(case.norms, q=np.ones(2 * HEAD_DIM, np.float32))))
     with pytest.raises(ValueError, match="columns of qkv is 288, expected 216"):
         run(cpu, Case("qk"), make_qkv(Case()))

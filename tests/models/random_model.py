@@ -28,6 +28,12 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     bias = config.get("use_bias", False)
     qkv_bias = bias or kind == "qwen2" or config.get("attention_bias", config.get("use_qkv_bias", False))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    features = config.get("hidden_size_per_layer_input")
+    if features:
+        columns = config["num_hidden_layers"] * features
+        shapes["model.embed_tokens_per_layer.weight"] = (vocabulary, columns)
+        shapes["model.per_layer_model_projection.weight"] = (columns, hidden)
+        shapes["model.per_layer_projection_norm.weight"] = (features,)
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
         norms = {"olmo": ("post_attention", "post_feedforward"), "cohe": ("input",)}
@@ -52,6 +58,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         if kind == "gemma4_text":
             products = _list_gemma4_products(config, index)
             shapes[f"{layer}layer_scalar"] = (1,)
+            if features:
+                shapes[f"{layer}post_per_layer_input_norm.weight"] = (hidden,)
         if has_experts(config, index):
             products[4:] = list_expert_products(config)
         for name, rows, columns, has_bias in products:
@@ -115,6 +123,12 @@ def _list_gemma4_products(config: Config, index: int) -> list[tuple[str, int, in
         products.append(("self_attn.k_proj", keys, hidden, False))
         if not (is_full and config.get("attention_k_eq_v")):
             products.append(("self_attn.v_proj", keys, hidden, False))
+    features = config.get("hidden_size_per_layer_input")
+    if features:
+        products += [
+            ("per_layer_input_gate", features, hidden, False),
+            ("per_layer_projection", hidden, features, False),
+        ]
     return [
         *products,
         ("mlp.gate_proj", ffn, hidden, False),
@@ -144,7 +158,7 @@ def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.flo
     values = random.standard_normal(shape)
     if name.endswith(("norm.weight", "layer_scalar")):
         values = 1.0 + 0.2 * values
-    elif name.endswith((".bias", "embed_tokens.weight")):
+    elif name.endswith((".bias", "embed_tokens.weight", "embed_tokens_per_layer.weight")):
         values = 0.3 * values
     else:
         values = values / np.sqrt(shape[1])

@@ -528,11 +528,24 @@ def test_layers_that_share_keys_keep_nothing_of_their_own() -> None:
     assert [shape.window for shape in groups.shapes] == [7, None]
 
 
+def test_layers_have_inputs_unless_it_is_said_that_they_do_not() -> None:
+    config = read_golden("gemma4-shared")[0]
+    assert config_from_hf(config).input_features is None
+    assert config_from_hf(config | {"hidden_size_per_layer_input": None}).input_features is None
+    del config["hidden_size_per_layer_input"]
+    assert config_from_hf(config).input_features == 256
+    made = config_from_hf(config | {"hidden_size_per_layer_input": 24})
+    assert gguf_metadata(made)["gemma4.embedding_length_per_layer_input"] == 24
+    spec = made.layer_specs[0].inputs
+    assert spec is not None
+    assert (spec.table_scale, spec.scale, spec.eps) == (24**0.5, 0.5**0.5, made.rms_eps * made.hidden)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"enable_moe_block": True}, "enable_moe_block is True: mixture of experts"),
-        ({"hidden_size_per_layer_input": 16}, "hidden_size_per_layer_input is 16: embeddings of each layer"),
+        ({"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input is -1, expected a whole number"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all': only causal"),
         ({"num_kv_shared_layers": 7}, "shared_layers 7 of 8, expected so many that each kind of layer"),
         ({"num_kv_shared_layers": 9}, "num_kv_shared_layers is 9, expected a whole number from 0 to 8"),
@@ -552,7 +565,7 @@ def test_gemma4_folders_that_make_no_sense(change: dict[str, object], message: s
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"embedding_length_per_layer_input": 256}, "256: embeddings of each layer .* take a larger"),
+        ({"embedding_length_per_layer_input": -1}, "embedding_length_per_layer_input is -1, expected a whole number"),
         ({"attention.head_count_kv": [2, 1] * 3 + [1, 2]}, "head_count_kv is .* as many for all layers with a window"),
         ({"attention.head_count_kv": [2] * 7}, "head_count_kv is .* or 8 of them"),
         ({"feed_forward_length": [160, 161] * 4}, "feed_forward_length is .* as many for all layers with keys"),

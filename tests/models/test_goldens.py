@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,14 @@ from tiny_models import (
     TinyRun,
     build_gguf,
     build_hf,
+    change_layers,
     make_gguf,
     make_hf_tensors,
+    make_source,
     read_golden,
 )
 
-from mlxr.formats import TensorToWrite, open_gguf, open_safetensors, write_gguf
+from mlxr.formats import TensorSource, TensorToWrite, open_gguf, open_safetensors, write_gguf
 from mlxr.kernels.context import Context
 from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.rope import QueryTemperature
@@ -122,6 +125,9 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("gemma4", {"window_rope_theta": 10000.0}),
         ("gemma4-values", {"rope_scaling": None}),
         ("gemma4-shared", {"sliding_window": 8}),
+        ("gemma4e", {"activation": "silu"}),
+        ("gemma4e", {"embedding_scale": 1.0}),
+        ("gemma4e", {"rms_eps": 1e-5}),
         ("gemma3", {"window_layers": None}),
         ("gemma3", {"sliding_window": 8}),
         ("gemma3", {"window_rope_theta": None}),
@@ -157,6 +163,42 @@ def test_goldens_see_each_part_of_longrope(case: str, change: dict[str, object])
     scaling = config_from_hf(read_golden(case)[0]).rope_scaling
     assert scaling is not None
     test_goldens_see_every_feature(case, {"rope_scaling": replace(scaling, **change)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change", [{"table_scale": 1.0}, {"scale": 1.0}, {"eps": 0.02}, {"activation": "silu"}, {"features": 16}, None]
+)
+def test_goldens_see_each_part_of_the_inputs_of_layers(change: dict[str, Any] | None) -> None:
+    """Of a model whose layers have embeddings of their own; those of 16 features leave out half of each, None all."""
+    config, seed, tokens, golden = read_golden("gemma4e")
+    right = config_from_hf(config)
+    tensors = make_hf_tensors(make_weights(config, seed), architecture=config["model_type"])
+    specs = []
+    for spec in right.layer_specs:
+        assert spec.inputs is not None
+        specs.append(replace(spec, inputs=None if change is None else replace(spec.inputs, **change)))
+    for name in list(tensors):
+        if change is None and ("per_layer" in name or name.split(".")[-2] in ("inp_gate", "proj", "post_norm")):
+            del tensors[name]
+        elif change == {"features": 16} and name in tensors:
+            tensors[name] = halve_inputs(tensors[name])
+    model = Decoder(Context("reference"), change_layers(right, specs), tensors)
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
+
+
+def halve_inputs(tensor: TensorSource) -> TensorSource:
+    """What of a tensor is for every other one of each layer's inputs."""
+    values = tensor.to_float32()
+    match tensor.name:
+        case "per_layer_token_embd.weight":
+            values = values[:, ::2]
+        case "per_layer_model_proj.weight" | "per_layer_proj_norm.weight":
+            values = values[::2]
+        case name if name.endswith("inp_gate.weight"):
+            values = values[::2]
+        case name if name.endswith(".proj.weight"):
+            values = values[:, ::2]
+    return make_source(tensor.name, np.ascontiguousarray(values))
 
 
 @pytest.mark.parametrize("case", NATIVE_CASES)

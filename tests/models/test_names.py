@@ -26,6 +26,12 @@ from mlxr.models.names import canonical_name, gguf_row_order, rename_hf_tensors
         ("model.layers.3.post_attention_layernorm.weight", "blk.3.ffn_norm.weight"),
         ("model.layers.3.mlp.down_proj.weight", "blk.3.ffn_down.weight"),
         ("model.layers.3.self_attn.rotary_emb.inv_freq", None),
+        ("model.language_model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+        ("model.language_model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
+        ("model.language_model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
+        ("model.language_model.layers.3.per_layer_input_gate.weight", "blk.3.inp_gate.weight"),
+        ("model.language_model.layers.3.per_layer_projection.weight", "blk.3.proj.weight"),
+        ("model.language_model.layers.3.post_per_layer_input_norm.weight", "blk.3.post_norm.weight"),
     ],
 )
 def test_names(hf_name: str, name: str | None) -> None:

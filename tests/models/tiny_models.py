@@ -110,24 +110,30 @@ def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:
 Windows = tuple[int | None, ...]  # of each layer
 
 
-class WindowedConfig(ModelConfig):
-    """A configuration whose layers have windows of their own."""
+class ChangedConfig(ModelConfig):
+    """A configuration whose layers are not quite those that its family builds."""
 
-    windows: Windows = ()
+    changed_specs: tuple[LayerSpec, ...] = ()
 
     @property
     def layer_specs(self) -> tuple[LayerSpec, ...]:
-        return tuple(
-            replace(layer, attention=replace(layer.attention, window=window))
-            for layer, window in zip(super().layer_specs, self.windows, strict=True)
-        )
+        return self.changed_specs
+
+
+def change_layers(config: ModelConfig, specs: Sequence[LayerSpec]) -> ModelConfig:
+    """The configuration with these layers, which it alone could not say."""
+    changed = ChangedConfig(**{field.name: getattr(config, field.name) for field in fields(config)})
+    object.__setattr__(changed, "changed_specs", tuple(specs))
+    return changed
 
 
 def give_windows(model: Decoder, windows: Windows) -> None:
     """Give the layers of `model` these windows, and so groups of their own, which one configuration could not."""
-    config = model.config
-    model.config = WindowedConfig(**{field.name: getattr(config, field.name) for field in fields(config)})
-    object.__setattr__(model.config, "windows", windows)
+    specs = zip(model.config.layer_specs, windows, strict=True)
+    model.config = change_layers(
+        model.config,
+        [replace(layer, attention=replace(layer.attention, window=window)) for layer, window in specs],
+    )
     places = form_groups(model.config.cache_layers).places
     layers = [
         replace(layer, attention=replace(layer.attention, sliding_window=window, group=place.group))

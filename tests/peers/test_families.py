@@ -57,6 +57,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4", {}),
     "gemma4-values": ("gemma4-values", {"per_layer_config": None, "global_head_dim": 96}),
     "gemma4-shared": ("gemma4-shared", {}),
+    "gemma4e": ("gemma4e", {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 1305}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
     "granite": ("granite", {}),

@@ -29,6 +29,15 @@ def make_gemma4(**changes: Any) -> Config:
     )
 
 
+EMBEDDED = {
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 131,
+    "rms_norm_eps": 0.02,  # so large that the norm of what makes the inputs shows it
+}
+
 CASES: dict[str, Config] = {
     "gemma2": make_config(
         "gemma2",
@@ -89,4 +98,5 @@ CASES: dict[str, Config] = {
         num_kv_shared_layers=4,
         use_double_wide_mlp=True,
     ),
+    "gemma4e": make_gemma4(layer_types=["sliding_attention", "full_attention"] * 3, **EMBEDDED),
 }

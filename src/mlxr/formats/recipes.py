@@ -133,6 +133,8 @@ RECIPES: tuple[Recipe, ...] = (
 )
 _BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 
+# What all recipes for blocks keep in 16 bits: of a Gemma 4 what makes the inputs of its layers.
+_KEPT = {"per_layer_model_proj": "f16"}
 # Where rows do not fill the blocks of 256, the type of 32 with as many bits or more.
 _FALLBACKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "iq4_xs": "iq4_nl"}
 # Models of this depth share each V among eight query heads: more bits there cost next to nothing.
@@ -168,9 +170,11 @@ def tensor_type(
         return "f32"
     if row.usual in ("f32", "f16", "bf16"):
         return row.usual
+    kind = _find_kind(tensor_name)
+    if kind in _KEPT:
+        return _KEPT[kind]
     if tensor_name == "output.weight" or (tied_output and tensor_name == "token_embd.weight"):
         return fit_type(row.output, shape[-1])
-    kind = _find_kind(tensor_name)
     rule = row.rules.get(kind)
     chosen = rule(TensorPlace(layer, layers, query_groups)) if rule else row.usual
     if kind == "attn_v" and layers == _LAYERS_70B and chosen in ("q3_k", "q4_k"):

@@ -23,6 +23,12 @@ def take_outputs(ctx: Context, array: FloatArray, batch: RaggedBatch) -> FloatAr
     return picked
 
 
+def cut_rows(array: FloatArray, rows: int, columns: int) -> FloatArray:
+    """The numbers of `array`, one after another, as so many rows of so many columns."""
+    cut: FloatArray = settle(array).reshape(rows, columns)
+    return cut
+
+
 def repeat_rows(ctx: Context, array: FloatArray, counts: Sequence[int]) -> FloatArray:
     """Row i of `array` counts[i] times, one after another."""
     if all(count == 1 for count in counts):

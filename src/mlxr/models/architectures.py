@@ -38,7 +38,8 @@ class Architecture:
     Granite's four; `logit_multiplier`: Cohere's. Of every `nope_every` layers the last rotates nothing, or with
     `nope_in_full` those without a window. `hf_interleaved`: neighbouring pairs rotate in Hugging Face folders, too.
     `attention_scale` is what scores are multiplied by in all files. `two_sizes`: layers with and without windows have
-    heads of their own sizes, and later layers may read the keys and values of earlier ones (Gemma 4).
+    heads of their own sizes, later layers may read the keys and values of earlier ones, and all may have embeddings of
+    their own (Gemma 4).
     `rotary_default`: the part of a head that rotates where `config.json` does not say. `context_keys` there state the
     longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
     `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
@@ -82,7 +83,6 @@ class Architecture:
     mixture: MixtureRow | None = None
 
 
-PER_LAYER_REFUSED = "embeddings of each layer (Gemma 4 E2B, E4B) are not supported; take a larger Gemma 4 or a Gemma 3"
 EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}  # of GGUF
 
 _GEMMA: dict[str, Any] = {

@@ -37,7 +37,8 @@ class ModelConfig:
     stream, and logits by their scales, and logits capped by `final_softcap`. Where `rope_layers` is false a layer
     rotates nothing. Layers with windows have `window_kv_heads` heads of `window_head_dim`, if these are stated; in the
     others values may be `keys_as_values`. The last `shared_layers` layers read the keys and values of the last layer of
-    their kind before them, and their feed-forward blocks may have `shared_ffn` features. In the layers for which
+    their kind before them, and their feed-forward blocks may have `shared_ffn` features. Each layer may get
+    `input_features` of each token by an embedding of its own. In the layers for which
     `mixture_layers` is true, or in all, the feed-forward block is a `mixture` of experts, if there is one. `rms_eps`
     is that of all norms. `context_length` is the longest sequence the model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
@@ -79,6 +80,7 @@ class ModelConfig:
     keys_as_values: bool = False
     shared_layers: int = 0
     shared_ffn: int | None = None
+    input_features: int | None = None
     mixture: Mixture | None = None
     mixture_layers: tuple[bool, ...] | None = None
 
@@ -215,4 +217,9 @@ _LIMITS = {
     "context_length": MAX_CONTEXT,
     "rope_dim": MAX_HEAD_DIM,
 }
-_OPTIONAL_LIMITS = {"window_head_dim": MAX_HEAD_DIM, "window_kv_heads": MAX_HEADS, "shared_ffn": MAX_WIDTH}
+_OPTIONAL_LIMITS = {
+    "window_head_dim": MAX_HEAD_DIM,
+    "window_kv_heads": MAX_HEADS,
+    "shared_ffn": MAX_WIDTH,
+    "input_features": MAX_WIDTH,
+}

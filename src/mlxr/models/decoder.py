@@ -62,11 +62,11 @@ class Pools(Protocol):
 class Decoder:
     """A model ready to run.
 
-    `tensors` are by canonical name; their files must stay open, as rows of the embedding table are read when needed.
+    `tensors` are by canonical name; their files must stay open, as rows of tables of embeddings are read when needed.
     Loading goes layer by layer and releases each source, so at most one layer is in memory twice; `progress` is called
     with (parts done, parts in all). Raises ModelError for tensors that do not fit the configuration.
 
-    `weight_bytes` is what the weights take in memory, the embedding table as stored; `step_bytes` what a step of
+    `weight_bytes` is what the weights take in memory, tables of embeddings as stored; `step_bytes` what a step of
     one token reads.
     """
 
@@ -111,7 +111,7 @@ class Decoder:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of weights that a step of one token reads, its row of the embedding table aside."""
+        """Bytes of weights that a step of one token reads, its rows of tables of embeddings aside."""
         return sum(map(count_step_bytes, self._operators)) + self._ends_bytes
 
     @property

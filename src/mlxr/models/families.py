@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlxr.models.specs import Attention, FeedForward, HeadNormKind, LayerSpec, Norms, Rope
+from mlxr.models.specs import Attention, FeedForward, LayerInputs, LayerSpec, Norms, Rope
 
 if TYPE_CHECKING:
+    from mlxr.kernels.split_heads import HeadNormKind
     from mlxr.models.config import ModelConfig
 
 
@@ -25,7 +26,11 @@ def build_gemma(config: ModelConfig) -> tuple[LayerSpec, ...]:
 
 
 def build_gemma4(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    """Layers normed as Gemma 3's, whose outputs are scaled; heads with windows have a size of their own: Gemma 4."""
+    """Layers normed as Gemma 3's, whose outputs are scaled; heads with windows have a size of their own: Gemma 4.
+
+    Those of the small models get embeddings of their own.
+    """
+    inputs = _make_inputs(config, config.input_features) if config.input_features else None
     layers: list[LayerSpec] = []
     for layer, windowed in zip(build_gemma(config), config.windowed, strict=True):
         attention, features = replace(layer.attention, norms_values=True), config.ffn
@@ -45,8 +50,15 @@ def build_gemma4(config: ModelConfig) -> tuple[LayerSpec, ...]:
             attention = replace(attention, projected="q", reads=reads)
             features = config.shared_ffn or config.ffn
         feed_forward = FeedForward(features, config.activation)
-        layers.append(replace(layer, attention=attention, feed_forward=feed_forward, scales_output=True))
+        made = replace(layer, attention=attention, feed_forward=feed_forward, scales_output=True, inputs=inputs)
+        layers.append(made)
     return tuple(layers)
+
+
+def _make_inputs(config: ModelConfig, features: int) -> LayerInputs:
+    # a product is divided by the root of the hidden size before its norm, which takes that back, but for eps
+    eps = config.rms_eps * config.hidden
+    return LayerInputs(features, config.activation, table_scale=features**0.5, scale=0.5**0.5, eps=eps)
 
 
 def build_olmo(config: ModelConfig) -> tuple[LayerSpec, ...]:

@@ -16,7 +16,6 @@ from mlxr.kernels.tensor import TensorSource
 from mlxr.models import config as limits
 from mlxr.models.architectures import (
     EPS_KEYS,
-    PER_LAYER_REFUSED,
     Architecture,
     by_gguf_name,
     default_rope_layers,
@@ -125,8 +124,8 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
 
 
 def _read_two_sizes(fields: Fields, windowed: tuple[bool, ...], tensors: Mapping[str, TensorSource]) -> dict[str, Any]:
-    """How layers with windows differ from the others, and those that share keys and values from those before."""
-    fields.refuse_unless(("embedding_length_per_layer_input",), (0,), PER_LAYER_REFUSED)
+    """How layers with windows differ from the others, those that share keys and values from those before, and whether
+    all have embeddings of their own."""
     if ROPE_FACTORS not in tensors:
         raise ModelError(f"tensor {ROPE_FACTORS} is missing, which says how much of a head turns; convert it anew")
     layers = len(windowed)
@@ -152,6 +151,7 @@ def _read_two_sizes(fields: Fields, windowed: tuple[bool, ...], tensors: Mapping
         "window_kv_heads": min(window_kv_heads),
         "keys_as_values": full is not None and f"blk.{full}.attn_v.weight" not in tensors,
         "shared_layers": shared,
+        "input_features": fields.integer("embedding_length_per_layer_input", 0, limits.MAX_WIDTH, default=0) or None,
         "shared_ffn": None if own == others or not others else min(others),
     }
 

@@ -11,7 +11,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.rope import QueryTemperature, RopeScaling, longrope_attention_factor, yarn_attention_factor
 from mlxr.models import config as limits
-from mlxr.models.architectures import PER_LAYER_REFUSED, Architecture, by_hf_class, by_name, default_rope_layers
+from mlxr.models.architectures import Architecture, by_hf_class, by_name, default_rope_layers
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 from mlxr.models.mixture import read_hf_mixture
@@ -33,10 +33,10 @@ _REFUSED = (
 )
 _REFUSED_TWO_SIZES = (
     (("enable_moe_block",), (False,), "mixture of experts is not supported"),
-    (("hidden_size_per_layer_input",), (0,), PER_LAYER_REFUSED),
     (("use_bidirectional_attention",), ("vision",), "only causal attention is supported"),
 )
 _DEFAULT_FULL_LAYERS = 28
+_INPUT_FEATURES, _DEFAULT_INPUT_FEATURES = "hidden_size_per_layer_input", 256
 _LONGROPE = ("longrope", "su")  # its name, and the one in older files
 _REFUSED_SCALING = {
     "dynamic": "it would turn cached keys by other angles as a text grows; use type ntk with a fixed factor, or yarn",
@@ -125,7 +125,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         mixture_layers=mixture_layers,
         window_head_dim=window_heads[0],
         window_kv_heads=window_heads[1],
-        **(_read_sharing(fields, layers) if row.two_sizes else {}),
+        **(_read_two_sizes(fields, layers) if row.two_sizes else {}),
     )
 
 
@@ -146,13 +146,15 @@ def _read_full_heads(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int,
     return full_dim, full.integer(names[1], 1, limits.MAX_HEADS, default=kv_heads)
 
 
-def _read_sharing(fields: Fields, layers: int) -> dict[str, Any]:
-    """Which values are keys, and which layers read the keys and values of others."""
+def _read_two_sizes(fields: Fields, layers: int) -> dict[str, Any]:
+    """Which values are keys, which layers read the keys and values of others, and whether all have embeddings."""
     for names, harmless, why in _REFUSED_TWO_SIZES:
         fields.refuse_unless(names, harmless, why)
     shared = fields.integer("num_kv_shared_layers", 0, layers, default=0)
     is_wide = shared and fields.flag("use_double_wide_mlp", False)
+    unstated = 0 if fields.has(_INPUT_FEATURES) else _DEFAULT_INPUT_FEATURES  # null says: none
     return {
+        "input_features": fields.integer(_INPUT_FEATURES, 0, limits.MAX_WIDTH, default=unstated) or None,
         "keys_as_values": fields.flag("attention_k_eq_v", False),
         "shared_layers": shared,
         "shared_ffn": 2 * fields.integer("intermediate_size", 1, limits.MAX_WIDTH // 2) if is_wide else None,

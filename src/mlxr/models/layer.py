@@ -12,11 +12,15 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers import (
     FeedForwardBlock,
+    InputBlock,
+    InputsBlock,
     Layer,
     MixtureBlock,
     NormWeight,
     make_attention,
     make_feed_forward,
+    make_input,
+    make_inputs,
     make_mixture,
 )
 from mlxr.kernels.linear import LinearWeight, prepare
@@ -24,7 +28,7 @@ from mlxr.kernels.moe import make_experts, make_router
 from mlxr.kernels.sources import as_float32
 from mlxr.kernels.split_heads import HeadNorms
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_vector
-from mlxr.models.specs import Attention, FeedForward, LayerSpec, Mixture, Norms
+from mlxr.models.specs import Attention, FeedForward, LayerInputs, LayerSpec, Mixture, Norms
 
 Shape = tuple[int, ...]
 
@@ -34,6 +38,8 @@ _FEED_FORWARD_NORMS = "ffn_norm", "post_ffw_norm"
 _OUTPUT_SCALE = "layer_output_scale.weight"
 _ROUTER, _CHOICE_BIAS, _EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_down_exps.scale"
 _SHARED, _SHARED_GATE = "_shexp", "ffn_gate_inp_shexp.weight"
+_GATE, _PROJECTION, _INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
+_TABLE, _OF_STREAM, _INPUTS_NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"  # of all
 _PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
 
 
@@ -55,10 +61,20 @@ def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
         yield from _list_feed_forward(spec.feed_forward, hidden)
     if spec.scales_output:
         yield _OUTPUT_SCALE, (1,)
+    if spec.inputs is not None:
+        yield f"{_GATE}.weight", (spec.inputs.features, hidden)
+        yield f"{_PROJECTION}.weight", (hidden, spec.inputs.features)
+        yield f"{_INPUT_NORM}.weight", (hidden,)
     if attention.head_norms is not None:
         for name, length in (("attn_q_norm", queries), ("attn_k_norm", keys)):
             if name == "attn_q_norm" or attention.projected != "q":
-                yield f"{name}.weight", (length if attention.head_norms == "joint" else attention.head_dim,)
+                yield f"{name}.weight", _shape_head_norm(attention, length)
+
+
+def _shape_head_norm(attention: Attention, columns: int) -> Shape:
+    """Shape of the norm of so many columns of heads."""
+    dim = attention.head_dim
+    return {"each": (dim,), "joint": (columns,), "layer": (columns // dim, dim)}[attention.head_norms or "each"]
 
 
 def _list_feed_forward(block: FeedForward, hidden: int, suffix: str = "") -> Iterator[tuple[str, Shape]]:
@@ -91,6 +107,13 @@ def name_experts(mixture: Mixture, hidden: int) -> dict[str, tuple[int, int]]:
 
 def _describe_shared(mixture: Mixture) -> FeedForward:
     return FeedForward(mixture.shared_features, mixture.activation, gated=mixture.gated)
+
+
+def list_inputs_tensors(spec: LayerInputs, layers: int, hidden: int, vocabulary: int) -> Iterator[tuple[str, Shape]]:
+    """Name and shape of each tensor that makes the inputs of all layers."""
+    yield f"{_TABLE}.weight", (vocabulary, layers * spec.features)
+    yield f"{_OF_STREAM}.weight", (layers * spec.features, hidden)
+    yield f"{_INPUTS_NORM}.weight", (spec.features,)
 
 
 def _list_product(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:
@@ -143,7 +166,9 @@ class LayerReader:
         else:
             other = self._read_feed_forward(prefix, feed_forward, norm, post_norm)
         scale = self._read_scale(prefix + _OUTPUT_SCALE) if spec.scales_output else 1.0
-        return Layer(block, other, spec.is_parallel, spec.residual_scale, scale)
+        own = None if spec.inputs is None else self._read_input(prefix, spec.inputs, spec.norms, index)
+        inputs = None if spec.inputs is None or index else self._read_inputs(spec.inputs)
+        return Layer(block, other, spec.is_parallel, spec.residual_scale, scale, own, inputs)
 
     def _read_feed_forward(
         self,
@@ -189,6 +214,26 @@ class LayerReader:
         bias = self._vector(f"{name}.bias") if norms.bias else None
         return NormWeight(self._vector(f"{name}.weight"), norms.eps, norms.kind, bias)
 
+    def _read_input(self, prefix: str, spec: LayerInputs, norms: Norms, index: int) -> InputBlock:
+        """What a layer does with its own input."""
+        return make_input(
+            self._prepare(prefix, _GATE),
+            self._prepare(prefix, _PROJECTION),
+            spec.activation,
+            index * spec.features,
+            self.read_norm(prefix + _INPUT_NORM, norms),
+        )
+
+    def _read_inputs(self, spec: LayerInputs) -> InputsBlock:
+        """What makes the inputs of all layers. The table stays in its file."""
+        return make_inputs(
+            self._tensors[f"{_TABLE}.weight"],
+            self._prepare("", _OF_STREAM),
+            NormWeight(self._vector(f"{_INPUTS_NORM}.weight"), spec.eps),
+            table_scale=spec.table_scale,
+            scale=spec.scale,
+        )
+
     def _read_norms(
         self, prefix: str, spec: LayerSpec, names: tuple[str, str]
     ) -> tuple[NormWeight | None, NormWeight | None]:
@@ -202,7 +247,7 @@ class LayerReader:
             return None
         q = self._vector(f"{prefix}attn_q_norm.weight")
         k = q if attention.projected == "q" else self._vector(f"{prefix}attn_k_norm.weight")
-        return HeadNorms(q, k, norms.eps, attention.norms_values)
+        return HeadNorms(q, k, norms.eps, attention.norms_values, attention.head_norms)
 
     def _read_scale(self, name: str) -> float:
         scale = float(self._vector(name)[0])

@@ -31,6 +31,9 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 
 _MODEL_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
+    "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     "model.norm.weight": "output_norm.weight",
     "model.norm.bias": "output_norm.bias",
     "lm_head.weight": "output.weight",
@@ -45,6 +48,9 @@ _LAYER_NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "layer_scalar": "layer_output_scale",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -195,7 +201,7 @@ def _two_sizes_metadata(config: ModelConfig) -> dict[str, object]:
         "attention.shared_kv_layers": shared,
         "feed_forward_length": [config.ffn] * (config.layers - shared) + [config.shared_ffn or config.ffn] * shared,
         "rope.dimension_count_swa": window_dim,
-        "embedding_length_per_layer_input": 0,
+        "embedding_length_per_layer_input": config.input_features or 0,
     }
 
 

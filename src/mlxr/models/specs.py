@@ -13,9 +13,8 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.layers.block import NormKind
 from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
-from mlxr.kernels.split_heads import Projected
+from mlxr.kernels.split_heads import HeadNormKind, Projected
 
-HeadNormKind = Literal["each", "joint"]  # every head by itself, or all heads of a token as one row
 NormPlaces = Literal["before", "after", "both"]  # of a block: its input is normed, what it adds to the stream, or both
 
 
@@ -110,6 +109,22 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """What every layer gets of each token besides the stream: `features` of its own, which it adds in the end.
+
+    They are the sum, times `scale`, of the token's row in a table, times `table_scale`, and of a product of its
+    embedding, after a norm with `eps`. By them the layer multiplies what the activation makes of a product of the
+    stream.
+    """
+
+    features: int
+    activation: Activation
+    table_scale: float
+    scale: float
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One layer: its two blocks after one another, or side by side after one norm."""
 
@@ -119,3 +134,4 @@ class LayerSpec:
     is_parallel: bool = False
     residual_scale: float = 1.0
     scales_output: bool = False  # by a number of its own
+    inputs: LayerInputs | None = None  # the same in all layers

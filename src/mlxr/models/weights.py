@@ -10,7 +10,7 @@ from mlxr.kernels.sources import Stack
 from mlxr.kernels.tensor import TensorSource, read_vector
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer import Shape, list_tensors
+from mlxr.models.layer import Shape, list_inputs_tensors, list_tensors
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from mlxr.models.specs import LayerSpec, Mixture
 
@@ -30,6 +30,9 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
         expected["output_norm.bias"] = (config.hidden,)
     if not config.tied_embeddings:
         expected["output.weight"] = table
+    inputs = config.layer_specs[0].inputs
+    if inputs is not None:
+        expected |= list_inputs_tensors(inputs, config.layers, config.hidden, config.vocab_size)
     for index, layer in enumerate(config.layer_specs):
         for part, shape in _list_stored(layer, config).items():
             expected[f"blk.{index}.{part}"] = shape

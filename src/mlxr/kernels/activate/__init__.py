@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from mlxr.kernels.checks import check_floats, refuse
+from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import FloatArray
@@ -18,8 +18,18 @@ ALWAYS_GATED = "clamped_swiglu"
 CHOICE = Choice(__name__)
 
 
-def activate(ctx: Context, gate_up: FloatArray, kind: Activation = "silu", *, gated: bool = True) -> FloatArray:
+def activate(
+    ctx: Context,
+    gate_up: FloatArray,
+    kind: Activation = "silu",
+    *,
+    gated: bool = True,
+    up: FloatArray | None = None,
+    first: int = 0,
+) -> FloatArray:
     """act(first half) * second half: (T, 2n) to (T, n); if it is not `gated`, act(gate_up), of the same shape.
+
+    With `up` (T, m), what is not gated is multiplied by its n columns from `first` on.
 
     `silu` is x / (1 + exp(-x)); `gelu_tanh` is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x³))); `gelu_erf` is
     x/2 * (1 + erf(x / sqrt(2))); `relu_squared` is max(x, 0)². `clamped_swiglu` (gpt-oss) is x / (1 + exp(-1.702 x)) of
@@ -30,10 +40,21 @@ def activate(ctx: Context, gate_up: FloatArray, kind: Activation = "silu", *, ga
         refuse("activate", "columns of gate_up", gate_up.shape[1], "an even number")
     if kind not in ACTIVATIONS:
         refuse("activate", "kind", repr(kind), f"one of {', '.join(ACTIVATIONS)}")
-    if kind == ALWAYS_GATED and not gated:
+    if kind == ALWAYS_GATED and not gated and up is None:
         refuse("activate", "kind", repr(kind), "a kind without a gate")
+    if up is not None:
+        _check_up(gate_up, up, first, gated)
     name, implementation = CHOICE.pick(ctx.device)
     if name == REFERENCE:
-        ctx.ledger.count("activate", name, kind if gated else f"{kind}+ungated")
-    result: FloatArray = implementation.activate(ctx, gate_up, kind, gated)
+        ctx.ledger.count("activate", name, kind if gated or up is not None else f"{kind}+ungated")
+    result: FloatArray = implementation.activate(ctx, gate_up, kind, gated, up, first)
     return result
+
+
+def _check_up(gate: FloatArray, up: FloatArray, first: int, gated: bool) -> None:
+    check_floats("activate", "up", up, 2)
+    if gated:
+        refuse("activate", "up", f"of shape {up.shape}", "None, as gate_up is gated")
+    check_size("activate", "rows of up", up.shape[0], gate.shape[0])
+    if not 0 <= first <= up.shape[1] - gate.shape[1]:
+        refuse("activate", "first", first, f"so that {gate.shape[1]} of {up.shape[1]} columns follow")

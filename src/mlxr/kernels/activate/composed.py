@@ -6,12 +6,16 @@ import math
 from typing import Any
 
 
-def compose(mx: Any, gate_up: Any, kind: str, gated: bool) -> Any:
-    """act(first half) * second half, or act(gate_up)."""
-    if not gated:
-        return _act(mx, gate_up, kind)
-    half = gate_up.shape[1] // 2
-    gate, up = gate_up[:, :half], gate_up[:, half:]
+def compose(mx: Any, gate_up: Any, kind: str, gated: bool, up: Any, first: int) -> Any:
+    """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
+    gate = gate_up
+    if gated:
+        half = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :half], gate_up[:, half:]
+    elif up is not None:
+        up = up[:, first : first + gate.shape[1]]
+    if up is None:
+        return _act(mx, gate, kind)
     if kind == "clamped_swiglu":
         up = mx.clip(up, -7.0, 7.0) + 1
     return _act(mx, gate, kind) * up

@@ -13,29 +13,33 @@ from mlxr.kernels.linear.extras import GATES
 from mlxr.kernels.linear.gpu import can_gate, gate_product
 
 THREADS = 256
-GATE = Kernel("activate", Path(__file__).parent, "gate.body", ("gate_up", "sizes"), ("out",), ("../linear/gate.h",))
+GATE = Kernel("activate", Path(__file__).parent, "gate.body", ("gate", "up", "sizes"), ("out",), ("../linear/gate.h",))
 KERNELS = (GATE,)
 
 
-def activate(ctx: Context, gate_up: Any, kind: str, gated: bool) -> Any:
-    """act(first half) * second half, or act(gate_up)."""
+def activate(ctx: Context, gate_up: Any, kind: str, gated: bool, up: Any, first: int) -> Any:
+    """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
     gpu, (rows, columns) = ctx.gpu, gate_up.shape
     if gated:
         columns //= 2
         if isinstance(gate_up, Deferred) and gate_up.is_open and can_gate(ctx, gate_up.parts):
             return gate_product(ctx, gate_up.parts, kind)
-    gate_up = settle(gate_up)
+    gate_up, up = settle(gate_up), settle(up)
+    times = gated or up is not None
     if gpu.launcher is None:
-        variant = kind if gated else f"{kind}+ungated"
-        return gpu.watch.run_mlx("activate", variant, lambda: compose(gpu.mx, gate_up, kind, gated), gate_up)
-    width = 8 if columns % 8 == 0 else 1
+        variant = kind if times else f"{kind}+ungated"
+        return gpu.watch.run_mlx("activate", variant, lambda: compose(gpu.mx, gate_up, kind, gated, up, first), gate_up)
+    if gated:
+        up, first = gate_up, columns
+    up_columns = gate_up.shape[1] if up is None else up.shape[1]
+    width = 8 if columns % 8 == first % 8 == up_columns % 8 == 0 else 1
     (out,) = gpu.launcher.launch(
         GATE,
-        [gate_up, gpu.launcher.numbers(columns)],
+        [gate_up, gate_up if up is None else up, gpu.launcher.numbers(columns, gate_up.shape[1], up_columns, first)],
         groups=(-(-columns // (THREADS * width)), rows, 1),
         threads=THREADS,
         outputs=[((rows, columns), gpu.operands)],
-        constants={"KIND": GATES[kind], "GATED": int(gated), "N": width},
+        constants={"KIND": GATES[kind], "GATED": int(times), "N": width},
         types={"Y": gpu.operands},
     )
     return out

@@ -17,13 +17,18 @@ _CLAMPED_SLOPE, _CLAMPED_LIMIT = np.float32(1.702), np.float32(7)
 _ERF = np.frompyfunc(math.erf, 1, 1)
 
 
-def activate(ctx: Context, gate_up: FloatArray, kind: str, gated: bool) -> FloatArray:
-    """act(first half) * second half, or act(gate_up)."""
-    act = _KINDS[kind]
-    if not gated:
-        return act(gate_up)
-    half = gate_up.shape[1] // 2
-    gate, up = gate_up[:, :half], gate_up[:, half:]
+def activate(
+    ctx: Context, gate_up: FloatArray, kind: str, gated: bool, up: FloatArray | None, first: int
+) -> FloatArray:
+    """act(first half) * second half, or act(gate_up), perhaps times columns of `up`."""
+    act, gate = _KINDS[kind], gate_up
+    if gated:
+        half = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :half], gate_up[:, half:]
+    elif up is not None:
+        up = up[:, first : first + gate.shape[1]]
+    if up is None:
+        return act(gate)
     if kind == "clamped_swiglu":
         up = np.clip(up, -_CLAMPED_LIMIT, _CLAMPED_LIMIT) + np.float32(1)
     return act(gate) * up

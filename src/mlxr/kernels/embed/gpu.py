@@ -22,10 +22,10 @@ KERNELS = (PICK,)
 def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> Any:
     """Rows `token_ids` of `table` in f32."""
     gpu = ctx.gpu
-    if gpu.launcher is None and table.type_name not in FLOATS:
+    if not is_placed(ctx, table):
         ctx.ledger.count("embed", HOST, table.type_name)
         return gpu.mx.array(np.concatenate([table.to_float32(i, i + 1) for i in token_ids.tolist()]))
-    ids, upload = gpu.place_ids(token_ids), gpu.table(table, arrange_blocks)
+    ids, upload = gpu.place_ids(token_ids), hold_table(ctx, table)
     if table.type_name in FLOATS and gpu.launcher is None:
         return gpu.watch.run_mlx(
             "embed", table.type_name, lambda: gpu.mx.take(upload.array, ids, axis=0).astype(gpu.mx.float32), ids
@@ -33,6 +33,16 @@ def embed(ctx: Context, token_ids: IntArray, table: TensorSource) -> Any:
     if table.type_name in FLOATS:
         return _pick_floats(ctx, upload.array, ids)
     return pick_blocks(ctx, upload, table, ids, gpu.mx.float32)
+
+
+def is_placed(ctx: Context, table: TensorSource) -> bool:
+    """Whether rows of the table are looked up on the device, where all of it must be then."""
+    return ctx.gpu.launcher is not None or table.type_name in FLOATS
+
+
+def hold_table(ctx: Context, table: TensorSource) -> Any:
+    """The table on the device, where it stays."""
+    return ctx.gpu.table(table, arrange_blocks)
 
 
 def _pick_floats(ctx: Context, table: Any, ids: Any) -> Any:

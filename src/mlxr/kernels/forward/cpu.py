@@ -24,7 +24,6 @@ def forward(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     ctx.module.forward(
         ctx.native,
         model.layers.payload,
-        batch.token_ids,
         model.table.type_name,
         model.table.data,
         norm.weight,

@@ -29,15 +29,15 @@ def layer_norm(
     weight + bias.
 
     x and residual are (T, n), weight and bias (n,). The mean is that of each row, and the deviation the root of the
-    mean square of the differences from it plus eps. Inputs are left as they are; x may be a view and the
-    sum scaled as in `rms_norm`.
+    mean square of the differences from it plus eps. Of a weight (m, n), row i % m is for row i of x. Inputs are left as
+    they are; x may be a view and the sum scaled as in `rms_norm`.
     """
     scales = Scales(residual_scale, sum_scale)
     x = check_rows("layer_norm", x, residual, scales)
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None:
-            check_floats("layer_norm", name, vector, 1)
-            check_size("layer_norm", f"length of {name}", vector.shape[0], x.shape[1])
+            check_floats("layer_norm", name, vector, 2 if name == "weight" and vector.ndim == 2 else 1)
+            check_size("layer_norm", f"length of {name}", vector.shape[-1], x.shape[1])
     if not x.shape[0]:
         return x, x
     name, implementation = CHOICE.pick(ctx.device)

@@ -20,5 +20,6 @@ def layer_norm(
     """(summed - mean) / sqrt(variance + eps) * weight + bias, and summed."""
     normed = empty(ctx, *x.shape)
     summed = None if residual is None else empty(ctx, *x.shape)
-    ctx.module.layer_norm(ctx.native, x, weight, bias, eps, residual, normed, summed, scales.residual, scales.total)
+    weights = weight.reshape(-1, x.shape[1])
+    ctx.module.layer_norm(ctx.native, x, weights, bias, eps, residual, normed, summed, scales.residual, scales.total)
     return normed, x if summed is None else summed

@@ -21,10 +21,16 @@ def layer_norm(
     if gpu.launcher is None:
         summed = scales.add(x, settle(residual))
         variant = "f32" if residual is None else "f32+residual"
-        normed = gpu.watch.run_mlx(
-            "layer_norm", variant, lambda: gpu.mx.fast.layer_norm(summed, gain, shift, eps), summed
-        )
-        return normed, summed
+        return gpu.watch.run_mlx(
+            "layer_norm", variant, lambda: _compose(gpu.mx, summed, gain, shift, eps), summed
+        ), summed
     if not scales.change:
         x, residual = join_product(ctx, x, residual)
     return launch_norm(ctx, x, gain, shift, eps, settle(residual), scales, is_centred=True)
+
+
+def _compose(mx: Any, x: Any, gain: Any, shift: Any, eps: float) -> Any:
+    if gain.ndim == 1:
+        return mx.fast.layer_norm(x, gain, shift, eps)
+    normed = mx.fast.layer_norm(x, None, None, eps) * gain[mx.arange(x.shape[0]) % gain.shape[0]]
+    return normed if shift is None else normed + shift

@@ -23,5 +23,7 @@ def layer_norm(
     summed = scales.add(x, residual)
     centred = summed - summed.mean(axis=1, keepdims=True)
     variance: FloatArray = np.square(centred).mean(axis=1, keepdims=True)
+    if weight.ndim == 2:
+        weight = weight[np.arange(len(x)) % len(weight)]
     normed: FloatArray = centred / np.sqrt(variance + np.float32(eps)) * weight
     return normed if bias is None else normed + bias, summed

@@ -13,17 +13,28 @@ from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
-from mlxr.kernels.layers.block import AttentionBlock, FeedForwardBlock, Layer, Layers, MixtureBlock, NormWeight
+from mlxr.kernels.layers.block import (
+    AttentionBlock,
+    FeedForwardBlock,
+    InputBlock,
+    InputsBlock,
+    Layer,
+    Layers,
+    MixtureBlock,
+    NormWeight,
+)
 from mlxr.kernels.layers.operators import list_operators
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.moe import Experts, Router
 from mlxr.kernels.split_heads import HeadNorms, Projected
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.tensor import FloatArray, TensorSource
 
 __all__ = [
     "AttentionBlock",
     "FeedForwardBlock",
+    "InputBlock",
+    "InputsBlock",
     "Layer",
     "Layers",
     "MixtureBlock",
@@ -32,6 +43,8 @@ __all__ = [
     "list_operators",
     "make_attention",
     "make_feed_forward",
+    "make_input",
+    "make_inputs",
     "make_mixture",
     "prepare_layers",
     "run_layers",
@@ -140,6 +153,37 @@ def make_mixture(
         check_size("mixture", "in_features of the shared gate", shared_gate.in_features, hidden)
         check_size("mixture", "columns of the shared gate", shared_gate.out_features, 1)
     return MixtureBlock(norm, router_weight, router, experts, shared, shared_gate)
+
+
+def make_inputs(
+    table: TensorSource, projection: LinearWeight, norm: NormWeight, *, table_scale: float, scale: float
+) -> InputsBlock:
+    """What makes the inputs of all layers, for each as many as the norm is long.
+
+    Raises ValueError for shapes that do not fit.
+    """
+    columns, features = projection.out_features, norm.weight.shape[0]
+    check_size("layer_inputs", f"columns of table {table.name}", table.shape[1], columns)
+    if not features or columns % features:
+        refuse("layer_inputs", "length of norm", features, f"a divisor of the {columns} columns")
+    _check_norms("layer_inputs", features, norm)
+    return InputsBlock(table, projection, norm, columns // features, table_scale, scale)
+
+
+def make_input(
+    gate: LinearWeight,
+    projection: LinearWeight,
+    activation: Activation,
+    first: int,
+    post_norm: NormWeight | None = None,
+) -> InputBlock:
+    """How a layer takes its input, the columns of all inputs from `first` on. Raises ValueError as above."""
+    check_size("layer_input", "columns of gate", gate.out_features, projection.in_features)
+    check_size("layer_input", "columns of projection", projection.out_features, gate.in_features)
+    _check_norms("layer_input", projection.out_features, post_norm)
+    if activation not in ACTIVATIONS:
+        refuse("layer_input", "activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}")
+    return InputBlock(gate, projection, activation, first, post_norm)
 
 
 def _check_norms(block: str, columns: int, *norms: NormWeight | None) -> None:

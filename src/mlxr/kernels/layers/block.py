@@ -9,7 +9,7 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.moe import Experts, Router
 from mlxr.kernels.split_heads import HeadNorms, Projected
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.tensor import FloatArray, TensorSource
 
 NormKind = Literal["rms", "layer"]
 
@@ -90,10 +90,43 @@ class MixtureBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class InputsBlock:
+    """What makes the inputs of all `layers`, beside the stream: an embedding of its own for each of them.
+
+    Rows of the `table` (vocabulary, layers * features) are multiplied by `table_scale`. To these is added what
+    `projection` makes of the stream, after `norm` (features,) has normed the part of each layer; the sum is multiplied
+    by `scale`.
+    """
+
+    table: TensorSource
+    projection: LinearWeight
+    norm: NormWeight
+    layers: int
+    table_scale: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputBlock:
+    """How a layer adds its own input to the stream, in the end.
+
+    The stream goes through `gate` and the activation, is multiplied by the input, which are the columns of all inputs
+    from `first` on, goes through `projection`, and is normed by `post_norm`, if there is one.
+    """
+
+    gate: LinearWeight
+    projection: LinearWeight
+    activation: Activation
+    first: int
+    post_norm: NormWeight | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """The two blocks of a layer, one after the other, or side by side (`is_parallel`) after the norm of the first.
 
     What each block adds to the stream is multiplied by `residual_scale`, and the stream after both by `output_scale`.
+    Before that the layer may add its own `input`; before the first layer, `inputs` makes those of all.
     """
 
     attention: AttentionBlock
@@ -101,6 +134,8 @@ class Layer:
     is_parallel: bool = False
     residual_scale: float = 1.0
     output_scale: float = 1.0
+    input: InputBlock | None = None
+    inputs: InputsBlock | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from mlxr.kernels.layers.operators import (
     Norm,
     Operator,
     Product,
+    Rows,
     Scale,
     SplitHeads,
     Sum,
@@ -53,26 +54,28 @@ def _describe(block: AttentionBlock) -> tuple[object, ...]:
 
 def _append(native: Any, operator: Operator) -> None:
     match operator:
-        case Norm(weight, source, target):
-            native.append_norm(weight.weight, weight.bias, weight.eps, weight.kind == "layer", source, target)
+        case Norm(weight, source, target, parts):
+            native.append_norm(weight.weight, weight.bias, weight.eps, weight.kind == "layer", source, target, parts)
         case Product(weight, source, target):
             native.append_product(weight.payload, source, target)
         case SplitHeads(block):
             norms = block.head_norms
-            q_norm, k_norm, eps, values = (None, None, 0.0, False)
+            q_norm, k_norm, eps, values, kind = None, None, 0.0, False, "each"
             if norms is not None:
-                q_norm, k_norm, eps, values = norms.q, norms.k, norms.eps, norms.values
-            native.append_split_heads(q_norm, k_norm, eps, values, block.projected)
+                q_norm, k_norm, eps, values, kind = norms.q, norms.k, norms.eps, norms.values, norms.kind
+            native.append_split_heads(q_norm, k_norm, eps, values, block.projected, kind)
         case Attend():
             native.append_attend()
-        case Activate(kind, features):  # gated when `x` has more columns
-            native.append_activate(kind, features)
+        case Activate(kind, features, first=first):  # gated when `x` has more columns
+            native.append_activate(kind, features, first)
         case Sum(factor):
             native.append_sum(factor)
         case Scale(factor, target):
             native.append_scale(factor, target)
-        case Join():
-            native.append_join()
+        case Join(target, factor):
+            native.append_join(factor, target)
+        case Rows(table, target):
+            native.append_rows(table.type_name, table.data, table.shape[1], target)
         case _:
             raise DeviceError("models with experts run on the reference device alone: use --device reference")
 
@@ -92,6 +95,7 @@ def list_arrays(step: StepInput) -> tuple[object, ...]:
     """A step's arrays in the order in which native calls take them."""
     batch = step.batch
     return (
+        batch.token_ids,
         step.k_pools,
         step.v_pools,
         batch.positions,

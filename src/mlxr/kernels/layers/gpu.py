@@ -7,10 +7,11 @@ is replayed. In other steps the device starts on the first layers while the host
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.embed.gpu import hold_table, is_placed
 from mlxr.kernels.gpu.device import MAX_STARTED
 from mlxr.kernels.layers.block import Layer, Layers
 from mlxr.kernels.layers.operators import (
@@ -23,10 +24,12 @@ from mlxr.kernels.layers.operators import (
     Operator,
     Product,
     Route,
+    Rows,
     Scale,
     SplitHeads,
     Sum,
     list_operators,
+    make_inputs,
 )
 from mlxr.kernels.layers.reference import Programs, Registers, run_layer
 from mlxr.kernels.layers.step import StepInput
@@ -39,7 +42,7 @@ STREAM_BYTES = 4  # the residual stream is f32
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Bytes for each token: of all arrays that one layer makes, and of those that it takes from the layer before."""
+    """Bytes for each token: of all arrays that one layer makes, and of those that it takes from what was before."""
 
     layer: int
     before: int
@@ -54,12 +57,17 @@ class Payload:
 
 
 def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
-    """The operators of the layers, and the memory that they will need."""
+    """The operators of the layers, and the memory that they will need; tables are put on the device."""
     gpu, programs = ctx.gpu, tuple(map(list_operators, layers))
     sizes = Sizes(gpu.activations.size, gpu.operands.size, 2 if gpu.narrow else 4)
-    most = max((count_layer_bytes(program, sizes) for program in programs), default=0)
+    most = max((count_layer_bytes(list_operators(replace(layer, inputs=None)), sizes) for layer in layers), default=0)
     hidden = max((layer.attention.qkv.in_features for layer in layers), default=0)
-    return Payload(programs, TokenBytes(most, hidden * (2 * STREAM_BYTES + gpu.activations.size)))
+    before = hidden * (2 * STREAM_BYTES + gpu.activations.size)
+    for block in (layer.inputs for layer in layers if layer.inputs is not None):
+        before += count_layer_bytes(tuple(make_inputs(block)), sizes)
+        if is_placed(ctx, block.table):
+            hold_table(ctx, block.table)  # now, as the first step counts with the memory that is left
+    return Payload(programs, TokenBytes(most, before))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,8 @@ class Sizes:
 
 def count_layer_bytes(program: Sequence[Operator], sizes: Sizes) -> int:
     """Bytes of all that a layer makes for one token of a long prompt, its keys and values gathered for attention."""
-    columns = max(len(operator.weight.weight) for operator in program if isinstance(operator, Norm))  # of the stream
+    # of the stream, or of the inputs
+    columns = max(len(operator.weight.weight) * operator.parts for operator in program if isinstance(operator, Norm))
     return sum(count_operator_bytes(operator, sizes, columns) for operator in program)
 
 
@@ -81,8 +90,8 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
     """Bytes of all that an operator makes for one token; the stream has so many columns."""
     result, operand, cast = sizes.result, sizes.operand, sizes.cast
     match operator:
-        case Norm(weight):
-            return len(weight.weight) * (operand + STREAM_BYTES)
+        case Norm(weight, parts=parts):
+            return len(weight.weight) * parts * (operand + STREAM_BYTES)
         case Product(weight):
             return count_product_bytes(weight, result, operand, cast)
         case SplitHeads(block):
@@ -101,6 +110,8 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             up, down = experts.up[0], experts.down[0]
             inner = count_product_bytes(up, result, operand, cast) + down.in_features * operand
             return used * (inner + count_product_bytes(down, result, operand, cast)) + columns * STREAM_BYTES
+        case Rows(table):
+            return table.shape[1] * STREAM_BYTES
 
 
 def count_product_bytes(weight: LinearWeight, result_bytes: int, operand_bytes: int, cast_bytes: int) -> int:

@@ -3,7 +3,8 @@
 Operators read and write registers. `stream` (T, hidden) is the residual stream and `delta` what is still to be added to
 it, which the next norm of the stream does in passing. `normed` is what blocks begin with, `x` what they pass on from
 operator to operator, and `other` what a block beside another one adds to the stream. `chosen` and `shares` (T, used)
-are the experts of each token and their shares.
+are the experts of each token and their shares. `inputs` (T, layers * features) is what each layer gets of each token
+besides the stream, where a model has such embeddings (Gemma 4 E2B and E4B).
 """
 
 from __future__ import annotations
@@ -13,21 +14,31 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.kernels.activate import Activation
-from mlxr.kernels.layers.block import AttentionBlock, FeedForwardBlock, Layer, MixtureBlock, NormWeight
+from mlxr.kernels.layers.block import (
+    AttentionBlock,
+    FeedForwardBlock,
+    InputBlock,
+    InputsBlock,
+    Layer,
+    MixtureBlock,
+    NormWeight,
+)
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.moe import Experts, Router
+from mlxr.kernels.tensor import TensorSource
 
-Register = Literal["stream", "normed", "x", "delta", "other"]
+Register = Literal["stream", "normed", "x", "delta", "other", "inputs"]
 Routes = Literal["chosen", "shares"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
-    """Norm `source` into `target`; to the stream its delta is added first."""
+    """Norm `source` into `target`, each of so many `parts` of a row alone; to the stream its delta is added first."""
 
     weight: NormWeight
     source: Register
     target: Register
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,11 +73,15 @@ class Attend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activate:
-    """Apply the activation to `x`: to the gate before `features` others, or to these themselves."""
+    """Apply the activation to `x`: to the gate before `features` others, or to these themselves.
+
+    With `first` they are then multiplied by the columns of `inputs` from that one on.
+    """
 
     kind: Activation
     features: int
     is_gated: bool
+    first: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +94,10 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Join:
-    """Add `other` to the delta."""
+    """Add `other` to `target`, and multiply the sum by `factor`."""
+
+    target: Register = "delta"
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,24 +124,36 @@ class GateRows:
     target: Register
 
 
-Operator = Norm | Sum | Product | SplitHeads | Attend | Activate | Scale | Join | Route | Mix | GateRows
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Look up the rows of a table that the ids of the tokens name, into `target`."""
+
+    table: TensorSource
+    target: Register
+
+
+Operator = Norm | Sum | Product | SplitHeads | Attend | Activate | Scale | Join | Rows | Route | Mix | GateRows
 
 
 def list_operators(layer: Layer) -> tuple[Operator, ...]:
     """All operators of a layer."""
     factor, total = layer.residual_scale, layer.output_scale
+    before = () if layer.inputs is None else tuple(make_inputs(layer.inputs))
     last = () if total == 1.0 else (Sum(total),)
+    if layer.input is not None:
+        last = (*_take_input(layer.input), *last)
     if layer.is_parallel:
         attention, feed_forward = layer.attention, layer.feed_forward
         first, source = _begin(attention.norm)
         return (
+            *before,
             *first,
             *_attend(attention, source, "delta", factor),
             *_feed_forward(feed_forward, source, "other", factor),
             Join(),
             *last,
         )
-    return (*_one_after_the_other(layer.attention, layer.feed_forward, factor), *last)
+    return (*before, *_one_after_the_other(layer.attention, layer.feed_forward, factor), *last)
 
 
 def _one_after_the_other(
@@ -135,6 +165,23 @@ def _one_after_the_other(
     first, source = _begin(feed_forward.norm)
     yield from first
     yield from _feed_forward(feed_forward, source, "delta", factor)
+
+
+def make_inputs(block: InputsBlock) -> Iterator[Operator]:
+    """What makes the inputs of all layers, before the first one."""
+    yield Rows(block.table, "other")
+    yield Scale(block.table_scale, "other")
+    yield Product(block.projection, "stream", "x")
+    yield Norm(block.norm, "x", "inputs", block.layers)
+    yield Join("inputs", block.scale)
+
+
+def _take_input(block: InputBlock) -> Iterator[Operator]:
+    """What a layer adds to the stream of its own input."""
+    yield Sum()
+    yield Product(block.gate, "stream", "x")
+    yield Activate(block.activation, block.gate.out_features, is_gated=False, first=block.first)
+    yield from _end(block.projection, block.post_norm, "delta", 1.0)
 
 
 def _begin(norm: NormWeight | None) -> tuple[tuple[Operator, ...], Register]:
@@ -197,12 +244,16 @@ def count_weight_bytes(operator: Operator) -> int:
             return block.head_norms.q.nbytes + block.head_norms.k.nbytes
         case Mix(experts):
             return experts.nbytes
+        case Rows(table):
+            return table.nbytes
         case _:
             return 0
 
 
 def count_step_bytes(operator: Operator) -> int:
-    """Bytes of the weights that an operator reads in a step of one token."""
+    """Bytes of the weights that an operator reads in a step of one token, a row of a table aside."""
+    if isinstance(operator, Rows):
+        return 0
     nbytes = count_weight_bytes(operator)
     return nbytes * operator.used // len(operator.experts.up) if isinstance(operator, Mix) else nbytes
 

@@ -8,6 +8,7 @@ from mlxr.kernels.activate import activate
 from mlxr.kernels.add import add
 from mlxr.kernels.attend import attend
 from mlxr.kernels.context import Context
+from mlxr.kernels.embed import embed
 from mlxr.kernels.gate_heads import gate_heads
 from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.layers.block import Layer, Layers, NormWeight
@@ -23,6 +24,7 @@ from mlxr.kernels.layers.operators import (
     Register,
     Route,
     Routes,
+    Rows,
     Scale,
     SplitHeads,
     Sum,
@@ -32,6 +34,7 @@ from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import linear
 from mlxr.kernels.moe import mix, route
 from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.rows import cut_rows
 from mlxr.kernels.scale import scale
 from mlxr.kernels.split_heads import split_heads
 from mlxr.kernels.tensor import FloatArray
@@ -60,6 +63,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
     k_pool, v_pool, batch = step.k_pools[index], step.v_pools[index], step.batch
     for operator in operators:
         match operator:
+            case Norm(weight, source, target, parts) if parts > 1:
+                registers[target] = norm_parts(ctx, take(registers, source), weight, parts)
             case Norm(weight, source, target):
                 added = registers["delta"] if source == "stream" else None
                 registers[target], summed = norm(ctx, take(registers, source), weight, added)
@@ -91,16 +96,21 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                     softcap=block.softcap,
                     sinks=block.sinks,
                 )
-            case Activate(kind, _, is_gated):
+            case Activate(kind, _, is_gated, None):
                 registers["x"] = activate(ctx, take(registers, "x"), kind, gated=is_gated)
+            case Activate(kind, first=int(first)):
+                inputs = take(registers, "inputs")
+                registers["x"] = activate(ctx, take(registers, "x"), kind, gated=False, up=inputs, first=first)
             case Sum(factor):
                 if registers["delta"] is not None:
                     registers["stream"] = add(ctx, take(registers, "stream"), registers["delta"], factor)
                 registers["delta"] = None
             case Scale(factor, target):
                 registers[target] = scale(ctx, take(registers, target), factor)
-            case Join():
-                registers["delta"] = add(ctx, take(registers, "delta"), take(registers, "other"))
+            case Join(target, factor):
+                registers[target] = add(ctx, take(registers, target), take(registers, "other"), factor)
+            case Rows(table, target):
+                registers[target] = embed(ctx, batch.token_ids, table)
             case Route(router):
                 registers["chosen"], registers["shares"] = route(ctx, take(registers, "x"), router)
             case Mix(experts, _, source, target):
@@ -117,6 +127,13 @@ def norm(
     if weight.kind == "layer":
         return layer_norm(ctx, x, weight.weight, weight.eps, residual, bias=weight.bias)
     return rms_norm(ctx, x, weight.weight, weight.eps, residual)
+
+
+def norm_parts(ctx: Context, x: FloatArray, weight: NormWeight, parts: int) -> FloatArray:
+    """The norm of each of so many equal parts of the rows of x."""
+    rows, columns = x.shape
+    normed, _ = norm(ctx, cut_rows(x, rows * parts, columns // parts), weight)
+    return cut_rows(normed, rows, columns)
 
 
 def take(registers: Registers, name: Register) -> FloatArray:

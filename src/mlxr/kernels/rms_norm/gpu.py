@@ -56,14 +56,16 @@ def launch_norm(
     is_centred: bool = False,
 ) -> tuple[Any, Any]:
     """Norm x plus `residual` (rows, columns), or shares of it (shares, rows, columns), after its mean was taken away if
-    it is to be centred; also return the sum. `gain` and `shift` are the weight and the bias on the device."""
+    it is to be centred; also return the sum. `gain` and `shift` are the weight, which may have several rows, and the
+    bias on the device."""
     gpu, (rows, columns) = ctx.gpu, x.shape
     width, shares = 8 if columns % 8 == 0 else 1, 0
     if residual is not None:
         shares = residual.shape[0] if residual.ndim == 3 else 1
     numbers = gpu.launcher.numbers
     sizes = numbers(columns, rows if shares > 1 else 0)
-    flags = {"WEIGHT": int(gain is not None), "BIAS": int(shift is not None), "SCALED": int(scales.change)}
+    gains = 0 if gain is None else 1 if gain.ndim == 1 else gain.shape[0]
+    flags = {"WEIGHT": gains, "BIAS": int(shift is not None), "SCALED": int(scales.change)}
     gain, shift = (numbers(0.0) if vector is None else vector for vector in (gain, shift))
     normed, summed = gpu.launcher.launch(
         NORM,

@@ -16,10 +16,11 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.tensor import FloatArray, PoolArray, pool_head_dim
 
-__all__ = ["PROJECTED", "HeadNorms", "Projected", "split_heads"]
+__all__ = ["PROJECTED", "HeadNormKind", "HeadNorms", "Projected", "split_heads"]
 
 Projected = Literal["qkv", "qk", "q"]
 PROJECTED: tuple[str, ...] = get_args(Projected)
+HeadNormKind = Literal["each", "joint", "layer"]
 
 CHOICE = Choice(__name__)
 
@@ -28,25 +29,22 @@ CHOICE = Choice(__name__)
 class HeadNorms:
     """Weights by which queries and keys are normed, with `eps` as in `rms_norm`.
 
-    Weights (head_dim,) norm every head by itself, weights as long as all heads together norm these as one row. With
-    `values` every value head is normed, too, without a weight.
+    Of the kind "each", weights (head_dim,) norm every head by itself. Those of other kinds are as long as all heads:
+    "joint" norms these as one row, and "layer" gives each head a layer norm with a weight of its own. With `values`
+    every value head is normed, too, without a weight, as "each" does.
     """
 
     q: FloatArray
     k: FloatArray
     eps: float
     values: bool = False
-
-    def is_joint(self, heads: int, head_dim: int) -> bool:
-        """Whether the queries of a token, and its keys, are normed as one row."""
-        return heads > 1 and self.q.shape[0] == heads * head_dim
+    kind: HeadNormKind = "each"
 
     def check(self, heads: int, kv_heads: int, head_dim: int) -> None:
-        """Raise ValueError for weights that fit neither one head nor all together."""
-        joint = self.is_joint(heads, head_dim)
+        """Raise ValueError for weights that do not fit the heads."""
         for name, weight, count in (("q", self.q, heads), ("k", self.k, kv_heads)):
             check_floats("split_heads", f"norm of {name}", weight, 1)
-            wanted = count * head_dim if joint else head_dim
+            wanted = head_dim if self.kind == "each" else count * head_dim
             check_size("split_heads", f"length of the norm of {name}", weight.shape[0], wanted)
 
 

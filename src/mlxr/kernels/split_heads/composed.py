@@ -32,9 +32,9 @@ def compose(
     q, k = split[:, :heads], split[:, heads : heads + kv_heads]
     v = k if projected == "qk" else split[:, heads + kv_heads :]
     if norms is not None:
-        q = _norm(mx, q, gpu.hold(norms.q), norms.eps)
+        q = _norm(mx, q, gpu.hold(norms.q), norms)
         if projected != "q":
-            k = _norm(mx, k, gpu.hold(norms.k), norms.eps)
+            k = _norm(mx, k, gpu.hold(norms.k), norms)
             v = mx.fast.rms_norm(v, None, norms.eps) if norms.values else v
     cos, sin = (mx.take(gpu.hold(part), placed.positions, axis=0)[:, None] for part in (table.cos, table.sin))
     q = _rotate(mx, q, cos, sin, table)
@@ -53,9 +53,11 @@ def compose(
     return q
 
 
-def _norm(mx: Any, x: Any, weight: Any, eps: float) -> Any:
-    """Norm rows as long as the weight."""
-    return mx.fast.rms_norm(x.reshape(-1, weight.shape[0]), weight, eps).reshape(x.shape)
+def _norm(mx: Any, x: Any, weight: Any, norms: HeadNorms) -> Any:
+    """Norm rows as long as the weight, or each head by a weight of its own."""
+    if norms.kind == "layer":
+        return mx.fast.layer_norm(x, None, None, norms.eps) * weight.reshape(x.shape[1:])
+    return mx.fast.rms_norm(x.reshape(-1, weight.shape[0]), weight, norms.eps).reshape(x.shape)
 
 
 def _rotate(mx: Any, x: Any, cos: Any, sin: Any, table: RopeTable) -> Any:

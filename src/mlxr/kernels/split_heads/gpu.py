@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mlxr.kernels.split_heads import HeadNorms, Projected
 
 SIMD_GROUPS = 4
+NORMED = {"each": 1, "joint": 2, "layer": 3}
 HEADS = Kernel(
     "split_heads",
     Path(__file__).parent,
@@ -64,7 +65,7 @@ def split_heads(
     numbers = gpu.launcher.numbers
     none = numbers(0.0)
     pairs, lanes = choose_lanes(head_dim, table.rot_dim)
-    joint = norms is not None and norms.is_joint(heads, head_dim)
+    joint = norms is not None and norms.kind == "joint"
     tempered = table.query_factors is not None
     made_heads = heads if projected == "q" else heads + 2 * kv_heads
     (q,) = gpu.launcher.launch(
@@ -88,7 +89,7 @@ def split_heads(
         threads=LANES * SIMD_GROUPS,
         outputs=[((batch.tokens, heads, head_dim), gpu.activations)],
         constants={
-            "NORMED": 0 if norms is None else 2 if joint else 1,
+            "NORMED": 0 if norms is None else NORMED[norms.kind],
             "INTERLEAVED": int(table.interleaved),
             "N": pairs,
             "L": lanes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rope import RopeTable, rope
@@ -31,23 +32,27 @@ def split_heads(
     parts = qkv.reshape(len(qkv), -1, head_dim)
     q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
     if norms is not None:
-        q = _norm(ctx, q, norms.q, norms.eps)
+        q = _norm(ctx, q, norms.q, norms)
     rope(ctx, q, batch.positions, table, queries=True)
     if projected == "q":
         return q
     if projected == "qk":
         v = k.copy() if norms is None else k  # what is not normed is rotated in place
     if norms is not None:
-        k = _norm(ctx, k, norms.k, norms.eps)
+        k = _norm(ctx, k, norms.k, norms)
         if norms.values:
-            v = _norm(ctx, v, None, norms.eps)
+            v = _norm(ctx, v, None, norms)
     rope(ctx, k, batch.positions, table)
     write_pages(ctx, k, v, k_pool, v_pool, batch.slots)
     return q
 
 
-def _norm(ctx: Context, x: FloatArray, weight: FloatArray | None, eps: float) -> FloatArray:
+def _norm(ctx: Context, x: FloatArray, weight: FloatArray | None, norms: HeadNorms) -> FloatArray:
     """Norm rows as long as the weight, or each head."""
-    columns = x.shape[2] if weight is None else weight.shape[0]
-    normed, _ = rms_norm(ctx, x.reshape(-1, columns), weight, eps)
+    _, heads, head_dim = x.shape
+    if weight is not None and norms.kind == "layer":
+        normed, _ = layer_norm(ctx, x.reshape(-1, head_dim), weight.reshape(heads, head_dim), norms.eps)
+    else:
+        columns = head_dim if weight is None else weight.shape[0]
+        normed, _ = rms_norm(ctx, x.reshape(-1, columns), weight, norms.eps)
     return normed.reshape(x.shape)
