@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 CLIENTS := .venv-clients
-TEST_PAGE := $(BIN)/python -m pytest -n 2 -rs tests/page
+TEST_PAGE := $(BIN)/python -m pytest -n 2 --dist worksteal -rs tests/page
 DEMAND ?=
 THOROUGH ?=
 TEST_CLIENTS := $(CLIENTS)/bin/python -m pytest --confcutdir=tests/clients -W ignore tests/clients
@@ -29,7 +29,7 @@ run: $(VENV)/.installed ## build, then ask the demo model a question (PROMPT="..
 	@$(BIN)/mlxr run "$(PROMPT)"
 
 test: $(VENV)/.dev $(CLIENTS)/.installed ## all tests that need no peer engine (THOROUGH=--thorough: random ones at full length)
-	@$(BIN)/python -m pytest -n 2 $(THOROUGH)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(THOROUGH)
 	@$(TEST_PAGE) $(DEMAND)
 	@$(TEST_CLIENTS)
 

@@ -58,8 +58,11 @@ CONFIG, WEIGHTS_DATA = make_config(), make_weights()
 WEIGHTS = f"sha256:{hashlib.sha256(WEIGHTS_DATA).hexdigest()}"
 
 
-def watch(port: int, is_over: Event, found: Queue[list[float]]) -> None:
-    """Read answers until told to stop, in a process of its own; put the times between their tokens into `found`."""
+def watch(port: int, is_reading: Event, is_over: Event, found: Queue[list[float]]) -> None:
+    """Read answers until told to stop, in a process of its own; put the times between their tokens into `found`.
+
+    The first token sets `is_reading`, so that what happens from then on is seen, however short it is.
+    """
 
     async def read() -> list[float]:
         gaps: list[float] = []
@@ -72,6 +75,7 @@ def watch(port: int, is_over: Event, found: Queue[list[float]]) -> None:
                 now_s = time.perf_counter()
                 gaps.append(now_s - last_s)
                 last_s = now_s
+                is_reading.set()
             await asyncio.sleep(0.02)
         connection.close()
         return gaps
@@ -80,16 +84,22 @@ def watch(port: int, is_over: Event, found: Queue[list[float]]) -> None:
 
 
 class Watcher:
-    """The other client, for as long as the context lasts; then `gaps_s` are its times between two tokens, in order."""
+    """The other client, for as long as the context lasts; then `gaps_s` are its times between two tokens, in order.
+
+    The context begins when its first token has come; that token's time is among them, so there is at least one.
+    """
 
     def __init__(self, port: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._is_over, self._found = context.Event(), context.Queue()
-        self._process = context.Process(target=watch, args=(port, self._is_over, self._found))
+        self._is_reading, self._is_over, self._found = context.Event(), context.Event(), context.Queue()
+        self._process = context.Process(target=watch, args=(port, self._is_reading, self._is_over, self._found))
         self.gaps_s: list[float] = []
 
     def __enter__(self) -> Watcher:
         self._process.start()
+        if not self._is_reading.wait(timeout=60):
+            self._process.kill()
+            raise RuntimeError("the other client got no token within a minute")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -134,11 +134,17 @@ class Variant:
 
 
 @cache
+def read_prelude(target: Target) -> str:
+    """What the source of every kernel for `target` begins with."""
+    return "\n".join((Path(__file__).parent / name).read_text() for name in _PRELUDES[target])
+
+
+@cache
 def read_header(kernel: Kernel, target: Target) -> str:
     """The prelude of `target`, with the words of rings if inputs are boxed, and the kernel's own headers."""
-    preludes = _PRELUDES[target] + (_RINGS[target] if kernel.boxed else ())
-    parts = [*(Path(__file__).parent / name for name in preludes), *(kernel.folder / name for name in kernel.headers)]
-    return "\n".join(part.read_text() for part in parts)
+    rings = _RINGS[target] if kernel.boxed else ()
+    parts = [*(Path(__file__).parent / name for name in rings), *(kernel.folder / name for name in kernel.headers)]
+    return "\n".join([read_prelude(target), *(part.read_text() for part in parts)])
 
 
 @cache
