@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from amounts import choose_amount
 from fake_constraint import FakeConstraint, expect_constrained
-from fake_model import FULL, VOCABULARY, FakeConfig, FakeModel, fake_logits, make_engine
+from fake_model import FULL, STATE, VOCABULARY, FakeConfig, FakeModel, fake_logits, make_engine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -29,7 +29,6 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
-from mlxr.kernels.ragged import RaggedBatch
 
 PAGE_SIZE, MAX_TOKENS, MAX_WAITING = 4, 20, 6
 EXAMPLES, MOVES = choose_amount(200), 100
@@ -74,7 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
     def begin(self, spare_pages: int, stores: bool, kv_cache: str, chunk_tokens: int) -> None:
         self.folder = Path(tempfile.mkdtemp()) if stores and kv_cache == "paged" else None
         self.now = 0.0
-        self.fails = False
+        self.fails = ""
         self.kv_cache, self.chunk_tokens = kv_cache, chunk_tokens
         self.pages = 4 + spare_pages if kv_cache == "simple" else 12 + spare_pages  # the longest request needs 12
         self.requests: dict[int, tuple[tuple[int, ...], SamplingParams, int | None]] = {}
@@ -85,7 +84,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def open_engine(self) -> Engine:
         return make_engine(
-            FakeModel(FakeConfig(self.layers), on_forward=self.fail_if_told),
+            FakeModel(
+                FakeConfig(self.layers),
+                on_forward=lambda batch: self.fail_if_told("early"),
+                on_written=lambda batch: self.fail_if_told("late"),
+            ),
             pages=self.pages,
             page_size=PAGE_SIZE,
             max_batch_tokens=max(8, self.chunk_tokens),
@@ -98,8 +101,8 @@ class EngineMachine(RuleBasedStateMachine):
             clock=lambda: self.now,
         )
 
-    def fail_if_told(self, batch: RaggedBatch) -> None:
-        if self.fails:
+    def fail_if_told(self, moment: str) -> None:
+        if self.fails == moment:
             raise RuntimeError("told to fail")
 
     @rule(
@@ -112,6 +115,7 @@ class EngineMachine(RuleBasedStateMachine):
         divisor=st.sampled_from([None, None, 2, 7]),
         uses_cache=st.sampled_from([True, True, False]),
         client=st.sampled_from([None, "a", "a", "b"]),
+        boundaries=st.sets(st.integers(0, 30), max_size=3),
     )
     def submit(
         self,
@@ -124,6 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
         divisor: int | None,
         uses_cache: bool,
         client: str | None,
+        boundaries: set[int],
     ) -> None:
         params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=len(prompt), n=n, logprobs=0)
         if self.engine.stats().waiting_sequences >= MAX_WAITING:
@@ -137,6 +142,7 @@ class EngineMachine(RuleBasedStateMachine):
             deadline_s=deadline_s,
             uses_cache=uses_cache,
             client=client,
+            boundary_tokens=boundaries,
             constraint=None if divisor is None else FakeConstraint(divisor),
         )
         self.requests[request_id] = prompt, params, divisor
@@ -162,16 +168,16 @@ class EngineMachine(RuleBasedStateMachine):
     def step_on(self, steps: int) -> None:
         self.step(steps)
 
-    @rule(often=st.integers(0, 2))
-    def fail_a_step(self, often: int) -> None:
+    @rule(often=st.integers(0, 2), moment=st.sampled_from(["early", "late"]))
+    def fail_a_step(self, often: int, moment: str) -> None:
         if often:
             return
-        self.fails = True
+        self.fails = moment
         with contextlib.ExitStack() as quiet:
             quiet.callback(logging.disable, logging.NOTSET)
             logging.disable(logging.CRITICAL)
             self.take(self.engine.step())
-        self.fails = False
+        self.fails = ""
 
     @rule(choice=st.integers(0, 99), whole=st.booleans())
     def cancel(self, choice: int, whole: bool) -> None:
@@ -248,7 +254,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine._cache.flush()  # what is on disk must not depend on time, or the same moves go different ways
             stats = self.engine.stats()
             for group in stats.cache.groups:
-                assert group.held_pages + group.cached_pages + group.free_pages == group.pages <= self.pages
+                assert group.held_pages + group.cached_pages + group.free_pages == group.pages
+                assert group.pages <= self.pages or group.kv_heads is None
             if not self.growing:
                 assert stats.used_pages == 0
                 assert not self.engine.has_work
@@ -279,12 +286,27 @@ class ThreeGroupsEngineMachine(EngineMachine):
     layers = (CacheShape(1, 8, window=9), CacheShape(2, 4, window=2), FULL, CacheShape(1, 8, window=9))
 
 
+class StateEngineMachine(EngineMachine):
+    """Recurrent layers beside one that keeps everything."""
+
+    layers = (STATE, FULL, STATE)
+
+
+class HybridEngineMachine(EngineMachine):
+    """States and a window, and nothing that is kept for good."""
+
+    layers = (CacheShape(2, 4, window=7), STATE)
+
+
 test_engine_machine = EngineMachine.TestCase
 test_engine_machine_with_a_window = MixedEngineMachine.TestCase
 test_engine_machine_with_two_windows = ThreeGroupsEngineMachine.TestCase
-for machine in (EngineMachine, MixedEngineMachine, ThreeGroupsEngineMachine):
+test_engine_machine_with_states = StateEngineMachine.TestCase
+test_engine_machine_with_states_and_a_window = HybridEngineMachine.TestCase
+PAGED = (EngineMachine, MixedEngineMachine, ThreeGroupsEngineMachine)
+for machine in (*PAGED, StateEngineMachine, HybridEngineMachine):
     machine.TestCase.settings = settings(
-        max_examples=EXAMPLES,
+        max_examples=EXAMPLES if machine in PAGED else EXAMPLES // 2,
         stateful_step_count=MOVES,
         deadline=None,
         derandomize=True,

@@ -34,6 +34,11 @@ class CacheShape:
         """Whether a page is of use only together with all pages before it."""
         return self.window is None
 
+    @property
+    def fork_pages(self) -> int:
+        """Pages that a second answer to the same prompt needs for itself."""
+        return 1
+
     def first_needed(self, boundary: int, page_size: int) -> int:
         """The first page that positions from page `boundary` on may see; all before it can go."""
         return 0 if self.window is None else max(0, boundary * page_size - self.window + 1) // page_size
@@ -74,6 +79,11 @@ class StatesShape:
     def is_linked(self) -> bool:
         """Whether a state is of use only together with those before it."""
         return False
+
+    @property
+    def fork_pages(self) -> int:
+        """Slots that a second answer to the same prompt needs for itself."""
+        return LIVE_SLOTS
 
     def first_needed(self, boundary: int, _page_size: int) -> int:
         """The state after `boundary` pages stands in the place of the last of them, and is all that is needed."""

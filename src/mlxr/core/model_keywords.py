@@ -31,6 +31,9 @@ class ModelKeywords(TypedDict, total=False):
     kv_type: str | None
     """Number format of the KV cache; default: the device's own. q8 takes half the memory."""
 
+    snapshot_percent: int | None
+    """Share of the KV cache for snapshots of recurrent states, from which later requests go on, in percent."""
+
     store_bytes: int | str | None
     """Disk space for cache pages, which then outlive memory and restarts; 0: none."""
 

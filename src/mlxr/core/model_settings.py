@@ -50,6 +50,13 @@ class ModelSettings:
         "Number format of the KV cache; default: the device's own. q8 takes half the memory.",
         choices=("bf16", "f16", "f32", "q8"),
     )
+    snapshot_percent: int = setting(
+        "int",
+        33,
+        "Share of the KV cache for snapshots of recurrent states, from which later requests go on, in percent.",
+        minimum=1,
+        maximum=90,
+    )
     store_bytes: int = setting(
         "bytes", 0, "Disk space for cache pages, which then outlive memory and restarts; 0: none."
     )

@@ -17,6 +17,7 @@ from mlxr.core.errors import InvalidRequest, SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.answers import Answers
+from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource, TokenConstraint
 from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
@@ -103,6 +104,9 @@ class Engine:
             self.plan.page_size,
             self._scheduler.max_running,
         )
+        chunk_pages = -(-step_tokens // self.plan.page_size)
+        self._spacing_tokens = max(arena.snapshot_pages or 0, chunk_pages) * self.plan.page_size
+        self._keeps_states = arena.snapshot_pages is not None
         self._ids = itertools.count(1)
         self._work = Work()
         self.live = Live(self._arena, self._cache, self._scheduler, self._work, ctx.ledger, clock)
@@ -135,18 +139,20 @@ class Engine:
         client: str | None = None,
         deadline_s: float | None = None,
         uses_cache: bool = True,
+        boundary_tokens: Collection[int] = (),
         constraint: TokenConstraint | None = None,
         scores_prompt: bool = False,
     ) -> int:
         """Queue a request; returns its id, which all its events carry.
 
         A higher `priority` (-100 to 100) is served first, see `Scheduler`; a `client` that sends many requests shares
-        the engine evenly with the others, see `Shares`. After `deadline_s` seconds from now the
-        answers that still grow end with DEADLINE. With `uses_cache` off the prompt is computed without what is cached,
-        and leaves nothing in the cache. Each answer follows a fork of the `constraint`; when that fails, or leaves no
-        token possible, the answer ends with ERROR. With `scores_prompt` the first event of each answer has the prompt's
-        tokens with their log-probabilities and the `params.logprobs` best ones in their places; then all of the prompt
-        is computed, without the cache.
+        the engine evenly with the others, see `Shares`. After `deadline_s` seconds from now the answers that still grow
+        end with DEADLINE. With `uses_cache` off the prompt is computed without what is cached, and leaves nothing in
+        the cache. `boundary_tokens` are positions in the prompt where other prompts are likely to part from it, such as
+        the ends of messages: recurrent layers keep their state there. Each answer follows a fork of the `constraint`;
+        when that fails, or leaves no token possible, the answer ends with ERROR. With `scores_prompt` the first event
+        of each answer has the prompt's tokens with their log-probabilities and the `params.logprobs` best ones in their
+        places; then all of the prompt is computed, without the cache.
 
         Raises InvalidRequest for a prompt that is empty, foreign to the vocabulary or too long for the context, and for
         a constraint without end tokens, OutOfPages for a request that not even the empty arena could serve, and
@@ -161,6 +167,7 @@ class Engine:
         self._answers.check_room()
         now, request_id = self._clock(), next(self._ids)
         scores = self._open_scores(token_ids, params.logprobs or 0) if scores_prompt else None
+        keeps_pages = uses_cache and not scores_prompt
         sequences = [
             Sequence(
                 request_id,
@@ -173,7 +180,8 @@ class Engine:
                 priority=priority,
                 client=client,
                 asked_s=now,
-                keys=self._cache.start_keys() if uses_cache and not scores_prompt else None,
+                keys=self._cache.start_keys() if keeps_pages else None,
+                boundaries=self._plan_boundaries(len(token_ids), boundary_tokens) if keeps_pages else None,
                 scores=scores,
                 masks=None
                 if constraint is None
@@ -295,6 +303,11 @@ class Engine:
         """Bring what should outlive the engine to disk, within bounded time; no step may follow."""
         self._cache.close()
 
+    def _plan_boundaries(self, prompt_tokens: int, boundary_tokens: Collection[int]) -> Boundaries | None:
+        if not self._keeps_states:
+            return None
+        return Boundaries(self.plan.page_size, self._spacing_tokens, prompt_tokens, boundary_tokens)
+
     def _open_scores(self, token_ids: Collection[int], top: int) -> PromptScores:
         chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
         return PromptScores(list(token_ids), top, self._runner.project, chunk_tokens)
@@ -320,7 +333,7 @@ class Engine:
             reader = sequence.scores if sequence.pool is None else sequence.pool
             if reader is not None and chunk.hidden_tokens:
                 reader.add(next(remaining_hidden), is_first=not sequence.table.length_tokens)
-            self._cache.commit(sequence.table, sequence.tokens, chunk.tokens)
+            self._cache.commit(sequence.table, sequence.tokens, chunk.tokens, sequence.judge_state(chunk.tokens))
             for event in sequence.report_progress(computed_tokens, now):
                 events += self._answers.deliver(sequence, event)
             if completes and not sequence.draws:

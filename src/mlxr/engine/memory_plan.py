@@ -20,7 +20,7 @@ from mlxr.cache.arena import (
 from mlxr.cache.group import CacheGroup
 from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.shapes import CacheGroups, StatesShape, form_groups
-from mlxr.cache.sizing import PageNeeds, choose_pages
+from mlxr.cache.sizing import PageNeeds, choose_pages, space_snapshots
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
 from mlxr.core.model_settings import ModelSettings
@@ -148,15 +148,18 @@ def plan_arena(
     """The arena that `Engine` makes of the arguments of the same names; nothing is allocated. Raises SettingError."""
     groups, kind = form_groups(config.cache_layers), parse_kv_type(settings.kv_type)
     page_bytes = _measure_pages(ctx, groups, plan.page_size, kind)
+    needs = PageNeeds(groups.shapes, plan.page_size, settings.max_sequences, context_tokens, settings.max_batch_tokens)
+    if plan.shares_prefixes:
+        needs = replace(needs, snapshot_pages=space_snapshots(page_bytes, needs, settings.snapshot_percent))
     chosen = choose_pages(
         page_bytes,
-        PageNeeds(groups.shapes, plan.page_size, settings.max_sequences, context_tokens, settings.max_batch_tokens),
+        needs,
         arena_bytes=settings.arena_bytes,
         pages=pages,
         available_bytes=bound_free_bytes(ctx, memory_bytes),
         available_percent=settings.arena_percent,
     )
-    return ArenaPlan(groups, plan.page_size, kind, chosen, page_bytes)
+    return ArenaPlan(groups, plan.page_size, kind, chosen, page_bytes, needs.snapshot_pages)
 
 
 def estimate_arena(config: ModelShape, settings: ModelSettings, memory_bytes: int | None) -> ArenaPlan:

@@ -1,7 +1,8 @@
 """How many pages of each group of layers sequences want: what admission promises them. Integers only.
 
 A group that keeps everything wants a page for every page of tokens. One with a window wants those of the window, which
-do not become more while a sequence grows, and while its prompt is computed those of the chunk.
+do not become more while a sequence grows, and while its prompt is computed those of the chunk. Recurrent layers want
+the slots of a state, however long a sequence is.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Room:
             ahead_pages = shape.count_resting(tokens + page_size, page_size)  # of every answer one ahead
             worst_pages = shape.count_resting(sequence.end_tokens - 1, page_size)
             held_pages = sequence.table.groups[number].count_held()
-            missing_pages += max(0, min(ahead_pages, worst_pages) + len(sequence.followers) - held_pages)
+            fork_pages = len(sequence.followers) * shape.fork_pages
+            missing_pages += max(0, min(ahead_pages, worst_pages) + fork_pages - held_pages)
             if not sequence.is_decoding:
                 peak_pages = shape.count_peak(tokens, self._count_chunk(sequence), page_size)
                 chunk_pages += peak_pages - shape.count_resting(tokens, page_size)

@@ -6,6 +6,8 @@ has several requests, the later ones count as having come later (`Shares`), so t
 of their ranks waiting sequences are admitted when there is room for their tokens, decoding sequences get one token
 each, and prompts share what is left of the step's tokens, in chunks.
 
+Prompts of a model with recurrent layers are cut where their state is to be kept (`Boundaries`).
+
 Room is promised for what is known, not for the worst case. When a sequence then lacks a page, the one that ranks last
 gives its pages back and waits again; its tokens stay, and what the cache no longer has of them is computed again. A
 waiting sequence of a higher priority takes the place of running ones in the same way, and so does one whose client has
@@ -19,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import attrgetter, itemgetter
 
 from mlxr.cache.kv_cache import KVCache
@@ -151,11 +154,14 @@ class Scheduler:
             self._take(sequence, 1, chunks)
         shares = self._share_prompts()
         for sequence in sorted(prefilling, key=self._find_turn):
+            waits = sequence not in self.running or self._waits_for_prefix(sequence, chunks)
             budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
             budget_tokens = min(budget_tokens, shares.get(sequence.client, 0))
-            if budget_tokens and sequence in self.running and not self._waits_for_prefix(sequence, chunks):
+            if budget_tokens and not waits:
                 self._look_again(sequence)
                 tokens = min(sequence.pending_tokens, self._prefill_chunk_tokens, budget_tokens)
+                if sequence.boundaries is not None:
+                    tokens = sequence.boundaries.cut(sequence.table.length_tokens, tokens, sequence.pending_tokens)
                 self._take(sequence, tokens, chunks)
                 if sequence.client is not None:
                     shares[sequence.client] -= tokens
@@ -297,7 +303,22 @@ class Scheduler:
         key = self._name_page(sequence, pages)
         if key is None or not self._shares_prefixes or pages * self._cache.page_size >= len(sequence.tokens):
             return False
-        return any(not other.is_decoding and self._name_page(other, pages) == key for other in chunks)
+        for other in chunks:
+            if not other.is_decoding and self._name_page(other, pages) == key:
+                self._keep_junction(other, sequence, chunks)
+                return True
+        return False
+
+    def _keep_junction(self, leader: Sequence, sequence: Sequence, chunks: dict[Sequence, Chunk]) -> None:
+        """Have `leader` keep its state where `sequence`, which waits for it, will go on otherwise."""
+        if leader.boundaries is None or leader.keys is None or sequence.keys is None:
+            return
+        pairs = zip(leader.keys.chain[1:], sequence.keys.chain[1:], strict=False)
+        pages = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        boundary = leader.boundaries.add(min(pages * self._cache.page_size, len(sequence.tokens) - 1))
+        start = leader.table.length_tokens
+        if start < boundary < start + chunks[leader].tokens:
+            chunks[leader] = Chunk(leader, boundary - start)
 
     def _name_page(self, sequence: Sequence, pages: int) -> bytes | None:
         """The key of the last of the first `pages` pages of `sequence`, for which equal tokens up to there have one."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from mlxr.cache.group import Snapshot
 from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.prefix import PageKeys
 from mlxr.core.events import PromptProgress, TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
+from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource
 from mlxr.engine.pooling import Floats, Pool
 from mlxr.engine.sampling import Sampler
@@ -58,14 +60,16 @@ class Sequence:
 
     `end_tokens` is where prompt and answer together must end. Sequences are served in the order of their `rank`, and
     give up their pages in the reverse order; see `Scheduler`. `cached_tokens` of the prompt came out of the cache and
-    were not computed for this answer; the first `computed_tokens` of all tokens were in its pages at some time.
-    `keys` name its pages in the cache; without them its pages are neither found there nor left there for others. With a
-    `pool` it is a text to embed, which ends where an answer would begin, as does an answer of at most 0 tokens: neither
-    `draws`. `scores` takes down how likely the prompt's tokens are.
+    were not computed for this answer; the first `computed_tokens` of all tokens were in its pages at some time. `keys`
+    name its pages in the cache; without them its pages are neither found there nor left there for others. With a `pool`
+    it is a text to embed, which ends where an answer would begin, as does an answer of at most 0 tokens: neither
+    `draws`. `scores` takes down how likely the prompt's tokens are. `boundaries` say where the state of recurrent
+    layers is kept; None where there are none, or nobody would find it.
     """
 
     __slots__ = (
         "_stop_ids",
+        "boundaries",
         "cached_tokens",
         "client",
         "computed_tokens",
@@ -104,6 +108,7 @@ class Sequence:
         masks: MaskSource | None = None,
         pool: Pool | None = None,
         scores: PromptScores | None = None,
+        boundaries: Boundaries | None = None,
     ) -> None:
         self.id = sequence_id
         self.index = index
@@ -120,6 +125,7 @@ class Sequence:
         self.pool = pool
         self.draws = pool is None and params.max_tokens != 0
         self.scores = scores
+        self.boundaries = boundaries
         self.followers: list[Sequence] = []
         self.cached_tokens = 0
         self.computed_tokens = 0
@@ -154,8 +160,13 @@ class Sequence:
         return Usage(self.prompt_tokens, len(self.tokens) - self.prompt_tokens, self.cached_tokens)
 
     def adopt(self, table: SequenceTable) -> None:
-        """Go on with a table that holds what the cache has of the tokens; what was never computed here counts."""
+        """Go on with a table that holds what the cache has of the tokens; what was never computed here counts.
+
+        Where more was found than could be gone on from, a state will be kept for the next one who parts there.
+        """
         self.table = table
+        if self.boundaries is not None:
+            self.boundaries.add(table.sought_pages * table.page_size)
         gained_tokens = table.length_tokens - self.computed_tokens
         if gained_tokens > 0:
             self.cached_tokens = min(self.cached_tokens + gained_tokens, self.prompt_tokens)
@@ -173,6 +184,12 @@ class Sequence:
         again = max(0, min(self.computed_tokens, stop) - start)
         self.computed_tokens = max(self.computed_tokens, stop)
         return again
+
+    def judge_state(self, tokens: int) -> Snapshot:
+        """Whether the state after the next `tokens` pending tokens is kept as a snapshot."""
+        if self.boundaries is None:
+            return Snapshot.NONE
+        return self.boundaries.judge(self.table.length_tokens + tokens)
 
     def append(self, result: SampleResult, now_s: float) -> FinishReason | None:
         """Add a generated token; tells whether, and why, the answer ends with it."""
