@@ -18,6 +18,7 @@ from tiny_models import TinyRun, build_hf, read_golden  # noqa: E402
 CASES = [
     "llama-gqa-80-tied",
     "cohere",
+    "cohere-heads",
     "cohere2",
     "gemma2",
     "gemma3",
@@ -33,6 +34,7 @@ CASES = [
     "phi3-long",
     "qwen3",
     "stablelm",
+    "stablelm-heads",
     "starcoder2",
 ]
 

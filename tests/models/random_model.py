@@ -37,6 +37,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
         norms = {"olmo": ("post_attention", "post_feedforward"), "cohe": ("input",)}
+        if config.get("use_parallel_residual"):
+            norms["stab"] = ("input",)
         for name in norms.get(kind[:4], ("input", "post_attention")):
             shapes[f"{layer}{name}_layernorm.weight"] = (hidden,)
             if kind in LAYER_NORMS:
@@ -77,6 +79,11 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             for name in ("q", "k"):
                 if f"self_attn.{name}_proj" in rows_of:
                     shapes[f"{layer}self_attn.{name}_norm.weight"] = (rows_of["self_attn.q_proj"] // heads,)
+        for name, count in (("q", heads), ("k", kv_heads)):
+            if config.get("use_qk_norm"):
+                shapes[f"{layer}self_attn.{name}_norm.weight"] = (count, head_dim)
+            for head in range(count if config.get("qk_layernorm") else 0):
+                shapes[f"{layer}self_attn.{name}_layernorm.norms.{head}.weight"] = (head_dim,)
     shapes["model.norm.weight"] = (hidden,)
     if kind in LAYER_NORMS:
         shapes["model.norm.bias"] = (hidden,)
@@ -156,7 +163,7 @@ def make_tokens(config: Config, count: int, seed: int) -> NDArray[np.int32]:
 def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
     random = np.random.RandomState([seed, zlib.crc32(name.encode())])
     values = random.standard_normal(shape)
-    if name.endswith(("norm.weight", "layer_scalar")):
+    if name.endswith(("norm.weight", "layer_scalar")) or ".norms." in name:
         values = 1.0 + 0.2 * values
     elif name.endswith((".bias", "embed_tokens.weight", "embed_tokens_per_layer.weight")):
         values = 0.3 * values

@@ -314,8 +314,10 @@ def test_stablelm_with_two_norms_in_a_layer_has_blocks_in_a_row() -> None:
     """Converters state a parallel residual for every StableLM whose configuration says nothing of it."""
     metadata = gguf_metadata(config_from_hf(read_golden("stablelm")[0])) | {"stablelm.use_parallel_residual": True}
     assert not config_from_gguf(metadata, {"blk.0.ffn_norm.weight": None}).layer_specs[0].is_parallel  # type: ignore
+    assert config_from_gguf(metadata, {}).layer_specs[0].is_parallel
+    llama = {"llama.use_parallel_residual": True}
     with pytest.raises(ModelError, match="use_parallel_residual is True: parallel residual is not supported"):
-        config_from_gguf(metadata, {})
+        config_from_gguf(gguf_metadata(TINYLLAMA) | llama, {})
 
 
 def test_starcoder_has_biases_unless_its_configuration_denies_them() -> None:
@@ -330,13 +332,12 @@ def test_starcoder_has_biases_unless_its_configuration_denies_them() -> None:
 @pytest.mark.parametrize(
     ("case", "key", "message"),
     [
-        ("cohere", "use_qk_norm", "layer norms of queries and keys are not supported"),
-        ("stablelm", "qk_layernorm", "layer norms of queries and keys are not supported"),
-        ("stablelm", "use_parallel_residual", "parallel residual is not supported"),
+        ("cohere2", "use_qk_norm", "layer norms of queries and keys are not supported"),
+        ("llama-mha", "qk_layernorm", "layer norms of queries and keys are not supported"),
+        ("cohere", "use_parallel_residual", "parallel residual is not supported"),
     ],
 )
-def test_larger_siblings_are_refused_by_name(case: str, key: str, message: str) -> None:
-    """Command R+ and StableLM 2 12B."""
+def test_what_other_families_have_is_refused_by_name(case: str, key: str, message: str) -> None:
     with pytest.raises(ModelError, match=f"{key} is True: {message}"):
         config_from_hf(read_golden(case)[0] | {key: True})
 

@@ -33,6 +33,7 @@ from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name
 from mlxr.models.names import rename_hf_tensors
 from mlxr.models.specs import Mixture
+from mlxr.models.weights import arrange_tensors
 
 TOLERANCE = 1e-4
 
@@ -94,6 +95,9 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("cohere", {"rope_interleaved": False}),
         ("cohere", {"rope_theta": 10000.0}),
         ("cohere", {"logit_scale": 1.0}),
+        ("cohere-heads", {"rms_eps": 0.1}),
+        ("cohere-heads", {"rope_interleaved": False}),
+        ("stablelm-heads", {"rms_eps": 1e-2}),
         ("stablelm", {"rope_dim": 32}),
         ("stablelm", {"rope_dim": 22}),
         ("stablelm", {"rope_theta": 10000.0}),
@@ -163,6 +167,39 @@ def test_goldens_see_each_part_of_longrope(case: str, change: dict[str, object])
     scaling = config_from_hf(read_golden(case)[0]).rope_scaling
     assert scaling is not None
     test_goldens_see_every_feature(case, {"rope_scaling": replace(scaling, **change)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", ["cohere-heads", "stablelm-heads"])
+@pytest.mark.parametrize("change", [{"head_norms": "joint"}, {"head_norms": "each"}, {"head_norms": None}])
+def test_goldens_see_how_heads_are_normed(case: str, change: dict[str, Any]) -> None:
+    """Each head by itself, less its mean, and by its own weight."""
+    config, seed, tokens, golden = read_golden(case)
+    right = config_from_hf(config)
+    specs = [replace(spec, attention=replace(spec.attention, **change)) for spec in right.layer_specs]
+    tensors = arrange_tensors(right, make_hf_tensors(make_weights(config, seed), architecture=config["model_type"]))
+    for name, tensor in list(tensors.items()):
+        if "_norm.weight" in name and len(tensor.shape) == 2:
+            values = tensor.to_float32()
+            tensors[name] = make_source(
+                name, values[0].copy() if change["head_norms"] == "each" else values.reshape(-1)
+            )
+            if change["head_norms"] is None:
+                del tensors[name]
+    model = Decoder(Context("reference"), change_layers(right, specs), tensors)
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["gemma4", "gemma4-values", "gemma4-shared"])
+def test_queries_keys_and_values_may_be_one_tensor(case: str) -> None:
+    """Of Gemma 4, of whose layers some have no values and some queries alone."""
+    config, seed, tokens, golden = read_golden(case)
+    metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
+    for index in range(config["num_hidden_layers"]):
+        names = [f"blk.{index}.attn_{part}.weight" for part in "qkv"]
+        parts = [tensors.pop(name).to_float32() for name in names if name in tensors]
+        tensors[f"blk.{index}.attn_qkv.weight"] = make_source(f"blk.{index}.attn_qkv.weight", np.concatenate(parts))
+    model = Decoder(Context("reference"), config_from_gguf(metadata, tensors), tensors)
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() < TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from mlxr.models.names import canonical_name, gguf_row_order, rename_hf_tensors
         ("model.layers.3.post_attention_layernorm.weight", "blk.3.ffn_norm.weight"),
         ("model.layers.3.mlp.down_proj.weight", "blk.3.ffn_down.weight"),
         ("model.layers.3.self_attn.rotary_emb.inv_freq", None),
+        ("model.layers.3.self_attn.q_layernorm.norms.11.weight", "blk.3.attn_q_norm.11.weight"),
         ("model.language_model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
         ("model.language_model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
         ("model.language_model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),

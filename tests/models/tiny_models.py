@@ -32,6 +32,7 @@ from mlxr.models.names import (
     rename_hf_tensors,
 )
 from mlxr.models.specs import LayerSpec
+from mlxr.models.weights import arrange_tensors
 
 GOLDENS = Path(__file__).parent / "goldens"
 CASES = sorted(path.name for path in GOLDENS.iterdir())
@@ -50,7 +51,7 @@ def read_golden(case: str) -> tuple[dict[str, Any], int, NDArray[np.int32], Floa
 
 def make_source(name: str, values: Floats, type_name: str = "f32") -> TensorSource:
     """A tensor in memory; vectors stay f32, as in real files."""
-    kind = type_name if values.ndim == 2 else "f32"
+    kind = type_name if values.ndim == 2 and "_norm" not in name else "f32"
     return TensorSource(name, kind, values.shape, encode_tensor(kind, values))
 
 
@@ -79,7 +80,7 @@ def make_hf_tensors(weights: Weights, type_name: str = "f32", architecture: str 
 
 
 def _encode(name: str, values: Floats, type_name: str) -> TensorSource:
-    if values.ndim == 2 and by_name(type_name).encode is None:
+    if values.ndim == 2 and "_norm" not in name and by_name(type_name).encode is None:
         return make_random_source(name, values.shape, type_name, len(name))
     return make_source(name, values, type_name)
 
@@ -92,7 +93,7 @@ def make_gguf(weights: Weights, config: ModelConfig) -> tuple[dict[str, object],
         tensors[name] = make_source(name, values if order is None else values[order])
     for name, factors in gguf_rope_factors(config).items():
         tensors[name] = make_source(name, np.array(factors, np.float32))
-    return gguf_metadata(config), tensors
+    return gguf_metadata(config), arrange_tensors(config, tensors)
 
 
 def build_hf(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> Decoder:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import ByteArray, FloatArray, TensorSource
 
 
@@ -101,3 +102,11 @@ def as_float32(tensor: TensorSource) -> Decoded:
     values = np.ascontiguousarray(np.atleast_2d(tensor.to_float32()), np.float32)
     tensor.release()
     return Decoded(tensor.name, values)
+
+
+def stack_vectors(name: str, parts: Sequence[TensorSource]) -> Decoded:
+    """Vectors of one length, decoded, as the rows of one tensor. Raises ModelError for others."""
+    for part in parts:
+        if part.shape != parts[0].shape or len(part.shape) != 1:
+            raise ModelError(f"tensor {part.name} has shape {part.shape}, expected a vector as {parts[0].name} is")
+    return Decoded(name, np.stack([part.to_float32() for part in parts]))

@@ -26,8 +26,10 @@ class Architecture:
     `hf_class` its entry in `architectures`. `gguf_interleaved`: GGUF files have the rows of q and k in an order that
     rotates neighbouring pairs. `qkv_bias`: always has biases on q, k and v; `bias_key`: `attention_bias` in
     `config.json` gives q, k, v and o biases, `mlp_bias` gate, up and down; `use_bias` there, true if it
-    is not stated, all of them. `qk_norm`: RMS norm of every query and key
-    head. `window_switch`: the sliding window counts only with `use_sliding_window`; `window_default` is what
+    is not stated, all of them. `qk_norm`: queries and keys are normed; `head_norm_key` there says
+    whether they are, in GGUF their norms. `parallel_key` there says whether the blocks of a layer stand side by side,
+    in GGUF whether the second one has a norm.
+    `window_switch`: the sliding window counts only with `use_sliding_window`; `window_default` is what
     `config.json` means that does not state one, 0 for none. `build` makes the layers.
 
     `activation` is the one that GGUF files of this family mean. Of every `full_every` layers the last has no window;
@@ -54,6 +56,8 @@ class Architecture:
     bias_key: bool = False
     use_bias: bool = False
     qk_norm: bool = False
+    head_norm_key: str | None = None
+    parallel_key: str | None = None
     windowed: bool = False
     window_switch: bool = False
     window_default: int = 4096
@@ -110,6 +114,7 @@ _COHERE: dict[str, Any] = {
 
 _OLMO: dict[str, Any] = {
     "build": families.build_olmo,
+    "qk_norm": True,
     "bias_key": True,
     "full_every": 4,
     "plain_windows": True,
@@ -195,6 +200,7 @@ ARCHITECTURES = (
         "CohereForCausalLM",
         kv_heads_default=True,
         context_keys=("model_max_length", "max_position_embeddings"),
+        head_norm_key="use_qk_norm",
         **_COHERE,
     ),
     Architecture("cohere2", "cohere2", "Cohere2ForCausalLM", windowed=True, full_every=4, nope_in_full=True, **_COHERE),
@@ -203,6 +209,8 @@ ARCHITECTURES = (
         "stablelm",
         "StableLmForCausalLM",
         build=families.build_stablelm,
+        head_norm_key="qk_layernorm",
+        parallel_key="use_parallel_residual",
         norm_kind="layer",
         rotary_default=0.25,
     ),

@@ -35,7 +35,8 @@ class ModelConfig:
     `window_rope_theta`, if there is one. Queries grow by `query_temperature`. Scores are multiplied by
     `attention_scale`, or 1 / sqrt(head_dim), and capped by `attention_softcap`; embeddings, what blocks add to the
     stream, and logits by their scales, and logits capped by `final_softcap`. Where `rope_layers` is false a layer
-    rotates nothing. Layers with windows have `window_kv_heads` heads of `window_head_dim`, if these are stated; in the
+    rotates nothing. `parallel_blocks` stand side by side, where a family has both kinds.
+    Layers with windows have `window_kv_heads` heads of `window_head_dim`, if these are stated; in the
     others values may be `keys_as_values`. The last `shared_layers` layers read the keys and values of the last layer of
     their kind before them, and their feed-forward blocks may have `shared_ffn` features. Each layer may get
     `input_features` of each token by an embedding of its own. In the layers for which
@@ -64,6 +65,7 @@ class ModelConfig:
     output_bias: bool = False
     ffn_bias: bool = False
     qk_norm: bool = False
+    parallel_blocks: bool = False
     tied_embeddings: bool = False
     activation: Activation = "silu"
     window_layers: tuple[bool, ...] | None = None

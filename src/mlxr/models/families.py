@@ -67,14 +67,15 @@ def build_olmo(config: ModelConfig) -> tuple[LayerSpec, ...]:
 
 
 def build_cohere(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    """Layers of two blocks side by side after one layer norm: Command R and Cohere 2."""
-    layers = _build_layers(config, Norms(config.rms_eps, kind="layer"))
+    """Layers of two blocks side by side after one layer norm: Command R, Command R+ and Cohere 2."""
+    layers = _build_layers(config, Norms(config.rms_eps, kind="layer"), head_norms="layer")
     return tuple(replace(layer, is_parallel=True) for layer in layers)
 
 
 def build_stablelm(config: ModelConfig) -> tuple[LayerSpec, ...]:
-    """Layers with a layer norm and its bias before each block: StableLM."""
-    return _build_layers(config, Norms(config.rms_eps, kind="layer", bias=True))
+    """Layers with a layer norm and its bias before each block, or before both of them side by side: StableLM."""
+    layers = _build_layers(config, Norms(config.rms_eps, kind="layer", bias=True), head_norms="layer")
+    return tuple(replace(layer, is_parallel=config.parallel_blocks) for layer in layers)
 
 
 def build_starcoder(config: ModelConfig) -> tuple[LayerSpec, ...]:
@@ -83,9 +84,12 @@ def build_starcoder(config: ModelConfig) -> tuple[LayerSpec, ...]:
 
 
 def _build_layers(
-    config: ModelConfig, norms: Norms, head_norms: HeadNormKind | None = None, *, gated: bool = True
+    config: ModelConfig, norms: Norms, head_norms: HeadNormKind = "each", *, gated: bool = True
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ in their windows and rotations, and in whether they have experts."""
+    """Layers that differ in their windows and rotations, and in whether they have experts.
+
+    `head_norms` is how queries and keys are normed, if they are.
+    """
     feed_forward = FeedForward(config.ffn, config.activation, bias=config.ffn_bias, gated=gated)
     window = config.sliding_window
     if window is not None and window >= config.context_length:
@@ -102,7 +106,7 @@ def _build_layers(
                 rope=_make_rope(config, windowed) if rotates else NO_ROPE,
                 window=window if windowed else None,
                 softcap=config.attention_softcap,
-                head_norms="each" if config.qk_norm else head_norms,
+                head_norms=head_norms if config.qk_norm else None,
                 qkv_bias=config.qkv_bias,
                 output_bias=config.output_bias,
             ),

@@ -62,7 +62,8 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     read: list[tuple[str, ...]] = [_SOFTCAPS] * row.softcaps + [_WINDOW_THETA, _PATTERN] * (row.full_every is not None)
     read += [_MULTIPLIERS] * row.multipliers + [_LOGIT_SCALE] * (row.multipliers or row.logit_multiplier)
     # converters wrote true for StableLM whose configuration says nothing; blocks in a row have a norm each
-    read += [_PARALLEL] * ("blk.0.ffn_norm.weight" in tensors)
+    is_parallel = row.parallel_key is not None and "blk.0.ffn_norm.weight" not in tensors
+    read += [_PARALLEL] * (row.parallel_key is not None or "blk.0.ffn_norm.weight" in tensors)
     for names, harmless, why in _REFUSED:
         if names not in read:
             fields.refuse_unless(names, harmless, why)
@@ -115,7 +116,8 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         qkv_bias=row.qkv_bias or "blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         ffn_bias="blk.0.ffn_down.bias" in tensors,
-        qk_norm=row.qk_norm,
+        qk_norm=row.qk_norm or (row.head_norm_key is not None and "blk.0.attn_q_norm.weight" in tensors),
+        parallel_blocks=is_parallel,
         tied_embeddings="output.weight" not in tensors,
         mixture=mixture,
         mixture_layers=mixture_layers,
@@ -143,13 +145,19 @@ def _read_two_sizes(fields: Fields, windowed: tuple[bool, ...], tensors: Mapping
         if fields.integer(name, 2, limits.MAX_HEAD_DIM, default=window_dim) != window_dim:
             fields.refuse(name, f"the key length {window_dim}")
     full = next((index for index, flag in enumerate(windowed) if not flag), None)
+    has_values = full is None or f"blk.{full}.attn_v.weight" in tensors
+    joined = None if full is None else tensors.get(f"blk.{full}.attn_qkv.weight")
+    if joined is not None:  # of queries and keys alone where values are keys
+        queries = fields.integer("attention.head_count", 1, limits.MAX_HEADS)
+        columns = fields.integer("attention.key_length", 2, limits.MAX_HEAD_DIM)
+        has_values = joined.shape[0] != (queries + min(kv_heads[False])) * columns
     window_kv_heads = kv_heads[True] or kv_heads[False]
     return {
         "kv_heads": min(kv_heads[False] or window_kv_heads),
         "ffn": min(own or others),
         "window_head_dim": window_dim,
         "window_kv_heads": min(window_kv_heads),
-        "keys_as_values": full is not None and f"blk.{full}.attn_v.weight" not in tensors,
+        "keys_as_values": not has_values,
         "shared_layers": shared,
         "input_features": fields.integer("embedding_length_per_layer_input", 0, limits.MAX_WIDTH, default=0) or None,
         "shared_ffn": None if own == others or not others else min(others),

@@ -27,7 +27,8 @@ _REFUSED = (
     (_EXPERTS, (0,), "mixture of experts is not supported there"),
     (_SOFTCAPS, (0,), "logit soft-capping is not supported"),
     (_MULTIPLIERS, (1,), "not supported"),
-    (("use_qk_norm", "qk_layernorm"), (False,), "layer norms of queries and keys are not supported"),
+    (("use_qk_norm",), (False,), "layer norms of queries and keys are not supported"),
+    (("qk_layernorm",), (False,), "layer norms of queries and keys are not supported"),
     (("use_parallel_residual",), (False,), "parallel residual is not supported"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
 )
@@ -54,7 +55,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     row = _find_architecture(fields)
     read = [_SOFTCAPS] * row.softcaps + [_MULTIPLIERS] * row.multipliers + [_EXPERTS] * (row.mixture is not None)
     for names, harmless, why in _REFUSED:
-        if names not in read:
+        if names not in read and names not in ((row.head_norm_key,), (row.parallel_key,)):
             fields.refuse_unless(names, harmless, why)
     if whole.get("quantization") is None:  # MLX states its own under both names
         whole.refuse_unless(
@@ -118,7 +119,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         qkv_bias=row.qkv_bias or attention_bias or fields.flag("use_qkv_bias", False),
         output_bias=attention_bias,
         ffn_bias=mlp_bias,
-        qk_norm=row.qk_norm,
+        qk_norm=row.qk_norm or (row.head_norm_key is not None and fields.flag(row.head_norm_key, False)),
+        parallel_blocks=row.parallel_key is not None and fields.flag(row.parallel_key, False),
         tied_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", row.tied_default)),
         activation=activation,
         mixture=mixture,

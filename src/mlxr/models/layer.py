@@ -40,7 +40,7 @@ _ROUTER, _CHOICE_BIAS, _EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn
 _SHARED, _SHARED_GATE = "_shexp", "ffn_gate_inp_shexp.weight"
 _GATE, _PROJECTION, _INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
 _TABLE, _OF_STREAM, _INPUTS_NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"  # of all
-_PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
+PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
 
 
 def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
@@ -52,7 +52,7 @@ def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
             if spec.norms.bias:
                 yield f"{name}.bias", (hidden,)
     queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    for name in _PROJECTIONS[attention.projected]:
+    for name in PROJECTIONS[attention.projected]:
         yield from _list_product(name, queries if name == "attn_q" else keys, hidden, attention.qkv_bias)
     yield from _list_product("attn_output", hidden, queries, attention.output_bias)
     if isinstance(spec.feed_forward, Mixture):
@@ -144,7 +144,7 @@ class LayerReader:
         norm, post_norm = self._read_norms(prefix, spec, _ATTENTION_NORMS)
         block = make_attention(
             norm,
-            self._prepare(prefix, *_PROJECTIONS[attention.projected]),
+            self._prepare(prefix, *PROJECTIONS[attention.projected]),
             self._prepare(prefix, "attn_output"),
             heads=attention.heads,
             kv_heads=attention.kv_heads,
@@ -245,8 +245,9 @@ class LayerReader:
     def _read_head_norms(self, prefix: str, attention: Attention, norms: Norms) -> HeadNorms | None:
         if attention.head_norms is None:
             return None
-        q = self._vector(f"{prefix}attn_q_norm.weight")
-        k = q if attention.projected == "q" else self._vector(f"{prefix}attn_k_norm.weight")
+        read = self._matrix if attention.head_norms == "layer" else self._vector
+        q = read(f"{prefix}attn_q_norm.weight")
+        k = q if attention.projected == "q" else read(f"{prefix}attn_k_norm.weight")
         return HeadNorms(q, k, norms.eps, attention.norms_values, attention.head_norms)
 
     def _read_scale(self, name: str) -> float:
@@ -265,3 +266,10 @@ class LayerReader:
 
     def _vector(self, name: str) -> FloatArray:
         return read_vector(self._tensors[name])
+
+    def _matrix(self, name: str) -> FloatArray:
+        """The numbers of a small matrix, row after row."""
+        tensor = self._tensors[name]
+        values: FloatArray = tensor.to_float32().reshape(-1)
+        tensor.release()
+        return values

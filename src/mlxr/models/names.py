@@ -60,6 +60,7 @@ _LAYER_NAMES = {
     "mlp.c_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
 }
+_HEAD_NORM = re.compile(r"self_attn\.([qk])_layernorm\.norms\.(0|[1-9][0-9]{0,3})")  # a tensor for each head
 _EXPERT_NAMES = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 _EXPERT = re.compile(r"mlp\.experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
 _STACKED = {"mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight", "mlp.experts.down_proj": "ffn_down_exps.weight"}
@@ -93,6 +94,9 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     expert = None if layer is None else _EXPERT.fullmatch(layer[2])
     if layer is not None and expert is not None and expert[2] in _EXPERT_NAMES:
         return f"blk.{layer[1]}.{_EXPERT_NAMES[expert[2]]}.{expert[1]}.{layer[3]}"  # as old GGUF files spell it
+    head_norm = None if layer is None else _HEAD_NORM.fullmatch(layer[2])
+    if layer is not None and head_norm is not None:
+        return f"blk.{layer[1]}.attn_{head_norm[1]}_norm.{head_norm[2]}.{layer[3]}"
     stacked = _LAYER_PREFIX.fullmatch(hf_name)
     if stacked is not None and stacked[2] in _STACKED:
         return f"blk.{stacked[1]}.{_STACKED[stacked[2]]}"
@@ -173,6 +177,8 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
             f"{row.gguf_name}"
         )
     fields |= mixture_metadata(config, row.mixture)
+    if row.parallel_key is not None:
+        fields["use_parallel_residual"] = config.parallel_blocks
     if row.logit_multiplier:
         fields["logit_scale"] = config.logit_scale
     if config.window_rope_theta is not None and not row.plain_windows:

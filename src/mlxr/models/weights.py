@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.sources import Stack
+from mlxr.kernels.sources import Stack, stack_vectors
 from mlxr.kernels.tensor import TensorSource, read_vector
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer import Shape, list_inputs_tensors, list_tensors
+from mlxr.models.layer import PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from mlxr.models.specs import LayerSpec, Mixture
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
-_JOINED = {
-    "attn_qkv.weight": ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
+_QKV = "attn_qkv.weight"
+_JOINED: dict[str, tuple[str, ...]] = {
+    _QKV: ("attn_q.weight", "attn_k.weight", "attn_v.weight"),
     "ffn_up.weight": ("ffn_gate.weight", "ffn_up.weight"),
 }
 _DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq_base says
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
-    """Canonical name and shape of every tensor that files of the model must have."""
+def expected_tensors(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str, Shape]:
+    """Canonical name and shape of every tensor that a file of the model must have, which has those of these names."""
     table = (config.vocab_size, config.hidden)
     expected: dict[str, Shape] = {"token_embd.weight": table, "output_norm.weight": (config.hidden,)}
     if config.layer_specs[-1].norms.bias:
@@ -34,31 +35,53 @@ def expected_tensors(config: ModelConfig) -> dict[str, Shape]:
     if inputs is not None:
         expected |= list_inputs_tensors(inputs, config.layers, config.hidden, config.vocab_size)
     for index, layer in enumerate(config.layer_specs):
-        for part, shape in _list_stored(layer, config).items():
+        for part, shape in _list_stored(layer, config, index, tensors).items():
             expected[f"blk.{index}.{part}"] = shape
     return expected
 
 
-def _list_stored(layer: LayerSpec, config: ModelConfig) -> dict[str, Shape]:
-    """Name and shape of each tensor of a layer, as files of the family have them."""
+def _list_stored(layer: LayerSpec, config: ModelConfig, index: int, tensors: Collection[str]) -> dict[str, Shape]:
+    """Name and shape of each tensor of a layer, as the file has them."""
     stored = dict(list_tensors(layer, config.hidden))
-    if by_name(config.architecture).is_joined:
-        for name, parts in _JOINED.items():
-            stored[name] = (sum(stored.pop(part)[0] for part in parts), config.hidden)
+    for name, parts in _list_joined(layer, config, index, tensors).items():
+        stored[name] = (sum(stored.pop(part)[0] for part in parts), config.hidden)
     return stored
+
+
+def _list_joined(
+    layer: LayerSpec, config: ModelConfig, index: int, tensors: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """What a file has as one tensor of a layer, and the parts of these: all that its family joins, or q, k and v."""
+    joined = _JOINED if by_name(config.architecture).is_joined else {}
+    if f"blk.{index}.{_QKV}" in tensors:
+        joined = joined | {_QKV: tuple(f"{name}.weight" for name in PROJECTIONS[layer.attention.projected])}
+    return joined
 
 
 def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
     """The tensors with those of all experts of a layer as one stack (experts, rows, columns), however a file has them.
 
-    Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. Raises ModelError
-    for an expert that is missing and for experts of different shapes.
+    Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. The norms of all
+    heads are one tensor (heads, head_dim), too. Raises ModelError for an expert or a norm that is missing and for
+    experts of different shapes.
     """
     arranged = dict(tensors)
     for index, layer in enumerate(config.layer_specs):
+        if layer.attention.head_norms == "layer":
+            for name, heads in (("attn_q_norm", layer.attention.heads), ("attn_k_norm", layer.attention.kv_heads)):
+                _stack_norms(arranged, f"blk.{index}.{name}", heads)
         if isinstance(layer.feed_forward, Mixture):
             _arrange_experts(arranged, f"blk.{index}.", layer.feed_forward)
     return arranged
+
+
+def _stack_norms(tensors: dict[str, TensorSource], name: str, heads: int) -> None:
+    if f"{name}.0.weight" not in tensors:
+        return
+    parts = [tensors.pop(f"{name}.{head}.weight", None) for head in range(heads)]
+    if None in parts:
+        raise ModelError(f"tensor {name}.{parts.index(None)}.weight is missing, the norm of one of {heads} heads")
+    tensors[f"{name}.weight"] = stack_vectors(f"{name}.weight", [part for part in parts if part is not None])
 
 
 def _arrange_experts(tensors: dict[str, TensorSource], prefix: str, mixture: Mixture) -> None:
@@ -90,12 +113,10 @@ def _arrange_experts(tensors: dict[str, TensorSource], prefix: str, mixture: Mix
 
 def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
     """The tensors that layers are made of, out of those that `check_tensors` found right: views of joined ones."""
-    if not by_name(config.architecture).is_joined:
-        return tensors
     split = dict(tensors)
     for index, layer in enumerate(config.layer_specs):
         shapes = dict(list_tensors(layer, config.hidden))
-        for name, parts in _JOINED.items():
+        for name, parts in _list_joined(layer, config, index, tensors).items():
             joined, stop = split.pop(f"blk.{index}.{name}"), 0
             for part in parts:
                 start, stop = stop, stop + shapes[part][0]
@@ -105,7 +126,7 @@ def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Ma
 
 def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> None:
     """Raise ModelError naming the first tensor that is missing, has another shape, or has no place in the model."""
-    expected = expected_tensors(config)
+    expected = expected_tensors(config, tensors)
     for name, shape in expected.items():
         if name not in tensors:
             raise ModelError(
