@@ -1,7 +1,7 @@
 """A process that is killed at any moment leaves a store whose pages are right, to the bit, or not served.
 
 A child answers prompts over and over, in an arena and a store that are both too small, so that it writes, removes and
-reads back all the time; it is killed without warning, and its successor proves every page it finds.
+reads back all the time; it is killed without warning, and its successor proves every page and every state it finds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import cycle
 from pathlib import Path
 
 from amounts import choose_amount
-from cache_world import FULL, PAGE_SIZE, World
+from cache_world import FULL, PAGE_SIZE, STATE, World
 
 from mlxr.cache.stats import StoreDrop
 
@@ -26,8 +26,8 @@ PROMPTS = 50
 
 
 def make_world(folder: Path) -> World:
-    """Pages of some 4 KiB, so that writing one takes a moment."""
-    return World(pages=24, page_size=PAGE_SIZE, folder=folder, max_bytes=MAX_BYTES, layers=[FULL] * 64)
+    """Pages of some 4 KiB, so that writing one takes a moment, and states."""
+    return World(pages=24, page_size=PAGE_SIZE, folder=folder, max_bytes=MAX_BYTES, layers=[FULL, STATE] * 64)
 
 
 def make_prompts(seed: int) -> list[list[int]]:

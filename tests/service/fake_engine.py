@@ -91,6 +91,7 @@ class FakeEngine:
         self.running: dict[tuple[int, int], _Running] = {}
         self.cancelled: list[int] = []
         self.submitted: list[tuple[list[int], SamplingParams]] = []
+        self.boundaries: tuple[int, ...] = ()  # of the last request
         self.steps = 0
         self.closed = False
         self.max_running, self.context_tokens = 1000, 4096
@@ -107,6 +108,7 @@ class FakeEngine:
         priority: int = 0,
         deadline_s: float | None = None,
         uses_cache: bool = True,
+        boundary_tokens: Sequence[int] = (),
         constraint: object = None,
         scores_prompt: bool = False,
     ) -> int:
@@ -115,6 +117,7 @@ class FakeEngine:
         if len(self.running) >= self.max_running:
             raise QueueFull(len(self.running), self.max_running, 1.0)
         self.submitted.append((list(token_ids), params))
+        self.boundaries = tuple(boundary_tokens)
         sequence_id = len(self.submitted)
         script = list(self.script(list(token_ids)))
         for index in range(params.n):  # answer i leaves out the first i tokens

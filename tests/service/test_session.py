@@ -21,11 +21,13 @@ from fake_engine import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from service_models import open_demo
 
 from mlxr.core.errors import InvalidRequest, QueueFull, TemplateError
 from mlxr.core.events import Event, Finish, TextDelta
 from mlxr.core.types import FinishReason, SamplingParams, Usage
 from mlxr.service.completion import Completion, fold_events
+from mlxr.service.prompt import find_message_ends
 
 UNLIMITED = SamplingParams(max_tokens=None)
 
@@ -338,3 +340,37 @@ def test_closing_a_session_ends_its_answers_and_the_engine() -> None:
     assert engine.closed
     assert not engine.running
     assert fold_events(stream).finish_reason is FinishReason.CANCELLED
+
+
+def test_the_engine_hears_where_messages_end() -> None:
+    engine = FakeEngine(lambda prompt: [EOS])
+    session = make_session(engine, PieceTokenizer())
+    for prompt, ends in (
+        ([BOS, USER, 65, 66, EOS, USER, 67, EOS, USER, 68], (5, 8)),
+        ([BOS, USER, 65, 66, USER, 67], (1, 4)),  # nothing ends, but something begins
+        ([65, 66], ()),
+    ):
+        list(session.stream(prompt, UNLIMITED))
+        assert engine.boundaries == ends
+
+
+def test_messages_end_where_a_shorter_conversation_does() -> None:
+    loaded = open_demo()
+    template, tokenizer = loaded.chat_template, loaded.tokenizer
+    assert template is not None
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who are you?"},
+        {"role": "assistant", "content": "A model."},
+        {"role": "user", "content": "Go on."},
+    ]
+
+    def encode(count: int) -> list[int]:
+        text = template.render(messages[:count], add_generation_prompt=count == len(messages))
+        return tokenizer.encode(text, add_special=False, parse_special=True)
+
+    whole = encode(len(messages))
+    ends = find_message_ends(tokenizer, whole)
+    for count, end in zip((1, 2, 3, 4), ends, strict=True):
+        assert whole[:end] == encode(count)[:end]
+        assert len(encode(count)) - end <= (1 if count < 4 else 8)  # at most the line break after it

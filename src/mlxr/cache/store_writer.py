@@ -58,11 +58,11 @@ class StoreWriter:
         self._store, self._arenas = store, tuple(arenas)
         self._largest_bytes = max(arena.page_bytes for arena in arenas)
         self._max_queued_pages = max_queued_pages
-        self._max_aside_pages = max_aside_bytes // self._largest_bytes
+        self._max_aside_bytes = max_aside_bytes
         if not self._is_on_host:
-            self._max_aside_pages = max(1, self._max_aside_pages)  # there is no other way for them
+            self._max_aside_bytes = max(self._largest_bytes, max_aside_bytes)  # there is no other way for them
         self._waiting: dict[PageName, _Waiting] = {}  # in order of offer
-        self._aside_pages = 0
+        self._aside_bytes = 0
         self._rest_end_s = 0.0  # until then the engine's thread copies nothing beside its work
         self._writing: PageName | None = None  # the page that the thread has taken, if any
         self._is_closing = False
@@ -97,7 +97,7 @@ class StoreWriter:
         if start_s < self._rest_end_s:
             return
         with self._changed:
-            self._copy_aside(max_pages=1)
+            self._copy_aside(is_short=True)
             self._changed.notify_all()
         end_s = time.monotonic()
         self._rest_end_s = end_s + (end_s - start_s) / COPY_SHARE
@@ -110,14 +110,13 @@ class StoreWriter:
             if waiting is None:  # stored already as a rule; if not, the queue was full when the page was let go
                 waiting = _Waiting(page, time.time_ns() - depth * DEPTH_NS)
             if self._is_saved(name) or self._is_closing or not self._store.writable:
-                self._aside_pages -= waiting.payload is not None
+                self._drop_copy(waiting)
                 return
             if waiting.payload is None:
-                if self._aside_pages >= self._max_aside_pages or len(self._waiting) >= self._max_queued_pages:
+                if not self._has_room_aside(group) or len(self._waiting) >= self._max_queued_pages:
                     self._store.count_drop(StoreDrop.EVICTED)
                     return
-                waiting.payload = self._export(group, page)
-                self._aside_pages += 1
+                self._set_aside(waiting, group)
             self._waiting[name] = waiting
             self._start()
             self._changed.notify_all()
@@ -143,7 +142,7 @@ class StoreWriter:
                 self._store.count_drop(StoreDrop.CLOSED)
                 self._store.note(name)
             self._waiting.clear()
-            self._aside_pages = 0
+            self._aside_bytes = 0
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(max(1.0, timeout_s))  # a thread stuck in a broken disk is left behind; it is a daemon
@@ -163,23 +162,31 @@ class StoreWriter:
     def check(self, indexed: Mapping[PageName, int]) -> None:
         """Prove that pages waiting in the arenas are `indexed` there (name to page), and the bounds; AssertionError."""
         with self._changed:
-            aside_pages = 0
+            aside_bytes = 0
             for name, waiting in self._waiting.items():
-                aside_pages += waiting.payload is not None
+                aside_bytes += 0 if waiting.payload is None else waiting.payload.nbytes
                 if waiting.payload is None and indexed.get(name) != waiting.page:
                     raise AssertionError(f"page {waiting.page} waits for the store and holds something else now")
-            if aside_pages != self._aside_pages or aside_pages > self._max_aside_pages:
-                raise AssertionError(f"{aside_pages} pages are copied aside, the books say {self._aside_pages}")
+            if aside_bytes != self._aside_bytes or aside_bytes > self._max_aside_bytes:
+                raise AssertionError(f"{aside_bytes} bytes are copied aside, the books say {self._aside_bytes}")
             if len(self._waiting) > self._max_queued_pages:
                 raise AssertionError(f"{len(self._waiting)} pages wait, {self._max_queued_pages} may")
             if self._writing is None:
                 self._store.check()
 
-    def _export(self, group: int, page: int) -> ByteArray:
-        """A copy of the bytes of a page."""
-        payload = allocate_payload(self._arenas[group].page_bytes)
-        self._arenas[group].export_page(page, payload)
-        return payload
+    def _has_room_aside(self, group: int) -> bool:
+        """Whether one more page of a group may be copied."""
+        return self._aside_bytes + self._arenas[group].page_bytes <= self._max_aside_bytes
+
+    def _set_aside(self, waiting: _Waiting, group: int) -> None:
+        """Copy the bytes of a page that waits."""
+        waiting.payload = allocate_payload(self._arenas[group].page_bytes)
+        self._arenas[group].export_page(waiting.page, waiting.payload)
+        self._aside_bytes += waiting.payload.nbytes
+
+    def _drop_copy(self, waiting: _Waiting) -> None:
+        """The copy of a page, if there is one, is no longer kept here."""
+        self._aside_bytes -= 0 if waiting.payload is None else waiting.payload.nbytes
 
     def _add(self, name: PageName, page: int, stamp_ns: int, *, counts_drop: bool) -> None:
         """Queue a page if there is room, or renew its stamp."""
@@ -195,17 +202,17 @@ class StoreWriter:
         """Whether a page is in the store, or its bytes are on their way there."""
         return name == self._writing or self._store.contains(name)
 
-    def _copy_aside(self, max_pages: int | None = None) -> None:
-        """The bytes of pages on a device, in order, until there is no more room, or `max_pages` are copied."""
+    def _copy_aside(self, *, is_short: bool = False) -> None:
+        """The bytes of pages on a device, in order, until there is no more room; if time `is_short`, of one page."""
         if self._is_on_host:
             return
-        last_pages = self._max_aside_pages if max_pages is None else self._aside_pages + max_pages
         for name, waiting in self._waiting.items():
-            if self._aside_pages >= min(self._max_aside_pages, last_pages):
-                break
             if waiting.payload is None and not self._is_saved(name):
-                waiting.payload = self._export(name[0], waiting.page)
-                self._aside_pages += 1
+                if not self._has_room_aside(name[0]):
+                    break
+                self._set_aside(waiting, name[0])
+                if is_short:
+                    break
 
     def _find_ready(self) -> PageName | None:
         """The first page that waits and that the writer's thread can write."""
@@ -245,7 +252,7 @@ class StoreWriter:
                 return None
             self._writing = name
             waiting = self._waiting.pop(name)
-            self._aside_pages -= waiting.payload is not None
+            self._drop_copy(waiting)
             if self._store.contains(name):
                 return name, None, waiting.stamp_ns
             if waiting.payload is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from mlxr.core.errors import RequestFailed
@@ -50,6 +50,7 @@ class AsyncEngine:
         client: str | None = None,
         deadline_s: float | None = None,
         uses_cache: bool = True,
+        boundary_tokens: Collection[int] = (),
         constraint: TokenConstraint | None = None,
     ) -> TokenStream:
         """Events of one request until all its answers have ended; nothing happens before the first is asked for.
@@ -57,7 +58,7 @@ class AsyncEngine:
         Arguments and refusals are those of `Engine.submit`. After `stop`, EngineStopped is raised.
         """
         prompt = list(token_ids)
-        submit = _submitter(prompt, params, priority, client, deadline_s, uses_cache, constraint)
+        submit = _submitter(prompt, params, priority, client, deadline_s, uses_cache, boundary_tokens, constraint)
         return TokenStream(self._worker, submit, prompt_tokens=len(prompt), answers=params.n)
 
     async def embed(
@@ -95,6 +96,7 @@ class AsyncEngine:
         client: str | None = None,
         deadline_s: float | None = None,
         uses_cache: bool = True,
+        boundary_tokens: Collection[int] = (),
         constraint: TokenConstraint | None = None,
         scores_prompt: bool = False,
     ) -> Ticket:
@@ -104,7 +106,15 @@ class AsyncEngine:
         """
         job = Job(
             _submitter(
-                token_ids, params, priority, client, deadline_s, uses_cache, constraint, scores_prompt=scores_prompt
+                token_ids,
+                params,
+                priority,
+                client,
+                deadline_s,
+                uses_cache,
+                boundary_tokens,
+                constraint,
+                scores_prompt=scores_prompt,
             ),
             prompt_tokens=len(token_ids),
             answers=params.n,
@@ -248,6 +258,7 @@ def _submitter(
     client: str | None,
     deadline_s: float | None,
     uses_cache: bool,
+    boundary_tokens: Collection[int],
     constraint: TokenConstraint | None,
     *,
     scores_prompt: bool = False,
@@ -260,6 +271,7 @@ def _submitter(
         client=client,
         deadline_s=deadline_s,
         uses_cache=uses_cache,
+        boundary_tokens=boundary_tokens,
         constraint=constraint,
         scores_prompt=scores_prompt,
     )

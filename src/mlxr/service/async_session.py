@@ -145,6 +145,7 @@ class AsyncSession:
             client=client,
             deadline_s=prepared.deadline_s,
             uses_cache=prepared.uses_cache,
+            boundary_tokens=prepared.boundary_tokens,
             constraint=prepared.constraint,
             scores_prompt=prepared.scores_prompt,
         )

@@ -19,7 +19,7 @@ from mlxr.service.answer import PLAIN, Answer, AnswerFormat
 from mlxr.service.breakers import BreakerFinder
 from mlxr.service.chat import Chat, Rules, Turn
 from mlxr.service.messages import check_messages
-from mlxr.service.prompt import Prompt, encode_prompt
+from mlxr.service.prompt import Prompt, encode_prompt, find_message_ends
 from mlxr.service.reasoning_gate import GateTokens, ReasoningGate, collect_gate_tokens
 from mlxr.service.requests import ChatRequest, TextRequest
 from mlxr.service.size_bound import SizeBound
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class Prepared:
     """One request, ready for the engine; `answers` are fed with the engine's events, each by its index.
 
-    `relaxed` are keywords of schemas in it that are not held while the answers grow.
+    `relaxed` are keywords of schemas in it that are not held while the answers grow. `boundary_tokens` are where its
+    messages end.
     """
 
     token_ids: list[int]
@@ -44,6 +45,7 @@ class Prepared:
     priority: int = 0
     deadline_s: float | None = None
     uses_cache: bool = True
+    boundary_tokens: tuple[int, ...] = ()
     constraint: TokenConstraint | None = None
     relaxed: tuple[str, ...] = ()
     scores_prompt: bool = False
@@ -166,7 +168,8 @@ class Preparation:
             stop_token_ids=params.stop_token_ids | stop_tokens.keys(),
             dry_breaker_ids=params.dry_breaker_ids | self._find_breakers(params),
         )
-        return Prepared(list(token_ids), engine_params, answers)
+        ends = find_message_ends(self.tokenizer, token_ids)
+        return Prepared(list(token_ids), engine_params, answers, boundary_tokens=ends)
 
     def _prepare_chat(self, request: ChatRequest) -> Prepared:
         chat = self._require_chat(request)

@@ -29,6 +29,21 @@ def encode_prompt(
     return ids
 
 
+def find_message_ends(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Positions at which the messages of a prompt end, as far as its special tokens tell; where others may part from
+    it.
+
+    Templates close messages with the token that ends an answer. In a prompt that has none of these, every other special
+    token counts as the beginning of something.
+    """
+    found = set(token_ids)
+    ends = found & tokenizer.eos_ids
+    if ends:
+        return tuple(place + 1 for place, token_id in enumerate(token_ids) if token_id in ends)
+    starts = {token_id for token_id in found if tokenizer.is_special(token_id)}
+    return tuple(place for place, token_id in enumerate(token_ids) if place and token_id in starts)
+
+
 def _check_token_id(value: object, vocab_size: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InvalidRequest("prompt", f"must be text or token ids, got a {type(value).__name__} among the ids")
