@@ -12,6 +12,7 @@ import functools
 import logging
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
         divisor: int | None,
         uses_cache: bool,
         client: str | None,
-        boundaries: set[int],
+        boundaries: Collection[int] = (),
     ) -> None:
         params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=len(prompt), n=n, logprobs=0)
         if self.engine.stats().waiting_sequences >= MAX_WAITING:

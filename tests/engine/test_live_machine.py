@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from live_view import LiveView
-from test_engine_machine import EngineMachine, MixedEngineMachine
+from test_engine_machine import EngineMachine, MixedEngineMachine, StateEngineMachine
 
+from mlxr.cache.shapes import form_groups
 from mlxr.core.live import LiveChange, LiveState
 from mlxr.engine.engine import Engine
 from mlxr.engine.live import FORGET_S
@@ -68,7 +69,7 @@ class WatchedMachine(EngineMachine):
     @rule(full=st.booleans())
     def look(self, full: bool) -> None:
         self.engine._cache.flush()  # so that no page reaches the disk between the reading and the look at the books
-        work = replace(WORK, attention=WORK.attention * len(self.engine._cache.groups))
+        work = replace(WORK, attention=WORK.attention * len(form_groups(self.layers).paged))
         reading = self.engine.live.read(work, full=full or self.view is None)
         if reading.change is None:
             self.view = None  # the record begins here
@@ -146,9 +147,16 @@ class WatchedWindowsMachine(WatchedMachine):
     layers = MixedEngineMachine.layers
 
 
+class WatchedStatesMachine(WatchedMachine):
+    """Recurrent layers, whose states change places with every step."""
+
+    layers = StateEngineMachine.layers
+
+
 test_watched_machine = WatchedMachine.TestCase
 test_watched_machine_with_windows = WatchedWindowsMachine.TestCase
-for machine in (WatchedMachine, WatchedWindowsMachine):
+test_watched_machine_with_states = WatchedStatesMachine.TestCase
+for machine in (WatchedMachine, WatchedWindowsMachine, WatchedStatesMachine):
     machine.TestCase.settings = settings(
         max_examples=choose_amount(50),
         stateful_step_count=80,

@@ -28,6 +28,7 @@ class Moment:
         """All metrics, with one sample for each model and label."""
         yield from _process_metrics()
         yield self._gauge("pages", "Pages of the KV cache", "state", _pages)
+        yield self._gauge("states", "States of recurrent layers, each of one sequence", "state", _states)
         yield self._gauge("cache_bytes", "Bytes of weights, arena and store", "kind", _bytes)
         yield self._gauge("sequences", "Answers that grow or wait", "state", _sequences)
         yield self._counter("engine", "What the engine has done", "what", _work)
@@ -101,6 +102,14 @@ def _prefix(stats: SessionStats) -> Iterator[tuple[str, float]]:
     yield "memory", cache.memory_hit_tokens
     yield "disk", cache.disk_hit_tokens
     yield "missed", cache.missed_tokens
+
+
+def _states(stats: SessionStats) -> Iterator[tuple[str, float]]:
+    for group in stats.engine.cache.groups:
+        if group.kv_heads is None:
+            yield "live", group.held_pages
+            yield "snapshot", group.cached_pages
+            yield "free", group.free_pages
 
 
 def _short(stats: SessionStats) -> Iterator[tuple[str, float]]:
