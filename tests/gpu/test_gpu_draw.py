@@ -94,9 +94,11 @@ def test_numbers_of_a_stream_are_the_same_one_by_one() -> None:
     assert many.tolist() == [draw_uniform(11, index, 2) for index in range(5, 14)]
 
 
-def answer(ctx: Context, type_name: str, *params: SamplingParams) -> tuple[list[list[int]], set[str]]:
+def answer(
+    ctx: Context, type_name: str, *params: SamplingParams, case: str = "llama-gqa-80-tied"
+) -> tuple[list[list[int]], set[str]]:
     """The tokens of one request for each of `params`, all at once, and how steps were recorded."""
-    config, seed, tokens, _ = read_golden("llama-gqa-80-tied")
+    config, seed, tokens, _ = read_golden(case)
     settings = ModelSettings(page_size=8, kv_type="f32")
     engine = Engine(build_hf(ctx, config, seed, type_name), ctx, settings, eos_ids=(), pages=40)
     text = tokens.reshape(-1).tolist()[:5]
@@ -109,10 +111,17 @@ def answer(ctx: Context, type_name: str, *params: SamplingParams) -> tuple[list[
 
 
 @pytest.mark.parametrize(
-    ("type_name", "way"), [("q8_0", "RecordedStep"), ("f32", "RecordedStep"), ("q8_0", "CompiledStep")]
+    ("case", "type_name", "way"),
+    [
+        ("llama-gqa-80-tied", "q8_0", "RecordedStep"),
+        ("llama-gqa-80-tied", "f32", "RecordedStep"),
+        ("llama-gqa-80-tied", "q8_0", "CompiledStep"),
+        ("qwen3moe", "q8_0", "RecordedStep"),
+        ("qwen3moe", "f32", "CompiledStep"),
+    ],
 )
 def test_recorded_steps_answer_as_the_reference(
-    gpu: Context, monkeypatch: pytest.MonkeyPatch, type_name: str, way: str
+    gpu: Context, monkeypatch: pytest.MonkeyPatch, case: str, type_name: str, way: str
 ) -> None:
     """Answers of several lengths, across pages, drawn and greedy; without a machine MLX records.
 
@@ -125,13 +134,13 @@ def test_recorded_steps_answer_as_the_reference(
         SamplingParams(max_tokens=9, temperature=0.9, top_p=0.8, seed=5),
         SamplingParams(max_tokens=14, temperature=1.2, top_k=20, min_p=0.02, seed=6),
     ]
-    found, ways = answer(gpu, type_name, *params)
+    found, ways = answer(gpu, type_name, *params, case=case)
     assert ways == {way}
-    expected, _ = answer(REFERENCE, type_name, *params)
+    expected, _ = answer(REFERENCE, type_name, *params, case=case)
     assert found[0] == expected[0]
     if gpu.gpu.narrow:
         monkeypatch.setattr("mlxr.kernels.gpu.graph.takes_step", lambda _batch: False)
-        expected, ways = answer(gpu, type_name, *params)
+        expected, ways = answer(gpu, type_name, *params, case=case)
         assert not ways
     assert found == expected
 

@@ -16,6 +16,8 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.gpu.recorded_step import RecordedStep
 from mlxr.kernels.sample import NO_TOKEN, SampleRow, sample
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -74,10 +76,13 @@ def test_layers_with_windows_have_pages_of_their_own(gpu: Context) -> None:
         model = build_hf(ctx, config, seed, "f32")
         give_windows(model, (5, None))
         settings = ModelSettings(page_size=4, kv_type="f32", prefill_chunk_tokens=7)
-        engine = Engine(model, ctx, settings, eos_ids=(), pages=16)
+        engine = Engine(model, ctx, settings, eos_ids=(), pages=24)
         text = tokens.reshape(-1).tolist()
-        ids = [engine.submit(text[start : start + 20], SamplingParams(max_tokens=4, temperature=0)) for start in (0, 3)]
+        ids = [engine.submit(text[start : start + 20], SamplingParams(max_tokens=9, temperature=0)) for start in (0, 3)]
         events = finish(engine)
+        pool = engine._arena.k_pools[0]
+        if isinstance(pool, Pool):
+            assert {type(step) for step in pool.graphs.values()} == {RecordedStep}
         window, full = engine.stats().cache.groups
         assert window.peak_pages < full.peak_pages
         found: dict[int, list[int | None]] = {request: [] for request in ids}

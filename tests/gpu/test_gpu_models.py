@@ -33,6 +33,7 @@ CASES = [
     "olmo2",
     "phi3-long",
     "qwen3",
+    "qwen3moe",
     "stablelm",
     "stablelm-heads",
     "starcoder2",

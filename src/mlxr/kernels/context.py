@@ -118,14 +118,14 @@ class Context:
         """`compute(batch)`, which gives the logits; a GPU starts on it, and records steps of single tokens.
 
         Recorded steps are found again by their shape and `key`, which must change with anything else that `compute`
-        depends on. `pools` are those that the batch's pages are in.
+        depends on. `pools` has one pool for each group of the batch, with the pages that the group names.
         """
         if self.gpu is None:
             return compute(batch)
         from mlxr.kernels.gpu.graph import run_step, takes_step
 
         if self.gpu.launcher is not None and takes_step(batch):
-            return run_step(self.gpu, compute, batch, pools[0], key)
+            return run_step(self.gpu, compute, batch, pools, key)
         from mlxr.kernels.gpu.deferred import settle
 
         logits = settle(compute(batch)).astype(self.gpu.mx.float32)

@@ -31,7 +31,7 @@ from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer import LayerReader
+from mlxr.models.layer import LayerReader, list_matrices
 from mlxr.models.names import ROPE_FACTORS
 from mlxr.models.step_work import AttentionWork, StepWork
 from mlxr.models.weights import arrange_tensors, check_tensors, read_rope_factors, split_joined
@@ -82,7 +82,7 @@ class Decoder:
         tensors = split_joined(config, tensors)
         self.ctx = ctx
         self.config = config
-        ctx.choose_activations(tensor.type_name for tensor in tensors.values() if len(tensor.shape) == 2)
+        ctx.choose_activations(tensor.type_name for tensor in list_matrices(tensors))
         specs, reader = config.layer_specs, LayerReader(ctx, tensors)
         self._ropes = tuple(dict.fromkeys(spec.attention.rope for spec in specs))
         places = form_groups(config.cache_layers).places
@@ -135,6 +135,13 @@ class Decoder:
         attention = (AttentionWork(macs, shape.window) for macs, shape in zip(pair_macs, groups.paged, strict=True))
         return StepWork(self.step_bytes, inner, output.in_features * output.out_features, tuple(attention))
 
+    @cached_property
+    def _first_layers(self) -> list[int]:
+        """Of each group with pages, its first layer."""
+        groups = form_groups(self.config.cache_layers)
+        numbers = [None if place is None else place.group for place in groups.places]
+        return [numbers.index(group) for group in range(len(groups.paged))]
+
     @property
     def _operators(self) -> list[Operator]:
         return [operator for layer in self._weights.layers.layers for operator in list_operators(layer)]
@@ -165,7 +172,7 @@ class Decoder:
         logits: FloatArray = self.ctx.run_step(
             lambda step: forward(self.ctx, self._weights, _join(step, tables, arena)),
             batch,
-            arena.k_pools,
+            [arena.k_pools[layer] for layer in self._first_layers],
             (id(self), tables[0].positions),
         )
         return logits

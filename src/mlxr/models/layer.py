@@ -77,6 +77,13 @@ def _shape_head_norm(attention: Attention, columns: int) -> Shape:
     return {"each": (dim,), "joint": (columns,), "layer": (columns // dim, dim)}[attention.head_norms or "each"]
 
 
+def list_matrices(tensors: Mapping[str, TensorSource]) -> Iterator[TensorSource]:
+    """The matrices that may choose how results travel: all but routers, which are multiplied in f32."""
+    for name, tensor in tensors.items():
+        if len(tensor.shape) >= 2 and name.endswith(".weight") and _ROUTER not in name:
+            yield tensor
+
+
 def _list_feed_forward(block: FeedForward, hidden: int, suffix: str = "") -> Iterator[tuple[str, Shape]]:
     for name in block.projections:
         yield from _list_product(name + suffix, block.features, hidden, block.bias)

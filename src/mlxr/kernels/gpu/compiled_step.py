@@ -5,6 +5,7 @@ For what our kernels do not do alone. Where launches compute at once nothing is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import launch_draw
-from mlxr.kernels.gpu.steps import Ints, Numbers, Results, Run, pack_batch
+from mlxr.kernels.gpu.steps import Ints, Numbers, Results, Run, pack_batch, unpack_batch
 from mlxr.kernels.ledger import Dispatch
 from mlxr.kernels.ragged import RaggedBatch
 
@@ -70,7 +71,10 @@ def compile_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> CompiledStep
     before = ledger.copy_counts()
 
     def step(token_ids: Any, packed: Any) -> Any:
-        gpu.place_traced(batch, (token_ids, *unpack_batch(packed, *batch.page_table.shape)))
+        def take(start: int, shape: tuple[int, ...]) -> Any:
+            return packed[start : start + math.prod(shape)].reshape(shape)
+
+        gpu.place_traced(batch, token_ids, unpack_batch(batch, take))
         logits = settle(compute(batch))
         gpu.pending = []
         gpu.forget_placed()
@@ -84,9 +88,3 @@ def compile_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> CompiledStep
     mx.eval(replay(mx.array(batch.token_ids), mx.array(pack_batch(batch))))
     gpu.watch.watched = watched
     return CompiledStep(gpu, replay, step, ledger.take_back(before), runs_ahead=True)
-
-
-def unpack_batch(packed: Any, rows: int, width: int) -> tuple[Any, ...]:
-    """Positions, slots, lengths and page table out of what `pack_batch` made."""
-    columns = [packed[index * rows : (index + 1) * rows] for index in range(3)]
-    return (*columns, packed[3 * rows :].reshape(rows, width))

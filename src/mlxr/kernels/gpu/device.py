@@ -10,7 +10,7 @@ import hashlib
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -201,12 +201,14 @@ class Gpu:
             self._placed.append((batch, found))
         return found
 
-    def place_traced(self, batch: RaggedBatch, arrays: tuple[Any, ...]) -> None:
-        """Let `arrays` (token ids and what `graph.unpack_batch` gives) stand for the tokens of `batch` in a trace."""
-        token_ids, positions, slots, lengths, page_table = arrays
+    def place_traced(self, batch: RaggedBatch, token_ids: Any, arrays: Sequence[Any]) -> None:
+        """Let `arrays` (what `steps.unpack_batch` gives) and tokens stand for those of `batch` in a trace."""
+        positions, lengths, *places = arrays
         rows = self.mx.arange(batch.tokens, dtype=self.mx.int32)
-        placed = PlacedBatch(token_ids, positions, slots, rows, lengths, page_table, rows)
-        self._placed = [(batch, placed)]
+        self._placed = []
+        for group, slots, table in zip(batch.groups, places[::2], places[1::2], strict=True):
+            placed = PlacedBatch(token_ids, positions, slots, rows, lengths, table, rows)
+            self._placed.append((group, placed))
         self.is_traced = True
 
     def forget_placed(self) -> None:

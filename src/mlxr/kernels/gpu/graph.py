@@ -7,7 +7,7 @@ traced runs the same operators as always; whatever they decide on the host must 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from mlxr.kernels.checks import refuse
 from mlxr.kernels.gpu.compiled_step import compile_step
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recorded_step import record_step
-from mlxr.kernels.gpu.steps import Step
+from mlxr.kernels.gpu.steps import Ints, Step
 from mlxr.kernels.ragged import RaggedBatch
 
 if TYPE_CHECKING:
@@ -27,25 +27,26 @@ MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as t
 
 
 def takes_step(batch: RaggedBatch) -> bool:
-    """Whether the batch is single tokens, each with its logits wanted, and all layers have the same pages alone."""
-    if batch.others or batch.has_states:
+    """Whether the batch is single tokens, each with its logits wanted, and layers have pages alone."""
+    if batch.has_states:
         return False
     return batch.tokens == batch.sequences == len(batch.output_rows) <= MAX_SEQUENCES
 
 
-def run_step(gpu: Gpu, compute: Compute, batch: RaggedBatch, pool: Pool, key: object) -> Any:
+def run_step(gpu: Gpu, compute: Compute, batch: RaggedBatch, pools: Sequence[Pool], key: object) -> Any:
     """`compute(batch)` by a step, recorded if it is new; `key` is what it depends on besides the shape.
 
-    The step starts, or has run ahead (`Steps`). The batch's pages are those of `pool` and its like, which own steps.
+    The step starts, or has run ahead (`Steps`). `pools` has one pool for each group of the batch, whose pages are those
+    of the group's slots and table; the first one owns the steps.
     """
-    padded = pad_batch(batch, pool)
-    shape = (key, *padded.page_table.shape)
-    step = pool.graphs.get(shape)
+    padded, graphs = pad_batch(batch, pools), pools[0].graphs
+    shape = (key, padded.tokens, *(group.page_table.shape[1] for group in padded.groups))
+    step = graphs.get(shape)
     if step is None:
-        step = pool.graphs[shape] = _make_step(gpu, compute, padded)
+        step = graphs[shape] = _make_step(gpu, compute, padded)
     else:
-        check_step(padded, pool)
-    return gpu.steps.run(step, padded, batch.tokens, pool)
+        check_step(padded, pools)
+    return gpu.steps.run(step, padded, batch.tokens, pools)
 
 
 def _make_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> Step:
@@ -53,30 +54,38 @@ def _make_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> Step:
     return recorded or compile_step(gpu, compute, batch)
 
 
-def check_step(batch: RaggedBatch, pool: Pool) -> None:
+def check_step(batch: RaggedBatch, pools: Sequence[Pool]) -> None:
     """What the operators check of a batch when they are traced, for a step that is replayed."""
-    pages, page_size = pool.shape[0] + 1, pool.shape[2]
-    slots, table = batch.slots, batch.page_table
-    if slots.min() < 0 or slots.max() >= pages * page_size or table.min() < 0 or table.max() >= pages:
-        refuse("run_step", "slots and pages", f"up to {slots.max()} and {table.max()}", f"within {pages - 1} pages")
+    for group, pool in zip(batch.groups, pools, strict=True):
+        pages, page_size = pool.shape[0] + 1, pool.shape[2]
+        slots, table = group.slots, group.page_table
+        if slots.min() < 0 or slots.max() >= pages * page_size or table.min() < 0 or table.max() >= pages:
+            refuse("run_step", "slots and pages", f"up to {slots.max()} and {table.max()}", f"within {pages - 1} pages")
 
 
-def pad_batch(batch: RaggedBatch, pool: Pool) -> RaggedBatch:
-    """The batch with sequences and pages filled up to powers of two."""
-    spare = pool.shape[0]
-    rows, width = _round_up(batch.sequences), _round_up(batch.page_table.shape[1])
+def pad_batch(batch: RaggedBatch, pools: Sequence[Pool]) -> RaggedBatch:
+    """The batch with sequences and the pages of each group filled up to powers of two."""
+    rows = _round_up(batch.sequences)
     more = rows - batch.sequences
-    table = np.full((rows, width), spare, np.int32)
-    table[: batch.sequences, : batch.page_table.shape[1]] = np.where(batch.page_table < 0, spare, batch.page_table)
-    return RaggedBatch(
+    places = [_pad_places(group, rows, pool) for group, pool in zip(batch.groups, pools, strict=True)]
+    first = RaggedBatch(
         token_ids=_extend(batch.token_ids, more, 0),
         positions=_extend(batch.positions, more, 0),
-        slots=_extend(batch.slots, more, spare * pool.shape[2]),
+        slots=places[0][0],
         query_starts=np.arange(rows + 1, dtype=np.int32),
         context_lengths=_extend(batch.context_lengths, more, 1),
-        page_table=table,
+        page_table=places[0][1],
         output_rows=np.arange(rows, dtype=np.int32),
     )
+    return first.with_groups(places[1:]) if places[1:] else first
+
+
+def _pad_places(group: RaggedBatch, rows: int, pool: Pool) -> tuple[Ints, Ints]:
+    """Slots and page table of one group for so many sequences; its pool's spare page stands where there is none."""
+    spare, (sequences, columns) = pool.shape[0], group.page_table.shape
+    table = np.full((rows, _round_up(columns)), spare, np.int32)
+    table[:sequences, :columns] = np.where(group.page_table < 0, spare, group.page_table)
+    return _extend(group.slots, rows - sequences, spare * pool.shape[2]), table
 
 
 def _extend(values: np.typing.NDArray[np.int32], more: int, filler: int) -> np.typing.NDArray[np.int32]:

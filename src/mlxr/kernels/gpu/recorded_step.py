@@ -20,7 +20,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
 from mlxr.kernels.gpu.recording import Buffer, Recorder
-from mlxr.kernels.gpu.steps import Numbers, Results, Run, pack_batch
+from mlxr.kernels.gpu.steps import Numbers, Results, Run, count_packed, pack_batch, unpack_batch
 from mlxr.kernels.gpu.watch import name_recorded
 from mlxr.kernels.ledger import Part
 from mlxr.kernels.ragged import RaggedBatch
@@ -141,10 +141,9 @@ def record_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> RecordedStep 
 
 
 def _record(gpu: Gpu, machine: Machine, recorder: Recorder, compute: Compute, batch: RaggedBatch) -> RecordedStep:
-    mx, (rows, width) = gpu.mx, batch.page_table.shape
-    drawn, packed = recorder.make((2 * rows,), mx.int32), recorder.make((rows * (3 + width),), mx.int32)
-    columns = [packed.part(index * rows, (rows,)) for index in range(3)]
-    gpu.place_traced(batch, (drawn.part(0, (rows,)), *columns, packed.part(3 * rows, (rows, width))))
+    mx, rows = gpu.mx, batch.tokens
+    drawn, packed = recorder.make((2 * rows,), mx.int32), recorder.make((count_packed(batch),), mx.int32)
+    gpu.place_traced(batch, drawn.part(0, (rows,)), unpack_batch(batch, packed.part))
     logits = settle(compute(batch))
     forward, numbers = recorder.take_launches(), recorder.make((rows, NUMBERS), mx.float32)
     launch_draw(mx, recorder, logits, numbers)

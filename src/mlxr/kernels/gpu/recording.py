@@ -18,7 +18,7 @@ from mlxr.kernels.gpu.kernel import Box, Kernel, Variant, name_type
 
 ALIGNMENT_BYTES = 256
 # of which a launch reads or writes a part
-SHARED_ARRAYS = ("k_pool", "v_pool", "pool", "table", "scratch", "cosines", "sines", "temperatures")
+SHARED_ARRAYS = ("k_pool", "v_pool", "pool", "table", "scratch", "cosines", "sines", "temperatures", "all_a", "all_b")
 
 
 class Buffer:

@@ -7,6 +7,7 @@ turns out otherwise is dropped, and what it wrote is written again before anybod
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,9 +69,8 @@ class Run:
         return (
             step is self.step
             and rows == self.rows
-            and np.array_equal(batch.slots, self.batch.slots)
             and np.array_equal(batch.positions, self.batch.positions)
-            and np.array_equal(batch.page_table, self.batch.page_table)
+            and all(map(_have_same_places, batch.groups, self.batch.groups))
             and self.token_ids is not None
             and np.array_equal(self.token_ids, batch.token_ids[:rows])
         )
@@ -87,14 +87,17 @@ class Steps:
     def __init__(self) -> None:
         self._current: Run | None = None
         self._ahead: Run | None = None
-        self._pool: Pool | None = None
+        self._pools: Sequence[Pool] = ()
 
-    def run(self, step: Step, batch: RaggedBatch, rows: int, pool: Pool) -> Any:
-        """Start the step on `batch`, unless it has run ahead; its logits (rows, vocabulary). `pool` has its pages."""
+    def run(self, step: Step, batch: RaggedBatch, rows: int, pools: Sequence[Pool]) -> Any:
+        """Start the step on `batch`, unless it has run ahead; its logits (rows, vocabulary).
+
+        `pools` has one pool for each group of layers, with the group's pages.
+        """
         run, self._ahead = self._ahead, None
         if run is None or not run.is_for(step, batch, rows):
             run = step.start(batch, rows, None)
-        self._current, self._pool = run, pool
+        self._current, self._pools = run, pools
         return run.logits
 
     def has(self, logits: Any) -> bool:
@@ -106,13 +109,12 @@ class Steps:
 
         `numbers` (rows, NUMBERS) say how to draw; `following` are those of the next step, ... where they are unknown.
         """
-        current, pool = self._current, self._pool
+        current = self._current
         assert current is not None
-        assert pool is not None
         current.draw(numbers)
         batch = None
         if following is not ... and current.step.runs_ahead:
-            batch = advance_batch(current.batch, current.rows, pool)
+            batch = advance_batch(current.batch, current.rows, self._pools)
         if batch is not None:
             self._ahead = current.step.start(batch, current.rows, current)
             self._ahead.draw(following)
@@ -123,32 +125,63 @@ class Steps:
         return ids, logprobs
 
 
-def advance_batch(batch: RaggedBatch, rows: int, pool: Pool) -> RaggedBatch | None:
+def advance_batch(batch: RaggedBatch, rows: int, pools: Sequence[Pool]) -> RaggedBatch | None:
     """The step after this one, its tokens unknown; None where one of the `rows` sequences has no page for it yet."""
-    spare, page_size = pool.shape[0], pool.shape[2]
     positions = batch.positions.copy()
     positions[:rows] += 1
-    columns = positions // page_size
-    if columns.max() >= batch.page_table.shape[1]:
-        return None
-    pages = batch.page_table[np.arange(len(columns)), columns]
-    if (pages[:rows] == spare).any():
-        return None
-    return RaggedBatch(
+    places = []
+    for group, pool in zip(batch.groups, pools, strict=True):
+        slots = _find_slots(group.page_table, positions, rows, pool)
+        if slots is None:
+            return None
+        places.append((slots, group.page_table))
+    first = RaggedBatch(
         token_ids=batch.token_ids,
         positions=positions,
-        slots=pages * np.int32(page_size) + positions % np.int32(page_size),
+        slots=places[0][0],
         query_starts=batch.query_starts,
         context_lengths=positions + np.int32(1),
         page_table=batch.page_table,
         output_rows=batch.output_rows,
     )
+    return first.with_groups(places[1:])
+
+
+def _find_slots(table: Ints, positions: Ints, rows: int, pool: Pool) -> Ints | None:
+    spare, page_size = pool.shape[0], pool.shape[2]
+    columns = positions // page_size
+    if columns.max() >= table.shape[1]:
+        return None
+    pages = table[np.arange(len(columns)), columns]
+    if (pages[:rows] == spare).any():
+        return None
+    return np.asarray(pages * np.int32(page_size) + positions % np.int32(page_size), np.int32)
 
 
 def pack_batch(batch: RaggedBatch) -> Ints:
-    """All integers of a step but its tokens, in one array."""
-    columns = (batch.positions, batch.slots, batch.context_lengths)
-    return np.concatenate([*columns, batch.page_table.reshape(-1)])
+    """All integers of a step but its tokens, in one array: positions, lengths, and slots and page table of a group."""
+    places = [part for group in batch.groups for part in (group.slots, group.page_table.reshape(-1))]
+    return np.concatenate([batch.positions, batch.context_lengths, *places])
+
+
+def count_packed(batch: RaggedBatch) -> int:
+    """How many integers `pack_batch` makes of such a batch."""
+    return 2 * batch.tokens + sum(batch.tokens + group.page_table.size for group in batch.groups)
+
+
+def unpack_batch(batch: RaggedBatch, take: Callable[[int, tuple[int, ...]], Any]) -> list[Any]:
+    """Positions, lengths, and slots and page table of each group, out of what `pack_batch` makes of such a batch.
+
+    `take(start, shape)` gives the array of so many numbers from `start` on.
+    """
+    shapes = [(batch.tokens,)] * 2
+    shapes += [shape for group in batch.groups for shape in (group.slots.shape, group.page_table.shape)]
+    starts = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+    return [take(int(start), shape) for start, shape in zip(starts, shapes, strict=False)]
+
+
+def _have_same_places(a: RaggedBatch, b: RaggedBatch) -> bool:
+    return np.array_equal(a.slots, b.slots) and np.array_equal(a.page_table, b.page_table)
 
 
 def _are_same(a: Numbers | None, b: Numbers | None) -> bool:

@@ -37,6 +37,7 @@ from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.parts import FLOATS
 
 START_LAYERS = 1  # layers after which the device is told to start on them
+ROUTE_BYTES = 8  # of a pair of a token and an expert
 STREAM_BYTES = 4  # the residual stream is f32
 
 
@@ -105,11 +106,12 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
         case Sum() | Scale() | Join() | GateRows():
             return columns * STREAM_BYTES
         case Route(router):
-            return 8 * router.rule.used
+            return router.rule.used * ROUTE_BYTES
         case Mix(experts, used):
             up, down = experts.up[0], experts.down[0]
-            inner = count_product_bytes(up, result, operand, cast) + down.in_features * operand
-            return used * (inner + count_product_bytes(down, result, operand, cast)) + columns * STREAM_BYTES
+            is_fused = experts.is_gated and len(up.payload[0]) == 1
+            inner = down.in_features * operand + (0 if is_fused else up.out_features * result)
+            return used * (inner + columns * STREAM_BYTES) + columns * STREAM_BYTES + used * ROUTE_BYTES
         case Rows(table):
             return table.shape[1] * STREAM_BYTES
 

@@ -142,9 +142,30 @@ struct BF16 : Plain {
     }
   }
 };
+// Numbers of 32 bits, four neighbours to a quad.
+struct F32 : OneRun {
+  enum { STEP = 4, WORDS = 32, OFFSETS = 0 };
+  static FUNCTION void load(Bytes base, uint64_t, uint64_t block, int, PRIVATE uint *w) {
+    UNROLL
+    for (int u = 0; u < 8; ++u)
+      load_words(base + block * 128 + 16 * u, w + 4 * u);
+  }
+  static FUNCTION void scales(Bytes, uint64_t, uint64_t, int, PRIVATE float *scale, PRIVATE float *offset) {
+    scale[0] = scale[1] = 1.0f;
+    offset[0] = offset[1] = 0.0f;
+  }
+  static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      f[i] = bits_to_float(w[4 * u + i]);
+      f[4 + i] = bits_to_float(w[16 + 4 * u + i]);
+    }
+  }
+};
 
 // By the numbers that ggml gives the types, and our own ones.
 template <int ID> struct Blocks {};
+template <> struct Blocks<0> { typedef F32 type; };
 template <> struct Blocks<1> { typedef F16 type; };
 template <> struct Blocks<2> { typedef Q4_0 type; };
 template <> struct Blocks<3> { typedef Q4_1 type; };

@@ -5,6 +5,7 @@
   MLX multiplies (`expand.py`).
 - Floats of 16 bits: streamed on matrix units, 1 to 16 rows (`floats.py`); in recorded steps on Hopper by panels, 17 to
   128 rows (`panels.py`); each where its plan says that it fits and pays. Else a few rows by `rows.py`.
+- Floats of 32 bits that are not as the library takes them (a router's): few outputs by `rows.py`.
 - All other floats: the library, which is MLX's matmul, in recorded steps cuBLASLt. Without kernels (MLX on CPU) this is
   the only way.
 
@@ -35,6 +36,7 @@ __all__ = ["linear", "prepare"]
 MAX_ROWS = 8
 MAX_FLOAT_ROWS = 2  # a library's products of 16-bit numbers are better from here on,
 MAX_OTHER_ROWS = 4  # but what is not as the library takes it, one weight without bias in the type of x, is not recorded
+MAX_WIDE_ROWS, MAX_WIDE_OUTPUTS = 256, 1024  # those of 32 bits
 MIN_TILED, MAX_TILED = 1, 64
 MAX_SHARED_OUTPUTS = 8192  # more keep the device busy without
 SHARES, LIBRARY_COLUMNS = 2, 64
@@ -65,6 +67,13 @@ class Product:
         """Number of rows of x."""
         rows: int = (self.x.x if isinstance(self.x, Normed) else self.x).shape[0]
         return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summands:
+    """What is still to be added up: `array` (shares, rows, columns) in f32."""
+
+    array: Any
 
 
 def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
@@ -131,6 +140,8 @@ def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Any]:
     added, (rows, columns) or in shares (shares, rows, columns)."""
     if isinstance(other, Deferred) and other.is_open and isinstance(other.parts, Product):
         return _add_product(ctx, other.parts, x)
+    if isinstance(other, Deferred) and other.is_open and isinstance(other.parts, Summands):
+        return x, other.parts.array
     return x, settle(other)
 
 
@@ -186,8 +197,7 @@ def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
     suits_library = is_plain and x.dtype == parts[0].upload.array.dtype
     if len(parts) == 1 and _takes_floats(ctx, parts[0], tokens, shared=suits_library):
         return "floats"
-    limit = MAX_FLOAT_ROWS if suits_library else MAX_OTHER_ROWS
-    if len(parts) <= 2 and all(_has_kernel(part, tokens, limit) for part in parts):
+    if len(parts) <= 2 and all(_has_kernel(part, tokens, _limit_rows(part, suits_library)) for part in parts):
         return "rows"
     if not is_plain:
         return ""
@@ -212,6 +222,15 @@ def _plan_floats(ctx: Context, product: Product, *, gate: int = 0, shared: bool 
     made = rows // 2 if gate else rows
     shared = shared and product.bias is None
     return plan_floats(product.tokens, made, columns, gpu.processors, gpu.room_bytes, shared=shared)
+
+
+def _limit_rows(part: Part, suits_library: bool) -> int:
+    """Up to how many rows floats go to `rows.py`."""
+    if part.type_name != "f32":
+        return MAX_FLOAT_ROWS if suits_library else MAX_OTHER_ROWS
+    if suits_library:
+        return 0
+    return MAX_WIDE_ROWS if part.rows <= MAX_WIDE_OUTPUTS else MAX_OTHER_ROWS
 
 
 def _has_kernel(part: Part, tokens: int, float_rows: int = MAX_OTHER_ROWS) -> bool:

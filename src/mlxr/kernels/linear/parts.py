@@ -36,6 +36,7 @@ class Layout:
 
 
 LAYOUTS = {
+    "f32": Layout(0, 32, 128),
     "f16": Layout(1, 256, 512),
     "bf16": Layout(30, 256, 512),
     "q4_0": Layout(2, 32, 18, ((2, 16), (0, 2))),
@@ -57,7 +58,7 @@ LAYOUTS = {
     "affine8_32": Layout(832, 32, 40, ((8, 32), (0, 8))),
     "affine8_64": Layout(864, 64, 72, ((8, 64), (0, 8))),
 }
-TYPE_NAMES = {0: "f32"} | {layout.number: name for name, layout in LAYOUTS.items()}
+TYPE_NAMES = {layout.number: name for name, layout in LAYOUTS.items()}
 BLOCKS = frozenset(LAYOUTS) - frozenset(FLOATS)
 
 

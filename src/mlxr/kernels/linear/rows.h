@@ -8,10 +8,16 @@
 
 enum { RUNS_AT_ONCE = 32, QUADS = 8, SHARED_PER_TOKEN = 1024 }; // quads of a run; numbers of x in shared memory
 
-template <typename Q, int ROWS, int T, bool NORM, typename X>
+// Which row of x is token t, of so many that follow one another; others may stand in its place.
+struct NextRows {
+  int tokens;
+  FUNCTION uint64_t row(int t) const { return uint64_t(t < tokens ? t : tokens - 1); }
+};
+
+template <typename Q, int ROWS, int T, bool NORM, typename X, typename Picked>
 FUNCTION void multiply_rows(Bytes weights, uint64_t total, PRIVATE const int *rows, const DEVICE X *x,
-                            const DEVICE float *norm, int columns, int tokens, int thread_id, GROUP float *shared,
-                            PRIVATE float *sums, PRIVATE float *squares) {
+                            const DEVICE float *norm, int columns, PRIVATE const Picked &picked, int thread_id,
+                            GROUP float *shared, PRIVATE float *sums, PRIVATE float *squares) {
   const int runs = columns / 32, blocks = columns / Q::BLOCK, lane = thread_id % 32;
   UNROLL
   for (int i = 0; i < ROWS * T; ++i)
@@ -41,7 +47,7 @@ FUNCTION void multiply_rows(Bytes weights, uint64_t total, PRIVATE const int *ro
         load<4>(norm + column, gain);
       UNROLL
       for (int t = 0; t < T; ++t) {
-        load<4>(x + uint64_t(t < tokens ? t : tokens - 1) * columns + column, v[t]);
+        load<4>(x + picked.row(t) * columns + column, v[t]);
         UNROLL
         for (int i = 0; i < 4; ++i)
           if (NORM) {

@@ -33,10 +33,10 @@ def choose_rows(tokens: int, outputs: int) -> int:
 
 
 def multiply_rows(gpu: Any, x: Any, weights: list[tuple[int, int, Any]], extras: Extras, kind: Any) -> Any:
-    """As `multiply_tiles`, for up to eight rows, each of which may wait for its norm."""
+    """As `multiply_tiles`, each row of which may wait for its norm; blocks are read again for every eight rows."""
     (tokens, columns), first, second = x.shape, weights[0], weights[-1]
     rows = first[1], (second[1] if len(weights) == 2 else 0)
-    width = next(width for width in TOKENS if width >= tokens)
+    width = next((width for width in TOKENS if width >= tokens), TOKENS[-1])
     per_group = choose_rows(width, sum(rows))
     made = rows[0] // 2 if extras.gate else sum(rows)
     step = SIMD_GROUPS * (per_group // 2 if extras.gate else per_group)
@@ -50,7 +50,7 @@ def multiply_rows(gpu: Any, x: Any, weights: list[tuple[int, int, Any]], extras:
             *extras.list_inputs(gpu),
             gpu.launcher.numbers(columns, tokens, *rows),
         ],
-        groups=(groups, 1, 1),
+        groups=(groups, -(-tokens // width), 1),
         threads=32 * SIMD_GROUPS,
         outputs=[((tokens, made), kind)],
         constants={

@@ -135,6 +135,13 @@ FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   return pair;
 }
 FUNCTION void load_pairs(const bf16 *p, uint *out) { read_words(reinterpret_cast<const uint *>(p), out); }
+FUNCTION void load_pairs(const f16 *p, uint *out) {
+  float v[8];
+  load<8>(p, v);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    out[i] = pack_pair(v[2 * i], v[2 * i + 1]);
+}
 FUNCTION void load_pairs(const float *p, uint *out) {
   const float4 a = *reinterpret_cast<const float4 *>(p), b = *reinterpret_cast<const float4 *>(p + 4);
   out[0] = pack_pair(a.x, a.y), out[1] = pack_pair(a.z, a.w);

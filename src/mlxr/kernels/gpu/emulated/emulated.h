@@ -31,8 +31,7 @@
 //   widen_byte            one byte below 128 of a word, as the same twice
 //   join_bytes<N>         byte N of each of four words, in one word
 //   multiply_pairs        a * b + c of each half
-//   load_pairs            eight neighbours, floats or bf16, as four pairs of bf16; the address is a multiple of 16
-//                         bytes
+//   load_pairs            eight neighbours of any type as four pairs of bf16; the address is a multiple of 16 bytes
 //   multiply_tile<T>      sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
 //                         lane 4 g + t holds of a the columns 2 t, 2 t + 1 of rows g and g + 8, then columns 2 t + 8,
 //                         2 t + 9 of both, of b the same rows of column g, of sums columns 2 t, 2 t + 1 of g and g + 8;

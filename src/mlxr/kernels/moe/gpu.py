@@ -1,0 +1,121 @@
+"""`route` and `mix` on a GPU: two launches of products and one that sorts, none of which the host decides about.
+
+What the experts of a token make is left to be added up by rank, as the shares of a product are: the norm that follows
+does it in passing. Without kernels, and for columns that these do not take, MLX gathers the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.activate import Activation, activate
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import Deferred, settle
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.linear.extras import GATES
+from mlxr.kernels.linear.gpu import Summands
+from mlxr.kernels.moe import Experts, Router
+from mlxr.kernels.moe.composed import mix_composed, route_composed
+from mlxr.kernels.moe.products import ROWS, SORT, TILES, can_multiply, multiply_experts, sort_pairs
+from mlxr.kernels.moe.stacked import Stack, stack_weights
+
+FOLDER = Path(__file__).parent
+ROUTE = Kernel(
+    "moe_route",
+    FOLDER,
+    "route.body",
+    ("logits", "bias", "scales", "numbers"),
+    ("chosen", "shares"),
+    ("route.h",),
+)
+SUM = Kernel("moe_sum", FOLDER, "sum.body", ("made", "sizes"), ("out",))
+KERNELS = (ROUTE, SORT, ROWS, TILES, SUM)
+SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2}
+SUM_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """The weights of all experts of a layer."""
+
+    up: Stack
+    down: Stack
+
+    def suits_kernels(self, gpu: Any) -> bool:
+        """Whether our kernels multiply by them."""
+        return can_multiply(gpu, self.up) and can_multiply(gpu, self.down)
+
+
+def prepare_experts(
+    ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], _activation: Activation
+) -> Payload:
+    """The weights of all experts together. Raises DeviceError unless their types are the same."""
+    return Payload(stack_weights(ctx.gpu, up), stack_weights(ctx.gpu, down))
+
+
+def route(ctx: Context, logits: Any, router: Router) -> tuple[Any, Any]:
+    """Choose the experts of each token; one launch."""
+    gpu, rule, logits = ctx.gpu, router.rule, settle(logits)
+    tokens, (bias, scales) = (
+        logits.shape[0],
+        (None if each is None else gpu.hold(each) for each in (router.choice_bias, router.expert_scales)),
+    )
+    if gpu.launcher is None:
+        return route_composed(ctx, logits, router, bias, scales)
+    none = gpu.launcher.numbers(0.0)
+    chosen, shares = gpu.launcher.launch(
+        ROUTE,
+        [
+            logits,
+            none if bias is None else bias,
+            none if scales is None else scales,
+            gpu.launcher.numbers(float(rule.floor), float(rule.scale)),
+        ],
+        groups=(tokens, 1, 1),
+        threads=32,
+        outputs=[((tokens, rule.used), gpu.mx.int32), ((tokens, rule.used), gpu.mx.float32)],
+        constants={
+            "EXPERTS": router.experts,
+            "USED": rule.used,
+            "SCORING": SCORINGS[rule.scoring],
+            "RENORMALISES": int(rule.renormalises),
+            "GROUPS": rule.groups,
+            "GROUPS_USED": rule.groups_used,
+            "BIASED": int(bias is not None),
+            "SCALED": int(scales is not None),
+        },
+    )
+    return chosen, shares
+
+
+def mix(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts) -> Any:
+    """The sum over the ranks, in f32, which is left to whoever reads it."""
+    gpu, payload, x = ctx.gpu, experts.payload, settle(x)
+    assert isinstance(payload, Payload)
+    if not payload.suits_kernels(gpu):
+        return mix_composed(ctx, x, chosen, shares, experts, payload)
+    tiling = sort_pairs(gpu, chosen, len(experts.up), gpu.has_tiles)
+    if experts.is_gated and len(payload.up.parts) == 1:
+        inner = multiply_experts(gpu, x, payload.up, tiling, GATES[experts.activation], None, gpu.operands)
+    else:
+        made = multiply_experts(gpu, x, payload.up, tiling, 0, None, gpu.activations)
+        inner = activate(ctx, made, experts.activation, gated=experts.is_gated)
+    wide = gpu.mx.float32
+    summands = Summands(multiply_experts(gpu, inner, payload.down, tiling, 0, shares, wide))
+    return Deferred(x.shape, wide, summands, lambda: _add_up(ctx, summands.array))
+
+
+def _add_up(ctx: Context, made: Any) -> Any:
+    gpu, (used, rows, columns) = ctx.gpu, made.shape
+    (out,) = gpu.launcher.launch(
+        SUM,
+        [made, gpu.launcher.numbers(used, rows * columns)],
+        groups=(-(-rows * columns // SUM_THREADS), 1, 1),
+        threads=SUM_THREADS,
+        outputs=[((rows, columns), made.dtype)],
+        types={"Y": made.dtype},
+    )
+    return out

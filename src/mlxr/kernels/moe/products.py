@@ -1,0 +1,191 @@
+"""Products of experts by our kernels: how pairs of a token and a rank form tiles, and the launches.
+
+A tile is some pairs of one expert. How many it takes at most follows from the batch's shape alone, and so does the
+number of tiles that are launched: nothing waits for the host to see where tokens go. One token has a tile for each
+rank; the pairs of more are sorted by expert, so that a weight is read once for all of a tile. Knows no deferred
+results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.expand import BLOCK_HEADERS
+from mlxr.kernels.linear.parts import FLOATS, LAYOUTS, TYPE_NAMES
+from mlxr.kernels.linear.rows import choose_rows
+from mlxr.kernels.linear.tiles import LIGHT, MAX_STAGED, SIMD_GROUPS, SINGLE, TILE_TOKENS, Plan
+from mlxr.kernels.moe.stacked import Stack
+
+FOLDER = Path(__file__).parent
+_INPUTS = ("x", "all_a", "all_b", "bias", "shares", "tiles", "order", "sizes")
+_LINEAR_HEADERS = tuple(f"../linear/{name}" for name in (*BLOCK_HEADERS, "gate.h"))
+ROWS = Kernel(
+    "moe_rows",
+    FOLDER,
+    "rows.body",
+    _INPUTS,
+    ("out",),
+    (*_LINEAR_HEADERS, "../linear/rows.h", "experts.h"),
+    type_names=TYPE_NAMES,
+)
+TILES = Kernel(
+    "moe_tiles",
+    FOLDER,
+    "tiles.body",
+    _INPUTS,
+    ("out",),
+    (*_LINEAR_HEADERS, "../linear/tiles.h", "experts.h", "picked.h"),
+    type_names=TYPE_NAMES,
+)
+SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "sizes"), ("tiles", "order"))
+SORT_THREADS = 1024
+FLOAT_RUN = 32  # columns of a lane on matrix units
+ROW_WIDTH = 8  # pairs of a tile without matrix units
+STEP_COLUMNS = 256  # that a SIMD-group takes of a row at a time
+MAX_IDLE = 1.34  # SIMD-groups that there are for each one that has columns to multiply
+WIDTHS = ((6, 1), (12, 2), (40, 4))  # up to so many pairs for each expert: tiles of eight; more take WIDEST of them
+WIDEST = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tiling:
+    """`count` tiles of up to `width` pairs. `tiles` and `order` are as moe/experts.h says; `order` is None where each
+    tile is one pair."""
+
+    tokens: int
+    used: int
+    width: int
+    count: int
+    tiles: Any
+    order: Any
+
+
+def can_multiply(gpu: Any, stack: Stack) -> bool:
+    """Whether our kernels multiply by these weights: floats need whole blocks of columns, too."""
+    if gpu.launcher is None or len(stack.parts) > 2:
+        return False
+    return all(
+        part.type_name not in FLOATS
+        or stack.in_features % (FLOAT_RUN if gpu.has_tiles else LAYOUTS[part.type_name].block_size) == 0
+        for part in stack.parts
+    )
+
+
+def choose_width(tokens: int, used: int, experts: int, has_tiles: bool) -> int:
+    """How many pairs a tile takes at most."""
+    if tokens == 1:
+        return 1
+    if not has_tiles:
+        return ROW_WIDTH
+    each = tokens * used / experts
+    wanted = next((tiles for most, tiles in WIDTHS if each <= most), WIDEST)
+    return TILE_TOKENS * min(wanted, -(-tokens // TILE_TOKENS))
+
+
+def count_tiles(tokens: int, used: int, experts: int, width: int) -> int:
+    """The most tiles that so many pairs may form."""
+    pairs = tokens * used
+    return pairs if pairs <= experts else experts + (pairs - experts) // width
+
+
+def sort_pairs(gpu: Any, chosen: Any, experts: int, has_tiles: bool) -> Tiling:
+    """Tiles of the pairs in `chosen` (tokens, used); one launch if there are several tokens."""
+    tokens, used = chosen.shape
+    width = choose_width(tokens, used, experts, has_tiles)
+    if tokens == 1:
+        return Tiling(tokens, used, width, used, chosen, None)
+    count, kind = count_tiles(tokens, used, experts, width), gpu.mx.int32
+    tiles, order = gpu.launcher.launch(
+        SORT,
+        [chosen, gpu.launcher.numbers(tokens * used, count)],
+        groups=(1, 1, 1),
+        threads=SORT_THREADS if has_tiles else SORT_THREADS // 4,
+        outputs=[((count, 4), kind), ((tokens * used,), kind)],
+        constants={"EXPERTS": experts, "WIDTH": width, "SECTIONS": max(1, SORT_THREADS // experts)},
+    )
+    return Tiling(tokens, used, width, count, tiles, order)
+
+
+def multiply_experts(gpu: Any, x: Any, stack: Stack, tiling: Tiling, gate: int, shares: Any, kind: Any) -> Any:
+    """Rows of x times the weights of the expert of each pair, plus its bias, gated by `gate` (one of GATES, or 0).
+
+    x is (tokens, inputs), or (pairs, inputs) if `shares` (tokens, used) are given. The result is (pairs, outputs) of
+    type `kind`; with `shares` it is multiplied by them and ordered by rank: (used, tokens, outputs).
+    """
+    launcher, parts = gpu.launcher, stack.parts
+    rows = parts[0].rows, (parts[1].rows if len(parts) == 2 else 0)
+    made, pairs = (stack.out_features // 2 if gate else stack.out_features), tiling.tokens * tiling.used
+    is_shared, none = shares is not None, launcher.numbers(0)
+    constants: dict[str, int] = {
+        "TYPE_A": LAYOUTS[parts[0].type_name].number,
+        "TYPE_B": LAYOUTS[parts[-1].type_name].number,
+        "SORTED": int(tiling.order is not None),
+        "GATE": gate,
+        "BIAS": int(stack.biases is not None),
+        "SHARED_OUT": int(is_shared),
+    }
+    places = [tiling.used, tiling.tokens, 1 if is_shared else tiling.used]
+    strides = [parts[0].stride, parts[-1].stride]
+    inputs = [
+        x,
+        parts[0].raw,
+        parts[-1].raw,
+        launcher.numbers(0.0) if stack.biases is None else stack.biases,
+        launcher.numbers(0.0) if shares is None else shares,
+        tiling.tiles,
+        none if tiling.order is None else tiling.order,
+    ]
+    if gpu.has_tiles:
+        plan = choose_plan(stack, tiling)
+        kernel, sizes = TILES, launcher.numbers(*places, *strides)
+        counts = (plan.count_groups(count, gate != 0) for count in (made if gate else rows[0], rows[1]))
+        constants |= {
+            "M": plan.row_tiles,
+            "N": plan.token_tiles,
+            "SPLIT": plan.split,
+            "RESIDENT": plan.resident,
+            "STAGED": int(plan.staged),
+            "SINGLE": int(plan.single),
+            "INPUTS": stack.in_features,
+            "ROWS_A": rows[0],
+            "ROWS_B": rows[1],
+        }
+    else:
+        each = choose_rows(tiling.width, stack.out_features)
+        kernel, sizes = ROWS, launcher.numbers(stack.in_features, *rows, *places, *strides)
+        step = SIMD_GROUPS * (each // 2 if gate else each)
+        counts = (-(-count // step) for count in (made if gate else rows[0], rows[1]))
+        constants |= {"ROWS": each, "T": tiling.width}
+    (out,) = launcher.launch(
+        kernel,
+        [*inputs, sizes],
+        groups=(sum(counts), tiling.count, 1),
+        threads=32 * SIMD_GROUPS,
+        outputs=[((tiling.used, tiling.tokens, made) if is_shared else (pairs, made), kind)],
+        constants=constants,
+        types={"X": x.dtype, "Y": kind},
+    )
+    return out
+
+
+def choose_plan(stack: Stack, tiling: Tiling) -> Plan:
+    """How a SIMD-group works. It holds fewer rows of types that take many registers."""
+    split = choose_split(-(-stack.in_features // STEP_COLUMNS))
+    types = {LAYOUTS[part.type_name].number for part in stack.parts}
+    if tiling.width == 1:
+        single, staged = types <= SINGLE, stack.in_features <= MAX_STAGED
+        return Plan(1, 1, split, resident=2, staged=staged, single=single and staged)
+    tiles = tiling.width // TILE_TOKENS
+    if tiles == 1:
+        return Plan(1, 1, split, resident=2)
+    return Plan(2 if types <= LIGHT else 1, tiles, min(2, split) if tiles >= 4 else split)
+
+
+def choose_split(steps: int) -> int:
+    """How many SIMD-groups share the columns of a row, which are so many steps of one: many, of which few are idle."""
+    made = {split: -(-steps // split) * split for split in (8, 4, 2, 1)}
+    fitting = [split for split, count in made.items() if count <= MAX_IDLE * steps]
+    return min(fitting[:2], key=made.__getitem__)

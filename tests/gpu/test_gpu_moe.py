@@ -1,0 +1,225 @@
+"""Mixtures of experts on the GPU: the choice of experts, and their products, against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu_cases import QUANTISED, REFERENCE, make_tensor, note_launches, random_floats, relative_error
+
+from mlxr.core.errors import DeviceError
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.layers.gpu import Sizes, count_operator_bytes
+from mlxr.kernels.layers.operators import Mix
+from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.moe import Experts, RoutingRule, make_experts, make_router, mix, route
+from mlxr.kernels.moe.products import SORT, choose_width, count_tiles, sort_pairs
+from mlxr.kernels.rms_norm import rms_norm
+
+EXACT, NARROW = 2e-6, 8e-3
+SOFTMAX = RoutingRule(3, renormalises=True)
+RULES = {
+    "softmax": SOFTMAX,
+    "plain": RoutingRule(2, scale=2.5),
+    "sigmoid": RoutingRule(4, "sigmoid", renormalises=True, floor=1e-20, scale=2.5),
+    "chosen": RoutingRule(4, "softmax_chosen"),
+    "groups": RoutingRule(3, "sigmoid", groups=4, groups_used=2),
+}
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+@pytest.mark.parametrize("experts", [8, 40])
+def test_experts_are_chosen_as_by_the_reference(gpu: Context, rule: RoutingRule, experts: int, biased: bool) -> None:
+    logits = np.round(random_floats(1, 9, experts) * 2, 1)  # with ties
+    logits[3] = 1.0
+    vectors = (random_floats(2, experts), random_floats(3, experts)) if biased else ()
+    router = make_router(experts, rule, *vectors)
+    chosen, shares = route(gpu, gpu.gpu.mx.array(logits), router)
+    expected, wanted = route(REFERENCE, logits, router)
+    assert np.array_equal(np.array(chosen), expected)
+    assert relative_error(shares, wanted) < 1e-6
+
+
+def test_choosing_survives_what_is_not_a_number(gpu: Context) -> None:
+    logits = np.full((2, 8), np.nan, np.float32)
+    chosen, _ = route(gpu, gpu.gpu.mx.array(logits), make_router(8, SOFTMAX))
+    assert np.array_equal(np.sort(np.array(chosen), axis=1), [[0, 1, 2]] * 2)
+
+
+@pytest.mark.parametrize(("tokens", "used", "experts"), [(2, 2, 4), (9, 3, 8), (40, 4, 5), (3, 1, 1), (6, 8, 300)])
+def test_tiles_hold_every_pair_once(gpu: Context, tokens: int, used: int, experts: int) -> None:
+    rng = np.random.default_rng(0)
+    chosen = np.stack([rng.permutation(max(experts, used))[:used] % experts for _ in range(tokens)]).astype(np.int32)
+    tiling = sort_pairs(gpu.gpu, gpu.gpu.mx.array(chosen), experts, gpu.gpu.has_tiles)
+    tiles, order = np.array(tiling.tiles), np.array(tiling.order)
+    seen = []
+    for expert, first, count, _ in tiles:
+        pairs = order[first : first + count]
+        assert count <= tiling.width
+        assert (chosen.reshape(-1)[pairs] == expert).all()
+        assert (np.diff(pairs) > 0).all()
+        seen += [*pairs]
+    assert sorted(seen) == [*range(tokens * used)]
+
+
+def test_the_number_of_tiles_is_enough_for_every_choice() -> None:
+    rng = np.random.default_rng(0)
+    for tokens, used, experts in [(1, 4, 8), (5, 4, 8), (33, 8, 128), (500, 8, 128)]:
+        width = choose_width(tokens, used, experts, has_tiles=True)
+        most = count_tiles(tokens, used, experts, width)
+        for favourites in (used, experts):
+            chosen = np.concatenate([rng.permutation(favourites)[:used] for _ in range(tokens)])
+            counts = np.bincount(chosen, minlength=experts)
+            assert (-(-counts // width)).sum() <= most
+
+
+def make(
+    ctx: Context,
+    type_name: str,
+    count: int,
+    shape: tuple[int, int],
+    *,
+    gated: bool = True,
+    biased: bool = False,
+    down_type: str = "",
+    up_type: str = "",
+    activation: str = "silu",
+) -> Experts:
+    """Experts (hidden, ffn) of random blocks, the same ones on every device."""
+    hidden, ffn = shape
+    up, down = [], []
+    for expert in range(count):
+        seeds = (2 * expert, 2 * expert + 1) if gated else (2 * expert,)
+        tensors = [
+            make_tensor(kind, ffn, hidden, seed)
+            for kind, seed in zip((type_name, up_type or type_name), seeds, strict=False)
+        ]
+        biases = [random_floats(seed, ffn) for seed in seeds] if biased else None
+        up.append(prepare(ctx, tensors, biases))
+        bias = [random_floats(expert, hidden)] if biased else None
+        down.append(prepare(ctx, [make_tensor(down_type or type_name, hidden, ffn, 77 + expert)], bias))
+    return make_experts(ctx, up, down, activation)  # type: ignore[arg-type]
+
+
+def compare(ctx: Context, tokens: int, used: int, count: int, *arguments: object, **named: object) -> float:
+    """Relative error of a mixture of `count` experts."""
+    expected = make(REFERENCE, arguments[0], count, arguments[1], **named)  # type: ignore[arg-type]
+    experts = make(ctx, arguments[0], count, arguments[1], **named)  # type: ignore[arg-type]
+    x, logits = random_floats(1, tokens, expected.up[0].in_features), random_floats(2, tokens, count)
+    logits[:, 0] += 1  # one that most go to
+    chosen, shares = route(REFERENCE, logits, make_router(count, RoutingRule(used)))
+    wanted = mix(REFERENCE, x, chosen, shares, expected)
+    array = ctx.gpu.mx.array
+    return relative_error(settle(mix(ctx, array(x), array(chosen), array(shares), experts)), wanted)
+
+
+def allow(ctx: Context) -> float:
+    return 2 * NARROW if ctx.gpu.has_tiles else 2 * EXACT
+
+
+@pytest.fixture(params=[False, True], ids=["rows", "tiles"])
+def either(gpu: Context, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Context:
+    """With and without matrix units."""
+    monkeypatch.setattr(gpu.gpu, "has_tiles", request.param)
+    return gpu
+
+
+@pytest.mark.parametrize("type_name", [*QUANTISED, "f16", "bf16", "f32"])
+def test_mixtures_of_every_type(either: Context, type_name: str) -> None:
+    assert compare(either, 5, 2, 4, type_name, (256, 256)) < allow(either)
+
+
+@pytest.mark.parametrize("type_name", ["q4_k", "q6_k", "bf16"])
+def test_one_token(either: Context, type_name: str) -> None:
+    assert compare(either, 1, 2, 4, type_name, (256, 768)) < allow(either)
+
+
+@pytest.mark.parametrize("tokens", [2, 20, 70])
+def test_any_number_of_tokens(either: Context, tokens: int) -> None:
+    assert compare(either, tokens, 3, 5, "q8_0", (64, 32)) < allow(either)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"biased": True},
+        {"gated": False},
+        {"gated": False, "biased": True},
+        {"down_type": "q8_0"},
+        {"up_type": "q8_0", "biased": True},
+        {"activation": "clamped_swiglu", "biased": True},
+    ],
+    ids=str,
+)
+def test_biases_gates_and_types(either: Context, named: dict[str, object], tokens: int) -> None:
+    assert compare(either, tokens, 2, 3, "mxfp4", (96, 160), **named) < allow(either)
+
+
+def test_columns_that_no_kernel_takes(gpu: Context) -> None:
+    assert compare(gpu, 3, 2, 4, "f32", (20, 12)) < 2 * EXACT
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("biased", [False, True])
+def test_mlx_composes_mixtures(tokens: int, biased: bool) -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed")
+    assert compare(Context("mlx-cpu"), tokens, 2, 4, "q8_0", (64, 32), biased=biased) < 1e-5
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_mlx_composes_routes(rule: RoutingRule) -> None:
+    pytest.importorskip("mlx.core", reason="mlx is not installed")
+    ctx, logits = Context("mlx-cpu"), np.round(random_floats(1, 5, 16) * 2, 1)
+    router = make_router(16, rule, random_floats(2, 16), random_floats(3, 16))
+    chosen, shares = route(ctx, ctx.gpu.mx.array(logits), router)
+    expected, wanted = route(REFERENCE, logits, router)
+    assert np.array_equal(np.array(chosen), expected)
+    assert relative_error(shares, wanted) < 1e-6
+
+
+def test_the_norm_adds_up_what_experts_made(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, x = make(gpu, "q4_0", 4, (64, 64)), random_floats(1, 3, 64)
+    array, gain = gpu.gpu.mx.array, np.ones(64, np.float32)
+    chosen, shares = route(REFERENCE, random_floats(2, 3, 4), make_router(4, RoutingRule(2)))
+    launched = note_launches(gpu, monkeypatch)
+    made = mix(gpu, array(x), array(chosen), array(shares), experts)
+    _, summed = rms_norm(gpu, array(x), gain, 1e-5, made)
+    kernel = "moe_tiles" if gpu.gpu.has_tiles else "moe_rows"
+    assert launched == [SORT.name, kernel, kernel, "rms_norm"]
+    expected = x + mix(REFERENCE, x, chosen, shares, make(REFERENCE, "q4_0", 4, (64, 64)))
+    assert relative_error(summed, expected) < allow(gpu)
+
+
+def test_experts_stay_weights_of_their_own(gpu: Context) -> None:
+    experts, x = make(gpu, "q6_k", 3, (256, 256)), random_floats(1, 2, 256)
+    own = make(REFERENCE, "q6_k", 3, (256, 256))
+    for weight, expected in zip(experts.down, own.down, strict=True):
+        assert relative_error(settle(linear(gpu, gpu.gpu.mx.array(x), weight)), linear(REFERENCE, x, expected)) < (
+            NARROW if gpu.gpu.has_tiles else EXACT
+        )
+
+
+def test_experts_of_different_types_are_refused(gpu: Context) -> None:
+    down = [prepare(gpu, [make_tensor(kind, 32, 32)]) for kind in ("q8_0", "q4_0")]
+    up = [prepare(gpu, [make_tensor("q8_0", 32, 32)]) for _ in range(2)]
+    with pytest.raises(DeviceError, match=r"different types.*q4_0, q8_0"):
+        make_experts(gpu, up, down, "silu")
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 64])
+def test_routers_of_32_bits_need_no_library(gpu: Context, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = note_launches(gpu, monkeypatch)
+    x, tensor, bias = random_floats(1, tokens, 96), make_tensor("f32", 24, 96), [random_floats(2, 24)]
+    made = settle(linear(gpu, gpu.gpu.mx.array(x), prepare(gpu, [tensor], bias)))
+    assert launched == ["linear_rows"]
+    assert relative_error(made, linear(REFERENCE, x, prepare(REFERENCE, [tensor], bias))) < EXACT
+
+
+def test_the_memory_of_a_mixture_is_counted(gpu: Context) -> None:
+    experts, sizes = make(gpu, "q8_0", 4, (64, 32)), Sizes(4, 4, 4)
+    counted = count_operator_bytes(Mix(experts, 2, "normed", "delta"), sizes, 64)
+    inner, made, out = 2 * 32 * 4, 2 * 64 * 4, 64 * 4
+    assert counted >= inner + made + out
+    assert counted < 1.1 * (inner + made + out)
