@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,8 +24,10 @@ from numpy.typing import NDArray
 from mlxr.core.errors import MlxrError
 from mlxr.formats import TensorToWrite, by_name, encode_tensor, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
+from mlxr.kernels.moe import RoutingRule
 from mlxr.models import ModelConfig
 from mlxr.models.names import gguf_metadata
+from mlxr.models.specs import Mixture
 
 POOL_VALUES = 1 << 20
 CHUNK_BYTES = 1 << 24
@@ -49,12 +52,19 @@ class Shape:
     context_length: int
     vocabulary: Callable[[int], Metadata]
     rope_theta: float = 10000.0
+    own_head_dim: int | None = None
+    mixture: Mixture | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return self.own_head_dim or self.hidden // self.heads
 
     def to_config(self) -> ModelConfig:
-        """The same as the configuration of a llama model."""
-        head_dim = self.hidden // self.heads
+        """The same as the configuration of a llama model, or with a mixture of experts of a Qwen 3 model."""
+        head_dim = self.head_dim
         return ModelConfig(
-            architecture="llama",
+            architecture="llama" if self.mixture is None else "qwen3_moe",
             layers=self.layers,
             hidden=self.hidden,
             heads=self.heads,
@@ -66,25 +76,37 @@ class Shape:
             rms_eps=1e-5,
             rope_theta=self.rope_theta,
             rope_dim=head_dim,
-            rope_interleaved=True,
+            rope_interleaved=self.mixture is None,
+            qk_norm=self.mixture is not None,
+            mixture=self.mixture,
         )
 
     def list_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names as GGUF spells them, and shapes (rows, columns)."""
-        kv_rows = self.hidden // self.heads * self.kv_heads
+        q_rows, kv_rows = self.head_dim * self.heads, self.head_dim * self.kv_heads
         yield "token_embd.weight", (self.vocab_size, self.hidden)
         for layer in range(self.layers):
             yield f"blk.{layer}.attn_norm.weight", (self.hidden,)
-            yield f"blk.{layer}.attn_q.weight", (self.hidden, self.hidden)
+            yield f"blk.{layer}.attn_q.weight", (q_rows, self.hidden)
             yield f"blk.{layer}.attn_k.weight", (kv_rows, self.hidden)
             yield f"blk.{layer}.attn_v.weight", (kv_rows, self.hidden)
-            yield f"blk.{layer}.attn_output.weight", (self.hidden, self.hidden)
+            yield f"blk.{layer}.attn_output.weight", (self.hidden, q_rows)
             yield f"blk.{layer}.ffn_norm.weight", (self.hidden,)
-            yield f"blk.{layer}.ffn_gate.weight", (self.ffn, self.hidden)
-            yield f"blk.{layer}.ffn_up.weight", (self.ffn, self.hidden)
-            yield f"blk.{layer}.ffn_down.weight", (self.hidden, self.ffn)
+            for name, dimensions in self._list_feed_forward():
+                yield f"blk.{layer}.{name}.weight", dimensions
         yield "output_norm.weight", (self.hidden,)
         yield "output.weight", (self.vocab_size, self.hidden)
+
+    def _list_feed_forward(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        suffix, first, rows = "", (), self.ffn
+        if self.mixture is not None:
+            suffix, first, rows = "_exps", (self.mixture.experts,), self.mixture.features
+            yield "attn_q_norm", (self.head_dim,)
+            yield "attn_k_norm", (self.head_dim,)
+            yield "ffn_gate_inp", (self.mixture.experts, self.hidden)
+        yield f"ffn_gate{suffix}", (*first, rows, self.hidden)
+        yield f"ffn_up{suffix}", (*first, rows, self.hidden)
+        yield f"ffn_down{suffix}", (*first, self.hidden, rows)
 
     def plan_tensors(self, recipe_name: str) -> Iterator[tuple[str, str, tuple[int, ...], float]]:
         """Name, type by the recipe, shape, and the factor on the tensor's weights.
@@ -101,6 +123,8 @@ class Shape:
                 tied_output=False,
                 query_groups=self.heads // self.kv_heads,
             )
+            if "ffn_gate_inp" in name:
+                type_name = "f32"
             is_added = "attn_output" in name or "ffn_down" in name
             yield name, type_name, dimensions, (2 * self.layers) ** -0.5 if is_added else 1.0
 
@@ -171,9 +195,19 @@ def spell_bytes() -> list[str]:
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
+QWEN3_RULE, OLMOE_RULE, TINY_RULE = (RoutingRule(used, renormalises=True) for used in (8, 8, 2))
 SHAPES = {
     "tinyllama-1.1b": Shape(22, 2048, 32, 4, 5632, 32_000, 2048, make_spm_vocabulary),
     "llama-3-8b": Shape(32, 4096, 32, 8, 14336, 128_256, 8192, make_bpe_vocabulary, 500000.0),
+    "qwen3-30b-a3b": Shape(
+        48, 2048, 32, 4, 6144, 151_936, 32_768, make_bpe_vocabulary, 1e6, 128, Mixture(128, 768, "silu", QWEN3_RULE)
+    ),
+    "olmoe-1b-7b": Shape(
+        16, 2048, 16, 16, 1024, 50_304, 4096, make_bpe_vocabulary, 10000.0, None, Mixture(64, 1024, "silu", OLMOE_RULE)
+    ),
+    "tiny-moe": Shape(
+        2, 256, 4, 2, 512, 512, 512, make_bpe_vocabulary, 10000.0, None, Mixture(8, 256, "silu", TINY_RULE)
+    ),
     "tiny-spm": Shape(2, 256, 4, 2, 512, 512, 512, make_spm_vocabulary),
     "tiny-bpe": Shape(2, 256, 4, 1, 512, 512, 512, make_bpe_vocabulary),
 }
@@ -194,7 +228,7 @@ class Pools:
         columns = shape[-1]
         pool = self.get_pool(type_name, columns, gain)
         generator = np.random.default_rng([self._seed, *name.encode()])
-        blocks = shape[0] * columns // _count_drawn_values(type_name)
+        blocks = math.prod(shape) // _count_drawn_values(type_name)
         step = max(1, CHUNK_BYTES // pool.shape[1])
         for start in range(0, blocks, step):
             yield pool[generator.integers(0, len(pool), min(step, blocks - start))].reshape(-1)

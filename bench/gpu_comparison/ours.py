@@ -40,6 +40,10 @@ class RandomTensor:
         values = np.random.default_rng(rows.start).standard_normal((len(rows), self.shape[1]), np.float32)
         return values * np.float32(self.gain / self.shape[1] ** 0.5)
 
+    def take_matrix(self, index: int) -> RandomTensor:
+        """One of a stack, as random as the others."""
+        return RandomTensor(f"{self.name}.{index}", self.type_name, self.shape[1:], self.gain)
+
     def release(self) -> None:
         """Do nothing: there is no file whose mapping must end."""
 
@@ -54,6 +58,8 @@ class RandomGpu(Gpu):
 
     def read(self, tensor: Any) -> Any:
         """Blocks drawn at random."""
+        if not isinstance(tensor, RandomTensor):
+            return super().read(tensor)
         mx, key = self.mx, (tensor.type_name, tensor.shape[-1], tensor.gain)
         if key not in self._placed_pools:
             self._placed_pools[key] = mx.array(self._pools.get_pool(*key))

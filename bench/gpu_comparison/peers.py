@@ -31,6 +31,29 @@ def _name_sizes(shape: Shape) -> dict[str, Any]:
     }
 
 
+def _make_mlx_model(shape: Shape) -> Any:
+    """mlx-lm's llama, or with a mixture of experts its Qwen 3."""
+    sizes, mixture = _name_sizes(shape) | {"rope_theta": shape.rope_theta}, shape.mixture
+    if mixture is None:
+        from mlx_lm.models.llama import Model, ModelArgs
+
+        return Model(ModelArgs(model_type="llama", **sizes))
+    from mlx_lm.models.qwen3_moe import Model as MixtureModel
+    from mlx_lm.models.qwen3_moe import ModelArgs as MixtureArgs
+
+    more = {
+        "num_experts": mixture.experts,
+        "num_experts_per_tok": mixture.rule.used,
+        "moe_intermediate_size": mixture.features,
+        "norm_topk_prob": mixture.rule.renormalises,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.context_length,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    return MixtureModel(MixtureArgs(model_type="qwen3_moe", **sizes, **more))
+
+
 class MlxLm:
     """mlx-lm in bf16, or with its own 4 bits in groups of 64."""
 
@@ -39,19 +62,12 @@ class MlxLm:
     def __init__(self, device: str, shape: Shape, quantized: bool) -> None:
         import mlx.core as mx
         import mlx.nn as nn
-        from mlx_lm.models.llama import Model, ModelArgs
 
         self.name = MLX_LM_4BIT if quantized else MLX_LM
         self._mx, self._shape = mx, shape
         mx.set_default_device(mx.cpu if device == "mlx-cpu" else mx.gpu)
         before = mx.get_active_memory()
-        self._model = Model(
-            ModelArgs(
-                model_type="llama",
-                **_name_sizes(shape),
-                rope_theta=shape.rope_theta,
-            )
-        )
+        self._model = _make_mlx_model(shape)
         self._model.set_dtype(mx.bfloat16)
         if quantized:
             nn.quantize(self._model, group_size=64, bits=4)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from gpu_cases import QUANTISED, REFERENCE, make_tensor, note_launches, random_floats, relative_error
+from gpu_cases import QUANTISED, REFERENCE, Scene, make_tensor, note_launches, random_floats, relative_error
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.layers import StepInput, make_feed_forward, make_mixture
 from mlxr.kernels.layers.gpu import Sizes, count_operator_bytes
-from mlxr.kernels.layers.operators import Mix
+from mlxr.kernels.layers.operators import Mix, _mixture
+from mlxr.kernels.layers.reference import Registers, run_layer
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.moe import Experts, RoutingRule, make_experts, make_router, mix, route
 from mlxr.kernels.moe.products import SORT, choose_width, count_tiles, sort_pairs
@@ -190,6 +194,32 @@ def test_the_norm_adds_up_what_experts_made(gpu: Context, monkeypatch: pytest.Mo
     assert launched == [SORT.name, kernel, kernel, "rms_norm"]
     expected = x + mix(REFERENCE, x, chosen, shares, make(REFERENCE, "q4_0", 4, (64, 64)))
     assert relative_error(summed, expected) < allow(gpu)
+
+
+def test_a_shared_expert_joins_the_others(gpu: Context) -> None:
+    """As a layer runs it: the chosen experts, then the one of all tokens times its gate."""
+    results, x = [], random_floats(1, 5, 64)
+    for ctx in (gpu, REFERENCE):
+        shared = make_feed_forward(
+            None,
+            prepare(ctx, [make_tensor("q8_0", 96, 64, 5), make_tensor("q8_0", 96, 64, 6)]),
+            prepare(ctx, [make_tensor("q8_0", 64, 96, 7)]),
+            "silu",
+        )
+        block = make_mixture(
+            None,
+            prepare(ctx, [make_tensor("f32", 4, 64, 8)]),
+            make_router(4, RoutingRule(2)),
+            make(ctx, "q8_0", 4, (64, 32)),
+            shared,
+            prepare(ctx, [make_tensor("f32", 1, 64, 9)]),
+        )
+        array: Any = x if ctx.gpu is None else ctx.gpu.mx.array(x)
+        registers: Registers = {"stream": array, "normed": array, "delta": None}
+        layer = tuple(_mixture(block, "normed", "delta", 1.0))
+        run_layer(ctx, registers, layer, StepInput(Scene(1, 1, 32, 4, (5,), (5,)).batches()[0], [], [None], [None]), 0)
+        results.append(settle(registers["delta"]))
+    assert relative_error(*results) < allow(gpu)
 
 
 def test_experts_stay_weights_of_their_own(gpu: Context) -> None:
