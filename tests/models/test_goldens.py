@@ -223,6 +223,20 @@ def test_goldens_see_each_part_of_the_inputs_of_layers(change: dict[str, Any] | 
     assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
 
 
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_the_table_of_inputs_stays_where_it_is(device: str) -> None:
+    """Rows are read when their tokens come: what is written into the table later counts."""
+    config, seed, tokens, golden = read_golden("gemma4e")
+    tensors = make_hf_tensors(make_weights(config, seed), architecture=config["model_type"])
+    model = Decoder(Context(device), config_from_hf(config), tensors)
+    table = tensors["per_layer_token_embd.weight"].data.view(np.float32).reshape(config["vocab_size"], -1)
+    table[tokens[20]] += 1
+    logits = TinyRun(model).run(tokens)
+    first = int(np.flatnonzero(tokens == tokens[20])[0])
+    assert np.abs(logits[:first] - golden[:first]).max() < TOLERANCE
+    assert np.abs(logits[first] - golden[first]).max() > 100 * TOLERANCE
+
+
 def halve_inputs(tensor: TensorSource) -> TensorSource:
     """What of a tensor is for every other one of each layer's inputs."""
     values = tensor.to_float32()
