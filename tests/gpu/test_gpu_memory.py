@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from gpu_cases import skip_unless_emulated
 
 from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import ModelSettings
@@ -17,7 +19,7 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import bound_free_bytes
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.memory import LOADING_BYTES, OTHER_BYTES, Workspace, read_free_bytes
-from mlxr.kernels.layers import AttentionBlock, FeedForwardBlock, Layer, NormWeight, list_operators
+from mlxr.kernels.layers import AttentionBlock, FeedForwardBlock, Layer, NormWeight, list_operators, prepare_layers
 from mlxr.kernels.layers.gpu import Sizes, count_layer_bytes
 from mlxr.kernels.layers.operators import Operator
 
@@ -181,6 +183,19 @@ def test_a_layer_of_a_long_prompt_takes_what_was_measured() -> None:
     assert plain == 872 * MIB // 2048 - 2 * 4096 - 2 * 6144  # one operand, and nothing to join
     scaled = count_layer_bytes(make_layer("q4_k", "q4_k", residual_scale=0.2, output_scale=0.5), Sizes(4, 2, 2))
     assert scaled == plain + 3 * 4 * 4096  # what each block adds, and the sum of the last one
+
+
+def test_inputs_of_layers_are_counted_once() -> None:
+    """What makes them runs before the first layer and is no part of it: six layers have 32 features each."""
+    skip_unless_emulated()
+    config, seed, _, _ = read_golden("gemma4e")
+    ctx = Context("emulated")
+    layers = build_hf(ctx, config, seed, "f32")._weights.layers
+    without = prepare_layers(ctx, [replace(layer, inputs=None) for layer in layers.layers])
+    made, plain = layers.payload.bytes, without.payload.bytes
+    assert made.layer == plain.layer
+    row, scaled, product, normed, joined = 4, 4, 4, 4 + 4, 4
+    assert made.before - plain.before == 6 * 32 * (row + scaled + product + normed + joined)
 
 
 def test_a_prompt_makes_the_workspace_larger(gpu: Context) -> None:
