@@ -28,6 +28,7 @@ class CountingSession:
         self.is_recording = False
         self.wait: Callable[[], Awaitable[None]] | None = None
         self.error: Exception | None = None
+        self.processor_s = 0.0
 
     async def read_live(self, *, full: bool) -> LiveReading:
         if self.wait is not None:
@@ -38,7 +39,8 @@ class CountingSession:
         self.steps += 1
         change = LiveChange(counters={"steps": 1}) if self.is_recording else None
         self.is_recording = True
-        return LiveReading(change, LiveState(counters=Counters(steps=self.steps)) if full else None)
+        state = LiveState(counters=Counters(steps=self.steps)) if full else None
+        return LiveReading(change, state, self.processor_s)
 
     async def stop_live(self) -> None:
         self.is_recording = False
@@ -88,6 +90,7 @@ async def until(happened: Callable[[], bool]) -> None:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read as often as can be."""
     monkeypatch.setattr(live, "INTERVAL_S", 0.002)
+    monkeypatch.setattr(live, "MAX_INTERVAL_S", 0.002)
 
 
 def run(pool: CountingPool, talk: Callable[[Hub], Awaitable[None]], max_watchers: int = 8) -> None:
@@ -285,6 +288,29 @@ def test_the_task_and_the_records_end_with_the_last_watcher() -> None:
             assert session.stops == round_
             assert not session.is_recording
             assert not hub._channels
+
+    run(pool, talk)
+
+
+def test_readings_that_take_long_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_INTERVAL_S", 1000.0)
+    monkeypatch.setattr(live, "MAX_SHARE", 0.5)  # of what the test takes itself, little is waited for
+    pool = CountingPool("a")
+    session = pool.models["a"].session
+
+    async def talk(hub: Hub) -> None:
+        first, one = hub.enter(None), LiveView()
+        await read_until(first, one, lambda view: view.counters["steps"] > 5)
+        session.processor_s = 400.0  # the next reading may come after as much time twice
+        steps = session.steps
+        await read_until(first, one, lambda view: view.counters["steps"] > steps)
+        seen = session.steps
+        for _ in range(20):
+            await asyncio.sleep(0.002)
+        assert session.steps == seen
+        second, other = hub.enter(None), LiveView()  # who comes new does not wait
+        await read_until(second, other, lambda view: view.counters["steps"] > steps)
+        assert session.steps == seen + 1
 
     run(pool, talk)
 

@@ -6,7 +6,7 @@ changed once they are made, so any thread may read them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
@@ -116,8 +116,8 @@ class Counters:
 
     def since(self, before: Counters) -> dict[str, int]:
         """What was added since `before`, without what was not."""
-        added = {row.name: getattr(self, row.name) - getattr(before, row.name) for row in fields(self)}
-        return {name: count for name, count in added.items() if count}
+        added = ((name, getattr(self, name) - getattr(before, name)) for name in self.__slots__)
+        return {name: count for name, count in added if count}
 
 
 @dataclass(frozen=True, slots=True)

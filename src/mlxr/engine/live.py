@@ -49,10 +49,14 @@ Key = tuple[int, int]  # request and index of an answer
 
 @dataclass(frozen=True, slots=True)
 class LiveReading:
-    """`change` is what happened since the reading before, None if there was none; `state` is there where asked for."""
+    """`change` is what happened since the reading before, None if there was none; `state` is there where asked for.
+
+    `processor_s` are the seconds of processor time that the reading took the engine's thread.
+    """
 
     change: LiveChange | None
     state: LiveState | None
+    processor_s: float = 0.0
 
 
 class Live:
@@ -73,7 +77,7 @@ class Live:
 
     def read(self, step_work: StepWork, *, full: bool) -> LiveReading:
         """What has happened since the last reading, and with `full` the state now. The first one begins the record."""
-        change = None
+        start_s, change = time.thread_time(), None
         if self.record is None:
             watch = self._cache.watch()
             self._scheduler.preempted = []
@@ -82,7 +86,8 @@ class Live:
         else:
             change = self.record.read_change()
         self.record.read_s = self._clock()
-        return LiveReading(change, self.record.read_state() if full else None)
+        state = self.record.read_state() if full else None
+        return LiveReading(change, state, time.thread_time() - start_s)
 
     def stop(self) -> None:
         """End the record and forget it."""

@@ -1,4 +1,7 @@
-"""Who watches which engine: reads engines ten times a second while somebody does, and tells all watchers the same.
+"""Who watches which engine: reads engines some times a second while somebody does, and tells all watchers the same.
+
+Readings take processor time from the engine, on some machines three times as much as on others. They come ten times a
+second where they take little, and less often where they would take more than MAX_SHARE of one processor.
 
 A `Watcher` is one stream, a `Channel` the reading of one engine, and `Hub` brings them together. While there is no
 watcher there is no task, no channel and no record in any engine. Belongs to the server's event loop.
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from mlxr.service.stats import OperatorCount
 
 logger = logging.getLogger(__name__)
-INTERVAL_S = 0.1
+INTERVAL_S, MAX_INTERVAL_S = 0.1, 0.5
+MAX_SHARE = 0.0025  # an engine that computes on all cores is held up for some three times as long as a reading takes
 MAX_FRAMES, MAX_BYTES = 50, 4 << 20  # that wait for one watcher
 RETRY_S = 5.0
 
@@ -86,7 +90,8 @@ class Watcher:
 class Channel:
     """The reading of one engine. `calls` are those of its kernels at the last reading.
 
-    `new_limits` are there when the machine was measured since then.
+    `new_limits` are there when the machine was measured since then. `due_s` is when the next reading may begin, by
+    `time.monotonic`, if no watcher waits for a snapshot.
     """
 
     session: AsyncSession
@@ -94,15 +99,17 @@ class Channel:
     models: list[str] = field(default_factory=list)
     calls: dict[tuple[str, str, str], int] = field(default_factory=dict)
     read_at: float = 0.0
+    due_s: float = 0.0
     new_limits: MachineLimits | None = None
     refusals: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=MAX_LOG))
     reading: asyncio.Task[None] | None = None
 
     async def read(self, watchers: list[Watcher], model: RunningModel, models: list[str]) -> None:
         """Read the engine once and tell those of `watchers` that still watch it."""
-        full = any(watcher.wants_snapshot for watcher in watchers)
+        begun_s, full = time.monotonic(), any(watcher.wants_snapshot for watcher in watchers)
         kept = await self.session.find_limits() if full else None
         reading = await self.session.read_live(full=full)
+        start_s = time.thread_time()
         limits = self.new_limits or kept  # it may have been measured since the file was read
         hint = None if limits is not None else self.session.explain_missing_limits()
         watchers = [watcher for watcher in watchers if watcher.session is self.session]
@@ -118,6 +125,15 @@ class Channel:
             described = self.session.describe(model.name)
             state = parts_of(reading.state) | {"limits": limits, "limits_hint": hint}
             _send_snapshot(Snapshot(**state, time=now, models=models, model=described, kernels=kernels), watchers)
+            return  # it says nothing of what the next reading takes
+        processor_s = reading.processor_s + time.thread_time() - start_s
+        self.due_s = begun_s + min(processor_s / MAX_SHARE, MAX_INTERVAL_S)
+
+    def is_due(self, watchers: list[Watcher]) -> bool:
+        """Whether it is time to read for `watchers`, and the last reading has ended."""
+        if self.reading is not None and not self.reading.done():
+            return False
+        return time.monotonic() >= self.due_s or any(watcher.wants_snapshot for watcher in watchers)
 
     def _send_change(
         self, change: LiveChange, watchers: list[Watcher], now: float, kernels: list[KernelCalls], models: list[str]
@@ -245,7 +261,7 @@ class Hub:
             _send_snapshot(Snapshot(time=time.time(), models=models), idle)
         for session, (model, watchers) in watched.items():
             channel = self._channels.setdefault(session, Channel(session, model.name))
-            if channel.reading is None or channel.reading.done():
+            if channel.is_due(watchers):
                 channel.reading = asyncio.create_task(self._read(channel, watchers, model, models))
         self._drop([session for session in self._channels if session not in watched])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -36,7 +36,7 @@ class Change(LiveChange):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return not any(getattr(self, row.name) for row in fields(self) if row.name not in ("time", "seconds"))
+        return not any(getattr(self, name) for name in self.__dataclass_fields__ if name not in ("time", "seconds"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class LiveEvents:
 
 def parts_of(value: LiveState | LiveChange | PageRecord) -> dict[str, Any]:
     """The fields of `value` by name, as they are."""
-    return {row.name: getattr(value, row.name) for row in fields(value)}
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def write_snapshot(snapshot: Snapshot) -> bytes:
