@@ -25,7 +25,7 @@ from goldens import CASES
 TESTS = Path(__file__).parents[1] / "tests" / "models"
 sys.path.insert(0, str(TESTS))
 
-from random_model import make_tokens, make_weights  # noqa: E402 -- needs the path above
+from random_model import count_experts, make_tokens, make_weights  # noqa: E402 -- needs the path above
 
 GOLDENS = TESTS / "goldens"
 PROMPT_TOKENS = 48
@@ -61,7 +61,7 @@ def compute_logits(config: dict[str, Any], seed: int) -> tuple[np.ndarray, np.nd
     hf_config = AutoConfig.for_model(**copy.deepcopy(as_transformers_config(config)))  # it adds to nested ones
     hf_config._attn_implementation = "eager"
     weights = {name: torch.from_numpy(value) for name, value in make_weights(config, seed).items()}
-    if any(".experts." in name for name in weights):
+    if count_experts(config):
         model, missing, unexpected = load_folder(hf_config, weights)
     else:
         model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)

@@ -31,7 +31,7 @@ from mlxr.formats import (
     TensorSource,
     WeightSource,
     hash_tensors,
-    join_affine,
+    join_quantised,
     open_gguf,
     open_safetensors,
 )
@@ -40,12 +40,15 @@ from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.context import Context
 from mlxr.kernels.context import choose_device as choose_device
 from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
+from mlxr.kernels.tensor import TensorSource as WeightTensor
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig
 from mlxr.models.architectures import by_name
+from mlxr.models.experts import part_alternating
 from mlxr.models.names import (
     adds_one,
     gguf_metadata,
+    gguf_name,
     gguf_rope_factors,
     gguf_row_order,
     rename_hf_tensors,
@@ -115,7 +118,7 @@ class _Parts:
     """What a file format gives: tensors under their canonical names, and what stands beside them."""
 
     file: GGUFFile | SafetensorsFolder
-    tensors: Mapping[str, TensorSource | AffineTensor]
+    tensors: Mapping[str, WeightTensor]
     config: ModelConfig
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
@@ -242,7 +245,7 @@ def _open_source(path: Path) -> SourceModel:
         return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file)
     folder = open_safetensors(path)
     config = config_from_hf(folder.config)
-    tensors = arrange_tensors(config, _name_tensors(join_affine(folder.tensors, folder.config), config))
+    tensors = arrange_tensors(config, _name_tensors(join_quantised(folder.tensors, folder.config), config))
     check_tensors(config, tensors)
     if config.tied_embeddings:  # a stored copy would say the contrary in GGUF
         tensors.pop("output.weight", None)
@@ -251,7 +254,7 @@ def _open_source(path: Path) -> SourceModel:
         config=config,
         metadata={"general.name": path.resolve().name} | gguf_metadata(config) | to_gguf_metadata(path),
         metadata_types={},
-        tensors=tensors,
+        tensors={gguf_name(name, config): tensor for name, tensor in tensors.items()},
         row_orders={name: order for name, order in orders.items() if order is not None},
         extra=gguf_rope_factors(config),
         file=folder,
@@ -306,16 +309,16 @@ def _open_gguf(path: Path) -> _Parts:
         raise
 
 
-def _name_tensors(
-    tensors: Mapping[str, TensorSource | AffineTensor], config: ModelConfig
-) -> dict[str, TensorSource | AffineTensor]:
+def _name_tensors(tensors: Mapping[str, WeightTensor], config: ModelConfig) -> dict[str, WeightTensor]:
     """The tensors of a folder by canonical name, with the values that they have in GGUF."""
     row = by_name(config.architecture)
     named = rename_hf_tensors(tensors, row)
+    if row.mixture is not None and row.mixture.interleaved:
+        part_alternating(named)
     return {name: _add_one(tensor) if adds_one(name, row) else tensor for name, tensor in named.items()}
 
 
-def _add_one(tensor: TensorSource | AffineTensor) -> TensorSource:
+def _add_one(tensor: WeightTensor) -> TensorSource:
     values = tensor.to_float32() + np.float32(1.0)
     return TensorSource(tensor.name, "f32", tensor.shape, values.view(np.uint8).reshape(-1))
 
@@ -326,7 +329,7 @@ def _open_folder(path: Path) -> _Parts:
         with _name_in_errors(path):
             config = config_from_hf(file.config)
             tokenizer = from_folder(path)
-            tensors = _name_tensors(join_affine(file.tensors, file.config), config)
+            tensors = _name_tensors(join_quantised(file.tensors, file.config), config)
             return _Parts(file, tensors, config, tokenizer, chat_template_from_folder(path, tokenizer))
     except BaseException:
         file.close()

@@ -26,7 +26,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     head_dim = config.get("head_dim") or hidden // heads
     kind = config["model_type"]
     bias = config.get("use_bias", False)
-    qkv_bias = bias or kind == "qwen2" or config.get("attention_bias", config.get("use_qkv_bias", False))
+    qkv_bias = bias or kind in ("qwen2", "qwen2_moe") or config.get("attention_bias", config.get("use_qkv_bias", False))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     features = config.get("hidden_size_per_layer_input")
     if features:
@@ -36,10 +36,11 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         shapes["model.per_layer_projection_norm.weight"] = (features,)
     for index in range(config["num_hidden_layers"]):
         layer = f"model.layers.{index}."
-        norms = {"olmo": ("post_attention", "post_feedforward"), "cohe": ("input",)}
+        after = ("post_attention", "post_feedforward")
+        norms = {"olmo2": after, "olmo3": after, "cohere": ("input",), "cohere2": ("input",)}
         if config.get("use_parallel_residual"):
-            norms["stab"] = ("input",)
-        for name in norms.get(kind[:4], ("input", "post_attention")):
+            norms["stablelm"] = ("input",)
+        for name in norms.get(kind, ("input", "post_attention")):
             shapes[f"{layer}{name}_layernorm.weight"] = (hidden,)
             if kind in LAYER_NORMS:
                 shapes[f"{layer}{name}_layernorm.bias"] = (hidden,)
@@ -47,7 +48,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             ("self_attn.q_proj", heads * head_dim, hidden, qkv_bias),
             ("self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias),
             ("self_attn.v_proj", kv_heads * head_dim, hidden, qkv_bias),
-            ("self_attn.o_proj", hidden, heads * head_dim, config.get("attention_bias", bias)),
+            ("self_attn.o_proj", hidden, heads * head_dim, kind != "glm4_moe" and config.get("attention_bias", bias)),
             ("mlp.gate_proj", ffn, hidden, config.get("mlp_bias", False)),
             ("mlp.up_proj", ffn, hidden, config.get("mlp_bias", False)),
             ("mlp.down_proj", hidden, ffn, config.get("mlp_bias", False)),
@@ -63,7 +64,10 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             if features:
                 shapes[f"{layer}post_per_layer_input_norm.weight"] = (hidden,)
         if has_experts(config, index):
-            products[4:] = list_expert_products(config)
+            del products[4:]
+            shapes |= {layer + name: shape for name, shape in list_mixture(config).items()}
+        if kind == "gpt_oss":
+            shapes[f"{layer}self_attn.sinks"] = (heads,)
         for name, rows, columns, has_bias in products:
             shapes[f"{layer}{name}.weight"] = (rows, columns)
             if has_bias:
@@ -74,13 +78,13 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         if kind.startswith("olmo"):
             shapes[f"{layer}self_attn.q_norm.weight"] = (heads * head_dim,)
             shapes[f"{layer}self_attn.k_norm.weight"] = (kv_heads * head_dim,)
-        if kind in ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text"):
+        if config.get("use_qk_norm") or kind in ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text"):
             rows_of = {name: rows for name, rows, _, _ in products}
             for name in ("q", "k"):
                 if f"self_attn.{name}_proj" in rows_of:
                     shapes[f"{layer}self_attn.{name}_norm.weight"] = (rows_of["self_attn.q_proj"] // heads,)
         for name, count in (("q", heads), ("k", kv_heads)):
-            if config.get("use_qk_norm"):
+            if config.get("use_qk_norm") and kind == "cohere":
                 shapes[f"{layer}self_attn.{name}_norm.weight"] = (count, head_dim)
             for head in range(count if config.get("qk_layernorm") else 0):
                 shapes[f"{layer}self_attn.{name}_layernorm.norms.{head}.weight"] = (head_dim,)
@@ -92,24 +96,63 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def count_experts(config: Config) -> int:
+    """How many experts a layer with a mixture has; 0 if none has one."""
+    return next((config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config), 0)
+
+
 def has_experts(config: Config, index: int) -> bool:
     """Whether a layer has a mixture of experts."""
-    if not config["model_type"].endswith("_moe"):
+    if not count_experts(config) or index < config.get("first_k_dense_replace", 0):
         return False
     return (index + 1) % config.get("decoder_sparse_step", 1) == 0 and index not in config.get("mlp_only_layers", [])
 
 
-def list_expert_products(config: Config) -> list[tuple[str, int, int, bool]]:
-    """Name, rows, columns and bias of the products of a mixture, a tensor for each expert."""
-    hidden, ffn = config["hidden_size"], config["moe_intermediate_size"]
-    products = [("mlp.gate", config["num_experts"], hidden, False)]
-    for expert in range(config["num_experts"]):
-        products += [
-            (f"mlp.experts.{expert}.gate_proj", ffn, hidden, False),
-            (f"mlp.experts.{expert}.up_proj", ffn, hidden, False),
-            (f"mlp.experts.{expert}.down_proj", hidden, ffn, False),
-        ]
-    return products
+def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a mixture, as folders of its family have them."""
+    kind, experts, hidden = config["model_type"], count_experts(config), config["hidden_size"]
+    ffn = config.get("moe_intermediate_size", config["intermediate_size"])
+    if kind.startswith("granitemoe"):
+        return _list_granite(config, experts, ffn)
+    if kind == "gpt_oss":
+        return {
+            "mlp.router.weight": (experts, hidden),
+            "mlp.router.bias": (experts,),
+            "mlp.experts.gate_up_proj": (experts, hidden, 2 * ffn),
+            "mlp.experts.gate_up_proj_bias": (experts, 2 * ffn),
+            "mlp.experts.down_proj": (experts, ffn, hidden),
+            "mlp.experts.down_proj_bias": (experts, hidden),
+        }
+    block, names = "mlp", {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
+    if kind == "mixtral":
+        block, names = "block_sparse_moe", {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
+    shapes: dict[str, tuple[int, ...]] = {f"{block}.gate.weight": (experts, hidden)}
+    for expert in range(experts):
+        shapes |= {f"{block}.experts.{expert}.{name}.weight": shape for name, shape in names.items()}
+    shared, shared_ffn = "shared_expert", config.get("shared_expert_intermediate_size", 0)
+    if kind == "glm4_moe":
+        shapes["mlp.gate.e_score_correction_bias"] = (experts,)
+        shared, shared_ffn = "shared_experts", ffn * config["n_shared_experts"]
+    else:
+        shapes |= {"mlp.shared_expert_gate.weight": (1, hidden)} if shared_ffn else {}
+    if shared_ffn:
+        shapes[f"mlp.{shared}.gate_proj.weight"] = (shared_ffn, hidden)
+        shapes[f"mlp.{shared}.up_proj.weight"] = (shared_ffn, hidden)
+        shapes[f"mlp.{shared}.down_proj.weight"] = (hidden, shared_ffn)
+    return shapes
+
+
+def _list_granite(config: Config, experts: int, ffn: int) -> dict[str, tuple[int, ...]]:
+    hidden, shared = config["hidden_size"], config.get("shared_intermediate_size", 0)
+    shapes: dict[str, tuple[int, ...]] = {
+        "block_sparse_moe.router.layer.weight": (experts, hidden),
+        "block_sparse_moe.input_linear.weight": (experts, 2 * ffn, hidden),
+        "block_sparse_moe.output_linear.weight": (experts, hidden, ffn),
+    }
+    if shared:
+        shapes["shared_mlp.input_linear.weight"] = (2 * shared, hidden)
+        shapes["shared_mlp.output_linear.weight"] = (hidden, shared)
+    return shapes
 
 
 def _list_gemma4_products(config: Config, index: int) -> list[tuple[str, int, int, bool]]:
@@ -152,6 +195,8 @@ def make_weights(config: Config, seed: int) -> Weights:
             values -= np.float32(1.0)  # as these families store them
         if config["model_type"] == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):
             values *= np.float32(0.4)  # as scores are not divided by the root of the head size
+        if name.endswith("experts.gate_up_proj") and config["model_type"] == "gpt_oss":
+            values *= np.float32(4.0)  # so that some are clamped
     return made
 
 
@@ -165,8 +210,10 @@ def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.flo
     values = random.standard_normal(shape)
     if name.endswith(("norm.weight", "layer_scalar")) or ".norms." in name:
         values = 1.0 + 0.2 * values
-    elif name.endswith((".bias", "embed_tokens.weight", "embed_tokens_per_layer.weight")):
+    elif name.endswith(("bias", "embed_tokens.weight", "embed_tokens_per_layer.weight")):
         values = 0.3 * values
+    elif len(shape) == 1:  # sinks
+        values = values + 0.5
     else:
         values = values / np.sqrt(shape[1])
     return values.astype(np.float32)

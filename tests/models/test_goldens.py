@@ -26,13 +26,12 @@ from tiny_models import (
 )
 
 from mlxr.formats import TensorSource, TensorToWrite, open_gguf, open_safetensors, write_gguf
+from mlxr.kernels.activate import Activation
 from mlxr.kernels.context import Context
-from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.rope import QueryTemperature
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name
 from mlxr.models.names import rename_hf_tensors
-from mlxr.models.specs import Mixture
 from mlxr.models.weights import arrange_tensors
 
 TOLERANCE = 1e-4
@@ -66,8 +65,17 @@ def test_chunked_reference_equals_golden(case: str) -> None:
     ("case", "change"),
     [
         ("llama-linear", {"rope_scaling": None}),
-        ("qwen3moe", {"mixture": Mixture(8, 64, "silu", RoutingRule(3))}),
-        ("qwen3moe", {"mixture": Mixture(8, 64, "silu", RoutingRule(2, renormalises=True))}),
+        ("mixtral", {"rope_theta": 10000.0}),
+        ("granitemoe", {"residual_scale": 1.0}),
+        ("granitemoe-shared", {"residual_scale": 1.0}),
+        ("granitemoe", {"attention_scale": None}),
+        ("glm4moe", {"rope_dim": 32}),
+        ("glm4moe-groups", {"rope_dim": 12}),
+        ("gpt-oss", {"sliding_window": 8}),
+        ("gpt-oss", {"window_layers": None}),
+        ("gpt-oss", {"window_layers": (False, True, False, True)}),
+        ("gpt-oss", {"rope_scaling": None}),
+        ("gpt-oss", {"rms_eps": 1e-2}),
         ("llama-ntk", {"rope_scaling": None}),
         ("llama-llama3", {"rope_scaling": None}),
         ("llama-yarn", {"rope_scaling": None}),
@@ -152,6 +160,75 @@ def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None
         Context("reference"), changed, make_hf_tensors(make_weights(config, seed), architecture=config["model_type"])
     )
     assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        ("qwen3moe", {"renormalises": False}),
+        ("qwen3moe", {"used": 2}),
+        ("qwen2moe", {"renormalises": True}),
+        ("qwen2moe", {"used": 4}),
+        ("mixtral", {"renormalises": False}),
+        ("mixtral", {"used": 3}),
+        ("olmoe", {"renormalises": True}),
+        ("olmoe", {"used": 2}),
+        ("granitemoe", {"renormalises": False}),
+        ("granitemoe-shared", {"used": 2}),
+        ("glm4moe", {"scale": 1.0}),
+        ("glm4moe", {"scoring": "softmax"}),
+        ("glm4moe", {"renormalises": False}),
+        ("glm4moe", {"groups": 4, "groups_used": 2}),
+        ("glm4moe-groups", {"groups_used": 3}),
+        ("glm4moe-groups", {"groups": 2, "groups_used": 1}),
+        ("gpt-oss", {"scoring": "softmax"}),
+        ("gpt-oss", {"used": 2}),
+    ],
+)
+def test_goldens_see_each_part_of_routing(case: str, change: dict[str, object]) -> None:
+    mixture = config_from_hf(read_golden(case)[0]).mixture
+    assert mixture is not None
+    test_goldens_see_every_feature(case, {"mixture": replace(mixture, rule=replace(mixture.rule, **change))})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("case", "activation"), [("gpt-oss", "silu"), ("qwen2moe", "gelu_tanh")])
+def test_goldens_see_the_activation_of_experts(case: str, activation: Activation) -> None:
+    mixture = config_from_hf(read_golden(case)[0]).mixture
+    assert mixture is not None
+    test_goldens_see_every_feature(case, {"mixture": replace(mixture, activation=activation)})
+
+
+@pytest.mark.parametrize(
+    ("case", "ending"),
+    [
+        ("qwen2moe", "mlp.shared_expert_gate.weight"),
+        ("qwen2moe", "mlp.shared_expert.down_proj.weight"),
+        ("granitemoe-shared", "shared_mlp.output_linear.weight"),
+        ("glm4moe", "mlp.gate.e_score_correction_bias"),
+        ("glm4moe-groups", "mlp.gate.e_score_correction_bias"),
+        ("glm4moe", "mlp.shared_experts.down_proj.weight"),
+        ("gpt-oss", "self_attn.sinks"),
+        ("gpt-oss", "mlp.router.bias"),
+        ("gpt-oss", "mlp.experts.gate_up_proj_bias"),
+        ("gpt-oss", "mlp.experts.down_proj_bias"),
+    ],
+)
+def test_goldens_see_tensors_that_few_families_have(case: str, ending: str) -> None:
+    config, seed, tokens, golden = read_golden(case)
+    weights = make_weights(config, seed)
+    for name in [name for name in weights if name.endswith(ending)]:
+        weights[name] = np.zeros_like(weights[name])
+    model = Decoder(
+        Context("reference"), config_from_hf(config), make_hf_tensors(weights, architecture=config["model_type"])
+    )
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("change", [{"truncate": True}, {"attention_factor": 1.0}, {"factor": 3.0}])
+def test_goldens_see_each_part_of_yarn(change: dict[str, object]) -> None:
+    scaling = config_from_hf(read_golden("gpt-oss")[0]).rope_scaling
+    assert scaling is not None
+    test_goldens_see_every_feature("gpt-oss", {"rope_scaling": replace(scaling, **change)})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_names(hf_name: str, name: str | None) -> None:
 @pytest.mark.parametrize(
     "hf_name",
     [
-        "model.layers.0.block_sparse_moe.gate.weight",
+        "model.layers.0.block_sparse_moe.experts.0.w4.weight",
         "model.layers.00.mlp.up_proj.weight",
         "model.layers.0.mlp.up_proj.scales",
         "transformer.h.0.attn.weight",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from random_model import Config, Weights, make_weights
+from random_model import Config, Weights, count_experts, make_weights
 
 from mlxr.cache.arena import Arena, ModelArena
 from mlxr.cache.shapes import form_groups
@@ -24,9 +24,11 @@ from mlxr.kernels.layers import prepare_layers
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name as by_architecture
+from mlxr.models.experts import part_alternating
 from mlxr.models.names import (
     adds_one,
     gguf_metadata,
+    gguf_name,
     gguf_rope_factors,
     gguf_row_order,
     rename_hf_tensors,
@@ -36,7 +38,6 @@ from mlxr.models.weights import arrange_tensors
 
 GOLDENS = Path(__file__).parent / "goldens"
 CASES = sorted(path.name for path in GOLDENS.iterdir())
-NATIVE_CASES = [case for case in CASES if case != "qwen3moe"]  # experts run on the reference device alone
 NOT_IN_GGUF = ("llama-bias-gelu", "llama-yarn-mscale", "gemma3-scale")  # what they are cannot be stated there
 PAGE_SIZE = 32
 Floats = NDArray[np.float32]
@@ -49,9 +50,14 @@ def read_golden(case: str) -> tuple[dict[str, Any], int, NDArray[np.int32], Floa
         return config, int(stored["seed"]), stored["tokens"], stored["logits"]
 
 
+# experts run on the reference device and on GPUs
+NATIVE_CASES = [case for case in CASES if not count_experts(read_golden(case)[0])]
+
+
 def make_source(name: str, values: Floats, type_name: str = "f32") -> TensorSource:
     """A tensor in memory; vectors stay f32, as in real files."""
-    kind = type_name if values.ndim == 2 and "_norm" not in name else "f32"
+    is_vector = values.ndim == 1 or "_norm" in name or name.endswith("ffn_gate_inp.weight")  # or a router
+    kind = "f32" if is_vector or values.shape[-1] % by_name(type_name).block_size else type_name
     return TensorSource(name, kind, values.shape, encode_tensor(kind, values))
 
 
@@ -75,8 +81,15 @@ def name_weights(weights: Weights, architecture: str) -> Weights:
 
 def make_hf_tensors(weights: Weights, type_name: str = "f32", architecture: str = "llama") -> dict[str, TensorSource]:
     """Tensors as they are read of a Hugging Face folder."""
-    named = name_weights(weights, architecture)
-    return {name: _encode(name, values, type_name) for name, values in named.items()}
+    named, row = name_weights(weights, architecture), by_architecture(architecture)
+    alternates = row.mixture is not None and row.mixture.interleaved
+    tensors = {
+        name: _encode(name, values, "f32" if alternates and values.ndim == 3 else type_name)
+        for name, values in named.items()
+    }
+    if alternates:
+        part_alternating(tensors)
+    return tensors
 
 
 def _encode(name: str, values: Floats, type_name: str) -> TensorSource:
@@ -88,12 +101,12 @@ def _encode(name: str, values: Floats, type_name: str) -> TensorSource:
 def make_gguf(weights: Weights, config: ModelConfig) -> tuple[dict[str, object], dict[str, TensorSource]]:
     """Metadata and f32 tensors as a converter would write them."""
     tensors: dict[str, TensorSource] = {}
-    for name, values in name_weights(weights, config.architecture).items():
-        order = gguf_row_order(name, config)
-        tensors[name] = make_source(name, values if order is None else values[order])
+    for name, source in arrange_tensors(config, make_hf_tensors(weights, "f32", config.architecture)).items():
+        order, values = gguf_row_order(name, config), source.to_float32()
+        tensors[gguf_name(name, config)] = make_source(name, values if order is None else values[order])
     for name, factors in gguf_rope_factors(config).items():
         tensors[name] = make_source(name, np.array(factors, np.float32))
-    return gguf_metadata(config), arrange_tensors(config, tensors)
+    return gguf_metadata(config), tensors
 
 
 def build_hf(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> Decoder:

@@ -24,7 +24,7 @@ from mlxr.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "models"))
-from random_model import make_weights  # noqa: E402 -- needs the path above
+from random_model import count_experts, make_weights  # noqa: E402 -- needs the path above
 
 GOLDENS = ROOT / "tests" / "models" / "goldens"
 TOKENIZER = ROOT / "tests" / "tokenizers" / "goldens" / "qwen2"
@@ -39,6 +39,15 @@ SIZES = {
     "max_position_embeddings": 512,
 }
 SURER = {"lm_head.weight": 2.4, "model.embed_tokens.weight": 0.5}  # the latter if it is both
+
+# llama.cpp rounds the range of yarn to whole pairs, whatever the model: here there is nothing to round.
+WHOLE_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 65600.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 1609,
+    "truncate": False,
+}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # the golden case, and what it must say otherwise for llama.cpp: that knows no window in files of the architectures
@@ -68,6 +77,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm-heads": ("stablelm-heads", {}),
     "starcoder2": ("starcoder2", {"sliding_window": 512}),
     "cohere2": ("cohere2", {}),
+    "qwen3moe": ("qwen3moe", {"moe_intermediate_size": 256, "mlp_only_layers": []}),
+    "qwen2moe": ("qwen2moe", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}),
+    "mixtral": ("mixtral", {}),
+    "olmoe": ("olmoe", {"intermediate_size": 256}),
+    "granitemoe": ("granitemoe", {"intermediate_size": 256}),
+    "granitemoe-shared": ("granitemoe-shared", {"intermediate_size": 256, "shared_intermediate_size": 512}),
+    "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
+    "glm4moe-groups": ("glm4moe-groups", {"moe_intermediate_size": 256}),
+    "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),
 }
 
 # By how much the losses of the worst eighth of the tokens may differ, as a part of the text's mean loss. Rounding alone
@@ -92,10 +110,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / family, *FAMILIES[family])
+    device = "reference" if count_experts(json.loads((folder / "config.json").read_text())) else "cpu"
     for kind, bound in BOUNDS.items():
         model = tmp_path / f"{kind}.gguf"
         run("convert", folder, model, "--type", kind)
-        tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl")
+        tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl", device)
         theirs = compute_their_losses(model, tokens)
         worst = np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean()
         print(f"{family} {kind}: mean loss {theirs.mean():.3f}, of which the worst eighth differs by {worst:.5f}")
@@ -119,9 +138,9 @@ def run(*arguments: object) -> None:
     assert main([str(argument) for argument in arguments]) == 0
 
 
-def read_our_losses(model: Path, text: Path, lines: Path) -> tuple[list[int], NDArray[np.float64]]:
+def read_our_losses(model: Path, text: Path, lines: Path, device: str) -> tuple[list[int], NDArray[np.float64]]:
     """The tokens of the text from its second on, and the loss of each, as `mlxr perplexity` writes them."""
-    run("perplexity", model, text, "--device", "cpu", "--kv-type", "f32", "--per-token", lines, "--json")
+    run("perplexity", model, text, "--device", device, "--kv-type", "f32", "--per-token", lines, "--json")
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     return [row["token"] for row in rows], np.array([row["loss"] for row in rows])
 

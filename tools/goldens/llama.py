@@ -123,16 +123,4 @@ CASES: dict[str, Config] = {
     ),
     "qwen3": make_config("qwen3", 4, 2, 64, rope_theta=1000000.0, rms_norm_eps=1e-6),
     "qwen3-128-tied": make_config("qwen3", 4, 1, 128, tie_word_embeddings=True, attention_bias=True),
-    "qwen3moe": make_config(
-        "qwen3_moe",
-        4,
-        2,
-        32,
-        num_hidden_layers=3,
-        num_experts=8,
-        num_experts_per_tok=3,
-        moe_intermediate_size=64,
-        norm_topk_prob=True,
-        mlp_only_layers=[1],
-    ),
 }

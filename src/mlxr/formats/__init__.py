@@ -10,7 +10,8 @@ from .fingerprint import hash_tensors
 from .ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
 from .gguf import GGUFFile, open_gguf
 from .gguf_writer import TensorToWrite, write_gguf
-from .mlx_affine import AffineTensor, join_affine
+from .mlx_affine import AffineTensor
+from .quantised_folder import MicroscaledTensor, join_quantised
 from .safetensors import SafetensorsFolder, open_safetensors
 from .tensor import TensorSource, WeightSource
 
@@ -20,6 +21,7 @@ __all__ = [
     "AffineTensor",
     "GGMLType",
     "GGUFFile",
+    "MicroscaledTensor",
     "SafetensorsFolder",
     "TensorSource",
     "TensorToWrite",
@@ -28,7 +30,7 @@ __all__ = [
     "by_name",
     "encode_tensor",
     "hash_tensors",
-    "join_affine",
+    "join_quantised",
     "open_gguf",
     "open_safetensors",
     "write_gguf",

@@ -79,6 +79,7 @@ GGML_TYPES: tuple[GGMLType, ...] = (
 # What MLX's checkpoints need besides: their words, and the blocks that `mlx_affine` makes of them.
 MLX_TYPES: tuple[GGMLType, ...] = (
     GGMLType("u32", None, 1, 4, quants_plain.decode_u32),
+    GGMLType("u8", None, 1, 1, quants_plain.decode_u8),
     GGMLType("affine4_32", None, 32, 24, quants_affine.decode_affine4_32, quants_affine.encode_affine4_32),
     GGMLType("affine4_64", None, 64, 40, quants_affine.decode_affine4_64, quants_affine.encode_affine4_64),
     GGMLType("affine8_32", None, 32, 40, quants_affine.decode_affine8_32, quants_affine.encode_affine8_32),

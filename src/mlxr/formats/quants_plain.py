@@ -65,6 +65,11 @@ def decode_i8(blocks: Bytes) -> Floats:
     return _decode_integers(blocks, "<i1")
 
 
+def decode_u8(blocks: Bytes) -> Floats:
+    """Return the numbers as float32, which is exact."""
+    return _decode_integers(blocks, "u1")
+
+
 def decode_i16(blocks: Bytes) -> Floats:
     """Return the numbers as float32, which is exact."""
     return _decode_integers(blocks, "<i2")

@@ -48,8 +48,117 @@ class Decoded:
         """Part `index` of the first axis, as a tensor of its own."""
         return Decoded(self.name, self.values[index])
 
+    def take_columns(self, columns: range) -> Decoded:
+        """These columns of a matrix, copied."""
+        return Decoded(self.name, np.ascontiguousarray(self.values[:, _as_slice(columns)]))
+
     def release(self) -> None:
         """Do nothing: the numbers are this object's own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Some rows of a matrix, in their order, as a tensor of their own that is copied each time when it is asked for."""
+
+    source: TensorSource
+    rows: range
+
+    @property
+    def name(self) -> str:
+        """What the matrix has."""
+        return self.source.name
+
+    @property
+    def type_name(self) -> str:
+        """What the matrix has."""
+        return self.source.type_name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows and columns."""
+        return (len(self.rows), self.source.shape[1])
+
+    @property
+    def data(self) -> ByteArray:
+        """The blocks of the rows, copied."""
+        blocks = self.source.data.reshape(self.source.shape[0], -1)
+        return np.ascontiguousarray(blocks[_as_slice(self.rows)]).reshape(-1)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        return self.source.nbytes // self.source.shape[0] * len(self.rows)
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Rows [start:stop] of these, decoded."""
+        return np.ascontiguousarray(self.source.to_float32()[_as_slice(self.rows[start:stop])])
+
+    def take_rows(self, start: int, stop: int) -> Rows:
+        """Rows [start:stop] of these as a tensor of their own."""
+        return Rows(self.source, self.rows[start:stop])
+
+    def take_matrix(self, index: int) -> TensorSource:
+        """Refuse: this is one."""
+        raise ValueError(f"tensor {self.name} is a matrix, which has no part {index}")
+
+    def release(self) -> None:
+        """Release the whole matrix."""
+        self.source.release()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Some columns of a matrix of floats as the rows of another one, copied each time when they are asked for."""
+
+    source: TensorSource
+    rows: range
+
+    @property
+    def name(self) -> str:
+        """What the matrix has."""
+        return self.source.name
+
+    @property
+    def type_name(self) -> str:
+        """What the matrix has."""
+        return self.source.type_name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, columns), where the matrix has columns and rows."""
+        return (len(self.rows), self.source.shape[0])
+
+    @property
+    def data(self) -> ByteArray:
+        """The numbers as bytes, copied."""
+        size = self.source.nbytes // (self.source.shape[0] * self.source.shape[1])
+        numbers = self.source.data.view(f"u{size}").reshape(self.source.shape)
+        return np.ascontiguousarray(numbers[:, _as_slice(self.rows)].T).view(np.uint8).reshape(-1)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        return self.source.nbytes // self.source.shape[1] * len(self.rows)
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Rows [start:stop] of the numbers, decoded."""
+        return np.ascontiguousarray(self.source.to_float32()[:, _as_slice(self.rows[start:stop])].T)
+
+    def take_rows(self, start: int, stop: int) -> Columns:
+        """Rows [start:stop] as a tensor of their own."""
+        return Columns(self.source, self.rows[start:stop])
+
+    def take_matrix(self, index: int) -> TensorSource:
+        """Refuse: this is one."""
+        raise ValueError(f"tensor {self.name} is a matrix, which has no part {index}")
+
+    def release(self) -> None:
+        """Release the whole matrix."""
+        self.source.release()
+
+
+def _as_slice(rows: range) -> slice:
+    return slice(rows.start, rows.stop, rows.step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,12 +25,12 @@ class Architecture:
     `name` is its `model_type` in `config.json`; `gguf_name` its `general.architecture` and key prefix in GGUF;
     `hf_class` its entry in `architectures`. `gguf_interleaved`: GGUF files have the rows of q and k in an order that
     rotates neighbouring pairs. `qkv_bias`: always has biases on q, k and v; `bias_key`: `attention_bias` in
-    `config.json` gives q, k, v and o biases, `mlp_bias` gate, up and down; `use_bias` there, true if it
-    is not stated, all of them. `qk_norm`: queries and keys are normed; `head_norm_key` there says
+    `config.json` gives q, k, v and o biases, `mlp_bias` gate, up and down; `qkv_bias_key` q, k and v alone; `use_bias`
+    there, true if it is not stated, all of them. `qk_norm`: queries and keys are normed; `head_norm_key` there says
     whether they are, in GGUF their norms. `parallel_key` there says whether the blocks of a layer stand side by side,
-    in GGUF whether the second one has a norm.
-    `window_switch`: the sliding window counts only with `use_sliding_window`; `window_default` is what
-    `config.json` means that does not state one, 0 for none. `build` makes the layers.
+    in GGUF whether the second one has a norm. `window_switch`: the sliding window counts only with
+    `use_sliding_window`; `window_default` is what `config.json` means that does not state one, 0 for none. `build`
+    makes the layers.
 
     `activation` is the one that GGUF files of this family mean. Of every `full_every` layers the last has no window;
     `window_rope_theta` is the base of the others' rotation, and with `plain_windows` theirs is not stretched.
@@ -45,7 +45,9 @@ class Architecture:
     `rotary_default`: the part of a head that rotates where `config.json` does not say. `context_keys` there state the
     longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
     `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
-    Face folders that mean something else than elsewhere. `mixture` says how files state experts.
+    Face folders that mean something else than elsewhere, `gguf_names` what GGUF files call those of layers.
+    `truncates_yarn`: yarn's range is rounded to whole pairs, of which GGUF says nothing. `mixture` says how files state
+    experts.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Architecture:
     qkv_bias: bool = False
     bias_key: bool = False
     use_bias: bool = False
+    qkv_bias_key: str = "use_qkv_bias"
     qk_norm: bool = False
     head_norm_key: str | None = None
     parallel_key: str | None = None
@@ -84,8 +87,23 @@ class Architecture:
     tied_default: bool = False
     is_joined: bool = False
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
+    gguf_names: dict[str, str] = field(default_factory=dict, hash=False)
+    truncates_yarn: bool = True
     mixture: MixtureRow | None = None
 
+
+_MIXTRAL = MixtureRow(("num_local_experts",), "intermediate_size", renormalises=True)
+_GRANITE = MixtureRow(
+    ("num_local_experts",), "intermediate_size", renormalises=True, shared_key="shared_intermediate_size"
+)
+_GRANITE_NAMES = {
+    "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "block_sparse_moe.input_linear": "ffn_gate_up_exps",
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+    "shared_mlp.input_linear": "ffn_gate_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
 
 EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}  # of GGUF
 
@@ -126,6 +144,15 @@ _OLMO: dict[str, Any] = {
 
 ARCHITECTURES = (
     Architecture("llama", "llama", "LlamaForCausalLM", gguf_interleaved=True, bias_key=True, kv_heads_default=True),
+    Architecture(
+        "mixtral",
+        "llama",
+        "MixtralForCausalLM",
+        gguf_interleaved=True,
+        windowed=True,
+        window_default=0,
+        mixture=_MIXTRAL,
+    ),
     Architecture("mistral", "llama", "MistralForCausalLM", gguf_interleaved=True, windowed=True),
     Architecture(
         "ministral3", "mistral3", "Ministral3ForCausalLM", gguf_interleaved=True, windowed=True, window_default=0
@@ -135,6 +162,15 @@ ARCHITECTURES = (
     ),
     Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", qkv_bias=True, windowed=True, window_switch=True),
     Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", bias_key=True, qk_norm=True, windowed=True, window_switch=True),
+    Architecture(
+        "qwen2_moe",
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        qkv_bias=True,
+        windowed=True,
+        window_switch=True,
+        mixture=MixtureRow(shared_key="shared_expert_intermediate_size", shared_gate=True),
+    ),
     Architecture(
         "qwen3_moe",
         "qwen3moe",
@@ -184,7 +220,76 @@ ARCHITECTURES = (
     ),
     Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", **_OLMO),
     Architecture("olmo3", "olmo2", "Olmo3ForCausalLM", windowed=True, **_OLMO),
+    Architecture(
+        "olmoe",
+        "olmoe",
+        "OlmoeForCausalLM",
+        build=families.build_olmoe,
+        qk_norm=True,
+        bias_key=True,
+        kv_heads_default=True,
+        mixture=MixtureRow(features_key="intermediate_size"),
+    ),
     Architecture("granite", "granite", "GraniteForCausalLM", gguf_interleaved=True, bias_key=True, multipliers=True),
+    Architecture(
+        "granitemoe",
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        gguf_interleaved=True,
+        bias_key=True,
+        multipliers=True,
+        mixture=_GRANITE,
+        layer_names=_GRANITE_NAMES,
+    ),
+    Architecture(
+        "granitemoeshared",
+        "granitemoe",
+        "GraniteMoeSharedForCausalLM",
+        gguf_interleaved=True,
+        bias_key=True,
+        multipliers=True,
+        mixture=_GRANITE,
+        layer_names=_GRANITE_NAMES,
+    ),
+    Architecture(
+        "gpt_oss",
+        "gpt-oss",
+        "GptOssForCausalLM",
+        build=families.build_gpt_oss,
+        bias_key=True,
+        windowed=True,
+        window_default=128,
+        full_every=2,
+        truncates_yarn=False,
+        gguf_names={"ffn_norm": "post_attention_norm"},
+        mixture=MixtureRow(
+            ("num_local_experts", "num_experts"),
+            "intermediate_size",
+            scoring="softmax_chosen",
+            activation="clamped_swiglu",
+            bias=True,
+            interleaved=True,
+        ),
+    ),
+    Architecture(
+        "glm4_moe",
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        qkv_bias_key="attention_bias",
+        head_norm_key="use_qk_norm",
+        rotary_default=0.5,
+        gguf_names={"ffn_norm": "post_attention_norm"},
+        mixture=MixtureRow(
+            ("n_routed_experts", "num_local_experts"),
+            scoring="sigmoid",
+            renormalises=True,
+            floor=1e-20,
+            states_rule=True,
+            shared_key="n_shared_experts",
+            shared="count",
+            choice_bias=True,
+        ),
+    ),
     Architecture(
         "smollm3",
         "smollm3",
@@ -271,11 +376,14 @@ def build_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
     return by_name(config.architecture).build(config)
 
 
-def by_gguf_name(name: str) -> Architecture:
-    """The row of a GGUF file's `general.architecture`; "llama" there means Mistral too."""
-    for row in ARCHITECTURES:
-        if row.gguf_name == name:
+def by_gguf_name(name: str, has_experts: bool = False) -> Architecture:
+    """The row of a GGUF file's `general.architecture`; "llama" there means Mistral, too, and with experts Mixtral."""
+    rows = [row for row in ARCHITECTURES if row.gguf_name == name]
+    for row in rows:
+        if (row.mixture is not None) == has_experts:
             return row
+    if rows:
+        return rows[0]
     known = _listed({row.gguf_name for row in ARCHITECTURES})
     raise ModelError(f"general.architecture is {name!r}, which is not supported; supported are {known}")
 

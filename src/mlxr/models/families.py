@@ -66,6 +66,17 @@ def build_olmo(config: ModelConfig) -> tuple[LayerSpec, ...]:
     return _build_layers(config, Norms(config.rms_eps, places="after"), head_norms="joint")
 
 
+def build_olmoe(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Layers that are normed before each block, and queries and keys as wide as they are: OLMoE."""
+    return _build_layers(config, Norms(config.rms_eps), head_norms="joint")
+
+
+def build_gpt_oss(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Layers as Llama's, whose heads have a sink: gpt-oss."""
+    layers = _build_layers(config, Norms(config.rms_eps))
+    return tuple(replace(layer, attention=replace(layer.attention, sinks=True)) for layer in layers)
+
+
 def build_cohere(config: ModelConfig) -> tuple[LayerSpec, ...]:
     """Layers of two blocks side by side after one layer norm: Command R, Command R+ and Cohere 2."""
     layers = _build_layers(config, Norms(config.rms_eps, kind="layer"), head_norms="layer")

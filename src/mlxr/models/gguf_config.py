@@ -57,8 +57,9 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
 
     Of the `tensors` only the factors of longrope are read.
     """
-    row = by_gguf_name(Fields(metadata).text("general.architecture"))
-    fields = Fields(metadata, f"{row.gguf_name}.")
+    name = Fields(metadata).text("general.architecture")
+    fields = Fields(metadata, f"{name}.")
+    row = by_gguf_name(name, fields.integer("expert_count", 0, 1 << 16, default=0) > 0)
     read: list[tuple[str, ...]] = [_SOFTCAPS] * row.softcaps + [_WINDOW_THETA, _PATTERN] * (row.full_every is not None)
     read += [_MULTIPLIERS] * row.multipliers + [_LOGIT_SCALE] * (row.multipliers or row.logit_multiplier)
     # converters wrote true for StableLM whose configuration says nothing; blocks in a row have a norm each
@@ -70,7 +71,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     hidden = fields.integer("embedding_length", 1, limits.MAX_WIDTH)
     heads = fields.integer("attention.head_count", 1, limits.MAX_HEADS)
     head_dim = _read_head_dim(fields, hidden, heads)
-    layers = fields.integer("block_count", 1, limits.MAX_LAYERS)
+    layers = _read_layers(fields)
     window = fields.integer("attention.sliding_window", 0, limits.MAX_CONTEXT, default=0) or None
     window_layers = _read_window_layers(fields, row, window, layers)
     windowed = window_layers or (window is not None,) * layers
@@ -99,7 +100,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         rope_theta=rope_theta,
         rope_dim=rope_dim,
         rope_interleaved=row.gguf_interleaved,
-        rope_scaling=_read_scaling(fields, context_length, tensors),
+        rope_scaling=_read_scaling(fields, row, context_length, tensors),
         query_temperature=_read_temperature(fields, context_length),
         sliding_window=window,
         window_layers=window_layers,
@@ -123,6 +124,12 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         mixture_layers=mixture_layers,
         **differing,
     )
+
+
+def _read_layers(fields: Fields) -> int:
+    """Layers, without those at the end that only draft tokens."""
+    blocks = fields.integer("block_count", 1, limits.MAX_LAYERS)
+    return blocks - fields.integer("nextn_predict_layers", 0, blocks - 1, default=0)
 
 
 def _read_two_sizes(fields: Fields, windowed: tuple[bool, ...], tensors: Mapping[str, TensorSource]) -> dict[str, Any]:
@@ -221,7 +228,9 @@ def _read_vocab_size(metadata: Mapping[str, object], fields: Fields) -> int:
     return stated
 
 
-def _read_scaling(fields: Fields, context_length: int, tensors: Mapping[str, TensorSource]) -> RopeScaling | None:
+def _read_scaling(
+    fields: Fields, row: Architecture, context_length: int, tensors: Mapping[str, TensorSource]
+) -> RopeScaling | None:
     factor_key = "rope.scaling.factor" if fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
     factor = fields.number(factor_key, 0.0, 1e6, default=0.0)  # 0 is how writers say "none"
     kind = fields.text("rope.scaling.type", default="linear")
@@ -258,6 +267,7 @@ def _read_scaling(fields: Fields, context_length: int, tensors: Mapping[str, Ten
         * yarn_attention_factor(factor, 1.0, log_multiplier),
         beta_fast=fields.number("rope.scaling.yarn_beta_fast", 1e-6, 1e6, default=32.0),
         beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1e-6, 1e6, default=1.0),
+        truncate=row.truncates_yarn,
     )
 
 

@@ -29,6 +29,9 @@ _REFUSED = (
     (_MULTIPLIERS, (1,), "not supported"),
     (("use_qk_norm",), (False,), "layer norms of queries and keys are not supported"),
     (("qk_layernorm",), (False,), "layer norms of queries and keys are not supported"),
+    (("swiglu_limit",), (7,), "only activations that are clamped at 7 are supported"),
+    (("swiglu_alpha",), (1.702,), "only activations with 1.702 are supported"),
+    (("clip_qkv",), (), "queries, keys and values that are clipped are not supported"),
     (("use_parallel_residual",), (False,), "parallel residual is not supported"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
 )
@@ -57,7 +60,9 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     for names, harmless, why in _REFUSED:
         if names not in read and names not in ((row.head_norm_key,), (row.parallel_key,)):
             fields.refuse_unless(names, harmless, why)
-    if whole.get("quantization") is None:  # MLX states its own under both names
+    quantization = whole.mapping("quantization_config") if isinstance(whole.get("quantization_config"), dict) else None
+    is_mxfp4 = quantization is not None and quantization.get("quant_method") == "mxfp4"
+    if whole.get("quantization") is None and not is_mxfp4:  # MLX states its own under both names
         whole.refuse_unless(
             ("quantization_config",), (), "quantised like this is not supported; convert the original weights"
         )
@@ -116,7 +121,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         embedding_scale=math.sqrt(hidden)
         if row.scales_embeddings
         else _read_multiplier(fields, row, "embedding_multiplier"),
-        qkv_bias=row.qkv_bias or attention_bias or fields.flag("use_qkv_bias", False),
+        qkv_bias=row.qkv_bias or attention_bias or fields.flag(row.qkv_bias_key, False),
         output_bias=attention_bias,
         ffn_bias=mlp_bias,
         qk_norm=row.qk_norm or (row.head_norm_key is not None and fields.flag(row.head_norm_key, False)),

@@ -35,6 +35,7 @@ Shape = tuple[int, ...]
 # Names of the norms of a block: of its input, and of what it adds to the stream.
 _ATTENTION_NORMS = "attn_norm", "post_attention_norm"
 _FEED_FORWARD_NORMS = "ffn_norm", "post_ffw_norm"
+_SINKS = "attn_sinks.weight"
 _OUTPUT_SCALE = "layer_output_scale.weight"
 _ROUTER, _CHOICE_BIAS, _EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_down_exps.scale"
 _SHARED, _SHARED_GATE = "_shexp", "ffn_gate_inp_shexp.weight"
@@ -55,6 +56,8 @@ def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     for name in PROJECTIONS[attention.projected]:
         yield from _list_product(name, queries if name == "attn_q" else keys, hidden, attention.qkv_bias)
     yield from _list_product("attn_output", hidden, queries, attention.output_bias)
+    if attention.sinks:
+        yield _SINKS, (attention.heads,)
     if isinstance(spec.feed_forward, Mixture):
         yield from _list_mixture(spec.feed_forward, hidden)
     else:
@@ -162,6 +165,7 @@ class LayerReader:
             projected=attention.projected,
             sliding_window=attention.window,
             softcap=attention.softcap,
+            sinks=self._vector(prefix + _SINKS) if attention.sinks else None,
             rope=rope,
             group=group,
         )

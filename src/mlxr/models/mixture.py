@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
@@ -20,22 +20,39 @@ if TYPE_CHECKING:
 
 MixtureLayers = tuple[bool, ...] | None
 _NONE: tuple[None, None] = (None, None)
-_MAX_EXPERTS, _MAX_WIDTH = 1 << 16, 1 << 20  # what a configuration checks more closely
+_MAX_EXPERTS, _MAX_WIDTH, _MAX_SCALE = 1 << 16, 1 << 20, 1e6  # what a configuration checks more closely
+_SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}  # by GGUF's number
+Shared = Literal["features", "count"]
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureRow:
-    """How a family routes, and how its `config.json` spells the sizes.
+    """How a family routes, what its experts have, and how its `config.json` spells the sizes.
 
-    `renormalises` holds where `norm_topk_prob` is not stated, and in GGUF. With `is_optional` a model may have no
-    experts at all.
+    `renormalises` holds where `norm_topk_prob` is not stated, and in GGUF, by the sum plus `floor`. With `is_optional`
+    a model may have no experts at all. `states_rule`: GGUF files say how scores are made, whether shares are divided by
+    their sum, and how many of the first layers have no experts. `activation` is that of the experts, where it is not
+    the model's. `shared_key` gives the features of the block that all tokens go through, or with `shared` "count" how
+    many experts there are in it. `shared_gate`, `bias` (of the router, too), `choice_bias` and `expert_scales`: see
+    `Mixture`. `interleaved`: in Hugging Face folders the rows of gate and up alternate, and stacks of experts have
+    their columns first, unless they are quantised.
     """
 
     count_keys: tuple[str, ...] = ("num_experts",)
     features_key: str = "moe_intermediate_size"
     scoring: Scoring = "softmax"
     renormalises: bool = False
+    floor: float = 0.0
     is_optional: bool = False
+    states_rule: bool = False
+    activation: Activation | None = None
+    shared_key: str | None = None
+    shared: Shared = "features"
+    shared_gate: bool = False
+    bias: bool = False
+    choice_bias: bool = False
+    expert_scales: bool = False
+    interleaved: bool = False
 
 
 def read_hf_mixture(
@@ -45,24 +62,47 @@ def read_hf_mixture(
     key = next((key for key in row.count_keys if fields.get(key) is not None), row.count_keys[0]) if row else ""
     if row is None or (row.is_optional and fields.get(key) is None):
         return _NONE
+    groups = fields.integer("n_group", 1, _MAX_EXPERTS, default=1)
     rule = RoutingRule(
         fields.integer("num_experts_per_tok", 1, _MAX_EXPERTS),
         row.scoring,
         renormalises=fields.flag("norm_topk_prob", row.renormalises),
+        floor=row.floor,
+        scale=fields.number("routed_scaling_factor", 0.0, _MAX_SCALE, default=1.0),
+        groups=groups,
+        groups_used=fields.integer("topk_group", 1, _MAX_EXPERTS, default=groups),
     )
-    mixture = Mixture(
-        fields.integer(key, 1, _MAX_EXPERTS), fields.integer(row.features_key, 1, _MAX_WIDTH), activation, rule
-    )
+    features = fields.integer(row.features_key, 1, _MAX_WIDTH)
+    shared = 0 if row.shared_key is None else fields.integer(row.shared_key, 0, _MAX_WIDTH, default=0)
+    mixture = _make_mixture(row, fields.integer(key, 1, _MAX_EXPERTS), features, shared, activation, rule)
     return mixture, _read_hf_layers(fields, layers)
 
 
+def _make_mixture(
+    row: MixtureRow, experts: int, features: int, shared: int, activation: Activation, rule: RoutingRule
+) -> Mixture:
+    return Mixture(
+        experts,
+        features,
+        row.activation or activation,
+        rule,
+        bias=row.bias,
+        router_bias=row.bias,
+        choice_bias=row.choice_bias,
+        expert_scales=row.expert_scales,
+        shared_features=shared * features if row.shared == "count" else shared,
+        shared_gate=row.shared_gate and shared > 0,
+    )
+
+
 def _read_hf_layers(fields: Fields, layers: int) -> MixtureLayers:
-    """Which layers have experts: each one at the end of a step, but for those that are named."""
+    """Which layers have experts: each one at the end of a step, but for those that are named and for the first ones."""
     step = fields.integer("decoder_sparse_step", 1, layers, default=1)
+    first = fields.integer("first_k_dense_replace", 0, layers, default=0)
     dense = fields.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(index) is not int or not 0 <= index < layers for index in dense):
         fields.refuse("mlp_only_layers", f"a list of layers below {layers}")
-    flags = tuple((index + 1) % step == 0 and index not in dense for index in range(layers))
+    flags = tuple((index + 1) % step == 0 and index not in dense and index >= first for index in range(layers))
     return None if all(flags) else flags
 
 
@@ -74,16 +114,39 @@ def read_gguf_mixture(
     if row is None or (row.is_optional and not count):
         fields.refuse_unless(("expert_count", "expert_used_count"), (0,), "mixture of experts is not supported there")
         return _NONE
+    groups = fields.integer("expert_group_count", 0, _MAX_EXPERTS, default=1) or 1
     rule = RoutingRule(
         fields.integer("expert_used_count", 1, _MAX_EXPERTS),
-        row.scoring,
+        _read_scoring(fields, row),
         renormalises=fields.flag("expert_weights_norm", row.renormalises),
+        floor=row.floor,
+        scale=fields.number("expert_weights_scale", 0.0, _MAX_SCALE, default=1.0) or 1.0,
+        groups=groups,
+        groups_used=fields.integer("expert_group_used_count", 0, _MAX_EXPERTS, default=groups) or groups,
     )
-    width = fields.integer(
-        "expert_feed_forward_length", 1, _MAX_WIDTH, default=fields.integer("feed_forward_length", 1, _MAX_WIDTH)
-    )
+    has_width = fields.get("expert_feed_forward_length") is not None
+    width = fields.integer("expert_feed_forward_length" if has_width else "feed_forward_length", 1, _MAX_WIDTH)
+    shared = _read_gguf_shared(fields, row)
     flags = tuple(f"blk.{index}.ffn_gate_inp.weight" in tensors for index in range(layers))
-    return Mixture(count, width, activation, rule), None if all(flags) else flags
+    return _make_mixture(row, count, width, shared, activation, rule), None if all(flags) else flags
+
+
+def _read_gguf_shared(fields: Fields, row: MixtureRow) -> int:
+    if row.shared_key is None:
+        return 0
+    if row.shared == "count":
+        return fields.integer("expert_shared_count", 0, _MAX_WIDTH, default=0)
+    key = "expert_shared_feed_forward_length"
+    if row.shared_gate and fields.get(key) is None:  # old files of Qwen2 MoE
+        key = "feed_forward_length"
+    return fields.integer(key, 0, _MAX_WIDTH, default=0)
+
+
+def _read_scoring(fields: Fields, row: MixtureRow) -> Scoring:
+    number = fields.integer("expert_gating_func", 0, 1 << 16, default=0)  # 0 says nothing
+    if number and number not in _SCORINGS:
+        fields.refuse("expert_gating_func", "1 (softmax), 2 (sigmoid) or 3 (softmax of the chosen)")
+    return _SCORINGS.get(number, row.scoring)
 
 
 def mixture_metadata(config: ModelConfig, row: MixtureRow | None) -> dict[str, object]:
@@ -91,13 +154,38 @@ def mixture_metadata(config: ModelConfig, row: MixtureRow | None) -> dict[str, o
     mixture = config.mixture
     if mixture is None or row is None:
         return {}
-    if mixture.rule.renormalises != row.renormalises:
-        raise ModelError(
-            f"a model whose shares of experts are {'' if mixture.rule.renormalises else 'not '}divided by their sum "
-            f"cannot be stated in a GGUF file of architecture {config.architecture}"
-        )
-    return {
+    rule = mixture.rule
+    stated: dict[str, object] = {
         "expert_count": mixture.experts,
-        "expert_used_count": mixture.rule.used,
+        "expert_used_count": rule.used,
         "expert_feed_forward_length": mixture.features,
+    }
+    if row.states_rule:
+        stated |= _rule_metadata(config, rule)
+    elif (rule.renormalises, rule.scale, rule.groups) != (row.renormalises, 1.0, 1):
+        raise ModelError(
+            f"a model whose shares of experts are {'' if rule.renormalises else 'not '}divided by their sum and "
+            f"multiplied by {rule.scale:g}, of {rule.groups} groups, cannot be stated in a GGUF file of architecture "
+            f"{config.architecture}"
+        )
+    if row.shared_key is not None and mixture.shared_features:
+        if row.shared == "count":
+            stated["expert_shared_count"] = mixture.shared_features // mixture.features
+        else:
+            stated["expert_shared_feed_forward_length"] = mixture.shared_features
+    return stated
+
+
+def _rule_metadata(config: ModelConfig, rule: RoutingRule) -> dict[str, object]:
+    flags = config.mixture_layers or (True,) * config.layers
+    first = flags.index(True)
+    if not all(flags[first:]):
+        raise ModelError(f"these layers with experts cannot be stated in a GGUF file of {config.architecture}")
+    return {
+        "expert_gating_func": next(number for number, scoring in _SCORINGS.items() if scoring == rule.scoring),
+        "expert_weights_norm": rule.renormalises,
+        "expert_weights_scale": rule.scale,
+        "expert_group_count": rule.groups,
+        "expert_group_used_count": rule.groups_used,
+        "leading_dense_block_count": first,
     }

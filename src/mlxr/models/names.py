@@ -47,7 +47,6 @@ _LAYER_NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
-    "layer_scalar": "layer_output_scale",
     "per_layer_input_gate": "inp_gate",
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
@@ -59,13 +58,43 @@ _LAYER_NAMES = {
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "eh_proj": "nextn.eh_proj",  # of layers at the end that draft tokens, which do not run
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "embed_tokens": "nextn.embed_tokens",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "shared_head.head": "nextn.shared_head_head",
+} | {
+    f"mlp.{module}.{part}_proj": f"ffn_{part}_shexp"
+    for module in ("shared_expert", "shared_experts")
+    for part in ("gate", "up", "down")
 }
 _HEAD_NORM = re.compile(r"self_attn\.([qk])_layernorm\.norms\.(0|[1-9][0-9]{0,3})")  # a tensor for each head
-_EXPERT_NAMES = {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
-_EXPERT = re.compile(r"mlp\.experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
-_STACKED = {"mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight", "mlp.experts.down_proj": "ffn_down_exps.weight"}
+_WHOLE_NAMES = {  # without .weight or .bias at their end
+    "layer_scalar": "layer_output_scale.weight",
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
+_EXPERT_NAMES = {
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "gate_up_proj": "ffn_gate_up",
+    "w1": "ffn_gate",
+    "w3": "ffn_up",
+    "w2": "ffn_down",
+}
+_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
+# Stacks of all experts: MLX's have a module for each, transformers' are parameters.
+_STACKED = re.compile(r"(?:(?:mlp|block_sparse_moe)\.)?(?:switch_mlp|experts\.switch_glu|experts)\.(\w+_proj)(_bias)?")
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
 _LAYER_PREFIX = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)")
+_CANONICAL = re.compile(r"(blk\.[0-9]+)\.(.+)\.(weight|bias)")
 # Models that also see images have their text's tensors below one of two prefixes, and others that text does not need.
 _TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 _NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|audio_tower|embed_audio)\..+")
@@ -84,25 +113,36 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     for prefix, plain in _TEXT_PREFIXES.items():
         if hf_name.startswith(prefix):
             hf_name = plain + hf_name.removeprefix(prefix)
-    if hf_name.endswith(".layer_scalar"):
-        hf_name += ".weight"
     if hf_name in _MODEL_NAMES:
         return _MODEL_NAMES[hf_name]
     layer = _LAYER.fullmatch(hf_name)
+    whole = _LAYER_PREFIX.fullmatch(hf_name)
     if layer is not None and layer[2] in names:
         return f"blk.{layer[1]}.{names[layer[2]]}.{layer[3]}"
-    expert = None if layer is None else _EXPERT.fullmatch(layer[2])
-    if layer is not None and expert is not None and expert[2] in _EXPERT_NAMES:
-        return f"blk.{layer[1]}.{_EXPERT_NAMES[expert[2]]}.{expert[1]}.{layer[3]}"  # as old GGUF files spell it
     head_norm = None if layer is None else _HEAD_NORM.fullmatch(layer[2])
     if layer is not None and head_norm is not None:
         return f"blk.{layer[1]}.attn_{head_norm[1]}_norm.{head_norm[2]}.{layer[3]}"
-    stacked = _LAYER_PREFIX.fullmatch(hf_name)
-    if stacked is not None and stacked[2] in _STACKED:
-        return f"blk.{stacked[1]}.{_STACKED[stacked[2]]}"
+    if whole is not None and whole[2] in _WHOLE_NAMES:
+        return f"blk.{whole[1]}.{_WHOLE_NAMES[whole[2]]}"
+    if layer is not None:
+        part = _name_expert(layer[2], layer[3])
+    else:
+        part = None if whole is None else _name_expert(whole[2], "weight")
+    if whole is not None and part is not None:
+        return f"blk.{whole[1]}.{part}"
     if _DERIVED.fullmatch(hf_name):
         return None
     raise ModelError(f"tensor {hf_name} is not one of a supported model")
+
+
+def _name_expert(module: str, part: str) -> str | None:
+    """The canonical name of a tensor of one expert, as old GGUF files spell it, or of a stack of all."""
+    expert, stack = _EXPERT.fullmatch(module), _STACKED.fullmatch(module)
+    if expert is not None and expert[2] in _EXPERT_NAMES:
+        return f"{_EXPERT_NAMES[expert[2]]}.{expert[1]}.{part}"
+    if stack is not None and stack[1] in _EXPERT_NAMES:
+        return f"{_EXPERT_NAMES[stack[1]]}_exps.{'bias' if stack[2] else part}"
+    return None
 
 
 def rename_hf_tensors(tensors: Mapping[str, Tensor], architecture: Architecture | None = None) -> dict[str, Tensor]:
@@ -114,6 +154,20 @@ def rename_hf_tensors(tensors: Mapping[str, Tensor], architecture: Architecture 
 def adds_one(name: str, architecture: Architecture) -> bool:
     """Whether a tensor of a Hugging Face folder is a norm that counts from one, where GGUF's counts from zero."""
     return architecture.norms_from_one and name.endswith("norm.weight")
+
+
+def gguf_name(name: str, config: ModelConfig) -> str:
+    """What GGUF files of the model's architecture call the tensor of that canonical name."""
+    names = by_name(config.architecture).gguf_names
+    layer = _CANONICAL.fullmatch(name)
+    return name if layer is None or layer[2] not in names else f"{layer[1]}.{names[layer[2]]}.{layer[3]}"
+
+
+def from_gguf_name(name: str, config: ModelConfig) -> str:
+    """The other way round."""
+    names = {gguf: canonical for canonical, gguf in by_name(config.architecture).gguf_names.items()}
+    layer = _CANONICAL.fullmatch(name)
+    return name if layer is None or layer[2] not in names else f"{layer[1]}.{names[layer[2]]}.{layer[3]}"
 
 
 def gguf_row_order(name: str, config: ModelConfig) -> list[int] | None:
@@ -225,8 +279,11 @@ def _scaling_metadata(config: ModelConfig) -> dict[str, object]:
             "rope.scaling.original_context_length": scaling.original_context,
             "rope.scaling.attn_factor": scaling.attention_factor,
         }
-    if not scaling.truncate:
-        raise ModelError("rope scaling yarn without truncate cannot be stated in a GGUF file")
+    if scaling.truncate != by_name(config.architecture).truncates_yarn:
+        raise ModelError(
+            f"rope scaling yarn with{'' if scaling.truncate else 'out'} truncate cannot be stated in a GGUF file of "
+            f"{config.architecture}"
+        )
     return {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": scaling.factor,

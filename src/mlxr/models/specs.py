@@ -48,7 +48,7 @@ class Attention:
     """Self-attention. With a `window` w, position p sees p - w + 1 to p; `scale` and `softcap` are those of scores.
 
     `norms_values`: value heads are normed, too, without a weight. A layer that `reads` another one's keys and values,
-    which stands before it, projects queries alone.
+    which stands before it, projects queries alone. With `sinks` each head has a score more, which has no value.
     """
 
     heads: int
@@ -64,6 +64,7 @@ class Attention:
     output_bias: bool = False
     norms_values: bool = False
     reads: int | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ import math
 from collections.abc import Collection, Mapping
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.sources import Stack, stack_vectors
+from mlxr.kernels.sources import stack_vectors
 from mlxr.kernels.tensor import TensorSource, read_vector
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
+from mlxr.models.experts import arrange_mixture
 from mlxr.models.layer import PROJECTIONS, Shape, list_inputs_tensors, list_tensors
-from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, from_gguf_name
 from mlxr.models.specs import LayerSpec, Mixture
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
@@ -59,19 +60,25 @@ def _list_joined(
 
 
 def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    """The tensors with those of all experts of a layer as one stack (experts, rows, columns), however a file has them.
+    """The tensors by canonical name, with those of all experts of a layer as one stack (experts, rows, columns).
 
     Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. The norms of all
-    heads are one tensor (heads, head_dim), too. Raises ModelError for an expert or a norm that is missing and for
-    experts of different shapes.
+    heads are one tensor (heads, head_dim), too. Layers at the end that only draft tokens are left out. Raises
+    ModelError for an expert or a norm that is missing and for experts of different shapes.
     """
-    arranged = dict(tensors)
+    drafting = {name.split(".nextn.")[0] for name in tensors if ".nextn." in name}
+    drafting -= {f"blk.{index}" for index in range(config.layers)}
+    arranged = {
+        from_gguf_name(name, config): tensor
+        for name, tensor in tensors.items()
+        if ".".join(name.split(".", 2)[:2]) not in drafting
+    }
     for index, layer in enumerate(config.layer_specs):
         if layer.attention.head_norms == "layer":
             for name, heads in (("attn_q_norm", layer.attention.heads), ("attn_k_norm", layer.attention.kv_heads)):
                 _stack_norms(arranged, f"blk.{index}.{name}", heads)
         if isinstance(layer.feed_forward, Mixture):
-            _arrange_experts(arranged, f"blk.{index}.", layer.feed_forward)
+            arrange_mixture(arranged, f"blk.{index}.", layer.feed_forward)
     return arranged
 
 
@@ -82,33 +89,6 @@ def _stack_norms(tensors: dict[str, TensorSource], name: str, heads: int) -> Non
     if None in parts:
         raise ModelError(f"tensor {name}.{parts.index(None)}.weight is missing, the norm of one of {heads} heads")
     tensors[f"{name}.weight"] = stack_vectors(f"{name}.weight", [part for part in parts if part is not None])
-
-
-def _arrange_experts(tensors: dict[str, TensorSource], prefix: str, mixture: Mixture) -> None:
-    joined = tensors.get(f"{prefix}ffn_gate_up_exps.weight")
-    if joined is not None and joined.shape[:2] == (mixture.experts, 2 * mixture.features) and len(joined.shape) == 3:
-        del tensors[f"{prefix}ffn_gate_up_exps.weight"]
-        for name, first in (("ffn_gate", 0), ("ffn_up", mixture.features)):
-            parts = [
-                joined.take_matrix(expert).take_rows(first, first + mixture.features)
-                for expert in range(mixture.experts)
-            ]
-            tensors[f"{prefix}{name}_exps.weight"] = Stack(f"{prefix}{name}_exps.weight", parts)
-    for name in (*mixture.projections, "ffn_down"):
-        if f"{prefix}{name}.0.weight" not in tensors:
-            continue
-        parts = []
-        for expert in range(mixture.experts):
-            part = tensors.pop(f"{prefix}{name}.{expert}.weight", None)
-            if part is None:
-                raise ModelError(f"tensor {prefix}{name}.{expert}.weight is missing, one of {mixture.experts} experts")
-            if parts and (part.shape, part.type_name) != (parts[0].shape, parts[0].type_name):
-                raise ModelError(
-                    f"tensor {part.name} is {part.type_name} {part.shape}, expected {parts[0].type_name} "
-                    f"{parts[0].shape} as the experts before it"
-                )
-            parts.append(part)
-        tensors[f"{prefix}{name}_exps.weight"] = Stack(f"{prefix}{name}_exps.weight", parts)
 
 
 def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
