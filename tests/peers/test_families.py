@@ -80,11 +80,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe": ("qwen3moe", {"moe_intermediate_size": 256, "mlp_only_layers": []}),
     "qwen2moe": ("qwen2moe", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}),
     "mixtral": ("mixtral", {}),
-    "olmoe": ("olmoe", {"intermediate_size": 256}),
+    "olmoe": ("olmoe", {"intermediate_size": 256, "num_key_value_heads": 4}),  # there all heads have keys
     "granitemoe": ("granitemoe", {"intermediate_size": 256}),
     "granitemoe-shared": ("granitemoe-shared", {"intermediate_size": 256, "shared_intermediate_size": 512}),
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
-    "glm4moe-groups": ("glm4moe-groups", {"moe_intermediate_size": 256}),
     "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),
 }
 
@@ -92,6 +91,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 # is up to 0.0007 and 0.021: llama.cpp rounds activations to f16 for f16 weights, and both engines to eight bits for
 # quantised ones, each as far from `--device reference` as they are from each other.
 BOUNDS = {"f16": 0.0015, "q8_0": 0.025, "q4_k_m": 0.025}
+# Models with experts run on the reference device, which rounds no activations: only floats can be compared there.
+BOUNDS_OF_EXPERTS = {"f16": BOUNDS["f16"]}
 THEIR_OPTIONS = {
     "type_k": llama_cpp.GGML_TYPE_F32,  # as --kv-type f32
     "type_v": llama_cpp.GGML_TYPE_F32,
@@ -110,8 +111,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / family, *FAMILIES[family])
-    device = "reference" if count_experts(json.loads((folder / "config.json").read_text())) else "cpu"
-    for kind, bound in BOUNDS.items():
+    has_experts = count_experts(json.loads((folder / "config.json").read_text())) > 0
+    device = "reference" if has_experts else "cpu"
+    for kind, bound in (BOUNDS_OF_EXPERTS if has_experts else BOUNDS).items():
         model = tmp_path / f"{kind}.gguf"
         run("convert", folder, model, "--type", kind)
         tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl", device)
