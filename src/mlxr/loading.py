@@ -24,6 +24,7 @@ import numpy as np
 
 import mlxr.kernels
 from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
+from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
     AffineTensor,
     GGUFFile,
@@ -64,6 +65,7 @@ from mlxr.tokenizers import (
     refuse_chat,
     to_gguf_metadata,
 )
+from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, FolderConfig
 
 ASSETS = Path(__file__).parent / "assets"
 KERNEL_TARGETS = TARGETS  # what the GPU kernels can be printed for
@@ -259,6 +261,32 @@ def _open_source(path: Path) -> SourceModel:
         extra=gguf_rope_factors(config),
         file=folder,
     )
+
+
+def read_sampling(path_or_name: str | Path) -> dict[str, object]:
+    """The sampling parameters that the files of a model recommend, under the names that models are made with.
+
+    Raises NotFound where there is no such model, FormatError or TokenizerError for broken files.
+    """
+    path = find_model(path_or_name)
+    if path.is_dir():
+        return read_file_defaults(FolderConfig(path).name_sampling())
+    if path.suffix != ".gguf":
+        return {}
+    with open_gguf(path) as file:
+        return read_file_defaults(file.metadata)
+
+
+def read_template(path_or_name: str | Path) -> str:
+    """The source of a model's chat template, "" without one; raises as `read_sampling` does."""
+    path = find_model(path_or_name)
+    if path.is_dir():
+        return FolderConfig(path).read_templates().get(DEFAULT_TEMPLATE, "")
+    if path.suffix != ".gguf":
+        return ""
+    with open_gguf(path) as file:
+        source = file.metadata.get("tokenizer.chat_template")
+    return source if isinstance(source, str) else ""
 
 
 def list_files(model: SourceModel) -> tuple[Path, ...]:

@@ -20,6 +20,8 @@ from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
 from mlxr.core.events import Finish, ReasoningDelta, TextDelta
 from mlxr.core.settings import Settings
 from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.loading import read_sampling
+from mlxr.registry import ModelRecord
 from mlxr.registry.names import ModelName
 from mlxr.service.catalogue import open_registry
 from mlxr.service.completion import Completion, fold_events
@@ -57,8 +59,7 @@ def run(
         return
     prompt = read_prompt(prompt, is_raw=raw)
     record = find_record(model, settings) if url is None and model is not None else None
-    parameters = ask_parameters(settings, url, model) if url is not None else record.parameters if record else {}
-    params = make_sampling(parameters, sampling)
+    params = make_sampling(find_parameters(model, record, settings, url), sampling)
     opening = () if record is None else record.messages
     with (
         open_model(model, settings, url, needs_chat_template=system is not None and not raw) as answerer,
@@ -71,6 +72,15 @@ def run(
             print_json({"model": model or url or DEFAULT_MODEL, **describe(completion), **timing})
         if stats:
             print_note(format_stats(completion, timing))
+
+
+def find_parameters(
+    model: str | None, record: ModelRecord | None, settings: Settings, url: str | None
+) -> Mapping[str, object]:
+    """Sampling parameters of a model, under Ollama's names: those of its record, or what its files recommend."""
+    if url is not None:
+        return ask_parameters(settings, url, model)
+    return record.parameters if record is not None else read_sampling(model or DEFAULT_MODEL)
 
 
 def split_words(words: list[str], is_model: Callable[[str], bool]) -> tuple[str | None, str | None]:

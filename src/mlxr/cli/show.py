@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -14,9 +15,10 @@ from mlxr.cli.flags import Json, RegistrySettings
 from mlxr.cli.list import describe as describe_entry
 from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_fields, print_json, print_table
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, open_gguf, open_safetensors
-from mlxr.loading import find_model
+from mlxr.loading import find_model, read_sampling, read_template
 from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import list_parameters
+from mlxr.service.capabilities import describe_template
 from mlxr.service.opening import find_record
 
 MAX_ITEMS = 8
@@ -38,11 +40,13 @@ def show(file: File, settings: RegistrySettings, tensors: ShowTensors = False, j
     opened = open_safetensors(path) if path.is_dir() else open_gguf(path)
     with opened:
         if json:
-            fields = {} if record is None else {"record": describe_record(record)}
-            print_json(fields | describe(opened, with_tensors=tensors))
+            fields: dict[str, object] = {} if record is None else {"record": describe_record(record)}
+            recommended = {"sampling": read_sampling(path), "chat": describe_template(read_template(path))}
+            print_json(fields | describe(opened, with_tensors=tensors) | recommended)
             return
         if record is not None:
             print_record(record)
+        print_chat(path)
         print_description(opened, with_tensors=tensors)
 
 
@@ -64,6 +68,18 @@ def print_record(record: ModelRecord) -> None:
     rows += [("messages", str(len(record.messages)) if record.messages else "")]
     print_fields([(name, value) for name, value in rows if value])
     print()
+
+
+def print_chat(path: Path) -> None:
+    """Print what conversations with a model are like, and which sampling parameters its files recommend."""
+    rows = [
+        *describe_template(read_template(path)).items(),
+        ("sampling", ", ".join(list_parameters(read_sampling(path)))),
+    ]
+    rows = [(name, make_printable(value)) for name, value in rows if value]
+    if rows:
+        print_fields(rows)
+        print()
 
 
 def describe(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> dict[str, object]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 from mlxr.core.errors import InvalidRequest
 
 Kind = Literal["int", "float", "flag", "seed", "texts"]
-Dialect = Literal["openai", "responses", "anthropic", "ollama", "llamacpp", "hub"]
+Dialect = Literal["openai", "responses", "anthropic", "ollama", "llamacpp", "hub", "gguf"]
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 MAX_SEED = 2**64
 SMALLEST_FLOAT = 2.0**-126  # kernels compute in 32 bits, where what is smaller can be 0

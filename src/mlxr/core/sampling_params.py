@@ -65,7 +65,12 @@ class SamplingParams:
         names={"hub": "min_new_tokens"},
     )
     temperature: float = parameter(
-        "float", 0.0, 0.0, 100.0, "0 takes the likeliest token; higher values make answers more varied."
+        "float",
+        0.0,
+        0.0,
+        100.0,
+        "0 takes the likeliest token; higher values make answers more varied.",
+        names={"gguf": "temp"},
     )
     top_k: int = parameter(
         "int", 0, 0, MAX_INT, "Choose among the k likeliest tokens; 0 or -1 for all.", stands_for={-1: 0}
@@ -121,7 +126,7 @@ class SamplingParams:
         100.0,
         "Above 1: tokens that came before become less likely.",
         open_low=True,
-        names={"ollama": "repeat_penalty", "llamacpp": "repeat_penalty"},
+        names={"ollama": "repeat_penalty", "llamacpp": "repeat_penalty", "gguf": "penalty_repeat"},
     )
     presence_penalty: float = parameter(
         "float", 0.0, -100.0, 100.0, "Subtracted from the logit of every token that the answer already has."
@@ -130,7 +135,12 @@ class SamplingParams:
         "float", 0.0, -100.0, 100.0, "Subtracted from the logit of a token once for each time the answer has it."
     )
     repeat_last_n: int = parameter(
-        "int", -1, -1, MAX_INT, "How many of the last tokens the penalties look at; -1 for all, 0 for none."
+        "int",
+        -1,
+        -1,
+        MAX_INT,
+        "How many of the last tokens the penalties look at; -1 for all, 0 for none.",
+        names={"gguf": "penalty_last_n"},
     )
     dry_multiplier: float = parameter(
         "float", 0.0, 0.0, 100.0, "DRY: penalty of a token that would continue a repetition; 0 for none."

@@ -20,7 +20,8 @@ class ModelFacts:
 
     `format` is "gguf" or "safetensors", `parameters` the number of weights, `quantization` in ggml's words (`Q4_K_M`),
     `embedding_length` the size of a hidden vector, `template` the chat template of the files, "" without one.
-    `capabilities` are of "completion", "tools", "thinking", "embedding". `files` is all that makes up the model.
+    `capabilities` are of "completion", "tools", "thinking", "embedding". `files` is all that makes up the model, and
+    `sampling` what they recommend, as the `parameters` of a record.
     """
 
     format: str
@@ -33,6 +34,7 @@ class ModelFacts:
     capabilities: frozenset[str]
     files: tuple[Path, ...]
     license: str = ""
+    sampling: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
 Inspect = Callable[[Path], ModelFacts]  # raises FormatError, ModelError and the like for what is no model

@@ -288,6 +288,7 @@ def _make_record(
         modified_at=datetime.now(UTC),
         last_used_at=None,
         is_owned=is_owned,
+        parameters=facts.sampling,
         own_template=facts.template,
         capabilities=facts.capabilities,
         files=files,

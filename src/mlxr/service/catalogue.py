@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
+from mlxr.core.sampling import read_file_defaults
 from mlxr.core.settings import Settings
 from mlxr.loading import ASSETS, NAMED_MODELS, find_model, list_files, name_quantization, open_source
 from mlxr.registry import ModelFacts, Registry
@@ -47,6 +48,7 @@ def inspect_model(path: Path) -> ModelFacts:
             capabilities=find_capabilities(template_text),
             files=list_files(source),
             license=license_text[:MAX_LICENSE_CHARACTERS] if isinstance(license_text, str) else "",
+            sampling=read_file_defaults(source.metadata),
         )
 
 

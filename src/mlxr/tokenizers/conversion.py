@@ -12,6 +12,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tokenizers import models
+
 from mlxr.core.errors import TokenizerError
 from mlxr.tokenizers.base import TokenType
 from mlxr.tokenizers.codec import SpecialRules, VocabularyTokenizer
@@ -24,7 +26,8 @@ from mlxr.tokenizers.folder import (
     refuse_folder,
 )
 from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, FolderConfig
-from mlxr.tokenizers.pre_types import GPT2_PATTERN, recognise_pre_type
+from mlxr.tokenizers.library import explain_failures
+from mlxr.tokenizers.pre_types import GPT2_PATTERN, PRE_TYPES, PreType, recognise_pre_type
 from mlxr.tokenizers.sentencepiece_model import ModelKind, parse_sentencepiece_model
 from mlxr.tokenizers.sentencepiece_tokenizer import make_model_vocabulary
 from mlxr.tokenizers.tokenizer_json import TokenizerJson, adds_prefix, list_split_patterns, read_replacement
@@ -35,7 +38,7 @@ _LOWEST_SCORE = -1e6  # of tokens that no merge makes; below every real score, a
 
 
 def to_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, object]:
-    """The `tokenizer.*` keys for the folder's tokenizer and chat templates.
+    """The `tokenizer.*` keys for the folder's tokenizer and chat templates, and those of how to sample from the model.
 
     Lists are plain lists: `token_type` are int32 and `scores` float32 in a file. Raises NotFound without a tokenizer
     file, TokenizerError naming what a GGUF file cannot say.
@@ -47,7 +50,7 @@ def to_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, object]:
         metadata = _convert_sentencepiece(config)
     else:
         raise refuse_folder(config.folder)
-    return metadata | _convert_templates(config.read_templates())
+    return metadata | _convert_templates(config.read_templates()) | config.name_sampling()
 
 
 def _convert_tokenizer_json(config: FolderConfig) -> dict[str, object]:
@@ -72,13 +75,31 @@ def _convert_byte_level(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[st
             raise TokenizerError(f"{parts.name}: normalizer {part.get('type')} is not supported in GGUF")
     patterns = list_split_patterns(parts.pre_tokenizers, GPT2_PATTERN, parts.name)
     try:
-        pre_type = recognise_pre_type(patterns, parts.ignore_merges)
+        pre_type = _recognise(patterns, parts, vocabulary)
     except TokenizerError as error:
         raise TokenizerError(f"{parts.name}: {error}") from None
     return _list_vocabulary("gpt2", vocabulary) | {
         f"{_PREFIX}pre": pre_type.names[0],
         f"{_PREFIX}merges": [f"{left} {right}" for left, right in parts.list_merges()],
     }
+
+
+def _recognise(patterns: tuple[str, ...], parts: TokenizerJson, vocabulary: Vocabulary) -> PreType:
+    """The pre-tokenizer with these patterns. `ignore_merges` may differ where it makes no difference."""
+    try:
+        return recognise_pre_type(patterns, parts.ignore_merges)
+    except TokenizerError:
+        if any(row.patterns == patterns for row in PRE_TYPES) and _merges_make_all_tokens(parts, vocabulary):
+            return recognise_pre_type(patterns, not parts.ignore_merges)
+        raise
+
+
+def _merges_make_all_tokens(parts: TokenizerJson, vocabulary: Vocabulary) -> bool:
+    """Whether the merges make every normal token of its own text, so that nothing depends on `ignore_merges`."""
+    with explain_failures("the merges do not fit the vocabulary"):
+        model = models.BPE(vocab=vocabulary.ids, merges=parts.list_merges())
+    texts = (vocabulary.texts[index] for index in vocabulary.list_ids(TokenType.NORMAL))
+    return all(len(model.tokenize(text)) == 1 for text in texts)
 
 
 def _convert_space_mark(parts: TokenizerJson, vocabulary: Vocabulary) -> dict[str, object]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlxr.core.errors import NotFound, TokenizerError
+from mlxr.core.sampling import name_file_defaults
 from mlxr.tokenizers.vocabulary import MAX_VOCABULARY_TOKENS, AddedSpelling
 
 DEFAULT_TEMPLATE = "default"
@@ -70,6 +71,10 @@ class FolderConfig:
                     raise self._refuse(file, "eos_token_id", "must be a token id or a list of them")
                 ids.append(token_id)
         return ids
+
+    def name_sampling(self) -> dict[str, object]:
+        """The sampling parameters that generation_config.json recommends, under GGUF's keys."""
+        return name_file_defaults(self._generation)
 
     def read_vocab_size(self) -> int | None:
         """The number of rows of the model's embedding, if config.json says."""

@@ -68,7 +68,7 @@ class PreType:
     add_bos: bool = False
 
 
-# Rows with equal patterns differ in `ignore_merges`, or the first is the one that recognition picks.
+# Of rows that cut in the same way, the first is the one that recognition picks.
 PRE_TYPES: tuple[PreType, ...] = (
     PreType(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
@@ -76,7 +76,8 @@ PRE_TYPES: tuple[PreType, ...] = (
         ignore_merges=True,
         add_bos=True,
     ),
-    PreType(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
+    PreType(("dbrx", "smaug-bpe", "chatglm-bpe"), (_LLAMA3,)),
+    PreType(("glm4", "glm5"), (_LLAMA3,), ignore_merges=True),
     PreType(
         ("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "kormo", "f2llmv2", "solar-open", "grok-2"),
         (_QWEN2,),
