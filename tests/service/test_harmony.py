@@ -55,6 +55,10 @@ def read(pieces: Sequence[str], *, place: Place = "start", is_enforced: bool = F
         (f"{THOUGHT}{CALL}<|call|>", [HM, CALLED]),
         (f"{THOUGHT}{SAYS}Let me see.<|end|>{NEXT}{CALL}", [HM, "Let me see.", CALLED]),
         (f"{SAYS}One.<|end|>{NEXT}{FINAL}Two.", ["One.\n\nTwo."]),
+        (
+            f"{THOUGHT}{SAYS}One.<|end|>{NEXT}{THOUGHT}{FINAL}Two.",
+            [HM, "One.", Thought("\n\nhm"), "\n\nTwo."],
+        ),
         (f"{THOUGHT} to=functions.weather<|channel|>commentary json<|message|>{OSLO}<|call|>", [HM, CALLED]),
         (f"<|channel|>commentary to=weather<|message|> {OSLO}\n", [CALLED]),
         (f"<|channel|>analysis to=functions.weather code<|message|>{OSLO}<|call|>", [CALLED]),

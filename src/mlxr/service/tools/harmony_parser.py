@@ -42,7 +42,7 @@ class HarmonyParser(CallParser):
         self._has_begun = False
         self._called = ""
         self._reader: ArgumentsReader | None = None
-        self._last: _Body | None = None  # the kind of what was given out last
+        self._said = set[_Body]()  # the kinds of what was given out
         self._is_new = False  # nothing of this message was given out yet
 
     def _advance(self) -> bool:
@@ -125,7 +125,7 @@ class HarmonyParser(CallParser):
             self._found += pieces
             if self._reader.is_complete:
                 self.calls += 1
-                self._reader, self._last = None, _Body.CALL
+                self._reader = None
             elif self._reader.is_broken:
                 self._give_up(self._reader.raw + rest)
 
@@ -135,11 +135,12 @@ class HarmonyParser(CallParser):
         self._say(raw)
 
     def _say(self, text: str) -> None:
-        if not text:
+        if not text or self._body is None:
             return
-        if self._is_new and self._last is self._body:
+        if self._is_new and self._body in self._said:
             text = f"\n\n{text}"
-        self._is_new, self._last = False, self._body
+        self._is_new = False
+        self._said.add(self._body)
         self._found.append(Thought(text) if self._body is _Body.THOUGHT else text)
 
     def _close(self) -> None:
@@ -155,7 +156,6 @@ class HarmonyParser(CallParser):
         if not reader.raw.strip():
             self._found.append(CallPiece(self.calls, "{}", self._called))
             self.calls += 1
-            self._last = _Body.CALL
         elif not self._is_enforced:
             self._give_up(reader.raw)
         self._reader = None
