@@ -83,6 +83,7 @@ def read(pieces: Sequence[str], *, place: Place = "start", is_enforced: bool = F
         (f"<|channel|>analysis<|message|>hm{NEXT}{FINAL}Four.", [HM, "Four."]),
         ("<|channel|>analysis<|message|>hm <|en", [Thought("hm <|en")]),
         ("<|channel|>anal", []),
+        (f"<|channel|>{'a' * 2000}<|end|>{NEXT}{FINAL}Four.", [Thought("a" * 2000), "Four."]),
         (f"{THOUGHT}", [HM]),
         ("", []),
     ],

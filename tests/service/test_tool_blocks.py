@@ -280,3 +280,17 @@ def test_the_calls_of_lfm_2_are_the_text_of_its_message() -> None:
     assert shown[0]["content"] == f"Well. {text}"
     assert read("lfm2", [text]) == [called("weather", **function["arguments"]), called("now", 1)]  # type: ignore[arg-type]
     assert kept == [message]
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_long_value_is_looked_through_once(format_name: str) -> None:
+    """Token by token, a value of 140,000 characters takes a moment, not minutes."""
+    parser = FORMATS[format_name].open_parser(TOOLS, is_enforced=False)
+    start = write(format_name, "weather", city="?").partition("?")[0]
+    assert parser.push(start) == []
+    text = "a <b> \n"
+    for _ in range(20_000):
+        parser.push(text)
+    (call,) = parser.flush() if format_name != "lfm2" else parser.push('")]<|tool_call_end|>')
+    assert isinstance(call, CallPiece)
+    assert len(json.loads(call.arguments)["city"]) > 130_000

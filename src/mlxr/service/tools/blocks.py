@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from mlxr.service.reasoning import hold_back
 from mlxr.service.tools.format import CallParser, CallPiece, write_json
@@ -15,22 +16,55 @@ from mlxr.service.tools.format import CallParser, CallPiece, write_json
 Call = tuple[str, Mapping[str, object]]  # name and arguments
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where a block ends: at `end`, unless that stands inside of a value, between `opens` and `closes`."""
+
+    end: str
+    opens: str = ""
+    closes: str = ""
+
+
+class _EndFinder:
+    """Looks for the end of one block in a text that grows."""
+
+    def __init__(self, ending: Ending) -> None:
+        self._ending = ending
+        tags = [tag for tag in (ending.end, ending.opens, ending.closes) if tag]
+        self._tags, self._longest = re.compile("|".join(map(re.escape, tags))), max(map(len, tags))
+        self._place, self._is_inside = 0, False
+
+    def find(self, text: str) -> re.Match[str] | None:
+        """The end marker; `text` is that of the last call and more."""
+        for tag in self._tags.finditer(text, self._place):
+            self._place = tag.end()
+            if self._is_inside:
+                self._is_inside = tag[0] != self._ending.closes
+            elif tag[0] == self._ending.end:
+                return tag
+            else:
+                self._is_inside = tag[0] == self._ending.opens
+        self._place = max(self._place, len(text) - self._longest + 1)
+        return None
+
+
 class BlockParser(CallParser):
     """Text, and blocks that begin with one of `starts`.
 
-    `read` gets what stands behind that and says which calls these are, None if it is something else. `find_end` finds
-    the marker at the end of a block in a text that may go on; `closing` may come behind it and is no text.
+    `read` gets what stands behind that and says which calls these are, None if it is something else. `closing` may come
+    behind the end of a block and is no text.
     """
 
     def __init__(
         self,
         starts: Sequence[str],
-        find_end: Callable[[str], re.Match[str] | None],
+        ending: Ending,
         read: Callable[[str], Iterable[Call] | None],
         closing: str = "",
     ) -> None:
         super().__init__()
-        self._starts, self._find_end, self._read, self._closing = starts, find_end, read, closing
+        self._starts, self._ending, self._read, self._closing = starts, ending, read, closing
+        self._finder = _EndFinder(ending)
         self._start = re.compile("|".join(map(re.escape, starts)))
         self._lead = ""  # the marker and the space before it, should the block turn out to be text
         self._wants_closing = False
@@ -54,7 +88,7 @@ class BlockParser(CallParser):
         return False
 
     def _read_block(self) -> bool:
-        end = self._find_end(self._text)
+        end = self._finder.find(self._text)
         if end is None:
             return False
         body, self._text = self._text[: end.start()], self._text[end.end() :]
@@ -71,7 +105,7 @@ class BlockParser(CallParser):
                 self._found.append(CallPiece(self.calls, write_json(arguments), name))
                 self.calls += 1
         self._wants_closing = bool(self._closing) and calls is not None
-        self._lead = ""
+        self._lead, self._finder = "", _EndFinder(self._ending)
 
     def _read_closing(self) -> bool:
         bare = self._text.lstrip()

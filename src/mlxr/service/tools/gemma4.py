@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from mlxr.service.requests import Tool
-from mlxr.service.tools.blocks import BlockParser, Call
+from mlxr.service.tools.blocks import BlockParser, Call, Ending
 from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
 
 START, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -21,7 +21,6 @@ MAX_DEPTH = 100
 _HEAD = re.compile(r"\s*call:([^\s{]+)\s*(?=\{)")
 _KEY = re.compile(r"\s*([^\s:,{}\[\]<]+)\s*:")
 _PLAIN = re.compile(r"\s*(-?[0-9][0-9.eE+-]*|true|false|null|None)\s*")
-_CALL_END = re.compile(f"{re.escape(QUOTE)}|{re.escape(END)}")
 
 
 class Gemma4Format(ToolFormat):
@@ -33,7 +32,7 @@ class Gemma4Format(ToolFormat):
         """Return a parser of the calls between the markers, which are given out whole."""
         del is_enforced
         read = partial(read_block, frozenset(tool.name for tool in tools))
-        return BlockParser((START,), find_end, read)
+        return BlockParser((START,), Ending(END, QUOTE, QUOTE), read)
 
     def write_grammar(
         self,
@@ -65,17 +64,6 @@ class Gemma4Format(ToolFormat):
             "NUMBER: /-?(0|[1-9][0-9]*)(\\.[0-9]+)?/\n"
         )
         return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
-
-
-def find_end(text: str) -> re.Match[str] | None:
-    """The end of the call that `text` begins in; what looks like it inside of a string is none."""
-    in_string = False
-    for match in _CALL_END.finditer(text):
-        if match[0] == QUOTE:
-            in_string = not in_string
-        elif not in_string:
-            return match
-    return None
 
 
 def read_block(names: frozenset[str], text: str) -> list[Call] | None:

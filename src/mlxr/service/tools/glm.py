@@ -9,14 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mlxr.service.requests import Tool
-from mlxr.service.tools.blocks import BlockParser, Call
+from mlxr.service.tools.blocks import BlockParser, Call, Ending
 from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
 from mlxr.service.tools.values import list_properties, list_required, read_value, write_value_rule
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-_TAGS = re.compile("|".join((VALUE, VALUE_END, END)))
-_PAIR = re.compile(rf"\s*{KEY}\s*(.*?)\s*{KEY_END}\s*{VALUE}(.*?)(?:{VALUE_END}\s*|\Z)", re.DOTALL)
+_ENDING = Ending(END, VALUE, VALUE_END)
+_PAIR = re.compile(rf"\s*{KEY}(.*?){KEY_END}\s*{VALUE}(.*?)(?:{VALUE_END}\s*|\Z)", re.DOTALL)
 
 
 class GlmFormat(ToolFormat):
@@ -31,7 +31,7 @@ class GlmFormat(ToolFormat):
         """Return a parser that gives calls when they are complete."""
         del is_enforced
         by_name = {tool.name: tool for tool in tools}
-        return BlockParser((START,), find_end, lambda body: read_block(body, by_name))
+        return BlockParser((START,), _ENDING, lambda body: read_block(body, by_name))
 
     def write_grammar(
         self,
@@ -62,18 +62,6 @@ class GlmFormat(ToolFormat):
         return write_marked_grammar(START, rules, must_call=must_call, specials=specials, answer=answer)
 
 
-def find_end(text: str) -> re.Match[str] | None:
-    """The end of the call that `text` begins in; what looks like it inside of a value is none."""
-    is_inside = False
-    for tag in _TAGS.finditer(text):
-        if tag[0] == END:
-            if not is_inside:
-                return tag
-        else:
-            is_inside = tag[0] == VALUE
-    return None
-
-
 def read_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
     """The call in the text of one block, without its end; None if it is none of a known tool."""
     name, key, rest = text.partition(KEY)
@@ -86,6 +74,7 @@ def read_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
         pair = _PAIR.match(rest, place)
         if pair is None:
             return None
-        arguments[pair[1]] = read_value(pair[2], properties.get(pair[1]))
+        key = pair[1].strip()
+        arguments[key] = read_value(pair[2], properties.get(key))
         place = pair.end()
     return [(tool.name, arguments)]

@@ -15,6 +15,7 @@ from mlxr.service.tools.json_call import ArgumentsReader
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 MARKERS = (START, END, MESSAGE, CHANNEL, CONSTRAIN, CALL, RETURN)
+MAX_HEADER_CHARACTERS = 1000
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _HEADER_END = re.compile("|".join(map(re.escape, (MESSAGE, END, CALL, RETURN, START))))
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
@@ -63,9 +64,13 @@ class HarmonyParser(CallParser):
                 return False
             self._open(_Body.TEXT)
             return True
-        end = _HEADER_END.search(bare)
-        if end is None:
+        end = _HEADER_END.search(bare, 0, MAX_HEADER_CHARACTERS)
+        if end is None and len(bare) < MAX_HEADER_CHARACTERS:
             return False
+        if end is None:  # no header any more
+            self._open(_Body.THOUGHT)
+            self._text = _MARKER.sub("", bare[:MAX_HEADER_CHARACTERS]) + bare[MAX_HEADER_CHARACTERS:]
+            return True
         header, self._text = bare[: end.start()], bare[end.end() :]
         if end[0] == MESSAGE:
             self._read_parts(header)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import cast
 
 from mlxr.service.requests import Tool
-from mlxr.service.tools.blocks import BlockParser, Call
+from mlxr.service.tools.blocks import BlockParser, Call, Ending
 from mlxr.service.tools.format import (
     JSON_STYLE,
     CallParser,
@@ -45,7 +45,7 @@ class PythonicFormat(ToolFormat):
         del is_enforced
         start, end = self.markers
         read = partial(read_calls, {tool.name: tool for tool in tools}, self._opens + self._closes)
-        return BlockParser((start,), re.compile(re.escape(end)).search, read)
+        return BlockParser((start,), Ending(end), read)
 
     def write_grammar(
         self,

@@ -10,15 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mlxr.service.requests import Tool
-from mlxr.service.tools.blocks import BlockParser, Call
+from mlxr.service.tools.blocks import BlockParser, Call, Ending
 from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_marked_grammar, write_rule
 from mlxr.service.tools.values import list_properties, list_required, read_value, write_value_rule
 
 START, END, FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _VALUE_END = "\n</parameter>\n"
-_TAGS = re.compile(r"<parameter=|</parameter>|</function>")
+_ENDING = Ending("</function>", "<parameter=", "</parameter>")
 _BLOCK = re.compile(r"\s*(?:<function=)?([^>\n]+)>(.*)", re.DOTALL)
-_UNREAD_END = re.compile(r"\s*</function>\s*(?:</tool_call>\s*)?\Z")  # behind a value that was not ended
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*|\n(?=<parameter=)|\Z)", re.DOTALL)
 
 
@@ -31,7 +30,7 @@ class QwenXmlFormat(ToolFormat):
         """Return a parser that gives calls when they are complete."""
         del is_enforced
         by_name = {tool.name: tool for tool in tools}
-        return BlockParser((START, FUNCTION), find_end, lambda body: read_block(body, by_name), END)
+        return BlockParser((START, FUNCTION), _ENDING, lambda body: read_block(body, by_name), END)
 
     def write_grammar(
         self,
@@ -63,18 +62,6 @@ def _write_call_rules(rule: str, tool: Tool, end: str) -> str:
     return f'{rule}: {" ".join([head, *parameters])} "</function>\\n" {end}\n{values}'
 
 
-def find_end(text: str) -> re.Match[str] | None:
-    """The end of the function that `text` begins in; what looks like it inside of a value is none."""
-    is_inside = False
-    for tag in _TAGS.finditer(text):
-        if tag[0] == "</function>":
-            if not is_inside:
-                return tag
-        else:
-            is_inside = tag[0] != "</parameter>"
-    return None
-
-
 def read_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
     """The call in the text of one block, without its end; None if it is none of a known tool."""
     block = _BLOCK.fullmatch(text)
@@ -82,7 +69,9 @@ def read_block(text: str, tools: Mapping[str, Tool]) -> list[Call] | None:
     if block is None or tool is None:
         return None
     properties, arguments, place = list_properties(tool), dict[str, object](), 0
-    body = _UNREAD_END.sub("", block[2]).strip("\n ")
+    body = block[2].strip()
+    for end in (END, _ENDING.end):  # behind a value that was not ended
+        body = body.removesuffix(end).rstrip()
     while place < len(body):
         parameter = _PARAMETER.match(body, place)
         if parameter is None:
