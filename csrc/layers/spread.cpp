@@ -3,21 +3,13 @@
 
 #include <algorithm>
 
+#include "runtime/ranges.h"
+
 namespace mlxr {
 
 namespace {
 
 constexpr int64_t kStripColumns = 1024;  // columns of one row of activate that one thread takes
-
-// Runs body(first, last) over [0, count), on several threads when the work, in elements, is worth it.
-template <typename Body>
-void run_ranges(Runtime& runtime, int64_t count, int64_t elements_each, const Body& body) {
-    const int threads = runtime.pool.threads();
-    if (threads == 1 || count * elements_each < kSerialElements) return body(int64_t{0}, count);
-    const int64_t parts = std::min<int64_t>(count, threads);
-    runtime.pool.parallel_for_near(static_cast<int>(parts),
-                                   [&](int part, int) { body(count * part / parts, count * (part + 1) / parts); });
-}
 
 template <typename Call>
 Ran describe_norm(OperatorName what, KernelName kernel, const Call& call) {

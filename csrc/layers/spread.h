@@ -10,9 +10,6 @@
 
 namespace mlxr {
 
-// Fewer elements than this take one thread no longer than waking the others.
-constexpr int64_t kSerialElements = 1 << 15;
-
 void spread_rms_norm(Runtime& runtime, const RmsNormCall& call, int64_t rows);
 void spread_layer_norm(Runtime& runtime, const LayerNormCall& call, int64_t rows);
 void spread_rope(Runtime& runtime, const RopeCall& call, int64_t tokens);

@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "mixers/mixers.h"
 #include "runtime/cpu_features.h"
 
 namespace mlxr {
@@ -196,6 +197,15 @@ struct OperatorTable {
     // token_first is the start of a tile, or all tokens are in one.
     void (*multiply_dense_pairs)(const DensePairsCall& call, int64_t block_first, int64_t block_last,
                                  int64_t token_first, int64_t token_last);
+
+    void (*short_conv)(const ShortConvCall& call, int64_t token_first, int64_t token_last);
+    // What the sequences keep; after or before the other.
+    void (*short_conv_states)(const ShortConvCall& call, int64_t sequence_first, int64_t sequence_last);
+    void (*prepare_recurrence)(const PrepareRecurrenceCall& call, int64_t token_first, int64_t token_last);
+    // One part of a head of a sequence: task is in [0, sequences * value_heads * recurrence_parts). `scratch` has room
+    // for rows * kRecurrenceColumns.
+    void (*recur)(const RecurrenceCall& call, int64_t task, float* scratch);
+    void (*gated_norm)(const GatedNormCall& call, int64_t row_first, int64_t row_last);
 
     // Bytes of scratch that one thread needs in attend.
     int64_t (*attend_scratch_bytes)(const AttendCall& call);

@@ -11,6 +11,7 @@
 #include "operators/rope.inc"
 #include "operators/scale.inc"
 #include "operators/write_pages.inc"
+#include "mixers/mixers.inc"
 #include "sample/sample.inc"
 
 #define MLXR_JOIN_(a, b) a##b
@@ -29,6 +30,11 @@ constexpr mlxr::OperatorTable kTable{
     write_pages,
     narrow_rows,
     multiply_dense_pairs,
+    short_conv,
+    short_conv_states,
+    prepare_recurrence,
+    recur,
+    gated_norm,
     attend_scratch_bytes,
     attend,
     attend_merge,

@@ -9,12 +9,16 @@ enum class OperatorName : int {
     attend,
     embed,
     gate_heads,
+    gated_delta,
+    gated_norm,
     layer_norm,
     linear,
+    mamba2,
     rms_norm,
     rope,
     sample,
     scale,
+    short_conv,
     write_pages,
     count
 };

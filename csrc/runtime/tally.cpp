@@ -9,18 +9,20 @@ namespace mlxr {
 
 namespace {
 
-constexpr const char* kOperators[] = {"activate", "add",      "attend", "embed",  "gate_heads", "layer_norm",
-                                      "linear",   "rms_norm", "rope",   "sample", "scale",      "write_pages"};
+constexpr const char* kOperators[] = {
+    "activate", "add",    "attend",   "embed", "gate_heads", "gated_delta", "gated_norm", "layer_norm",
+    "linear",   "mamba2", "rms_norm", "rope",  "sample",     "scale",       "short_conv", "write_pages"};
 constexpr const char* kKernels[] = {
     "",      "fused", "rows",  "strips",      "double rows", "panels",      "gated panels",
     "dense", "pairs", "tiles", "split tiles", "packed",      "split packed"};
 constexpr const char* kPages[] = {"f32", "f16", "bf16", "q8"};
+constexpr const char* kConvolutions[] = {"plain", "silu", "gated"};
 constexpr const char* kActivations[] = {"silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu"};
 static_assert(std::size(kOperators) == static_cast<size_t>(OperatorName::count));
 static_assert(std::size(kKernels) == static_cast<size_t>(KernelName::count));
 
-constexpr int kOperatorBits = 4, kItemBits = 10;
-static_assert(kOperatorBits + kItemBits * Ran::kMost == 64);
+constexpr int kOperatorBits = 5, kItemBits = 10;
+static_assert(kOperatorBits + kItemBits * Ran::kMost <= 64);
 
 std::string name_form(OperatorName what, int form) {
     switch (what) {
@@ -34,6 +36,13 @@ std::string name_form(OperatorName what, int form) {
             return form == 1 ? "f32+softcap" : "f32";
         case OperatorName::gate_heads:
             return form == 1 ? "elements" : "heads";
+        case OperatorName::gated_delta:
+        case OperatorName::mamba2:
+            return form == 1 ? "decay of each channel" : "decay of each head";
+        case OperatorName::gated_norm:
+            return form == 1 ? "gate first" : "norm first";
+        case OperatorName::short_conv:
+            return kConvolutions[form];
         case OperatorName::rope:
             return form == 1 ? "interleaved" : "halves";
         case OperatorName::activate:

@@ -25,7 +25,7 @@ class Ran {
 
     uint64_t word() const { return word_; }
 
-    static constexpr int kMost = 6;
+    static constexpr int kMost = 5;
     static constexpr int kForms = 32;
 
   private:

@@ -1,0 +1,81 @@
+"""A short causal convolution of each channel, whose state is its last inputs (LFM2, arXiv:2511.23404; the one before
+the gated delta rule and before Mamba-2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxr.kernels.checks import check_floats, check_size, refuse
+from mlxr.kernels.choice import REFERENCE, Choice
+from mlxr.kernels.context import Context
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.states import check_states
+from mlxr.kernels.tensor import FloatArray, PoolArray
+
+__all__ = ["Convolution", "ConvolutionKind", "short_conv"]
+
+ConvolutionKind = Literal["plain", "silu", "gated"]
+
+CHOICE = Choice(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Convolution:
+    """The `weight` (taps, channels), the oldest input's first, a `bias` (channels,) or None, and what surrounds it.
+
+    `silu` is that of its result. `gated`: of rows B | C | x the input is B x, and the result is multiplied by C.
+    """
+
+    weight: FloatArray
+    bias: FloatArray | None = None
+    kind: ConvolutionKind = "plain"
+
+    @property
+    def channels(self) -> int:
+        """Columns of the result."""
+        return self.weight.shape[1]
+
+    @property
+    def inputs(self) -> int:
+        """Columns that are read of each row."""
+        return self.channels * (3 if self.kind == "gated" else 1)
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers of a state: the inputs (taps - 1, channels) before the next one."""
+        return (self.weight.shape[0] - 1) * self.channels
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight and the bias."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def check(self, operator: str) -> None:
+        """Raise ValueError for arrays that do not fit."""
+        check_floats(operator, "weight", self.weight, 2)
+        if not self.weight.shape[0]:
+            refuse(operator, "taps", 0, "at least 1")
+        if self.bias is not None:
+            check_floats(operator, "bias", self.bias, 1)
+            check_size(operator, "length of bias", self.bias.shape[0], self.channels)
+
+
+def short_conv(
+    ctx: Context, x: FloatArray, conv: Convolution, batch: RaggedBatch, pool: PoolArray, *, first: int = 0, at: int = 0
+) -> FloatArray:
+    """Convolve the columns of x (T, n) from `first` on: (T, channels).
+
+    y[t] = b + w[0] u[t - taps + 1] + … + w[taps - 1] u[t], added in this order, where u before the batch's tokens are
+    in the state of their sequence: in its slot of `pool` (slots, floats) from `at` on.
+    """
+    check_floats("short_conv", "x", x, 2)
+    check_size("short_conv", "rows of x", x.shape[0], batch.tokens)
+    if first < 0 or first + conv.inputs > x.shape[1]:
+        refuse("short_conv", "first column", first, f"0 to {x.shape[1] - conv.inputs}")
+    check_states("short_conv", pool, at, conv.state_floats, batch)
+    name, implementation = CHOICE.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("short_conv", name, conv.kind)
+    result: FloatArray = implementation.short_conv(ctx, x, conv, batch, pool, first, at)
+    return result
