@@ -1,0 +1,55 @@
+"""`gated_norm` on a GPU: one launch, whose result is what `linear` wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.tensor import FloatArray
+
+MOST_THREADS = 256
+NORM = Kernel(
+    "gated_norm",
+    Path(__file__).parent,
+    "norm.body",
+    ("x", "gate", "weight", "numbers", "sizes"),
+    ("out",),
+    ("silu.h",),
+)
+KERNELS = (NORM,)
+
+
+def gated_norm(
+    ctx: Context, x: Any, gate: Any, weight: FloatArray, eps: float, width: int, gate_first: bool, first: int
+) -> Any:
+    """The norm of each group and the gate."""
+    gpu, x, gate, gain = ctx.gpu, settle(x), settle(gate), ctx.gpu.hold(weight)
+    rows, columns = x.shape
+    if gpu.launcher is None:
+        variant = "gate first" if gate_first else "norm first"
+        return gpu.watch.run_mlx(
+            "gated_norm", variant, lambda: _compose(gpu, x, gate, gain, eps, width, gate_first, first), x, gate
+        )
+    numbers = gpu.launcher.numbers
+    (out,) = gpu.launcher.launch(
+        NORM,
+        [x, gate, gain, numbers(float(eps)), numbers(columns, width, gate.shape[1], first)],
+        groups=(columns // width, rows, 1),
+        threads=min(MOST_THREADS, -(-width // LANES) * LANES),
+        outputs=[((rows, columns), gpu.operands)],
+        constants={"GATE_FIRST": int(gate_first), "SHARED_WEIGHT": int(len(weight) == width)},
+        types={"Y": gpu.operands},
+    )
+    return out
+
+
+def _compose(gpu: Any, x: Any, gate: Any, gain: Any, eps: float, width: int, gate_first: bool, first: int) -> Any:
+    mx, (rows, columns) = gpu.mx, x.shape
+    gates = gate[:, first : first + columns]
+    silu = gates * mx.sigmoid(gates)
+    groups = mx.fast.rms_norm((x * silu if gate_first else x).reshape(rows, -1, width), None, eps)
+    normed = (groups * gain.reshape(-1, width)).reshape(rows, columns)
+    return (normed if gate_first else normed * silu).astype(gpu.operands)

@@ -1,0 +1,64 @@
+"""`short_conv` on a GPU: one launch, which reads and writes states in their pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.gpu.states import compose_on_host, place_states
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.short_conv import Convolution, reference
+
+THREADS = 128
+CONV = Kernel(
+    "short_conv",
+    Path(__file__).parent,
+    "conv.body",
+    ("x", "weight", "bias", "owners", "reads", "writes", "starts", "pool", "sizes"),
+    ("out",),
+)
+KERNELS = (CONV,)
+_KINDS = {"plain": 0, "silu": 1, "gated": 2}
+
+
+def short_conv(
+    ctx: Context, x: Any, conv: Convolution, batch: RaggedBatch, pool: Pool, first: int, at: int
+) -> Any:
+    """The convolution of the batch's tokens."""
+    gpu, x, (taps, channels) = ctx.gpu, settle(x), conv.weight.shape
+    if gpu.launcher is None:
+        return compose_on_host(
+            ctx,
+            "short_conv",
+            conv.kind,
+            (x,),
+            pool,
+            lambda arrays, states: reference.short_conv(ctx, *arrays, conv, batch, states, first, at),
+        )
+    numbers, places = gpu.launcher.numbers, place_states(gpu, batch)
+    tokens, slot_floats = batch.tokens, pool.shape[1]
+    (out,) = gpu.launcher.launch(
+        CONV,
+        [
+            x,
+            gpu.hold(conv.weight),
+            numbers(0.0) if conv.bias is None else gpu.hold(conv.bias),
+            gpu.place(batch).owners,
+            places.reads,
+            places.writes,
+            places.starts,
+            pool.array,
+            numbers(x.shape[1], first, channels, tokens, slot_floats, at),
+        ],
+        groups=(-(-channels // THREADS), tokens + batch.sequences * (taps - 1), 1),
+        threads=THREADS,
+        outputs=[((tokens, channels), gpu.activations)],
+        constants={"TAPS": taps, "KIND": _KINDS[conv.kind], "BIAS": int(conv.bias is not None)},
+        types={"Y": gpu.activations},
+    )
+    gpu.pending = [out]
+    return out

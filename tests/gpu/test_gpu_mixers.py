@@ -1,0 +1,108 @@
+"""Recurrent mixers on the GPU against what they mean, with states in the device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_cases import REFERENCE, Floats, random_floats, relative_error
+from mixer_cases import AHEAD, MIXERS, Mixer, make_batch
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.gated_norm import gated_norm
+from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.ragged import RaggedBatch
+
+EXACT = 1e-5
+COUNTS, READS, WRITES = [3, 1, 6, 1], [4, -1, 4, 7], [2, 8, 0, 3]
+
+
+def place_pool(ctx: Context, numbers: Floats) -> Pool:
+    """A pool on the device with these states."""
+    pool = ctx.gpu.allocate_pool(numbers.shape, "f32")
+    for slot, row in enumerate(numbers):
+        pool.write_page(slot, np.ascontiguousarray(row).view(np.uint8))
+    return pool
+
+
+def play(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], batch: RaggedBatch) -> tuple[Any, Floats]:
+    """The result, and the pool afterwards."""
+    pool = place_pool(ctx, mixer.pool())
+    result = mixer.run(ctx, [ctx.gpu.mx.array(array) for array in inputs], batch, pool, AHEAD)
+    ctx.gpu.submit(result)
+    states = [np.frombuffer(pool.read_page(slot).tobytes(), np.float32) for slot in range(pool.shape[0])]
+    return np.asarray(result), np.array(states)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_mixer(gpu: Context, name: str) -> None:
+    check_mixer(gpu, MIXERS[name])
+
+
+def check_mixer(ctx: Context, mixer: Mixer) -> None:
+    """Results and states are those of the reference, and nothing else of the pool is written."""
+    inputs, batch, expected = mixer.inputs(sum(COUNTS)), make_batch(COUNTS, READS, WRITES), mixer.pool()
+    result, states = play(ctx, mixer, inputs, batch)
+    assert relative_error(result, mixer.play(REFERENCE, inputs, batch, expected)) < EXACT
+    assert relative_error(states, expected) < EXACT
+    own = np.zeros(states.shape, bool)
+    own[WRITES, AHEAD : AHEAD + mixer.floats] = True
+    assert np.array_equal(states[~own], mixer.pool()[~own])
+    if mixer.floats:
+        other = play(ctx, mixer, inputs, make_batch(COUNTS, [4, -1, 5, 7], WRITES))[0]
+        assert relative_error(other, np.asarray(result)) > 1e-3
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_cuts_change_no_bit(gpu: Context, name: str) -> None:
+    mixer, whole = MIXERS[name], make_batch([9], [-1], [0])
+    inputs = mixer.inputs(9)
+    expected, states = play(gpu, mixer, inputs, whole)
+    pool, start, slot, parts = place_pool(gpu, mixer.pool()), 0, -1, []
+    for stop in (1, 3, 8, 9):
+        after = 0 if slot else 1
+        arrays = [gpu.gpu.mx.array(np.ascontiguousarray(array[start:stop])) for array in inputs]
+        made = mixer.run(gpu, arrays, make_batch([stop - start], [slot], [after]), pool, AHEAD)
+        gpu.gpu.submit(made)
+        parts.append(np.asarray(made))
+        start, slot = stop, after
+    assert np.array_equal(np.concatenate(parts), expected)
+    last = np.frombuffer(pool.read_page(slot).tobytes(), np.float32)[AHEAD : AHEAD + mixer.floats]
+    assert np.array_equal(last, states[0, AHEAD : AHEAD + mixer.floats])
+
+
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize(("groups", "width", "shared"), [(4, 64, True), (3, 17, False), (1, 700, False)])
+def test_gated_norm(gpu: Context, gate_first: bool, groups: int, width: int, shared: bool) -> None:
+    check_gated_norm(gpu, groups, width, gate_first=gate_first, shared=shared)
+
+
+def check_gated_norm(ctx: Context, groups: int, width: int, *, gate_first: bool, shared: bool) -> None:
+    columns, mx = groups * width, ctx.gpu.mx
+    x, gate, weight = random_floats(1, 3, columns), random_floats(2, 3, columns + 2), random_floats(3, width)
+    if not shared:
+        weight = random_floats(3, columns)
+    options = {"width": width, "gate_first": gate_first, "first": 1}
+    result = gated_norm(ctx, mx.array(x), mx.array(gate), weight, 1e-5, **options)
+    assert relative_error(result, gated_norm(REFERENCE, x, gate, weight, 1e-5, **options)) < EXACT
+    options["gate_first"] = not gate_first
+    assert relative_error(result, gated_norm(REFERENCE, x, gate, weight, 1e-5, **options)) > 0.05
+
+
+@pytest.mark.parametrize("name", ["gated convolution", "delta rule", "mamba"])
+def test_without_kernels(name: str) -> None:
+    check_mixer(Context("mlx-cpu"), MIXERS[name])
+
+
+def test_norm_without_kernels() -> None:
+    for gate_first in (False, True):
+        check_gated_norm(Context("mlx-cpu"), 3, 17, gate_first=gate_first, shared=gate_first)
+
+
+@pytest.mark.parametrize("name", ["gated convolution", "delta rule, odd sizes", "mamba, odd sizes"])
+def test_no_kernel_leaves_its_arrays(sanitized: Context, name: str) -> None:
+    check_mixer(sanitized, MIXERS[name])
+
+
