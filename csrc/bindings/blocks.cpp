@@ -16,6 +16,7 @@
 
 #include "bindings/checks.h"
 #include "bindings/embed.h"
+#include "bindings/mixers.h"
 #include "bindings/weight.h"
 #include "embed/embed.h"
 #include "layers/blocks.h"
@@ -26,19 +27,41 @@ void bind_blocks(nb::module_& m);
 namespace {
 
 using mlxr::PythonWeight;
-using OptionalVector = std::optional<Vector>;
 
 // Layers, and the arrays they point into; nanobind keeps the weights alive.
 struct PythonLayers {
     std::vector<mlxr::Layer> layers;
     std::vector<Vector> arrays;
     std::vector<mlxr::RawBlocks> tables;
+    std::vector<Matrix> matrices;
     int64_t columns = 0;                                // of the stream
     std::array<int64_t, mlxr::kRegisters> widths = {};  // columns of what was last written there
+    std::vector<int64_t> state_floats;                  // of each layer: how long its slots must be
 
     mlxr::Layer& last() {
         if (layers.empty()) refuse("layers: append_layer", "missing", "called before operators are appended");
         return layers.back();
+    }
+
+    mlxr::Layer& append_layer(int64_t own_columns) {
+        if (!layers.empty()) check_size("layers: columns of the stream", own_columns, columns);
+        columns = own_columns;
+        state_floats.push_back(0);
+        return layers.emplace_back();
+    }
+
+    // The last operator keeps `floats` numbers of a sequence's state, from `at` on.
+    void keep_state(int64_t at, int64_t floats) {
+        if (at < 0) refuse("layers: state", std::to_string(at), "at 0 or more");
+        state_floats.back() = std::max(state_floats.back(), at + floats);
+    }
+
+    // Columns of what was kept that an operator reads, from `first` on.
+    void check_kept(int64_t first, int64_t count) const {
+        if (first < 0 || first + count > width(mlxr::Register::kept)) {
+            refuse("layers: columns that were kept", std::to_string(width(mlxr::Register::kept)),
+                   std::to_string(first + count));
+        }
     }
 
     mlxr::Operator& append(mlxr::Kind kind, const char* source = "x", const char* target = "x") {
@@ -80,7 +103,8 @@ struct PythonLayers {
         if (name == "normed") return mlxr::Register::normed;
         if (name == "x") return mlxr::Register::x;
         if (name == "inputs") return mlxr::Register::inputs;
-        if (name != "other") refuse("layers: register", name, "stream, delta, normed, x, other or inputs");
+        if (name == "kept") return mlxr::Register::kept;
+        if (name != "other") refuse("layers: register", name, "stream, delta, normed, x, kept, other or inputs");
         return mlxr::Register::other;
     }
 };
@@ -92,12 +116,10 @@ void append_layer(PythonLayers& self, int64_t columns, int64_t heads, int64_t kv
     if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
         refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
     }
-    if (!self.layers.empty()) check_size("layers: columns of the stream", columns, self.columns);
     if (group < 0) refuse("layers: group", std::to_string(group), "0 or more");
     if (rope < 0) refuse("layers: rope", std::to_string(rope), "0 or more");
     check_softcap("layers: softcap", softcap);
-    self.columns = columns;
-    mlxr::Layer layer{};
+    mlxr::Layer& layer = self.append_layer(columns);
     layer.heads = heads;
     layer.kv_heads = kv_heads;
     layer.head_dim = head_dim;
@@ -107,7 +129,6 @@ void append_layer(PythonLayers& self, int64_t columns, int64_t heads, int64_t kv
     layer.sinks = self.keep("layers: length of sinks", sinks, heads);
     layer.rope = rope;
     layer.group = group;
-    self.layers.push_back(std::move(layer));
 }
 
 void append_norm(PythonLayers& self, Vector weight, OptionalVector bias, float eps, bool is_layer_norm,
@@ -206,6 +227,71 @@ void append_rows(PythonLayers& self, const std::string& type, mlxr::RawBlocks da
     self.write("layers: columns of a table", op.target, columns);
 }
 
+void append_gate_heads(PythonLayers& self) {
+    mlxr::Operator& op = self.append(mlxr::Kind::gate_heads);
+    op.kept_columns = self.width(mlxr::Register::kept);
+    if (op.kept_columns < 1 || self.width(mlxr::Register::x) % op.kept_columns != 0) {
+        refuse("layers: gates", std::to_string(op.kept_columns),
+               "a divisor of the " + std::to_string(self.width(mlxr::Register::x)) + " columns");
+    }
+}
+
+void append_gated_norm(PythonLayers& self, Vector weight, int64_t width, float eps, bool gate_first, int64_t first) {
+    mlxr::Operator& op = self.append(mlxr::Kind::gated_norm);
+    op.gated_norm = check_gated_norm(weight, self.width(mlxr::Register::x), width, eps, gate_first);
+    self.arrays.push_back(weight);
+    self.check_kept(first, self.width(mlxr::Register::x));
+    op.kept_first = first;
+}
+
+void append_short_conv(PythonLayers& self, Matrix weight, OptionalVector bias, const char* kind, int64_t first,
+                       int64_t at) {
+    mlxr::Operator& op = self.append(mlxr::Kind::short_conv, "kept");
+    op.conv = check_conv(weight, bias, kind);
+    self.matrices.push_back(weight);
+    if (bias) self.arrays.push_back(*bias);
+    self.check_kept(first, conv_inputs(op.conv));
+    op.kept_first = first;
+    op.conv.states.first = at;
+    self.keep_state(at, conv_state_floats(op.conv));
+    self.write("layers: columns of a mixer", mlxr::Register::x, op.conv.channels);
+}
+
+// What both recurrences have in common once they are checked.
+void append_recurrence(PythonLayers& self, mlxr::Kind kind, const Recurrence& rule, int64_t gates, int64_t first,
+                       int64_t at) {
+    mlxr::Operator& op = self.append(kind);
+    op.prepare = rule.prepare;
+    op.recurrence = rule.call;
+    op.recurrence.states.first = at;
+    op.kept_first = first;
+    self.check_kept(first, gates);
+    self.keep_state(at, rule.state_floats());
+    self.write("layers: columns of a mixer", mlxr::Register::x, rule.out_columns());
+}
+
+void append_gated_delta(PythonLayers& self, Vector rates, Vector bias, int64_t key_heads, int64_t value_heads,
+                        int64_t rows, int64_t columns, bool tiled, float eps, float scale, int64_t first, int64_t at) {
+    Recurrence rule("gated_delta", key_heads, value_heads, rows, columns);
+    rule.take_rates("gated_delta: length of rates and bias", rates, bias);
+    rule.take_lengths(eps, scale);
+    rule.call.tiled = tiled;
+    check_size("layers: columns of qkv", self.width(mlxr::Register::x), rule.columns());
+    self.arrays.insert(self.arrays.end(), {rates, bias});
+    append_recurrence(self, mlxr::Kind::gated_delta, rule, value_heads + rule.prepare.decays, first, at);
+}
+
+void append_mamba2(PythonLayers& self, Vector rates, Vector bias, Vector skip, int64_t groups, int64_t rows,
+                   int64_t columns, int64_t first, int64_t at) {
+    Recurrence rule("mamba2", groups, size_of(skip, 0), rows, columns);
+    check_size("mamba2: length of rates", size_of(rates, 0), size_of(skip, 0));
+    rule.take_rates("mamba2: length of bias", rates, bias);
+    rule.call.skip = skip.data();
+    check_size("layers: columns of xbc", self.width(mlxr::Register::x), rule.columns());
+    self.arrays.insert(self.arrays.end(), {rates, bias, skip});
+    append_recurrence(self, mlxr::Kind::mamba2, rule, rule.prepare.decays, first, at);
+}
+
 using PythonRope = std::tuple<Matrix, Matrix, bool, OptionalVector>;  // cos, sin, interleaved, factors of queries
 
 // What the bindings of run_layers and forward have in common: pools, and where the tokens of the batch stand.
@@ -217,7 +303,35 @@ struct Batch {
     std::vector<Ints> slots;  // of each group of layers
     Ints query_starts, context_lengths;
     std::vector<IntMatrix> page_tables;
+    nb::sequence states;  // the pool of each layer, or None
+    Ints state_reads, state_writes;
 };
+
+// Layers that keep states get their pools, and the call the slots.
+void check_states(const PythonLayers& self, const Batch& batch, int64_t tokens, std::vector<mlxr::Layer>& layers,
+                  mlxr::LayersCall& call) {
+    check_size("layers: number of states", static_cast<int64_t>(nb::len(batch.states)),
+               static_cast<int64_t>(layers.size()));
+    call.starts = batch.query_starts.data();
+    call.state_reads = batch.state_reads.data();
+    call.state_writes = batch.state_writes.data();
+    int64_t slots = -1;  // that were checked
+    for (size_t i = 0; i < layers.size(); ++i) {
+        if (self.state_floats[i] == 0) continue;
+        const MatrixOut pool = nb::cast<MatrixOut>(batch.states[i]);
+        if (size_of(pool, 1) < self.state_floats[i]) {
+            refuse("layers: floats of a state", std::to_string(size_of(pool, 1)),
+                   "at least " + std::to_string(self.state_floats[i]));
+        }
+        if (slots != size_of(pool, 0)) {
+            ::check_states("layers", pool, 0, self.state_floats[i], batch.state_reads, batch.state_writes,
+                           batch.query_starts, tokens);
+            slots = size_of(pool, 0);
+        }
+        layers[i].states = pool.data();
+        layers[i].slot_floats = size_of(pool, 1);
+    }
+}
 
 // A call of the layers, but for stream and delta; `layers` get the pools of the batch.
 mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64_t tokens,
@@ -249,17 +363,20 @@ mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64
                static_cast<int64_t>(groups));
     std::vector<int64_t> windows(groups, 0), pages(groups, 0);  // the longest window of each group
     for (const mlxr::Layer& layer : layers) {
-        below("layers: group", layer.group, groups);
-        below("layers: rope", layer.rope, batch.ropes.size());
-        const size_t group = static_cast<size_t>(layer.group);
-        windows[group] = std::max(windows[group], layer.window);
         for (const mlxr::Operator& op : layer.operators) {
             if (op.kind != mlxr::Kind::rows) continue;
             check_indices("layers: token_ids", call.token_ids, tokens, op.table.rows);
         }
+        if (layer.heads == 0) continue;
+        below("layers: group", layer.group, groups);
+        below("layers: rope", layer.rope, batch.ropes.size());
+        const size_t group = static_cast<size_t>(layer.group);
+        windows[group] = std::max(windows[group], layer.window);
     }
     call.groups.resize(groups);
+    check_states(self, batch, tokens, layers, call);
     for (size_t i = 0; i < count; ++i) {
+        if (layers[i].heads == 0) continue;
         const PoolOut k_pool = nb::cast<PoolOut>(batch.k_pools[i]), v_pool = nb::cast<PoolOut>(batch.v_pools[i]);
         mlxr::Layer& layer = layers[i];
         const size_t group = static_cast<size_t>(layer.group);
@@ -287,11 +404,13 @@ mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64
 
 void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, mlxr::TokenIds token_ids,
                 nb::sequence k_pools, nb::sequence v_pools, Ints positions, std::vector<PythonRope> ropes,
-                std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables) {
+                std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables,
+                nb::sequence states, Ints state_reads, Ints state_writes) {
     std::vector<mlxr::Layer> layers;
-    mlxr::LayersCall call = check_batch(
-        self, {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
-        size_of(stream, 0), layers);
+    mlxr::LayersCall call = check_batch(self,
+                                        {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts,
+                                         context_lengths, page_tables, states, state_reads, state_writes},
+                                        size_of(stream, 0), layers);
     call.stream = stream.data();
     call.delta = delta.data();
     check_size("layers: columns of stream", size_of(stream, 1), call.columns);
@@ -304,11 +423,13 @@ void forward(Runtime& runtime, PythonLayers& self, const std::string& table_type
              OptionalVector bias, float eps, bool is_layer_norm, PythonWeight& output, MatrixOut logits,
              mlxr::TokenIds token_ids, nb::sequence k_pools, nb::sequence v_pools, Ints positions,
              std::vector<PythonRope> ropes, std::vector<Ints> slots, Ints query_starts, Ints context_lengths,
-             std::vector<IntMatrix> page_tables, float embedding_scale, float logit_scale, float softcap) {
+             std::vector<IntMatrix> page_tables, nb::sequence states, Ints state_reads, Ints state_writes,
+             float embedding_scale, float logit_scale, float softcap) {
     std::vector<mlxr::Layer> layers;
-    mlxr::LayersCall call = check_batch(
-        self, {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts, context_lengths, page_tables},
-        static_cast<int64_t>(token_ids.size()), layers);
+    mlxr::LayersCall call = check_batch(self,
+                                        {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts,
+                                         context_lengths, page_tables, states, state_reads, state_writes},
+                                        static_cast<int64_t>(token_ids.size()), layers);
     const mlxr::Type type = mlxr::check_embed(token_ids, table_type, table, static_cast<size_t>(call.columns));
     check_size("forward: length of norm", size_of(norm, 0), call.columns);
     if (bias) check_size("forward: length of the norm's bias", size_of(*bias, 0), call.columns);
@@ -357,13 +478,28 @@ void bind_blocks(nb::module_& m) {
             nb::arg("factor"))
         .def("append_scale", &append_scale, nb::arg("factor"), nb::arg("target"))
         .def("append_join", &append_join, nb::arg("factor"), nb::arg("target"))
-        .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"));
+        .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"))
+        .def(
+            "append_recurrent_layer", [](PythonLayers& self, int64_t columns) { self.append_layer(columns); },
+            nb::arg("columns"))
+        .def("append_gate_heads", &append_gate_heads)
+        .def("append_gated_norm", &append_gated_norm, array("weight"), nb::arg("width"), nb::arg("eps"),
+             nb::arg("gate_first"), nb::arg("first"))
+        .def("append_short_conv", &append_short_conv, array("weight"), array("bias").none(), nb::arg("kind"),
+             nb::arg("first"), nb::arg("at"))
+        .def("append_gated_delta", &append_gated_delta, array("rates"), array("bias"), nb::arg("key_heads"),
+             nb::arg("value_heads"), nb::arg("rows"), nb::arg("columns"), nb::arg("tiled"), nb::arg("eps"),
+             nb::arg("scale"), nb::arg("first"), nb::arg("at"))
+        .def("append_mamba2", &append_mamba2, array("rates"), array("bias"), array("skip"), nb::arg("groups"),
+             nb::arg("rows"), nb::arg("columns"), nb::arg("first"), nb::arg("at"));
     m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
           array("token_ids"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), nb::arg("ropes"),
-          array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"));
+          array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"), nb::arg("states"),
+          array("state_reads"), array("state_writes"));
     m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), nb::arg("table_type"), array("table"),
           array("norm"), array("bias").none(), nb::arg("eps"), nb::arg("is_layer_norm"), nb::arg("output"),
           array("logits"), array("token_ids"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"),
           nb::arg("ropes"), array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"),
-          nb::arg("embedding_scale"), nb::arg("logit_scale"), nb::arg("softcap"));
+          nb::arg("states"), array("state_reads"), array("state_writes"), nb::arg("embedding_scale"),
+          nb::arg("logit_scale"), nb::arg("softcap"));
 }

@@ -14,7 +14,8 @@ inline mlxr::States check_states(const std::string& name, const MatrixOut& pool,
                                  const Ints& reads, const Ints& writes, const Ints& starts, int64_t tokens) {
     const int64_t slots = size_of(pool, 0), sequences = size_of(reads, 0);
     if (at < 0 || at + floats > size_of(pool, 1)) {
-        refuse(name + ": floats of a slot", std::to_string(size_of(pool, 1)), "at least " + std::to_string(at + floats));
+        refuse(name + ": floats of a slot", std::to_string(size_of(pool, 1)),
+               "at least " + std::to_string(at + floats));
     }
     check_size((name + ": length of write slots").c_str(), size_of(writes, 0), sequences);
     check_size((name + ": length of starts").c_str(), size_of(starts, 0), sequences + 1);

@@ -8,6 +8,7 @@
 #include "attend/attend.h"
 #include "embed/embed.h"
 #include "layers/spread.h"
+#include "mixers/spread_mixers.h"
 
 namespace mlxr {
 
@@ -70,6 +71,7 @@ class LayersRun {
 
     // Attention of consecutive layers alike is planned once.
     void plan(const Layer& layer) {
+        if (layer.heads == 0) return;
         if (planned_ != nullptr && planned_->window == layer.window && planned_->group == layer.group &&
             planned_->heads == layer.heads) {
             planned_ = &layer;
@@ -109,6 +111,16 @@ class LayersRun {
                     break;
                 case Kind::activate:
                     floats += gated ? 0 : ops[i].features;
+                    break;
+                case Kind::gated_norm:
+                    floats += ops[i].gated_norm.columns;
+                    break;
+                case Kind::short_conv:
+                    floats += ops[i].conv.channels;
+                    break;
+                case Kind::gated_delta:
+                case Kind::mamba2:
+                    floats += ops[i].recurrence.value_heads * ops[i].recurrence.columns;
                     break;
                 default:
                     break;
@@ -176,6 +188,19 @@ class LayersRun {
                 embed(runtime_, op.table.type, op.table.data, op.columns, call_.token_ids, call_.tokens,
                       write(op.target, op.columns));
                 return kOne;
+            case Kind::gate_heads:
+                spread_gate_heads(runtime_, {x_, kept_, x_, x_columns_, op.kept_columns}, call_.tokens);
+                return kOne;
+            case Kind::gated_norm:
+                gate_and_norm(op);
+                return kOne;
+            case Kind::short_conv:
+                convolve(layer, op);
+                return kOne;
+            case Kind::gated_delta:
+            case Kind::mamba2:
+                recur(layer, op);
+                return kOne;
         }
         return kOne;
     }
@@ -238,6 +263,8 @@ class LayersRun {
                 return x_;
             case Register::inputs:
                 return inputs_;
+            case Register::kept:
+                return kept_;
             default:
                 return other_;
         }
@@ -256,7 +283,18 @@ class LayersRun {
             return inputs_ = reinterpret_cast<float*>(runtime_.scratch(Scratch::inputs, bytes));
         }
         float* const taken = arrays_->take(call_.tokens * columns);
-        (place == Register::x ? x_ : place == Register::other ? other_ : normed_) = taken;
+        switch (place) {
+            case Register::x:
+                x_ = taken;
+                x_columns_ = columns;
+                break;
+            case Register::kept:
+                kept_ = taken;
+                kept_columns_ = columns;
+                break;
+            default:
+                (place == Register::other ? other_ : normed_) = taken;
+        }
         return taken;
     }
 
@@ -342,6 +380,53 @@ class LayersRun {
         run_attend(runtime_, attend, plan_);
     }
 
+    States states_of(const Layer& layer, const States& own) const {
+        return {layer.states,       layer.slot_floats, own.first,      call_.state_reads,
+                call_.state_writes, call_.starts,      call_.sequences};
+    }
+
+    void convolve(const Layer& layer, const Operator& op) {
+        ShortConvCall conv = op.conv;
+        conv.x = kept_ + op.kept_first;
+        conv.x_stride = kept_columns_;
+        conv.out = write(Register::x, conv.channels);
+        conv.states = states_of(layer, conv.states);
+        spread_short_conv(runtime_, conv);
+    }
+
+    void recur(const Layer& layer, const Operator& op) {
+        PrepareRecurrenceCall prepare = op.prepare;
+        RecurrenceCall recurrence = op.recurrence;
+        const float *const source = x_, *const gates = kept_ + op.kept_first;
+        const int64_t stride = x_columns_, keys = recurrence.key_heads * recurrence.rows;
+        const int64_t values = recurrence.value_heads * recurrence.columns;
+        recurrence.states = states_of(layer, recurrence.states);
+        recurrence.v_stride = recurrence.k_stride = recurrence.q_stride = prepare.heads_stride = stride;
+        prepare.steps = gates;
+        prepare.steps_stride = prepare.betas_stride = kept_columns_;
+        recurrence.out = write(Register::x, values);
+        if (op.kind == Kind::mamba2) {
+            recurrence.v = source;
+            recurrence.k = source + values;
+            recurrence.q = recurrence.k + keys;
+            return spread_mamba2(runtime_, prepare, recurrence);
+        }
+        recurrence.v = source + 2 * keys;
+        prepare.heads = source;
+        prepare.betas = gates;
+        prepare.steps = gates + recurrence.value_heads;
+        spread_gated_delta(runtime_, prepare, recurrence);
+    }
+
+    void gate_and_norm(const Operator& op) {
+        GatedNormCall norm = op.gated_norm;
+        norm.x = x_;
+        norm.gate = kept_ + op.kept_first;
+        norm.gate_stride = kept_columns_;
+        norm.out = write(Register::x, norm.columns);
+        spread_gated_norm(runtime_, norm, call_.tokens);
+    }
+
     void activate(const Operator& op) {
         const int64_t x_columns = (op.gated ? 2 : 1) * op.features;
         const float* const source = x_;
@@ -362,7 +447,8 @@ class LayersRun {
     const Layer* planned_ = nullptr;
     AttendPlan plan_{};
     std::optional<Arrays> arrays_;
-    float *normed_ = nullptr, *x_ = nullptr, *other_ = nullptr, *inputs_ = nullptr;
+    float *normed_ = nullptr, *x_ = nullptr, *other_ = nullptr, *inputs_ = nullptr, *kept_ = nullptr;
+    int64_t x_columns_ = 0, kept_columns_ = 0;
     Heads query_{};
     MakeRows pending_ = nullptr;
     bool has_delta_ = false;  // whether anything is to be added to the stream

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "linear/linear.h"
+#include "mixers/mixers.h"
 #include "operators/operator_table.h"
 #include "quants/quants.h"
 #include "runtime/runtime.h"
@@ -15,9 +16,10 @@ namespace mlxr {
 
 // Where operators read and write: (tokens, columns) of the residual stream; what is still to be added to it; what
 // blocks begin with; what is passed on within a block; what a block beside another one adds; what all layers get of
-// each token besides the stream, the columns of one layer after those of another.
-enum class Register : uint8_t { stream, delta, normed, x, other, inputs };
-constexpr int kRegisters = 6;
+// each token besides the stream, the columns of one layer after those of another; what a block keeps for its later
+// operators.
+enum class Register : uint8_t { stream, delta, normed, x, other, inputs, kept };
+constexpr int kRegisters = 7;
 
 struct Norm {
     const float* weight;
@@ -37,6 +39,12 @@ enum class Kind : uint8_t {
     scale,     // factor, columns
     join,      // factor, columns: the target becomes (target + other) * factor
     rows,      // table, columns
+    // These read x, of which they make another one, and what was kept, of which `kept_first` is a column.
+    gate_heads,   // kept_columns
+    gated_norm,   // gated_norm
+    short_conv,   // conv; reads only what was kept
+    gated_delta,  // prepare, recurrence
+    mamba2,       // the same
 };
 
 // How the heads of queries and keys are normed.
@@ -70,9 +78,16 @@ struct Operator {
     int64_t columns;  // of each token
     int64_t parts;    // into which these are cut to be normed
     Table table;
+    int64_t kept_first, kept_columns;
+    // Complete but for arrays of the batch. States begin at `first` of a layer's own.
+    GatedNormCall gated_norm;
+    ShortConvCall conv;
+    PrepareRecurrenceCall prepare;
+    RecurrenceCall recurrence;
 };
 
 // One layer, with its pools and where the tokens of a batch stand in them: layers of one group share slots and table.
+// Without attention it has no heads and no pools of pages, without a recurrent mixer no states.
 struct Layer {
     std::vector<Operator> operators;
     int64_t heads, kv_heads, head_dim;
@@ -81,6 +96,8 @@ struct Layer {
     const float* sinks;  // (heads), or null
     int64_t rope, group;
     void *k_pool, *v_pool;
+    float* states;  // (slots, slot_floats)
+    int64_t slot_floats;
 };
 
 // A batch as the layers of one group see it. `write` is complete but for rows and pool, `attend` but for q, out, pools,
@@ -98,6 +115,8 @@ struct LayersCall {
     const int32_t* token_ids;
     std::vector<RopeCall> ropes;
     std::vector<GroupCall> groups;
+    // (sequences): slots of states, see States; (sequences + 1): the tokens of each sequence.
+    const int32_t *state_reads, *state_writes, *starts;
 };
 
 // What makes logits of the last layer's states.

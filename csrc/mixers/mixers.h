@@ -51,8 +51,8 @@ struct PrepareRecurrenceCall {
     float* factors;             // (tokens, value_heads): sigmoid of betas, or softplus(step + bias)
 };
 
-// S = S * decay + k (x) w for each value head, out = S^T q + skip v; w = (v - S^T k) * factor with the delta rule, after
-// S has decayed, else v * factor. S is the sequence's state, (value_heads, rows, columns).
+// S = S * decay + k (x) w for each value head, out = S^T q + skip v; w = (v - S^T k) * factor with the delta rule,
+// after S has decayed, else v * factor. S is the sequence's state, (value_heads, rows, columns).
 struct RecurrenceCall {
     const float *q, *k, *v;  // (tokens, key_heads, rows) twice, (tokens, value_heads, columns)
     int64_t q_stride, k_stride, v_stride;
@@ -71,7 +71,8 @@ static inline int64_t recurrence_parts(const RecurrenceCall& call) {
     return (call.columns + kRecurrenceColumns - 1) / kRecurrenceColumns;
 }
 
-// Groups of `width` columns, each normed by its root mean square, and times the silu of a gate: before the norm or after.
+// Groups of `width` columns, each normed by its root mean square, and times the silu of a gate: before the norm or
+// after.
 struct GatedNormCall {
     const float* x;  // (rows, columns)
     const float* gate;

@@ -11,8 +11,10 @@
 #include "operators/rope.inc"
 #include "operators/scale.inc"
 #include "operators/write_pages.inc"
-#include "mixers/mixers.inc"
 #include "sample/sample.inc"
+
+// After the operators whose steps they take.
+#include "mixers/mixers.inc"
 
 #define MLXR_JOIN_(a, b) a##b
 #define MLXR_JOIN(a, b) MLXR_JOIN_(a, b)

@@ -104,5 +104,3 @@ def test_norm_without_kernels() -> None:
 @pytest.mark.parametrize("name", ["gated convolution", "delta rule, odd sizes", "mamba, odd sizes"])
 def test_no_kernel_leaves_its_arrays(sanitized: Context, name: str) -> None:
     check_mixer(sanitized, MIXERS[name])
-
-

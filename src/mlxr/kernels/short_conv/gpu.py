@@ -25,9 +25,7 @@ KERNELS = (CONV,)
 _KINDS = {"plain": 0, "silu": 1, "gated": 2}
 
 
-def short_conv(
-    ctx: Context, x: Any, conv: Convolution, batch: RaggedBatch, pool: Pool, first: int, at: int
-) -> Any:
+def short_conv(ctx: Context, x: Any, conv: Convolution, batch: RaggedBatch, pool: Pool, first: int, at: int) -> Any:
     """The convolution of the batch's tokens."""
     gpu, x, (taps, channels) = ctx.gpu, settle(x), conv.weight.shape
     if gpu.launcher is None:
