@@ -44,7 +44,7 @@ from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
 from mlxr.kernels.tensor import TensorSource as WeightTensor
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig
-from mlxr.models.architectures import by_name
+from mlxr.models.architectures import Architecture, by_name
 from mlxr.models.experts import part_alternating
 from mlxr.models.names import (
     adds_one,
@@ -54,6 +54,7 @@ from mlxr.models.names import (
     gguf_row_order,
     rename_hf_tensors,
 )
+from mlxr.models.recurrent import is_convolution
 from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import (
     ChatTemplate,
@@ -343,7 +344,16 @@ def _name_tensors(tensors: Mapping[str, WeightTensor], config: ModelConfig) -> d
     named = rename_hf_tensors(tensors, row)
     if row.mixture is not None and row.mixture.interleaved:
         part_alternating(named)
-    return {name: _add_one(tensor) if adds_one(name, row) else tensor for name, tensor in named.items()}
+    return {name: _arrange(name, tensor, row) for name, tensor in named.items()}
+
+
+def _arrange(name: str, tensor: WeightTensor, row: Architecture) -> WeightTensor:
+    """A tensor of a folder with the values and the shape that it has in GGUF."""
+    if adds_one(name, row):
+        return _add_one(tensor)
+    if is_convolution(name) and len(tensor.shape) == 3 and tensor.shape[1] == 1:  # channels by themselves
+        return TensorSource(tensor.name, tensor.type_name, (tensor.shape[0], tensor.shape[2]), tensor.data)
+    return tensor
 
 
 def _add_one(tensor: WeightTensor) -> TensorSource:

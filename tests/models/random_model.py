@@ -28,6 +28,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     bias = config.get("use_bias", False)
     qkv_bias = bias or kind in ("qwen2", "qwen2_moe") or config.get("attention_bias", config.get("use_qkv_bias", False))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    if kind == "lfm2":
+        return shapes | _list_lfm2(config)
     features = config.get("hidden_size_per_layer_input")
     if features:
         columns = config["num_hidden_layers"] * features
@@ -99,6 +101,34 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 def count_experts(config: Config) -> int:
     """How many experts a layer with a mixture has; 0 if none has one."""
     return next((config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config), 0)
+
+
+def _list_lfm2(config: Config) -> dict[str, tuple[int, ...]]:
+    """All tensors of an LFM2 but the table of embeddings, to which its output is tied."""
+    hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim, ffn = hidden // heads, config["intermediate_size"]
+    if config["block_auto_adjust_ff_dim"]:
+        multiple = config["block_multiple_of"]
+        ffn = -(-int(config["block_ffn_dim_multiplier"] * int(2 * ffn / 3)) // multiple) * multiple
+    shapes: dict[str, tuple[int, ...]] = {"model.embedding_norm.weight": (hidden,)}
+    for index, kind in enumerate(config["layer_types"]):
+        layer = f"model.layers.{index}."
+        parts: dict[str, tuple[int, ...]] = {
+            "operator_norm": (hidden,),
+            "ffn_norm": (hidden,),
+            "feed_forward.w1": (ffn, hidden),
+            "feed_forward.w2": (hidden, ffn),
+            "feed_forward.w3": (ffn, hidden),
+        }
+        if kind == "conv":
+            parts["conv.in_proj"], parts["conv.out_proj"] = (3 * hidden, hidden), (hidden, hidden)
+            parts["conv.conv"] = (hidden, 1, config["conv_L_cache"])
+        else:
+            parts["self_attn.q_proj"], parts["self_attn.out_proj"] = (hidden, hidden), (hidden, hidden)
+            parts["self_attn.k_proj"] = parts["self_attn.v_proj"] = (kv_heads * head_dim, hidden)
+            parts["self_attn.q_layernorm"] = parts["self_attn.k_layernorm"] = (head_dim,)
+        shapes |= {f"{layer}{name}.weight": shape for name, shape in parts.items()}
+    return shapes
 
 
 def has_experts(config: Config, index: int) -> bool:
@@ -215,5 +245,5 @@ def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.flo
     elif len(shape) == 1:  # sinks
         values = values + 0.5
     else:
-        values = values / np.sqrt(shape[1])
+        values = values / np.sqrt(np.prod(shape[1:]))
     return values.astype(np.float32)

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from random_model import Config, Weights, count_experts, make_weights
 
-from mlxr.cache.arena import Arena, ModelArena
-from mlxr.cache.shapes import form_groups
+from mlxr.cache.arena import Arena, ModelArena, PoolSet, StateArena
+from mlxr.cache.shapes import StatesShape, form_groups
 from mlxr.formats import TensorSource, by_name, encode_tensor
+from mlxr.formats.recipes import is_converted
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers import prepare_layers
-from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name as by_architecture
 from mlxr.models.experts import part_alternating
@@ -33,6 +34,7 @@ from mlxr.models.names import (
     gguf_row_order,
     rename_hf_tensors,
 )
+from mlxr.models.recurrent import is_convolution
 from mlxr.models.specs import LayerSpec
 from mlxr.models.weights import arrange_tensors
 
@@ -56,8 +58,8 @@ NATIVE_CASES = [case for case in CASES if not count_experts(read_golden(case)[0]
 
 def make_source(name: str, values: Floats, type_name: str = "f32") -> TensorSource:
     """A tensor in memory; vectors stay f32, as in real files."""
-    is_vector = values.ndim == 1 or "_norm" in name or name.endswith("ffn_gate_inp.weight")  # or a router
-    kind = "f32" if is_vector or values.shape[-1] % by_name(type_name).block_size else type_name
+    is_float = not is_converted(name, values.shape) or values.shape[-1] % by_name(type_name).block_size
+    kind = "f32" if is_float else type_name
     return TensorSource(name, kind, values.shape, encode_tensor(kind, values))
 
 
@@ -76,7 +78,10 @@ def name_weights(weights: Weights, architecture: str) -> Weights:
     """Canonical names, and values as GGUF has them, but for the order of rows."""
     row = by_architecture(architecture)
     named = rename_hf_tensors(weights, row)
-    return {name: values + np.float32(1.0) if adds_one(name, row) else values for name, values in named.items()}
+    return {
+        name: values + np.float32(1.0) if adds_one(name, row) else values[:, 0] if is_convolution(name) else values
+        for name, values in named.items()
+    }
 
 
 def make_hf_tensors(weights: Weights, type_name: str = "f32", architecture: str = "llama") -> dict[str, TensorSource]:
@@ -146,11 +151,11 @@ def give_windows(model: Decoder, windows: Windows) -> None:
     specs = zip(model.config.layer_specs, windows, strict=True)
     model.config = change_layers(
         model.config,
-        [replace(layer, attention=replace(layer.attention, window=window)) for layer, window in specs],
+        [replace(layer, mixer=replace(layer.mixer, window=window)) for layer, window in specs],
     )
     places = form_groups(model.config.cache_layers).places
     layers = [
-        replace(layer, attention=replace(layer.attention, sliding_window=window, group=place.group))
+        replace(layer, mixer=replace(layer.mixer, sliding_window=window, group=place.group))
         for layer, window, place in zip(model._weights.layers.layers, windows, places, strict=True)
         if place is not None
     ]
@@ -166,10 +171,14 @@ class TinyRun:
         self.pages_each = -(-longest // PAGE_SIZE)
         pages = sequences * self.pages_each + 1
         groups = form_groups(config.cache_layers)
-        arenas = [
-            Arena(model.ctx, count, pages, shape.kv_heads, PAGE_SIZE, shape.head_dim, kv_type)
+        arenas: list[PoolSet] = [
+            StateArena(model.ctx, shape, 2 * sequences + 1, PAGE_SIZE)
+            if isinstance(shape, StatesShape)
+            else Arena(model.ctx, count, pages, shape.kv_heads, PAGE_SIZE, shape.head_dim, kv_type)
             for shape, count in zip(groups.shapes, groups.pools, strict=True)
         ]
+        self.has_states = len(groups.paged) < len(groups.shapes)
+        self.states = [NO_STATE] * sequences  # the slot of each one's state; it has this one and the one beside it
         self.arena = ModelArena(arenas, groups)
         ids = np.arange(pages - 1, 0, -1, dtype=np.int32)
         self.page_table = np.ascontiguousarray(ids.reshape(self.pages_each, sequences).T)
@@ -193,8 +202,15 @@ class TinyRun:
             page_table=np.ascontiguousarray(self.page_table[order]),
             output_rows=np.arange(len(positions), dtype=np.int32),
         )
-        others = len(form_groups(self.model.config.cache_layers).shapes) - 1  # groups that have the same pages here
-        return self.model.forward(batch.with_groups([(batch.slots, batch.page_table)] * others), self.arena)
+        others = len(form_groups(self.model.config.cache_layers).paged) - 1  # groups that have the same pages here
+        batch = batch.with_groups([(batch.slots, batch.page_table)] * others)
+        if self.has_states:
+            reads = [self.states[s] for s in order]
+            for sequence in order:
+                self.states[sequence] = 2 * sequence + (self.states[sequence] + 1) % 2
+            writes = [self.states[s] for s in order]
+            batch = batch.with_states(np.array(reads, np.int32), np.array(writes, np.int32))
+        return self.model.forward(batch, self.arena)
 
     def run(self, tokens: NDArray[np.int32], chunk_tokens: int | None = None, sequence: int = 0) -> Floats:
         """Logits of a whole prompt, fed in chunks."""

@@ -134,8 +134,8 @@ def make_space(heads: int, head_dim: int, groups: int, state_dim: int) -> Mixer:
     def compute(inputs: Sequence[Doubles], state: Doubles) -> tuple[Doubles, Doubles]:
         held, out = state.reshape(heads, state_dim, head_dim).copy(), []
         for xbc, steps in zip(*inputs, strict=True):
-            u = xbc[: space.inner].reshape(heads, head_dim)
-            b, c = xbc[space.inner :].reshape(2, groups, state_dim)
+            u = xbc[: space.results].reshape(heads, head_dim)
+            b, c = xbc[space.results :].reshape(2, groups, state_dim)
             size = np.log1p(np.exp(steps[first : first + heads] + bias))
             row = []
             for h in range(heads):

@@ -32,6 +32,7 @@ _CLASSES = {
     "cohere2": "Cohere2ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
 }
 
 

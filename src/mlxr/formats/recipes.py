@@ -131,6 +131,7 @@ RECIPES: tuple[Recipe, ...] = (
     # here all matrices of the layers get it, and only the embedding and the output are q8_0.
     Recipe("mxfp4", 38, "mxfp4", {"token_embd": _always("q8_0")}, output="q8_0"),
 )
+_STAY_F32 = ("_norm", "ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 _BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 
 # What all recipes for blocks keep in 16 bits: of a Gemma 4 what makes the inputs of its layers.
@@ -189,10 +190,10 @@ def _find_kind(tensor_name: str) -> str:
 
 
 def is_converted(tensor_name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a recipe's type goes for this tensor: matrices of weights, but no norms and no routers of experts."""
+    """Whether a recipe's type goes for this tensor: matrices of weights, but no norms, routers and convolutions."""
     if len(shape) < 2 or not tensor_name.endswith(".weight"):
         return False
-    return "_norm" not in tensor_name and "ffn_gate_inp" not in tensor_name
+    return not any(part in tensor_name for part in _STAY_F32)
 
 
 def fit_type(type_name: str, columns: int) -> str:

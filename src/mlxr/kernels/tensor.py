@@ -94,10 +94,15 @@ def pool_head_dim(pool: PoolArray) -> int:
     return int(pool.shape[3]) - (SCALE_BYTES if pool_type(pool) == "q8" else 0)
 
 
+def read_numbers(tensor: TensorSource) -> FloatArray:
+    """Decode a small tensor of any shape into an array of its own, then release the source."""
+    values = np.array(tensor.to_float32(), dtype=np.float32, order="C", copy=True)
+    tensor.release()
+    return values
+
+
 def read_vector(tensor: TensorSource) -> FloatArray:
     """Decode a small 1-D tensor (norm weight, bias) into an array of its own, then release the source."""
     if len(tensor.shape) != 1:
         raise ValueError(f"read_vector: tensor {tensor.name} has shape {tensor.shape}, expected one dimension")
-    values = np.array(tensor.to_float32(), dtype=np.float32, order="C", copy=True)
-    tensor.release()
-    return values
+    return read_numbers(tensor)

@@ -12,6 +12,7 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.layers.block import NormKind
 from mlxr.models import families
 from mlxr.models.mixture import MixtureRow
+from mlxr.models.recurrent import RecurrenceKind
 from mlxr.models.specs import LayerSpec
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ class Architecture:
     their own (Gemma 4).
     `rotary_default`: the part of a head that rotates where `config.json` does not say. `context_keys` there state the
     longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
+    `output_norm` is what GGUF files call the norm before the output. `recurrence`: some layers have such a mixer.
+    `eps_key` is what `config.json` calls what norms add to the variance, where its name is a rare one, and
+    `theta_default` the base of rotations that it does not state.
     `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
     Face folders that mean something else than elsewhere, `gguf_names` what GGUF files call those of layers.
     `truncates_yarn`: yarn's range is rounded to whole pairs, of which GGUF says nothing. `mixture` says how files state
@@ -86,6 +90,10 @@ class Architecture:
     context_keys: tuple[str, ...] = ("max_position_embeddings",)
     tied_default: bool = False
     is_joined: bool = False
+    output_norm: str = "output_norm"
+    recurrence: RecurrenceKind | None = None
+    eps_key: str | None = None
+    theta_default: float = 10000.0
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
     gguf_names: dict[str, str] = field(default_factory=dict, hash=False)
     truncates_yarn: bool = True
@@ -330,6 +338,30 @@ ARCHITECTURES = (
         window_default=0,
         norm_kind="layer",
         tied_default=True,
+    ),
+    Architecture(
+        "lfm2",
+        "lfm2",
+        "Lfm2ForCausalLM",
+        qk_norm=True,
+        tied_default=True,
+        output_norm="token_embd_norm",
+        recurrence="short_conv",
+        eps_key="norm_eps",
+        theta_default=1e6,
+        layer_names={
+            "operator_norm": "attn_norm",
+            "ffn_norm": "ffn_norm",
+            "self_attn.q_layernorm": "attn_q_norm",
+            "self_attn.k_layernorm": "attn_k_norm",
+            "self_attn.out_proj": "attn_output",
+            "conv.in_proj": "shortconv.in_proj",
+            "conv.conv": "shortconv.conv",
+            "conv.out_proj": "shortconv.out_proj",
+            "feed_forward.w1": "ffn_gate",
+            "feed_forward.w3": "ffn_up",
+            "feed_forward.w2": "ffn_down",
+        },
     ),
 )
 

@@ -6,14 +6,14 @@ may rely on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from mlxr.cache.shapes import CacheShape, LayerCache, SharedWith
+from mlxr.cache.shapes import CacheShape, LayerCache, SharedWith, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.models.architectures import build_layers
-from mlxr.models.specs import LayerSpec, Mixture
+from mlxr.models.specs import Attention, LayerSpec, Mixer, Mixture, Recurrence
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden and feed-forward size
@@ -22,6 +22,7 @@ MAX_HEAD_DIM = 1024
 MAX_VOCABULARY = 1 << 24
 MAX_CONTEXT = 1 << 26
 MAX_SCALE = 1e6
+MAX_TAPS = 16  # of a convolution
 MAX_EXPERTS, MAX_USED_EXPERTS = 1024, 64
 
 
@@ -40,8 +41,10 @@ class ModelConfig:
     others values may be `keys_as_values`. The last `shared_layers` layers read the keys and values of the last layer of
     their kind before them, and their feed-forward blocks may have `shared_ffn` features. Each layer may get
     `input_features` of each token by an embedding of its own. In the layers for which
-    `mixture_layers` is true, or in all, the feed-forward block is a `mixture` of experts, if there is one. `rms_eps`
-    is that of all norms. `context_length` is the longest sequence the model is meant for.
+    `mixture_layers` is true, or in all, the feed-forward block is a `mixture` of experts, if there is one. Those for
+    which `recurrent_layers` is true, or all, have a `recurrence` instead of attention, if there is one. What attention
+    gives is gated with `gated_attention`. `rms_eps` is that of all norms. `context_length` is the longest sequence the
+    model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
     """
 
@@ -85,6 +88,9 @@ class ModelConfig:
     input_features: int | None = None
     mixture: Mixture | None = None
     mixture_layers: tuple[bool, ...] | None = None
+    recurrence: Recurrence | None = None
+    recurrent_layers: tuple[bool, ...] | None = None
+    gated_attention: bool = False
 
     def __post_init__(self) -> None:
         for name, high in _LIMITS.items():
@@ -128,6 +134,7 @@ class ModelConfig:
             (self.window_layers, "have windows"),
             (self.rope_layers, "rotate"),
             (self.mixture_layers, "have experts"),
+            (self.recurrent_layers, "are recurrent"),
         ):
             if flags is not None and len(flags) != self.layers:
                 raise ModelError(f"model says of {len(flags)} of its {self.layers} layers which {what}")
@@ -137,6 +144,8 @@ class ModelConfig:
                 raise ModelError(f"model has {name} {value}, expected above 0 and at most {MAX_SCALE:g}")
         if self.mixture is not None:
             _check_mixture(self.mixture)
+        if self.recurrence is not None:
+            _check_recurrence(self.recurrence)
         if self.activation not in ACTIVATIONS:
             raise ModelError(f"model has activation {self.activation!r}, expected one of {', '.join(ACTIVATIONS)}")
 
@@ -165,12 +174,27 @@ class ModelConfig:
     @property
     def cache_layers(self) -> tuple[LayerCache, ...]:
         """What each layer keeps of the tokens."""
-        return tuple(
-            CacheShape(layer.attention.kv_heads, layer.attention.head_dim, layer.attention.window)
-            if layer.attention.reads is None
-            else SharedWith(layer.attention.reads)
-            for layer in self.layer_specs
-        )
+        return tuple(_describe_cache(layer.mixer) for layer in self.layer_specs)
+
+
+def _describe_cache(mixer: Mixer) -> LayerCache:
+    if not isinstance(mixer, Attention):
+        return StateShape(mixer.state_floats)
+    if mixer.reads is not None:
+        return SharedWith(mixer.reads)
+    return CacheShape(mixer.kv_heads, mixer.head_dim, mixer.window)
+
+
+def _check_recurrence(mixer: Recurrence) -> None:
+    for field in fields(mixer):
+        value = getattr(mixer, field.name)
+        high = MAX_TAPS if field.name == "taps" else MAX_WIDTH if field.name == "channels" else MAX_HEAD_DIM
+        if not isinstance(value, bool) and not (2 if field.name == "taps" else 1) <= value <= high:
+            raise ModelError(f"model has {field.name} {value} in its recurrent layers, expected up to {high}")
+    for many, few in (("value_heads", "key_heads"), ("heads", "groups")):
+        count, parts = getattr(mixer, many, 0), getattr(mixer, few, 1)
+        if count % parts:
+            raise ModelError(f"model has {count} {many}, which its {few} {parts} do not divide")
 
 
 def _check_mixture(mixture: Mixture) -> None:

@@ -30,7 +30,9 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
+from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
+from mlxr.models.families import find_rope
 from mlxr.models.layer import LayerReader, list_matrices
 from mlxr.models.names import ROPE_FACTORS
 from mlxr.models.step_work import AttentionWork, StepWork
@@ -84,17 +86,17 @@ class Decoder:
         self.config = config
         ctx.choose_activations(tensor.type_name for tensor in list_matrices(tensors))
         specs, reader = config.layer_specs, LayerReader(ctx, tensors)
-        self._ropes = tuple(dict.fromkeys(spec.attention.rope for spec in specs))
+        self._ropes = tuple(dict.fromkeys(map(find_rope, specs)))
         places = form_groups(config.cache_layers).places
         layers = []
         for index, (spec, place) in enumerate(zip(specs, places, strict=True)):
-            rope, group = self._ropes.index(spec.attention.rope), 0 if place is None else place.group
+            rope, group = self._ropes.index(find_rope(spec)), 0 if place is None else place.group
             layers.append(reader.read(spec, index, rope=rope, group=group))
             if progress is not None:
                 progress(index + 1, config.layers + 1)
         table = tensors["token_embd.weight"]
         output = prepare(ctx, [table if config.tied_embeddings else tensors["output.weight"]])
-        norm = reader.read_norm("output_norm", specs[-1].norms)
+        norm = reader.read_norm(by_name(config.architecture).output_norm, specs[-1].norms)
         self._weights = make_model(
             ModelWeights(
                 table,

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # a table that turns nothing
 
 
+def find_rope(spec: LayerSpec) -> Rope:
+    """The rotation of a layer; one that turns nothing where it does not attend."""
+    return spec.mixer.rope if isinstance(spec.mixer, Attention) else NO_ROPE
+
+
 def build_llama(config: ModelConfig) -> tuple[LayerSpec, ...]:
     """Layers that are normed before each block: Llama, Mistral, Ministral 3, Phi-3, Qwen2, Qwen3, Granite, SmolLM3."""
     return _build_layers(config, Norms(config.rms_eps))
@@ -33,7 +38,8 @@ def build_gemma4(config: ModelConfig) -> tuple[LayerSpec, ...]:
     inputs = _make_inputs(config, config.input_features) if config.input_features else None
     layers: list[LayerSpec] = []
     for layer, windowed in zip(build_gemma(config), config.windowed, strict=True):
-        attention, features = replace(layer.attention, norms_values=True), config.ffn
+        assert isinstance(layer.mixer, Attention)
+        attention, features = replace(layer.mixer, norms_values=True), config.ffn
         if windowed:
             head_dim = config.window_head_dim or config.head_dim
             attention = replace(
@@ -50,7 +56,7 @@ def build_gemma4(config: ModelConfig) -> tuple[LayerSpec, ...]:
             attention = replace(attention, projected="q", reads=reads)
             features = config.shared_ffn or config.ffn
         feed_forward = FeedForward(features, config.activation)
-        made = replace(layer, attention=attention, feed_forward=feed_forward, scales_output=True, inputs=inputs)
+        made = replace(layer, mixer=attention, feed_forward=feed_forward, scales_output=True, inputs=inputs)
         layers.append(made)
     return tuple(layers)
 
@@ -74,7 +80,9 @@ def build_olmoe(config: ModelConfig) -> tuple[LayerSpec, ...]:
 def build_gpt_oss(config: ModelConfig) -> tuple[LayerSpec, ...]:
     """Layers as Llama's, whose heads have a sink: gpt-oss."""
     layers = _build_layers(config, Norms(config.rms_eps))
-    return tuple(replace(layer, attention=replace(layer.attention, sinks=True)) for layer in layers)
+    return tuple(
+        replace(layer, mixer=replace(layer.mixer, sinks=True)) for layer in layers if isinstance(layer.mixer, Attention)
+    )
 
 
 def build_cohere(config: ModelConfig) -> tuple[LayerSpec, ...]:
@@ -97,7 +105,7 @@ def build_starcoder(config: ModelConfig) -> tuple[LayerSpec, ...]:
 def _build_layers(
     config: ModelConfig, norms: Norms, head_norms: HeadNormKind = "each", *, gated: bool = True
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ in their windows and rotations, and in whether they have experts.
+    """Layers that differ in their windows and rotations, and in whether they attend and have experts.
 
     `head_norms` is how queries and keys are normed, if they are.
     """
@@ -107,9 +115,12 @@ def _build_layers(
         window = None  # every position is seen, as in the Phi models with 128k
     has_rope = config.rope_layers or (True,) * config.layers
     mixed = config.mixture_layers or (True,) * config.layers
+    recurs = config.recurrent_layers or (config.recurrence is not None,) * config.layers
     return tuple(
         LayerSpec(
-            Attention(
+            config.recurrence
+            if is_recurrent and config.recurrence is not None
+            else Attention(
                 config.heads,
                 config.kv_heads,
                 config.head_dim,
@@ -120,12 +131,13 @@ def _build_layers(
                 head_norms=head_norms if config.qk_norm else None,
                 qkv_bias=config.qkv_bias,
                 output_bias=config.output_bias,
+                gated=config.gated_attention,
             ),
             config.mixture if has_experts and config.mixture is not None else feed_forward,
             norms,
             residual_scale=config.residual_scale,
         )
-        for windowed, rotates, has_experts in zip(config.windowed, has_rope, mixed, strict=True)
+        for windowed, rotates, has_experts, is_recurrent in zip(config.windowed, has_rope, mixed, recurs, strict=True)
     )
 
 

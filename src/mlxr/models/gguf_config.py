@@ -26,6 +26,7 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 from mlxr.models.mixture import read_gguf_mixture
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from mlxr.models.recurrent import read_gguf_recurrence
 from mlxr.models.weights import read_rope_factors
 
 _UNUSED = (0,)
@@ -77,7 +78,8 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     windowed = window_layers or (window is not None,) * layers
     differing = _read_two_sizes(fields, windowed, tensors) if row.two_sizes else {}
     kv_heads, ffn = differing.pop("kv_heads", None), differing.pop("ffn", None)
-    kv_heads = kv_heads or fields.integer("attention.head_count_kv", 1, limits.MAX_HEADS, default=heads)
+    recurrence, recurrent = read_gguf_recurrence(fields, row.recurrence, layers, hidden)
+    kv_heads = kv_heads or _read_kv_heads(fields, recurrent, heads)
     if heads % kv_heads:
         fields.refuse("attention.head_count_kv", f"a divisor of the {heads} heads")
     rope_dim = fields.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM, default=head_dim)
@@ -122,6 +124,8 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         tied_embeddings="output.weight" not in tensors,
         mixture=mixture,
         mixture_layers=mixture_layers,
+        recurrence=recurrence,
+        recurrent_layers=recurrent,
         **differing,
     )
 
@@ -130,6 +134,17 @@ def _read_layers(fields: Fields) -> int:
     """Layers, without those at the end that only draft tokens."""
     blocks = fields.integer("block_count", 1, limits.MAX_LAYERS)
     return blocks - fields.integer("nextn_predict_layers", 0, blocks - 1, default=0)
+
+
+def _read_kv_heads(fields: Fields, recurrent: tuple[bool, ...] | None, heads: int) -> int:
+    """Key heads of the layers that attend; files may state 0 of the others."""
+    name = "attention.head_count_kv"
+    if recurrent is None:
+        return fields.integer(name, 1, limits.MAX_HEADS, default=heads)
+    counts = {count for count in fields.integers(name, len(recurrent), 0, limits.MAX_HEADS) if count}
+    if len(counts) != 1:
+        fields.refuse(name, "one number for all layers that attend, of which there must be one")
+    return counts.pop()
 
 
 def _read_two_sizes(fields: Fields, windowed: tuple[bool, ...], tensors: Mapping[str, TensorSource]) -> dict[str, Any]:

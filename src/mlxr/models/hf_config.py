@@ -15,6 +15,7 @@ from mlxr.models.architectures import Architecture, by_hf_class, by_name, defaul
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 from mlxr.models.mixture import read_hf_mixture
+from mlxr.models.recurrent import read_hf_recurrence
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -84,7 +85,9 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     context_length = fields.integer(context_key, 1, limits.MAX_CONTEXT)
     layers = fields.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
     rope, window_rope = _find_rope(fields, row)
-    rope_theta = rope.number("rope_theta", 1.0001, 1e15, default=fields.number("rope_theta", 1.0001, 1e15, 1e4))
+    stated_theta = fields.number("rope_theta", 1.0001, 1e15, row.theta_default)
+    rope_theta = rope.number("rope_theta", 1.0001, 1e15, default=stated_theta)
+    recurrence, recurrent = read_hf_recurrence(fields, row.recurrence, layers, hidden)
     window, window_layers = _read_window(fields, row, layers)
     scaling = _read_scaling(fields, rope, context_length)
     activation = _read_activation(fields, row)
@@ -100,7 +103,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=fields.integer("intermediate_size", 1, limits.MAX_WIDTH),
+        ffn=_read_ffn(fields, row),
         vocab_size=fields.integer("vocab_size", 1, limits.MAX_VOCABULARY),
         context_length=_extend_context(context_length, scaling),
         rms_eps=fields.number(_find_eps(fields, row), 1e-30, 0.5),
@@ -126,14 +129,32 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         ffn_bias=mlp_bias,
         qk_norm=row.qk_norm or (row.head_norm_key is not None and fields.flag(row.head_norm_key, False)),
         parallel_blocks=row.parallel_key is not None and fields.flag(row.parallel_key, False),
-        tied_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", row.tied_default)),
+        tied_embeddings=whole.flag(
+            "tie_word_embeddings",
+            fields.flag("tie_word_embeddings", fields.flag("tie_embedding", row.tied_default)),
+        ),
         activation=activation,
         mixture=mixture,
         mixture_layers=mixture_layers,
         window_head_dim=window_heads[0],
         window_kv_heads=window_heads[1],
+        recurrence=recurrence,
+        recurrent_layers=recurrent,
         **(_read_two_sizes(fields, layers) if row.two_sizes else {}),
     )
+
+
+def _read_ffn(fields: Fields, row: Architecture) -> int:
+    """Features of the feed-forward blocks. LFM2 states how many a block without a gate would have."""
+    if row.recurrence != "short_conv":
+        return fields.integer("intermediate_size", 1, limits.MAX_WIDTH)
+    stated = fields.integer("intermediate_size", 1, limits.MAX_WIDTH, default=12288)
+    stated = fields.integer("block_ff_dim", 1, limits.MAX_WIDTH, default=stated)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return stated
+    factor = fields.number("block_ffn_dim_multiplier", 1e-3, 1e3, default=1.0)
+    multiple = fields.integer("block_multiple_of", 1, limits.MAX_WIDTH, default=256)
+    return -(-int(factor * int(2 * stated / 3)) // multiple) * multiple
 
 
 def _read_full_heads(fields: Fields, head_dim: int, kv_heads: int) -> tuple[int, int]:
@@ -184,6 +205,8 @@ def _find_architecture(fields: Fields) -> Architecture:
 
 def _find_eps(fields: Fields, row: Architecture) -> str:
     """The key of what norms add to the variance."""
+    if row.eps_key is not None:
+        return row.eps_key
     if row.norm_kind == "rms":
         return "rms_norm_eps"
     return "norm_epsilon" if fields.has("norm_epsilon") else "layer_norm_eps"

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers import (
+    AttentionBlock,
     FeedForwardBlock,
     InputBlock,
     InputsBlock,
     Layer,
+    MixerBlock,
     MixtureBlock,
     NormWeight,
     make_attention,
@@ -27,14 +29,14 @@ from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.moe import make_experts, make_router
 from mlxr.kernels.sources import as_float32
 from mlxr.kernels.split_heads import HeadNorms
-from mlxr.kernels.tensor import FloatArray, TensorSource, read_vector
+from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
+from mlxr.models.recurrent import is_convolution, list_recurrent, read_recurrent
 from mlxr.models.specs import Attention, FeedForward, LayerInputs, LayerSpec, Mixture, Norms
 
 Shape = tuple[int, ...]
 
 # Names of the norms of a block: of its input, and of what it adds to the stream.
-_ATTENTION_NORMS = "attn_norm", "post_attention_norm"
-_FEED_FORWARD_NORMS = "ffn_norm", "post_ffw_norm"
+_MIXER_NORMS = "attn_norm", "post_attention_norm"
 _SINKS = "attn_sinks.weight"
 _OUTPUT_SCALE = "layer_output_scale.weight"
 _ROUTER, _CHOICE_BIAS, _EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_down_exps.scale"
@@ -46,18 +48,16 @@ PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k")
 
 def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """Name, without the layer's prefix, and shape of each tensor of a layer."""
-    attention = spec.attention
-    for name in (*_name_norms(spec, _ATTENTION_NORMS), *_name_norms(spec, _FEED_FORWARD_NORMS)):
+    mixer = spec.mixer
+    for name in (*_name_norms(spec, _MIXER_NORMS), *_name_norms(spec, _name_feed_forward(spec))):
         if name is not None:
             yield f"{name}.weight", (hidden,)
             if spec.norms.bias:
                 yield f"{name}.bias", (hidden,)
-    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    for name in PROJECTIONS[attention.projected]:
-        yield from _list_product(name, queries if name == "attn_q" else keys, hidden, attention.qkv_bias)
-    yield from _list_product("attn_output", hidden, queries, attention.output_bias)
-    if attention.sinks:
-        yield _SINKS, (attention.heads,)
+    if isinstance(mixer, Attention):
+        yield from _list_attention(mixer, hidden)
+    else:
+        yield from list_recurrent(mixer, hidden)
     if isinstance(spec.feed_forward, Mixture):
         yield from _list_mixture(spec.feed_forward, hidden)
     else:
@@ -68,6 +68,16 @@ def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
         yield f"{_GATE}.weight", (spec.inputs.features, hidden)
         yield f"{_PROJECTION}.weight", (hidden, spec.inputs.features)
         yield f"{_INPUT_NORM}.weight", (hidden,)
+
+
+def _list_attention(attention: Attention, hidden: int) -> Iterator[tuple[str, Shape]]:
+    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    for name in PROJECTIONS[attention.projected]:
+        rows = keys if name != "attn_q" else 2 * queries if attention.gated else queries
+        yield from _list_product(name, rows, hidden, attention.qkv_bias)
+    yield from _list_product("attn_output", hidden, queries, attention.output_bias)
+    if attention.sinks:
+        yield _SINKS, (attention.heads,)
     if attention.head_norms is not None:
         for name, length in (("attn_q_norm", queries), ("attn_k_norm", keys)):
             if name == "attn_q_norm" or attention.projected != "q":
@@ -81,9 +91,10 @@ def _shape_head_norm(attention: Attention, columns: int) -> Shape:
 
 
 def list_matrices(tensors: Mapping[str, TensorSource]) -> Iterator[TensorSource]:
-    """The matrices that may choose how results travel: all but routers, which are multiplied in f32."""
+    """The matrices that may choose how results travel: all but routers and convolutions, which are f32."""
     for name, tensor in tensors.items():
-        if len(tensor.shape) >= 2 and name.endswith(".weight") and _ROUTER not in name:
+        is_wide = len(tensor.shape) >= 2 and name.endswith(".weight")
+        if is_wide and _ROUTER not in name and not is_convolution(name):
             yield tensor
 
 
@@ -132,10 +143,14 @@ def _list_product(name: str, rows: int, columns: int, bias: bool) -> Iterator[tu
         yield f"{name}.bias", (rows,)
 
 
+def _name_feed_forward(spec: LayerSpec) -> tuple[str, str]:
+    return spec.norms.feed_forward, "post_ffw_norm"
+
+
 def _name_norms(spec: LayerSpec, names: tuple[str, str]) -> tuple[str | None, str | None]:
     """The norms that a block has of `names`; of blocks side by side the first one's norm is that of both."""
     before, after = names
-    has_before = spec.norms.places != "after" and not (spec.is_parallel and names == _FEED_FORWARD_NORMS)
+    has_before = spec.norms.places != "after" and not (spec.is_parallel and names != _MIXER_NORMS)
     return before if has_before else None, None if spec.norms.places == "before" else after
 
 
@@ -150,26 +165,14 @@ class LayerReader:
 
         `rope` and `group` are the numbers of its rotation table and of its group in the cache.
         """
-        prefix, attention, feed_forward = f"blk.{index}.", spec.attention, spec.feed_forward
-        norm, post_norm = self._read_norms(prefix, spec, _ATTENTION_NORMS)
-        block = make_attention(
-            norm,
-            self._prepare(prefix, *PROJECTIONS[attention.projected]),
-            self._prepare(prefix, "attn_output"),
-            heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            head_dim=attention.head_dim,
-            scale=attention.scale,
-            head_norms=self._read_head_norms(prefix, attention, spec.norms),
-            post_norm=post_norm,
-            projected=attention.projected,
-            sliding_window=attention.window,
-            softcap=attention.softcap,
-            sinks=self._vector(prefix + _SINKS) if attention.sinks else None,
-            rope=rope,
-            group=group,
-        )
-        norm, post_norm = self._read_norms(prefix, spec, _FEED_FORWARD_NORMS)
+        prefix, mixer, feed_forward = f"blk.{index}.", spec.mixer, spec.feed_forward
+        norm, post_norm = self._read_norms(prefix, spec, _MIXER_NORMS)
+        block: MixerBlock
+        if isinstance(mixer, Attention):
+            block = self._read_attention(prefix, mixer, spec.norms, norm, post_norm, rope, group)
+        else:
+            block = read_recurrent(self._prepare, self._numbers, prefix, mixer, spec.norms, norm, post_norm)
+        norm, post_norm = self._read_norms(prefix, spec, _name_feed_forward(spec))
         other: FeedForwardBlock | MixtureBlock
         if isinstance(feed_forward, Mixture):
             assert post_norm is None, "no family norms what its experts add"
@@ -180,6 +183,34 @@ class LayerReader:
         own = None if spec.inputs is None else self._read_input(prefix, spec.inputs, spec.norms, index)
         inputs = None if spec.inputs is None or index else self._read_inputs(spec.inputs)
         return Layer(block, other, spec.is_parallel, spec.residual_scale, scale, own, inputs)
+
+    def _read_attention(
+        self,
+        prefix: str,
+        attention: Attention,
+        norms: Norms,
+        norm: NormWeight | None,
+        post_norm: NormWeight | None,
+        rope: int,
+        group: int,
+    ) -> AttentionBlock:
+        return make_attention(
+            norm,
+            self._prepare(prefix, *PROJECTIONS[attention.projected]),
+            self._prepare(prefix, "attn_output"),
+            heads=attention.heads,
+            kv_heads=attention.kv_heads,
+            head_dim=attention.head_dim,
+            scale=attention.scale,
+            head_norms=self._read_head_norms(prefix, attention, norms),
+            post_norm=post_norm,
+            projected=attention.projected,
+            sliding_window=attention.window,
+            softcap=attention.softcap,
+            sinks=self._vector(prefix + _SINKS) if attention.sinks else None,
+            rope=rope,
+            group=group,
+        )
 
     def _read_feed_forward(
         self,
@@ -284,3 +315,7 @@ class LayerReader:
         values: FloatArray = tensor.to_float32().reshape(-1)
         tensor.release()
         return values
+
+    def _numbers(self, name: str) -> FloatArray:
+        """A small tensor of any shape as numbers."""
+        return read_numbers(self._tensors[name])

@@ -22,6 +22,7 @@ from mlxr.models.architectures import (
 )
 from mlxr.models.config import ModelConfig
 from mlxr.models.mixture import mixture_metadata
+from mlxr.models.recurrent import gguf_recurrence
 
 Tensor = TypeVar("Tensor")
 
@@ -36,6 +37,7 @@ _MODEL_NAMES = {
     "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     "model.norm.weight": "output_norm.weight",
     "model.norm.bias": "output_norm.bias",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
     "lm_head.weight": "output.weight",
 }
 _LAYER_NAMES = {
@@ -212,6 +214,9 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
     }
     if config.sliding_window is not None:
         fields["attention.sliding_window"] = config.sliding_window
+    if config.recurrence is not None:
+        recurrent = config.recurrent_layers or (True,) * config.layers
+        fields |= gguf_recurrence(config.recurrence, recurrent, config.kv_heads)
     if row.two_sizes:
         fields |= _two_sizes_metadata(config)
     elif config.window_layers != default_window_layers(row, config.sliding_window, config.layers):

@@ -35,12 +35,16 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The norms of a layer: their kind, `eps`, whether they have a bias, and where they stand."""
+    """The norms of a layer: their kind, `eps`, whether they have a bias, and where they stand.
+
+    `feed_forward` is what tensors call the one of the second block's input.
+    """
 
     eps: float
     kind: NormKind = "rms"
     bias: bool = False
     places: NormPlaces = "before"
+    feed_forward: str = "ffn_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,80 @@ class Attention:
     norms_values: bool = False
     reads: int | None = None
     sinks: bool = False
+    gated: bool = False  # each number that it gives, by the sigmoid of one that the input makes
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A convolution of `channels` channels over the last `taps` inputs, with gates before and after it (LFM2)."""
+
+    channels: int
+    taps: int
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that it keeps of a sequence."""
+        return (self.taps - 1) * self.channels
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """A gated delta net: a convolution of queries, keys and values, then the delta rule, whose heads are normed.
+
+    With `tiled` value head h reads key head h % key_heads, else h // (value_heads / key_heads).
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    tiled: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.results
+
+    @property
+    def results(self) -> int:
+        """Columns of what the delta rule gives, and of its gate."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that it keeps of a sequence."""
+        return (self.taps - 1) * self.channels + self.results * self.key_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """Mamba-2: a convolution with a bias of its columns, B and C, then its recurrence, normed in `groups` groups."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    taps: int
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution."""
+        return self.results + 2 * self.groups * self.state_dim
+
+    @property
+    def results(self) -> int:
+        """Columns of what the recurrence gives, and of its gate."""
+        return self.heads * self.head_dim
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers that it keeps of a sequence."""
+        return (self.taps - 1) * self.channels + self.results * self.state_dim
+
+
+Recurrence = ShortConv | GatedDelta | Mamba2
+Mixer = Attention | Recurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +207,7 @@ class LayerInputs:
 class LayerSpec:
     """One layer: its two blocks after one another, or side by side after one norm."""
 
-    attention: Attention
+    mixer: Mixer
     feed_forward: FeedForward | Mixture
     norms: Norms
     is_parallel: bool = False

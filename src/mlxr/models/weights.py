@@ -13,7 +13,7 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.experts import arrange_mixture
 from mlxr.models.layer import PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, from_gguf_name
-from mlxr.models.specs import LayerSpec, Mixture
+from mlxr.models.specs import Attention, LayerSpec, Mixture
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
 _QKV = "attn_qkv.weight"
@@ -27,9 +27,10 @@ _DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq
 def expected_tensors(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str, Shape]:
     """Canonical name and shape of every tensor that a file of the model must have, which has those of these names."""
     table = (config.vocab_size, config.hidden)
-    expected: dict[str, Shape] = {"token_embd.weight": table, "output_norm.weight": (config.hidden,)}
+    norm = by_name(config.architecture).output_norm
+    expected: dict[str, Shape] = {"token_embd.weight": table, f"{norm}.weight": (config.hidden,)}
     if config.layer_specs[-1].norms.bias:
-        expected["output_norm.bias"] = (config.hidden,)
+        expected[f"{norm}.bias"] = (config.hidden,)
     if not config.tied_embeddings:
         expected["output.weight"] = table
     inputs = config.layer_specs[0].inputs
@@ -54,8 +55,9 @@ def _list_joined(
 ) -> dict[str, tuple[str, ...]]:
     """What a file has as one tensor of a layer, and the parts of these: all that its family joins, or q, k and v."""
     joined = _JOINED if by_name(config.architecture).is_joined else {}
-    if f"blk.{index}.{_QKV}" in tensors:
-        joined = joined | {_QKV: tuple(f"{name}.weight" for name in PROJECTIONS[layer.attention.projected])}
+    mixer = layer.mixer
+    if isinstance(mixer, Attention) and f"blk.{index}.{_QKV}" in tensors:
+        joined = joined | {_QKV: tuple(f"{name}.weight" for name in PROJECTIONS[mixer.projected])}
     return joined
 
 
@@ -74,8 +76,9 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
         if ".".join(name.split(".", 2)[:2]) not in drafting
     }
     for index, layer in enumerate(config.layer_specs):
-        if layer.attention.head_norms == "layer":
-            for name, heads in (("attn_q_norm", layer.attention.heads), ("attn_k_norm", layer.attention.kv_heads)):
+        mixer = layer.mixer
+        if isinstance(mixer, Attention) and mixer.head_norms == "layer":
+            for name, heads in (("attn_q_norm", mixer.heads), ("attn_k_norm", mixer.kv_heads)):
                 _stack_norms(arranged, f"blk.{index}.{name}", heads)
         if isinstance(layer.feed_forward, Mixture):
             arrange_mixture(arranged, f"blk.{index}.", layer.feed_forward)
@@ -116,7 +119,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
     unread = {  # some files have them in layers that read the keys and values of others
         f"blk.{index}.{name}.weight"
         for index, layer in enumerate(config.layer_specs)
-        if layer.attention.reads is not None
+        if isinstance(layer.mixer, Attention) and layer.mixer.reads is not None
         for name in ("attn_k", "attn_v", "attn_k_norm")
     }
     has_longrope = config.rope_scaling is not None and config.rope_scaling.kind == "longrope"

@@ -39,9 +39,19 @@ class DeltaRule:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
+    def results(self) -> int:
+        """Columns of the result."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def gates(self) -> int:
+        """Columns of betas and steps together."""
+        return self.value_heads + len(self.rates)
+
+    @property
     def state_floats(self) -> int:
         """Numbers of a state: (value_heads, key_dim, value_dim)."""
-        return self.value_heads * self.key_dim * self.value_dim
+        return self.results * self.key_dim
 
     @property
     def nbytes(self) -> int:
@@ -89,9 +99,8 @@ def gated_delta(
     check_size("gated_delta", "columns of qkv", qkv.shape[1], rule.columns)
     for name, array in (("qkv", qkv), ("x", x)):
         check_size("gated_delta", f"rows of {name}", array.shape[0], batch.tokens)
-    needed = rule.value_heads + len(rule.rates)
-    if first < 0 or first + needed > x.shape[1]:
-        refuse("gated_delta", "first column", first, f"0 to {x.shape[1] - needed}")
+    if first < 0 or first + rule.gates > x.shape[1]:
+        refuse("gated_delta", "first column", first, f"0 to {x.shape[1] - rule.gates}")
     check_states("gated_delta", pool, at, rule.state_floats, batch)
     name, implementation = CHOICE.pick(ctx.device)
     if name == REFERENCE:

@@ -21,7 +21,7 @@ def gated_delta(
     at: int,
 ) -> FloatArray:
     """What the values of the batch's tokens give."""
-    out = empty(ctx, x.shape[0], rule.value_heads * rule.value_dim)
+    out = empty(ctx, x.shape[0], rule.results)
     ctx.module.gated_delta(
         ctx.native,
         qkv,

@@ -29,7 +29,7 @@ def gated_delta(
             "decay of each " + ("channel" if rule.decays_channels else "head"),
             (qkv, x),
             pool,
-            lambda arrays, states: reference.gated_delta(ctx, *arrays, rule, batch, states, first, at),
+            lambda own, gates, states: reference.gated_delta(ctx, own, gates, rule, batch, states, first, at),
         )
     if rule.key_dim > MOST_ROWS:
         refuse("gated_delta", "key_dim", rule.key_dim, f"at most {MOST_ROWS} on a GPU")

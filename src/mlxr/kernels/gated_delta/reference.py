@@ -51,7 +51,7 @@ def normalise(x: FloatArray, width: int) -> FloatArray:
 
 
 def softplus(x: FloatArray) -> FloatArray:
-    """log(1 + exp(x))."""
+    """Return log(1 + exp(x))."""
     return np.logaddexp(x, np.float32(0))
 
 

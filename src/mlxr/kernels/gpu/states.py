@@ -50,14 +50,14 @@ def compose_on_host(
     variant: str,
     inputs: Sequence[Any],
     pool: Pool,
-    compute: Callable[[Sequence[FloatArray], FloatArray], FloatArray],
+    compute: Callable[..., FloatArray],
 ) -> Any:
-    """`compute` of arrays in the host's memory, which is the device's where kernels cannot run; states are written."""
+    """`compute(*inputs, states)` of arrays in the host's memory, which is the device's where kernels cannot run."""
     mx = ctx.gpu.mx
 
     def run() -> Any:
         mx.eval(*inputs, pool.array)
         arrays = [np.ascontiguousarray(view_host(mx, array.astype(mx.float32))) for array in inputs]
-        return mx.array(compute(arrays, view_host(mx, pool.array)))
+        return mx.array(compute(*arrays, view_host(mx, pool.array)))
 
     return ctx.gpu.watch.run_mlx(operator, variant, run, *inputs)

@@ -13,6 +13,7 @@ from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import Choice
 from mlxr.kernels.context import Context
+from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.layers.block import (
     AttentionBlock,
     FeedForwardBlock,
@@ -20,13 +21,18 @@ from mlxr.kernels.layers.block import (
     InputsBlock,
     Layer,
     Layers,
+    MixerBlock,
+    MixerNorm,
     MixtureBlock,
     NormWeight,
+    RecurrentBlock,
 )
 from mlxr.kernels.layers.operators import list_operators
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.moe import Experts, Router
+from mlxr.kernels.short_conv import Convolution
 from mlxr.kernels.split_heads import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
@@ -37,8 +43,11 @@ __all__ = [
     "InputsBlock",
     "Layer",
     "Layers",
+    "MixerBlock",
+    "MixerNorm",
     "MixtureBlock",
     "NormWeight",
+    "RecurrentBlock",
     "StepInput",
     "list_operators",
     "make_attention",
@@ -46,6 +55,7 @@ __all__ = [
     "make_input",
     "make_inputs",
     "make_mixture",
+    "make_recurrent",
     "prepare_layers",
     "run_layers",
 ]
@@ -70,6 +80,7 @@ def make_attention(
     sinks: FloatArray | None = None,
     rope: int = 0,
     group: int = 0,
+    gate: LinearWeight | None = None,
 ) -> AttentionBlock:
     """Weights that were prepared for `linear`, as one block; the scale is by default 1 / sqrt(head_dim).
 
@@ -86,6 +97,10 @@ def make_attention(
         refuse("self_attention", "heads", heads, f"a multiple of the {kv_heads} key heads")
     if sliding_window is not None and sliding_window < 1:
         refuse("self_attention", "sliding_window", sliding_window, "at least 1")
+    if gate is not None:
+        check_size("self_attention", "in_features of gate", gate.in_features, hidden)
+        if gate.out_features not in (heads, heads * head_dim):
+            refuse("self_attention", "columns of gate", gate.out_features, f"{heads} or {heads * head_dim}")
     if sinks is not None:
         check_floats("self_attention", "sinks", sinks, 1)
         check_size("self_attention", "length of sinks", sinks.shape[0], heads)
@@ -105,7 +120,35 @@ def make_attention(
         sinks=sinks,
         rope=rope,
         group=group,
+        gate=gate,
     )
+
+
+def make_recurrent(
+    norm: NormWeight | None,
+    input: LinearWeight,  # noqa: A002 -- as in the block
+    output: LinearWeight,
+    conv: Convolution,
+    rule: DeltaRule | StateSpace | None = None,
+    gated_norm: MixerNorm | None = None,
+    post_norm: NormWeight | None = None,
+) -> RecurrentBlock:
+    """Weights that were prepared for `linear`, as one block. Raises ValueError for shapes that do not fit."""
+    conv.check("recurrent")
+    columns, made = conv.inputs, conv.channels
+    if rule is not None:
+        rule.check("recurrent")
+        check_size("recurrent", "channels of the convolution", conv.channels, rule.columns)
+        columns, made = columns + rule.gates, rule.results
+    if gated_norm is not None:
+        check_floats("recurrent", "weight of the gated norm", gated_norm.weight, 1)
+        check_size("recurrent", "columns of the gated norm", gated_norm.columns, made)
+        columns += gated_norm.columns
+    check_size("recurrent", "columns of input", input.out_features, columns)
+    check_size("recurrent", "in_features of output", output.in_features, made)
+    check_size("recurrent", "columns of output", output.out_features, input.in_features)
+    _check_norms("recurrent", input.in_features, norm, post_norm)
+    return RecurrentBlock(norm, input, output, conv, rule, gated_norm, post_norm)
 
 
 def make_feed_forward(

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxr.kernels.activate import Activation
+from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.moe import Experts, Router
+from mlxr.kernels.short_conv import Convolution
 from mlxr.kernels.split_heads import HeadNorms, Projected
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
@@ -36,7 +39,7 @@ class AttentionBlock:
     `norm` stands before it, `post_norm` norms what it adds to the stream; either may be None. `qkv` is what `projected`
     names in one weight. `head_norms` norm queries and keys. Scores are multiplied by `scale`, capped by `softcap`
     and joined by `sinks` (heads,). `rope` is the number of the step's rotation table, `group` that of the batch's slots
-    and page table.
+    and page table. `gate` makes of the block's input a gate for each number, or each head, that attention gives.
     """
 
     norm: NormWeight | None
@@ -54,6 +57,43 @@ class AttentionBlock:
     sinks: FloatArray | None = None
     rope: int = 0
     group: int = 0
+    gate: LinearWeight | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixerNorm:
+    """The norm of what a recurrence gives, with a gate: see `gated_norm`."""
+
+    weight: FloatArray
+    eps: float
+    columns: int
+    width: int
+    gate_first: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecurrentBlock:
+    """One layer's recurrent mixer: a convolution, and perhaps a recurrence after it, whose result is normed and gated.
+
+    `input` makes all that they read, in this order: for the delta rule queries, keys and values, the gate, betas and
+    steps; for a state space the gate, its columns, and steps. `norm` and `post_norm` stand as those of attention.
+    """
+
+    norm: NormWeight | None
+    input: LinearWeight
+    output: LinearWeight
+    conv: Convolution
+    rule: DeltaRule | StateSpace | None = None
+    gated_norm: MixerNorm | None = None
+    post_norm: NormWeight | None = None
+
+    @property
+    def state_floats(self) -> int:
+        """Numbers of a sequence's state: the convolution's, then the recurrence's."""
+        return self.conv.state_floats + (0 if self.rule is None else self.rule.state_floats)
+
+
+MixerBlock = AttentionBlock | RecurrentBlock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +169,7 @@ class Layer:
     Before that the layer may add its own `input`; before the first layer, `inputs` makes those of all.
     """
 
-    attention: AttentionBlock
+    mixer: MixerBlock
     feed_forward: FeedForwardBlock | MixtureBlock
     is_parallel: bool = False
     residual_scale: float = 1.0

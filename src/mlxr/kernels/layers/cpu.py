@@ -7,14 +7,19 @@ from typing import Any
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
-from mlxr.kernels.layers.block import AttentionBlock, Layer, Layers
+from mlxr.kernels.gated_delta import EPS, DeltaRule
+from mlxr.kernels.layers.block import AttentionBlock, Layer, Layers, RecurrentBlock
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
+    Convolve,
+    GatedNorm,
+    GateHeads,
     Join,
     Norm,
     Operator,
     Product,
+    Recur,
     Rows,
     Scale,
     SplitHeads,
@@ -22,6 +27,7 @@ from mlxr.kernels.layers.operators import (
     list_operators,
 )
 from mlxr.kernels.layers.step import StepInput
+from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.tensor import FloatArray
 
 _NONE = 0  # no window, no softcap
@@ -31,7 +37,10 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Any:
     """The native twin of `layers`, which it keeps alive."""
     native = ctx.module.Layers()
     for layer in layers:
-        native.append_layer(*_describe(layer.attention))
+        if isinstance(layer.mixer, RecurrentBlock):
+            native.append_recurrent_layer(layer.mixer.input.in_features)
+        else:
+            native.append_layer(*_describe(layer.mixer))
         for operator in list_operators(layer):
             _append(native, operator)
     return native
@@ -76,8 +85,25 @@ def _append(native: Any, operator: Operator) -> None:
             native.append_join(factor, target)
         case Rows(table, target):
             native.append_rows(table.type_name, table.data, table.shape[1], target)
+        case GateHeads():
+            native.append_gate_heads()
+        case Convolve(conv, first, at):
+            native.append_short_conv(conv.weight, conv.bias, conv.kind, first, at)
+        case Recur(rule, first, at):
+            _append_recurrence(native, rule, first, at)
+        case GatedNorm(norm, first):
+            native.append_gated_norm(norm.weight, norm.width, norm.eps, norm.gate_first, first)
         case _:
             raise DeviceError("models with experts run on the reference device alone: use --device reference")
+
+
+def _append_recurrence(native: Any, rule: DeltaRule | StateSpace, first: int, at: int) -> None:
+    if isinstance(rule, DeltaRule):
+        heads = rule.key_heads, rule.value_heads, rule.key_dim, rule.value_dim, rule.is_tiled
+        native.append_gated_delta(rule.rates, rule.bias, *heads, EPS, rule.key_dim**-0.5, first, at)
+    else:
+        sizes = rule.groups, rule.state_dim, rule.head_dim
+        native.append_mamba2(rule.rates, rule.bias, rule.skip, *sizes, first, at)
 
 
 def run_layers(
@@ -104,4 +130,7 @@ def list_arrays(step: StepInput) -> tuple[object, ...]:
         batch.query_starts,
         batch.context_lengths,
         [part.page_table for part in batch.groups],
+        step.states or (None,) * len(step.k_pools),
+        batch.state_reads,
+        batch.state_writes,
     )

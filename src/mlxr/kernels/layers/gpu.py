@@ -17,12 +17,16 @@ from mlxr.kernels.layers.block import Layer, Layers
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
+    Convolve,
+    GatedNorm,
+    GateHeads,
     GateRows,
     Join,
     Mix,
     Norm,
     Operator,
     Product,
+    Recur,
     Route,
     Rows,
     Scale,
@@ -62,7 +66,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
     gpu, programs = ctx.gpu, tuple(map(list_operators, layers))
     sizes = Sizes(gpu.activations.size, gpu.operands.size, 2 if gpu.narrow else 4)
     most = max((count_layer_bytes(list_operators(replace(layer, inputs=None)), sizes) for layer in layers), default=0)
-    hidden = max((layer.attention.qkv.in_features for layer in layers), default=0)
+    hidden = max((layer.mixer.output.out_features for layer in layers), default=0)
     before = hidden * (2 * STREAM_BYTES + gpu.activations.size)
     for block in (layer.inputs for layer in layers if layer.inputs is not None):
         before += count_layer_bytes(tuple(make_inputs(block)), sizes)
@@ -103,6 +107,14 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return block.output.in_features * (cast + (operand if cast != operand else 0))
         case Activate(features=features):
             return features * operand
+        case Convolve(conv):
+            return conv.channels * result
+        case Recur(rule):
+            return rule.results * result
+        case GatedNorm(norm):
+            return norm.columns * operand
+        case GateHeads():
+            return columns * operand  # what attends is about as wide as the stream
         case Sum() | Scale() | Join() | GateRows():
             return columns * STREAM_BYTES
         case Route(router):

@@ -2,9 +2,9 @@
 
 Operators read and write registers. `stream` (T, hidden) is the residual stream and `delta` what is still to be added to
 it, which the next norm of the stream does in passing. `normed` is what blocks begin with, `x` what they pass on from
-operator to operator, and `other` what a block beside another one adds to the stream. `chosen` and `shares` (T, used)
-are the experts of each token and their shares. `inputs` (T, layers * features) is what each layer gets of each token
-besides the stream, where a model has such embeddings (Gemma 4 E2B and E4B).
+operator to operator, `kept` what it keeps for later ones, and `other` what a block beside another one adds to the
+stream. `chosen` and `shares` (T, used) are the experts of each token and their shares. `inputs` (T, layers * features)
+is what each layer gets of each token besides the stream, where a model has such embeddings (Gemma 4 E2B and E4B).
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.kernels.activate import Activation
+from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.layers.block import (
     AttentionBlock,
     FeedForwardBlock,
     InputBlock,
     InputsBlock,
     Layer,
+    MixerBlock,
+    MixerNorm,
     MixtureBlock,
     NormWeight,
+    RecurrentBlock,
 )
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.moe import Experts, Router
+from mlxr.kernels.short_conv import Convolution
 from mlxr.kernels.tensor import TensorSource
 
-Register = Literal["stream", "normed", "x", "delta", "other", "inputs"]
+Register = Literal["stream", "normed", "x", "delta", "other", "inputs", "kept"]
 Routes = Literal["chosen", "shares"]
 
 
@@ -132,7 +138,41 @@ class Rows:
     target: Register
 
 
-Operator = Norm | Sum | Product | SplitHeads | Attend | Activate | Scale | Join | Rows | Route | Mix | GateRows
+@dataclass(frozen=True, slots=True, eq=False)
+class GateHeads:
+    """Multiply `x` by the sigmoid of what was kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Convolve:
+    """Convolve what was kept, from column `first` on, into `x`; its state begins at `at` of the layer's."""
+
+    conv: Convolution
+    first: int = 0
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recur:
+    """Run the recurrence over `x`; what was kept has, from column `first` on, what it forgets and takes in by."""
+
+    rule: DeltaRule | StateSpace
+    first: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedNorm:
+    """Norm `x`, gated by what was kept from column `first` on."""
+
+    norm: MixerNorm
+    first: int
+
+
+Operator = (
+    Norm | Sum | Product | SplitHeads | Attend | Activate | Scale | Join | Rows | Route | Mix | GateRows
+    | GateHeads | Convolve | Recur | GatedNorm
+)  # fmt: skip
 
 
 def list_operators(layer: Layer) -> tuple[Operator, ...]:
@@ -143,25 +183,25 @@ def list_operators(layer: Layer) -> tuple[Operator, ...]:
     if layer.input is not None:
         last = (*_take_input(layer.input), *last)
     if layer.is_parallel:
-        attention, feed_forward = layer.attention, layer.feed_forward
-        first, source = _begin(attention.norm)
+        mixer, feed_forward = layer.mixer, layer.feed_forward
+        first, source = _begin(mixer.norm)
         return (
             *before,
             *first,
-            *_attend(attention, source, "delta", factor),
+            *_mix_tokens(mixer, source, "delta", factor),
             *_feed_forward(feed_forward, source, "other", factor),
             Join(),
             *last,
         )
-    return (*before, *_one_after_the_other(layer.attention, layer.feed_forward, factor), *last)
+    return (*before, *_one_after_the_other(layer.mixer, layer.feed_forward, factor), *last)
 
 
 def _one_after_the_other(
-    attention: AttentionBlock, feed_forward: FeedForwardBlock | MixtureBlock, factor: float
+    mixer: MixerBlock, feed_forward: FeedForwardBlock | MixtureBlock, factor: float
 ) -> Iterator[Operator]:
-    first, source = _begin(attention.norm)
+    first, source = _begin(mixer.norm)
     yield from first
-    yield from _attend(attention, source, "delta", factor)
+    yield from _mix_tokens(mixer, source, "delta", factor)
     first, source = _begin(feed_forward.norm)
     yield from first
     yield from _feed_forward(feed_forward, source, "delta", factor)
@@ -191,11 +231,30 @@ def _begin(norm: NormWeight | None) -> tuple[tuple[Operator, ...], Register]:
     return (Norm(norm, "stream", "normed"),), "normed"
 
 
-def _attend(block: AttentionBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
-    yield Product(block.qkv, source, "x")
-    yield SplitHeads(block)
-    yield Attend(block)
+def _mix_tokens(block: MixerBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
+    if isinstance(block, RecurrentBlock):
+        yield Product(block.input, source, "kept")
+        yield from _recur(block)
+    else:
+        if block.gate is not None:
+            yield Product(block.gate, source, "kept")
+        yield Product(block.qkv, source, "x")
+        yield SplitHeads(block)
+        yield Attend(block)
+        if block.gate is not None:
+            yield GateHeads()
     yield from _end(block.output, block.post_norm, target, factor)
+
+
+def _recur(block: RecurrentBlock) -> Iterator[Operator]:
+    conv, rule, norm = block.conv, block.rule, block.gated_norm
+    gate_first = norm is not None and norm.gate_first
+    gates = 0 if norm is None else norm.columns
+    yield Convolve(conv, gates if gate_first else 0)
+    if rule is not None:
+        yield Recur(rule, conv.inputs + gates, conv.state_floats)
+    if norm is not None:
+        yield GatedNorm(norm, 0 if gate_first else conv.inputs)
 
 
 def _feed_forward(
@@ -246,6 +305,12 @@ def count_weight_bytes(operator: Operator) -> int:
             return experts.nbytes
         case Rows(table):
             return table.nbytes
+        case Convolve(conv):
+            return conv.nbytes
+        case Recur(rule):
+            return rule.nbytes
+        case GatedNorm(norm):
+            return norm.weight.nbytes
         case _:
             return 0
 

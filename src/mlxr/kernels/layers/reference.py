@@ -10,17 +10,23 @@ from mlxr.kernels.attend import attend
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed import embed
 from mlxr.kernels.gate_heads import gate_heads
+from mlxr.kernels.gated_delta import DeltaRule, gated_delta
+from mlxr.kernels.gated_norm import gated_norm
 from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.layers.block import Layer, Layers, NormWeight
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
+    Convolve,
+    GatedNorm,
+    GateHeads,
     GateRows,
     Join,
     Mix,
     Norm,
     Operator,
     Product,
+    Recur,
     Register,
     Route,
     Routes,
@@ -32,12 +38,14 @@ from mlxr.kernels.layers.operators import (
 )
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import linear
+from mlxr.kernels.mamba2 import mamba2
 from mlxr.kernels.moe import mix, route
 from mlxr.kernels.rms_norm import rms_norm
 from mlxr.kernels.rows import cut_rows
 from mlxr.kernels.scale import scale
+from mlxr.kernels.short_conv import short_conv
 from mlxr.kernels.split_heads import split_heads
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.tensor import FloatArray, PoolArray
 
 Registers = dict[Register | Routes, Any]  # arrays, or None
 Programs = tuple[tuple[Operator, ...], ...]
@@ -118,6 +126,35 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers[target] = mix(ctx, take(registers, source), *routes, experts)
             case GateRows(target):
                 registers[target] = gate_heads(ctx, take(registers, target), take(registers, "x"))
+            case GateHeads():
+                registers["x"] = gate_heads(ctx, take(registers, "x"), take(registers, "kept"))
+            case Convolve(conv, first, at):
+                kept = take(registers, "kept")
+                registers["x"] = short_conv(ctx, kept, conv, batch, _states(step, index), first=first, at=at)
+            case Recur(rule, first, at):
+                x, kept, states = take(registers, "x"), take(registers, "kept"), _states(step, index)
+                if isinstance(rule, DeltaRule):
+                    registers["x"] = gated_delta(ctx, x, kept, rule, batch, states, first=first, at=at)
+                else:
+                    registers["x"] = mamba2(ctx, x, kept, rule, batch, states, first=first, at=at)
+            case GatedNorm(weight, first):
+                registers["x"] = gated_norm(
+                    ctx,
+                    take(registers, "x"),
+                    take(registers, "kept"),
+                    weight.weight,
+                    weight.eps,
+                    width=weight.width,
+                    gate_first=weight.gate_first,
+                    first=first,
+                )
+
+
+def _states(step: StepInput, index: int) -> PoolArray:
+    """The states of layer `index`, which must have some."""
+    states = step.states[index]
+    assert states is not None, f"layer {index} has no pool of states"
+    return states
 
 
 def norm(

@@ -32,19 +32,24 @@ class StateSpace:
     skip: FloatArray
 
     @property
-    def inner(self) -> int:
+    def results(self) -> int:
         """Columns of the result."""
         return self.heads * self.head_dim
 
     @property
     def columns(self) -> int:
         """Columns of x, B and C together."""
-        return self.inner + 2 * self.groups * self.state_dim
+        return self.results + 2 * self.groups * self.state_dim
+
+    @property
+    def gates(self) -> int:
+        """Columns of the steps that it takes in."""
+        return self.heads
 
     @property
     def state_floats(self) -> int:
         """Numbers of a state: (heads, state_dim, head_dim)."""
-        return self.inner * self.state_dim
+        return self.results * self.state_dim
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +76,7 @@ def mamba2(
     first: int = 0,
     at: int = 0,
 ) -> FloatArray:
-    """What the columns give: (T, inner).
+    """What the columns give: (T, results).
 
     xbc (T, columns) holds the columns u, B and C; x holds from column `first` on a step for each head. For each token
     and head, with d = softplus(step + bias):

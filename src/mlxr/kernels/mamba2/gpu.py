@@ -30,11 +30,11 @@ def mamba2(
             "decay of each head",
             (xbc, x),
             pool,
-            lambda arrays, states: reference.mamba2(ctx, *arrays, space, batch, states, first, at),
+            lambda own, gates, states: reference.mamba2(ctx, own, gates, space, batch, states, first, at),
         )
     if space.state_dim > MOST_ROWS:
         refuse("mamba2", "state_dim", space.state_dim, f"at most {MOST_ROWS} on a GPU")
-    b = space.inner
+    b = space.results
     heads = Heads(
         space.groups, space.heads, space.state_dim, space.head_dim, (b + space.groups * space.state_dim, b, 0)
     )

@@ -24,10 +24,10 @@ def mamba2(
 ) -> FloatArray:
     """Sequence after sequence, token after token."""
     heads, groups = space.heads, space.groups * space.state_dim
-    u = xbc[:, : space.inner].reshape(-1, heads, space.head_dim)
+    u = xbc[:, : space.results].reshape(-1, heads, space.head_dim)
     b, c = (
         part.reshape(len(xbc), space.groups, space.state_dim).repeat(heads // space.groups, axis=1)
-        for part in (xbc[:, space.inner : space.inner + groups], xbc[:, space.inner + groups :])
+        for part in (xbc[:, space.results : space.results + groups], xbc[:, space.results + groups :])
     )
     steps = np.logaddexp(x[:, first : first + heads] + space.bias, np.float32(0))
     decay = np.exp(space.rates * steps)[:, :, None, None]

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
@@ -13,7 +15,7 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.states import check_states
 from mlxr.kernels.tensor import FloatArray, PoolArray
 
-__all__ = ["Convolution", "ConvolutionKind", "short_conv"]
+__all__ = ["Convolution", "ConvolutionKind", "make_convolution", "short_conv"]
 
 ConvolutionKind = Literal["plain", "silu", "gated"]
 
@@ -34,7 +36,7 @@ class Convolution:
     @property
     def channels(self) -> int:
         """Columns of the result."""
-        return self.weight.shape[1]
+        return int(self.weight.shape[1])
 
     @property
     def inputs(self) -> int:
@@ -44,7 +46,7 @@ class Convolution:
     @property
     def state_floats(self) -> int:
         """Numbers of a state: the inputs (taps - 1, channels) before the next one."""
-        return (self.weight.shape[0] - 1) * self.channels
+        return int(self.weight.shape[0] - 1) * self.channels
 
     @property
     def nbytes(self) -> int:
@@ -59,6 +61,11 @@ class Convolution:
         if self.bias is not None:
             check_floats(operator, "bias", self.bias, 1)
             check_size(operator, "length of bias", self.bias.shape[0], self.channels)
+
+
+def make_convolution(weight: FloatArray, bias: FloatArray | None, kind: ConvolutionKind) -> Convolution:
+    """A convolution out of a weight as files have it, (channels, taps)."""
+    return Convolution(np.ascontiguousarray(weight.T), bias, kind)
 
 
 def short_conv(

@@ -35,7 +35,7 @@ def short_conv(ctx: Context, x: Any, conv: Convolution, batch: RaggedBatch, pool
             conv.kind,
             (x,),
             pool,
-            lambda arrays, states: reference.short_conv(ctx, *arrays, conv, batch, states, first, at),
+            lambda own, states: reference.short_conv(ctx, own, conv, batch, states, first, at),
         )
     numbers, places = gpu.launcher.numbers, place_states(gpu, batch)
     tokens, slot_floats = batch.tokens, pool.shape[1]

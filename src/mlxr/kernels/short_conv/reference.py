@@ -24,9 +24,11 @@ def short_conv(
     for tokens, before, after in list_states(pool, at, conv.state_floats, batch):
         known = np.concatenate([before.reshape(taps - 1, channels), inputs[tokens]])
         count = tokens.stop - tokens.start
-        total = np.zeros((count, channels), np.float32) if conv.bias is None else np.tile(conv.bias, (count, 1))
+        total: FloatArray = np.zeros((count, channels), np.float32)
+        if conv.bias is not None:
+            total += conv.bias
         for tap in range(taps):
-            total = total + conv.weight[tap] * known[tap : tap + count]
+            total += conv.weight[tap] * known[tap : tap + count]
         out[tokens] = total
         after[:] = known[count:].reshape(-1)
     if gates is not None:
@@ -37,5 +39,4 @@ def short_conv(
 def silu(x: FloatArray) -> FloatArray:
     """x / (1 + exp(-x))."""
     with np.errstate(over="ignore"):  # exp(-x) may be infinite, and the result 0
-        result: FloatArray = x / (np.float32(1) + np.exp(-x))
-    return result
+        return (x / (np.float32(1) + np.exp(-x))).astype(np.float32)

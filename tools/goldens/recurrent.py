@@ -1,0 +1,27 @@
+"""Families with recurrent layers."""
+
+from __future__ import annotations
+
+from goldens.config import Config, make_config
+
+CASES: dict[str, Config] = {
+    # a feed-forward block of 160 features: two thirds of 160, times 1.3, in multiples of 32
+    "lfm2": make_config(
+        "lfm2",
+        4,
+        2,
+        None,
+        num_hidden_layers=4,
+        rms_norm_eps=None,
+        norm_eps=1e-4,
+        rope_theta=50000.0,
+        hidden_act=None,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        conv_L_cache=3,
+        block_auto_adjust_ff_dim=True,
+        block_ffn_dim_multiplier=1.3,
+        block_multiple_of=32,
+        layer_types=["conv", "full_attention", "conv", "full_attention"],
+    ),
+}
