@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 import mlxr.kernels
 from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
@@ -54,7 +55,7 @@ from mlxr.models.names import (
     gguf_row_order,
     rename_hf_tensors,
 )
-from mlxr.models.recurrent import is_convolution
+from mlxr.models.recurrent import gguf_column_order, is_convolution
 from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import (
     ChatTemplate,
@@ -252,6 +253,7 @@ def _open_source(path: Path) -> SourceModel:
     check_tensors(config, tensors)
     if config.tied_embeddings:  # a stored copy would say the contrary in GGUF
         tensors.pop("output.weight", None)
+    tensors = {name: _order_columns(name, tensor, config) for name, tensor in tensors.items()}
     orders = {name: gguf_row_order(name, config) for name in tensors}
     return SourceModel(
         config=config,
@@ -349,6 +351,8 @@ def _name_tensors(tensors: Mapping[str, WeightTensor], config: ModelConfig) -> d
 
 def _arrange(name: str, tensor: WeightTensor, row: Architecture) -> WeightTensor:
     """A tensor of a folder with the values and the shape that it has in GGUF."""
+    if name.endswith(".ssm_a"):  # folders have the logarithm of what states decay by
+        return _make_floats(tensor, -np.exp(tensor.to_float32()))
     if adds_one(name, row):
         return _add_one(tensor)
     if is_convolution(name) and len(tensor.shape) == 3 and tensor.shape[1] == 1:  # channels by themselves
@@ -357,7 +361,19 @@ def _arrange(name: str, tensor: WeightTensor, row: Architecture) -> WeightTensor
 
 
 def _add_one(tensor: WeightTensor) -> TensorSource:
-    values = tensor.to_float32() + np.float32(1.0)
+    return _make_floats(tensor, tensor.to_float32() + np.float32(1.0))
+
+
+def _make_floats(tensor: WeightTensor, values: NDArray[np.float32]) -> TensorSource:
+    return TensorSource(tensor.name, "f32", tensor.shape, values.view(np.uint8).reshape(-1))
+
+
+def _order_columns(name: str, tensor: Any, config: ModelConfig) -> Any:
+    """A tensor with its columns in the order that they have in GGUF."""
+    order = gguf_column_order(name, config.recurrence)
+    if order is None:
+        return tensor
+    values = np.ascontiguousarray(tensor.to_float32()[:, order])
     return TensorSource(tensor.name, "f32", tensor.shape, values.view(np.uint8).reshape(-1))
 
 

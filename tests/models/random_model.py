@@ -28,6 +28,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     bias = config.get("use_bias", False)
     qkv_bias = bias or kind in ("qwen2", "qwen2_moe") or config.get("attention_bias", config.get("use_qkv_bias", False))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    if kind == "qwen3_5_text":
+        return shapes | _list_qwen35(config)
     if kind == "lfm2":
         return shapes | _list_lfm2(config)
     features = config.get("hidden_size_per_layer_input")
@@ -101,6 +103,50 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 def count_experts(config: Config) -> int:
     """How many experts a layer with a mixture has; 0 if none has one."""
     return next((config[key] for key in ("num_experts", "num_local_experts", "n_routed_experts") if key in config), 0)
+
+
+def _list_qwen35(config: Config) -> dict[str, tuple[int, ...]]:
+    """All tensors of a Qwen3.5 but the table of embeddings."""
+    hidden, ffn, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    heads, key_dim = config["linear_num_value_heads"], config["linear_key_head_dim"]
+    values, all_keys = heads * config["linear_value_head_dim"], config["linear_num_key_heads"] * key_dim
+    channels = 2 * all_keys + values
+    shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    for index, kind in enumerate(config["layer_types"]):
+        layer = f"model.layers.{index}."
+        parts: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+            "mlp.gate_proj.weight": (ffn, hidden),
+            "mlp.up_proj.weight": (ffn, hidden),
+            "mlp.down_proj.weight": (hidden, ffn),
+        }
+        if kind == "full_attention":
+            parts |= {
+                "self_attn.q_proj.weight": (2 * queries, hidden),
+                "self_attn.k_proj.weight": (keys, hidden),
+                "self_attn.v_proj.weight": (keys, hidden),
+                "self_attn.o_proj.weight": (hidden, queries),
+                "self_attn.q_norm.weight": (head_dim,),
+                "self_attn.k_norm.weight": (head_dim,),
+            }
+        else:
+            parts |= {
+                "linear_attn.in_proj_qkv.weight": (channels, hidden),
+                "linear_attn.in_proj_z.weight": (values, hidden),
+                "linear_attn.in_proj_b.weight": (heads, hidden),
+                "linear_attn.in_proj_a.weight": (heads, hidden),
+                "linear_attn.conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
+                "linear_attn.dt_bias": (heads,),
+                "linear_attn.A_log": (heads,),
+                "linear_attn.norm.weight": (config["linear_value_head_dim"],),
+                "linear_attn.out_proj.weight": (hidden, values),
+            }
+        shapes |= {layer + name: shape for name, shape in parts.items()}
+    return shapes
 
 
 def _list_lfm2(config: Config) -> dict[str, tuple[int, ...]]:
@@ -221,7 +267,8 @@ def make_weights(config: Config, seed: int) -> Weights:
     """Values of such a size that attention is neither flat nor sharp and logits are of order one."""
     made = {name: _make_tensor(name, shape, seed) for name, shape in make_shapes(config).items()}
     for name, values in made.items():
-        if config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
+        from_one = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text")
+        if from_one and name.endswith("norm.weight") and "linear_attn" not in name:
             values -= np.float32(1.0)  # as these families store them
         if config["model_type"] == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):
             values *= np.float32(0.4)  # as scores are not divided by the root of the head size
@@ -240,6 +287,8 @@ def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.flo
     values = random.standard_normal(shape)
     if name.endswith(("norm.weight", "layer_scalar")) or ".norms." in name:
         values = 1.0 + 0.2 * values
+    elif name.endswith(("A_log", "dt_bias")):
+        values = 0.7 * values
     elif name.endswith(("bias", "embed_tokens.weight", "embed_tokens_per_layer.weight")):
         values = 0.3 * values
     elif len(shape) == 1:  # sinks

@@ -32,6 +32,7 @@ from mlxr.kernels.rope import QueryTemperature
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name
 from mlxr.models.names import rename_hf_tensors
+from mlxr.models.specs import GatedDelta
 from mlxr.models.weights import arrange_tensors
 
 TOLERANCE = 1e-4
@@ -110,6 +111,10 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("stablelm", {"rope_dim": 22}),
         ("stablelm", {"rope_theta": 10000.0}),
         ("stablelm", {"rms_eps": 1e-2}),
+        ("qwen35", {"recurrence": GatedDelta(2, 6, 32, 32, 4, tiled=True)}),
+        ("qwen35", {"rope_theta": 10000.0}),
+        ("qwen35", {"rope_dim": 24}),
+        ("qwen35", {"rms_eps": 1e-2}),
         ("lfm2", {"rope_theta": 10000.0}),
         ("lfm2", {"rms_eps": 1e-2}),
         ("lfm2", {"rope_interleaved": True}),
@@ -341,6 +346,7 @@ def test_cpu_equals_golden(case: str, threads: int) -> None:
 
 
 # Relative error (of the logits' spread) that storing weights, activations and cache in fewer bits may cause.
+MOVED_MORE = {"qwen35": 2}  # a state adds up what rounding moved before
 CPU_ERRORS = [
     ("f16", "f32", 0.0015),
     ("f32", "f16", 0.001),
@@ -357,7 +363,7 @@ def test_cpu_is_within_quantisation_error(case: str, type_name: str, kv_type: st
     model = build_hf(Context("cpu", threads=2), config, seed, type_name)
     logits = TinyRun(model, kv_type=kv_type).run(tokens)  # type: ignore[arg-type]
     error = np.sqrt(np.mean((logits - golden) ** 2)) / golden.std()
-    assert error < allowed
+    assert error < allowed * MOVED_MORE.get(case, 1)
 
 
 @pytest.mark.parametrize(("prefix", "plain"), [("language_model.", ""), ("model.language_model.", "model.")])

@@ -34,7 +34,7 @@ from mlxr.models.names import (
     gguf_row_order,
     rename_hf_tensors,
 )
-from mlxr.models.recurrent import is_convolution
+from mlxr.models.recurrent import gguf_column_order, is_convolution
 from mlxr.models.specs import LayerSpec
 from mlxr.models.weights import arrange_tensors
 
@@ -78,10 +78,15 @@ def name_weights(weights: Weights, architecture: str) -> Weights:
     """Canonical names, and values as GGUF has them, but for the order of rows."""
     row = by_architecture(architecture)
     named = rename_hf_tensors(weights, row)
-    return {
-        name: values + np.float32(1.0) if adds_one(name, row) else values[:, 0] if is_convolution(name) else values
-        for name, values in named.items()
-    }
+
+    def arrange(name: str, values: Floats) -> Floats:
+        if name.endswith(".ssm_a"):
+            return -np.exp(values)
+        if is_convolution(name):
+            return values[:, 0]
+        return values + np.float32(1.0) if adds_one(name, row) else values
+
+    return {name: arrange(name, values) for name, values in named.items()}
 
 
 def make_hf_tensors(weights: Weights, type_name: str = "f32", architecture: str = "llama") -> dict[str, TensorSource]:
@@ -107,7 +112,8 @@ def make_gguf(weights: Weights, config: ModelConfig) -> tuple[dict[str, object],
     """Metadata and f32 tensors as a converter would write them."""
     tensors: dict[str, TensorSource] = {}
     for name, source in arrange_tensors(config, make_hf_tensors(weights, "f32", config.architecture)).items():
-        order, values = gguf_row_order(name, config), source.to_float32()
+        order, columns = gguf_row_order(name, config), gguf_column_order(name, config.recurrence)
+        values = source.to_float32() if columns is None else np.ascontiguousarray(source.to_float32()[:, columns])
         tensors[gguf_name(name, config)] = make_source(name, values if order is None else values[order])
     for name, factors in gguf_rope_factors(config).items():
         tensors[name] = make_source(name, np.array(factors, np.float32))

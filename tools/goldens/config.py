@@ -33,6 +33,7 @@ _CLASSES = {
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
 }
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.tensor import ByteArray, FloatArray, TensorSource
+from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, TensorSource
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,6 +204,61 @@ class Stack:
         """Release the sources of all parts."""
         for part in self.parts:
             part.release()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picked:
+    """Some rows of a matrix, in an order of their own, as a tensor; its blocks are copied when they are asked for."""
+
+    tensor: TensorSource
+    rows: IntArray
+
+    @property
+    def name(self) -> str:
+        """The name of the whole."""
+        return self.tensor.name
+
+    @property
+    def type_name(self) -> str:
+        """The type of the whole."""
+        return self.tensor.type_name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, columns), as NumPy orders them."""
+        return (len(self.rows), *self.tensor.shape[1:])
+
+    @property
+    def data(self) -> ByteArray:
+        """The blocks of the rows, copied."""
+        return self.tensor.data.reshape(self.tensor.shape[0], -1)[self.rows].reshape(-1)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        return self.tensor.nbytes // self.tensor.shape[0] * len(self.rows)
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Decode rows [start:stop] of those picked."""
+        return self.tensor.to_float32()[self.rows[start:stop]]
+
+    def take_rows(self, start: int, stop: int) -> Picked:
+        """Rows [start:stop] as a tensor of their own."""
+        return Picked(self.tensor, self.rows[start:stop])
+
+    def take_matrix(self, index: int) -> TensorSource:
+        """Refuse: there is one matrix."""
+        raise ValueError(f"tensor {self.name} has no part {index}, as it is a matrix")
+
+    def release(self) -> None:
+        """Release the source of all rows."""
+        self.tensor.release()
+
+
+def take_halves(tensor: TensorSource, groups: int) -> tuple[Picked, Picked]:
+    """The first halves of `groups` groups of rows, and the second ones."""
+    rows = np.arange(tensor.shape[0], dtype=np.int32).reshape(groups, 2, -1)
+    return Picked(tensor, rows[:, 0].reshape(-1)), Picked(tensor, rows[:, 1].reshape(-1))
 
 
 def as_float32(tensor: TensorSource) -> Decoded:

@@ -46,6 +46,7 @@ class Architecture:
     `rotary_default`: the part of a head that rotates where `config.json` does not say. `context_keys` there state the
     longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
     `output_norm` is what GGUF files call the norm before the output. `recurrence`: some layers have such a mixer.
+    `gated_attention`: what attention gives is gated, by rows of the queries' weight.
     `eps_key` is what `config.json` calls what norms add to the variance, where its name is a rare one, and
     `theta_default` the base of rotations that it does not state.
     `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
@@ -92,6 +93,7 @@ class Architecture:
     is_joined: bool = False
     output_norm: str = "output_norm"
     recurrence: RecurrenceKind | None = None
+    gated_attention: bool = False
     eps_key: str | None = None
     theta_default: float = 10000.0
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
@@ -361,6 +363,27 @@ ARCHITECTURES = (
             "feed_forward.w1": "ffn_gate",
             "feed_forward.w3": "ffn_up",
             "feed_forward.w2": "ffn_down",
+        },
+    ),
+    Architecture(
+        "qwen3_5_text",
+        "qwen35",
+        "Qwen3_5ForCausalLM",
+        build=families.build_qwen35,
+        qk_norm=True,
+        norms_from_one=True,
+        rotary_default=0.25,
+        recurrence="gated_delta",
+        gated_attention=True,
+        layer_names={
+            "post_attention_layernorm": "post_attention_norm",
+            "linear_attn.in_proj_qkv": "attn_qkv",
+            "linear_attn.in_proj_z": "attn_gate",
+            "linear_attn.in_proj_b": "ssm_beta",
+            "linear_attn.in_proj_a": "ssm_alpha",
+            "linear_attn.conv1d": "ssm_conv1d",
+            "linear_attn.norm": "ssm_norm",
+            "linear_attn.out_proj": "ssm_out",
         },
     ),
 )

@@ -25,6 +25,11 @@ def build_llama(config: ModelConfig) -> tuple[LayerSpec, ...]:
     return _build_layers(config, Norms(config.rms_eps))
 
 
+def build_qwen35(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Llama's layers, whose second norm has another name: Qwen3.5."""
+    return _build_layers(config, Norms(config.rms_eps, feed_forward="post_attention_norm"))
+
+
 def build_gemma(config: ModelConfig) -> tuple[LayerSpec, ...]:
     """Layers that are normed before and after each block: Gemma 2 and 3."""
     return _build_layers(config, Norms(config.rms_eps, places="both"))

@@ -36,6 +36,7 @@ _MULTIPLIERS = ("embedding_scale", "residual_scale", "attention.scale")
 _LOGIT_SCALE = ("logit_scale",)
 _PATTERN = ("attention.sliding_window_pattern",)
 _PARALLEL = ("use_parallel_residual",)
+_SECTIONS = ("rope.dimension_sections",)
 _REFUSED = (
     # keys, harmless values, why
     (_SOFTCAPS, _UNUSED, "logit soft-capping is not supported"),
@@ -46,7 +47,7 @@ _REFUSED = (
     (_PARALLEL, (False,), "parallel residual is not supported"),
     (("rope.scaling.alpha",), (0, 1), "not supported; convert the model with its frequency base scaled"),
     (("rope.scaling.yarn_ext_factor",), (1,), "only full yarn extrapolation (1) is supported"),
-    (("rope.dimension_sections",), (), "not supported"),
+    (_SECTIONS, (), "not supported"),
     (_WINDOW_THETA, (), "not supported"),
     (_PATTERN, (), "windows that differ by layer are not supported"),
     (("tensor_data_layout",), ("Meta AI original pth",), "not a known layout"),
@@ -66,6 +67,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     # converters wrote true for StableLM whose configuration says nothing; blocks in a row have a norm each
     is_parallel = row.parallel_key is not None and "blk.0.ffn_norm.weight" not in tensors
     read += [_PARALLEL] * (row.parallel_key is not None or "blk.0.ffn_norm.weight" in tensors)
+    read += [_SECTIONS] * row.gated_attention  # of a text all sections turn by the same position
     for names, harmless, why in _REFUSED:
         if names not in read:
             fields.refuse_unless(names, harmless, why)
@@ -124,6 +126,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         tied_embeddings="output.weight" not in tensors,
         mixture=mixture,
         mixture_layers=mixture_layers,
+        gated_attention=row.gated_attention,
         recurrence=recurrence,
         recurrent_layers=recurrent,
         **differing,

@@ -138,6 +138,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         mixture_layers=mixture_layers,
         window_head_dim=window_heads[0],
         window_kv_heads=window_heads[1],
+        gated_attention=row.gated_attention,
         recurrence=recurrence,
         recurrent_layers=recurrent,
         **(_read_two_sizes(fields, layers) if row.two_sizes else {}),

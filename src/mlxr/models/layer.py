@@ -27,7 +27,7 @@ from mlxr.kernels.layers import (
 )
 from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.moe import make_experts, make_router
-from mlxr.kernels.sources import as_float32
+from mlxr.kernels.sources import as_float32, take_halves
 from mlxr.kernels.split_heads import HeadNorms
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
 from mlxr.models.recurrent import is_convolution, list_recurrent, read_recurrent
@@ -194,9 +194,17 @@ class LayerReader:
         rope: int,
         group: int,
     ) -> AttentionBlock:
+        gate = None
+        names = PROJECTIONS[attention.projected]
+        if attention.gated:  # files have of each head the rows of its query, then those of its gate
+            query, own = take_halves(self._tensors[f"{prefix}attn_q.weight"], attention.heads)
+            gate = prepare(self._ctx, [own])
+            qkv = prepare(self._ctx, [query, *(self._tensors[f"{prefix}{name}.weight"] for name in names[1:])])
+        else:
+            qkv = self._prepare(prefix, *names)
         return make_attention(
             norm,
-            self._prepare(prefix, *PROJECTIONS[attention.projected]),
+            qkv,
             self._prepare(prefix, "attn_output"),
             heads=attention.heads,
             kv_heads=attention.kv_heads,
@@ -210,6 +218,7 @@ class LayerReader:
             sinks=self._vector(prefix + _SINKS) if attention.sinks else None,
             rope=rope,
             group=group,
+            gate=gate,
         )
 
     def _read_feed_forward(

@@ -22,7 +22,8 @@ from mlxr.models.architectures import (
 )
 from mlxr.models.config import ModelConfig
 from mlxr.models.mixture import mixture_metadata
-from mlxr.models.recurrent import gguf_recurrence
+from mlxr.models.recurrent import gguf_recurrence, order_value_rows
+from mlxr.models.specs import GatedDelta
 
 Tensor = TypeVar("Tensor")
 
@@ -99,7 +100,9 @@ _LAYER_PREFIX = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)")
 _CANONICAL = re.compile(r"(blk\.[0-9]+)\.(.+)\.(weight|bias)")
 # Models that also see images have their text's tensors below one of two prefixes, and others that text does not need.
 _TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
-_NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|embed_vision|audio_tower|embed_audio)\..+")
+_OTHER_PARTS = "vision_tower|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio"
+_NOT_TEXT = re.compile(rf"(model\.)?({_OTHER_PARTS})\..+|mtp\..+")
+_NUMBERS = re.compile(r"(model\.layers\.[0-9]{1,5}\.linear_attn)\.(A_log|dt_bias)")  # without a suffix
 _DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
 
 
@@ -115,6 +118,10 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     for prefix, plain in _TEXT_PREFIXES.items():
         if hf_name.startswith(prefix):
             hf_name = plain + hf_name.removeprefix(prefix)
+    numbers = _NUMBERS.fullmatch(hf_name)
+    if numbers is not None:
+        layer_number = numbers[1].split(".")[2]
+        return f"blk.{layer_number}.{'ssm_a' if numbers[2] == 'A_log' else 'ssm_dt.bias'}"
     if hf_name in _MODEL_NAMES:
         return _MODEL_NAMES[hf_name]
     layer = _LAYER.fullmatch(hf_name)
@@ -155,7 +162,7 @@ def rename_hf_tensors(tensors: Mapping[str, Tensor], architecture: Architecture 
 
 def adds_one(name: str, architecture: Architecture) -> bool:
     """Whether a tensor of a Hugging Face folder is a norm that counts from one, where GGUF's counts from zero."""
-    return architecture.norms_from_one and name.endswith("norm.weight")
+    return architecture.norms_from_one and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
 
 
 def gguf_name(name: str, config: ModelConfig) -> str:
@@ -176,9 +183,12 @@ def gguf_row_order(name: str, config: ModelConfig) -> list[int] | None:
     """Which row of the Hugging Face tensor becomes row i in GGUF, for each i; None when rows stay as they are.
 
     Files of architecture llama rotate neighbouring elements of a head, where Hugging Face rotates halves; so the rows
-    (and biases) of q and k are reordered: pair i of a head, (i, i + rope_dim / 2), becomes rows (2i, 2i + 1).
+    (and biases) of q and k are reordered: pair i of a head, (i, i + rope_dim / 2), becomes rows (2i, 2i + 1). Gated
+    delta nets have their value heads in another order there.
     """
     part = name.split(".", 2)[-1]
+    if isinstance(config.recurrence, GatedDelta):
+        return order_value_rows(config.recurrence, part)
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part.rsplit(".", 1)[0])
     if heads is None or config.rope_interleaved or not by_name(config.architecture).gguf_interleaved:
         return None
@@ -217,6 +227,9 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
     if config.recurrence is not None:
         recurrent = config.recurrent_layers or (True,) * config.layers
         fields |= gguf_recurrence(config.recurrence, recurrent, config.kv_heads)
+    if config.gated_attention:
+        pairs = config.rope_dim // 2
+        fields["rope.dimension_sections"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0]
     if row.two_sizes:
         fields |= _two_sizes_metadata(config)
     elif config.window_layers != default_window_layers(row, config.sliding_window, config.layers):
