@@ -294,5 +294,5 @@ def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.flo
     elif len(shape) == 1:  # sinks
         values = values + 0.5
     else:
-        values = values / np.sqrt(np.prod(shape[1:]))
+        values = values / np.sqrt(shape[-1] if shape[1] == 1 else shape[1])  # a channel has taps alone
     return values.astype(np.float32)

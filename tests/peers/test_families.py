@@ -76,6 +76,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", {}),
     "stablelm-heads": ("stablelm-heads", {}),
     "starcoder2": ("starcoder2", {"sliding_window": 512}),
+    "lfm2": ("lfm2", {}),
+    "qwen35": ("qwen35", {}),
     "cohere2": ("cohere2", {}),
     "qwen3moe": ("qwen3moe", {"moe_intermediate_size": 256, "mlp_only_layers": []}),
     "qwen2moe": ("qwen2moe", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}),
