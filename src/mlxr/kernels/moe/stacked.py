@@ -77,13 +77,14 @@ def _stack_part(gpu: Any, weights: Sequence[LinearWeight], index: int) -> Stacke
             stacked[expert, :length] = array
         mx.eval(stacked)
         del array
+    all_bytes, stride = _view_bytes(mx, stacked), int(stacked.nbytes) // len(weights)
+    used_bytes = stride if is_float else length
     for expert, parts in enumerate(lists):
-        view = stacked[expert] if is_float else stacked[expert, :length]
-        raw = None if not has_raw else _view_bytes(mx, view) if is_float else view
-        mx.eval(view)
-        parts[index] = Part(type_name, rows, Upload(view), raw)
-    all_bytes = None if gpu.launcher is None else _view_bytes(mx, stacked)
-    return StackedPart(type_name, rows, stacked, all_bytes, int(stacked.nbytes) // len(weights))
+        raw = all_bytes[expert * stride : expert * stride + used_bytes]  # of one axis: others would be copied
+        view = raw.view(dtype).reshape(shape)
+        mx.eval(raw, view)
+        parts[index] = Part(type_name, rows, Upload(view), raw if has_raw else None)
+    return StackedPart(type_name, rows, stacked, all_bytes if gpu.launcher is not None else None, stride)
 
 
 def _view_bytes(mx: Any, array: Any) -> Any:
