@@ -20,6 +20,7 @@ from engines import open_engine
 from random_model import make_weights
 from tiny_models import NATIVE_CASES, Windows, build_hf, give_windows, make_hf_tensors, read_golden
 
+from mlxr.cache.arena import Arena
 from mlxr.cache.shapes import CacheShape
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
@@ -90,7 +91,8 @@ def make_params(tokens: int, n: int) -> SamplingParams:
 def poison_free_pages(engine: Engine) -> None:
     for group in engine._cache.groups:
         for page in group.pager._free:
-            for pool in (*group.arena.k_pools, *group.arena.v_pools):
+            arena = group.arena
+            for pool in (*arena.k_pools, *arena.v_pools) if isinstance(arena, Arena) else arena.states:
                 pool[page].reshape(-1).view(np.uint8)[:] = 0xFF
 
 
