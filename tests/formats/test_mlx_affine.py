@@ -9,8 +9,8 @@ import pytest
 from mlx_words import make_source, pack_words, quantize
 
 from mlxr.core.errors import ModelError
-from mlxr.formats import AffineTensor, TensorSource, join_affine
-from mlxr.formats.mlx_affine import BITS, GROUP_SIZES, unpack_codes
+from mlxr.formats import AffineTensor, TensorSource
+from mlxr.formats.mlx_affine import BITS, GROUP_SIZES, join_affine, unpack_codes
 
 CONFIG = {"quantization": {"bits": 4, "group_size": 64}}
 
