@@ -16,6 +16,7 @@
 
 #include "bindings/checks.h"
 #include "bindings/embed.h"
+#include "bindings/experts.h"
 #include "bindings/mixers.h"
 #include "bindings/weight.h"
 #include "embed/embed.h"
@@ -34,6 +35,7 @@ struct PythonLayers {
     std::vector<Vector> arrays;
     std::vector<mlxr::RawBlocks> tables;
     std::vector<Matrix> matrices;
+    int64_t experts = 0;                                // that the last router of this layer chooses from
     int64_t columns = 0;                                // of the stream
     std::array<int64_t, mlxr::kRegisters> widths = {};  // columns of what was last written there
     std::vector<int64_t> state_floats;                  // of each layer: how long its slots must be
@@ -44,6 +46,7 @@ struct PythonLayers {
     }
 
     mlxr::Layer& append_layer(int64_t own_columns) {
+        experts = 0;
         if (!layers.empty()) check_size("layers: columns of the stream", own_columns, columns);
         columns = own_columns;
         state_floats.push_back(0);
@@ -213,6 +216,32 @@ void append_join(PythonLayers& self, float factor, const char* target) {
     op.factor = factor;
     op.columns = self.width(op.target);
     check_size("layers: columns that are joined", self.width(op.source), op.columns);
+}
+
+void append_route(PythonLayers& self, const mlxr::PythonRouter& router) {
+    mlxr::Operator& op = self.append(mlxr::Kind::route);
+    op.router = router.call;
+    check_size("layers: columns of a router", self.width(op.source), op.router.experts);
+    for (const OptionalVector& vector : {router.choice_bias, router.expert_scales}) {
+        if (vector) self.arrays.push_back(*vector);
+    }
+    self.experts = op.router.experts;
+}
+
+void append_mix(PythonLayers& self, const mlxr::PythonExperts& mixture, const char* source, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::mix, source, target);
+    check_size("layers: number of experts", mixture.experts.count(), self.experts);
+    if (self.experts == 0) refuse("layers: experts", "before a router", "after it");
+    check_size("layers: in_features of experts", mixture.experts.columns(), self.columns);
+    check_size("layers: columns that experts read", self.width(op.source), self.columns);
+    self.write("layers: columns of experts", op.target, self.columns);
+    op.experts = &mixture.experts;
+}
+
+void append_gate_rows(PythonLayers& self, const char* target) {
+    mlxr::Operator& op = self.append(mlxr::Kind::gate_rows, "x", target);
+    check_size("layers: columns of a gate of rows", self.width(op.source), 1);
+    op.columns = self.width(op.target);
 }
 
 void append_rows(PythonLayers& self, const std::string& type, mlxr::RawBlocks data, int64_t columns,
@@ -477,6 +506,10 @@ void bind_blocks(nb::module_& m) {
             [](PythonLayers& self, float factor) { self.append(mlxr::Kind::sum, "stream", "stream").factor = factor; },
             nb::arg("factor"))
         .def("append_scale", &append_scale, nb::arg("factor"), nb::arg("target"))
+        .def("append_route", &append_route, nb::arg("router"))
+        .def("append_mix", &append_mix, nb::arg("experts"), nb::arg("source"), nb::arg("target"),
+             nb::keep_alive<1, 2>())
+        .def("append_gate_rows", &append_gate_rows, nb::arg("target"))
         .def("append_join", &append_join, nb::arg("factor"), nb::arg("target"))
         .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"))
         .def(

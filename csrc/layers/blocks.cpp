@@ -122,6 +122,12 @@ class LayersRun {
                 case Kind::mamba2:
                     floats += ops[i].recurrence.value_heads * ops[i].recurrence.columns;
                     break;
+                case Kind::route:
+                    floats += 2 * ops[i].router.used;
+                    break;
+                case Kind::mix:
+                    floats += stays(ops[i].target) ? 0 : call_.columns;
+                    break;
                 default:
                     break;
             }
@@ -182,6 +188,20 @@ class LayersRun {
             case Kind::join: {
                 float* const sum = find(op.target);
                 spread_add(runtime_, {sum, other_, sum, op.factor}, call_.tokens * op.columns);
+                return kOne;
+            }
+            case Kind::route:
+                route(op);
+                return kOne;
+            case Kind::mix: {
+                const float* const source = read(op.source);
+                run_mix(runtime_, *op.experts,
+                        {source, chosen_, shares_, call_.tokens, used_, write(op.target, call_.columns)});
+                return kOne;
+            }
+            case Kind::gate_rows: {
+                float* const gated_rows = find(op.target);
+                spread_gate_heads(runtime_, {gated_rows, x_, gated_rows, op.columns, 1}, call_.tokens);
                 return kOne;
             }
             case Kind::rows:
@@ -427,6 +447,17 @@ class LayersRun {
         spread_gated_norm(runtime_, norm, call_.tokens);
     }
 
+    void route(const Operator& op) {
+        RouteCall call = op.router;
+        used_ = call.used;
+        chosen_ = reinterpret_cast<int32_t*>(arrays_->take(call_.tokens * used_));
+        shares_ = arrays_->take(call_.tokens * used_);
+        call.logits = x_;
+        call.chosen = chosen_;
+        call.shares = shares_;
+        run_route(runtime_, call, call_.tokens);
+    }
+
     void activate(const Operator& op) {
         const int64_t x_columns = (op.gated ? 2 : 1) * op.features;
         const float* const source = x_;
@@ -449,6 +480,9 @@ class LayersRun {
     std::optional<Arrays> arrays_;
     float *normed_ = nullptr, *x_ = nullptr, *other_ = nullptr, *inputs_ = nullptr, *kept_ = nullptr;
     int64_t x_columns_ = 0, kept_columns_ = 0;
+    int64_t used_ = 0;  // experts of a token
+    int32_t* chosen_ = nullptr;
+    float* shares_ = nullptr;
     Heads query_{};
     MakeRows pending_ = nullptr;
     bool has_delta_ = false;  // whether anything is to be added to the stream

@@ -8,6 +8,7 @@
 
 #include "linear/linear.h"
 #include "mixers/mixers.h"
+#include "moe/experts.h"
 #include "operators/operator_table.h"
 #include "quants/quants.h"
 #include "runtime/runtime.h"
@@ -45,6 +46,9 @@ enum class Kind : uint8_t {
     short_conv,   // conv; reads only what was kept
     gated_delta,  // prepare, recurrence
     mamba2,       // the same
+    route,        // router: the experts of each token and their shares, by the logits in x
+    mix,          // experts: a token goes to those that were chosen for it
+    gate_rows,    // columns: a token is multiplied by the sigmoid of the one number in x
 };
 
 // How the heads of queries and keys are normed.
@@ -84,6 +88,8 @@ struct Operator {
     ShortConvCall conv;
     PrepareRecurrenceCall prepare;
     RecurrenceCall recurrence;
+    RouteCall router;  // but for logits and results
+    const Experts* experts;
 };
 
 // One layer, with its pools and where the tokens of a batch stand in them: layers of one group share slots and table.

@@ -2,6 +2,7 @@
 // while they are in the cache, and 256 of them quantised, so that between the products there are only quantised
 // activations.
 #include <algorithm>
+#include <utility>
 
 #include "linear/call.h"
 #include "linear/layout.h"
@@ -25,17 +26,10 @@ constexpr int64_t kLastRuns = 1;
 constexpr int64_t kLastTokens = 84;
 static_assert(kLastTokens % kTileTokens == 0);
 
-struct GatedCall {
-    const LinearCall& call;  // of gate and up
-    const LinearWeight& down;
-    Activation kind;
-    const QuantizedInput& activated;  // input of down
-    int64_t panel_bytes;
-};
-
 // Of one thread. Sums are those of a tile, or of all tokens when the panels come in chunks.
 struct PairScratch {
     uint8_t* panels;
+    int64_t panel_bytes;
     float* sums;
     float* activated;  // rows of kRunColumns
 };
@@ -47,22 +41,33 @@ bool is_all_groups(const LinearWeight& weight) {
     });
 }
 
+// Both panels of a pair, one chunk.
+Upcoming expect_pair(const LinearCall& call, int64_t index, int64_t chunk) {
+    Upcoming pair;
+    for (int side = 0; side < 2; ++side) pair.add(call, call.weight.parts()[static_cast<size_t>(side)], index, chunk);
+    return pair;
+}
+
 // Pair `index` of panels for tokens [first_token, last_token), activated; `activated` are its columns of the first.
-void multiply_pair(const GatedCall& gated, int64_t index, int64_t first_token, int64_t last_token,
+// `next` comes afterwards.
+void multiply_pair(const GatedCall& gated, int64_t index, int64_t first_token, int64_t last_token, const Upcoming& next,
                    const PairScratch& scratch, float* activated) {
-    const LinearCall& call = gated.call;
+    const LinearCall& call = gated.gate_up;
     const Part* const parts = call.weight.parts().data();
     const int64_t chunks = PanelChunks(call, parts[0].type).count;  // depends on the columns alone
+    const int64_t tiles = (last_token - first_token + kTileTokens - 1) / kTileTokens;
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const Upcoming upcoming = chunk + 1 < chunks ? expect_pair(call, index, chunk + 1) : next;
         for (int side = 0; side < 2; ++side) {
-            unpack_panel(call, parts[side], index, chunk, scratch.panels + gated.panel_bytes * side);
+            unpack_panel(call, parts[side], index, chunk, scratch.panels + scratch.panel_bytes * side);
         }
         for (int64_t first = first_token; first < last_token; first += kTileTokens) {
             const int64_t last = std::min(first + kTileTokens, last_token);
             float* const sums = scratch.sums + (chunks == 1 ? 0 : first - first_token) * kPairColumns;
             for (int side = 0; side < 2; ++side) {
-                multiply_panel(call, parts[side], index, chunk, scratch.panels + gated.panel_bytes * side, first, last,
-                               sums + kPanelRows * side, kPairColumns);
+                upcoming.fetch((first - first_token) / kTileTokens * 2 + side, 2 * tiles);
+                multiply_panel(call, parts[side], index, chunk, scratch.panels + scratch.panel_bytes * side, first,
+                               last, sums + kPanelRows * side, kPairColumns);
             }
             if (chunk < chunks - 1) continue;
             float* const out = activated + (first - first_token) * kRunColumns;
@@ -73,14 +78,17 @@ void multiply_pair(const GatedCall& gated, int64_t index, int64_t first_token, i
     }
 }
 
-// Run `run` of pairs, quantised.
-void multiply_run(const GatedCall& gated, int64_t run, int64_t first_token, int64_t last_token,
+// Run `run` of pairs, quantised. `next` comes afterwards.
+void multiply_run(const GatedCall& gated, int64_t run, int64_t first_token, int64_t last_token, const Upcoming& next,
                   const PairScratch& scratch) {
-    const int64_t first = run * kRunPairs, last = std::min(first + kRunPairs, panels_of(gated.call.weight.parts()[0]));
+    const int64_t first = run * kRunPairs,
+                  last = std::min(first + kRunPairs, panels_of(gated.gate_up.weight.parts()[0]));
     for (int64_t pair = first; pair < last; ++pair) {
-        multiply_pair(gated, pair, first_token, last_token, scratch, scratch.activated + (pair - first) * kPanelRows);
+        const Upcoming upcoming = pair + 1 < last ? expect_pair(gated.gate_up, pair + 1, 0) : next;
+        multiply_pair(gated, pair, first_token, last_token, upcoming, scratch,
+                      scratch.activated + (pair - first) * kPanelRows);
     }
-    quantize(gated.call.runtime, gated.activated,
+    quantize(gated.gate_up.runtime, gated.down.input,
              {.x = scratch.activated,
               .x_stride = kRunColumns,
               .columns = (last - first) * kPanelRows,
@@ -91,57 +99,55 @@ void multiply_run(const GatedCall& gated, int64_t run, int64_t first_token, int6
               .activations = nullptr});
 }
 
-// How runs and tokens are cut into tasks.
-struct Tasks {
-    Tasks(int64_t tokens_, int64_t runs, int64_t threads_) : tokens(tokens_), threads(threads_) {
-        const int64_t last_runs = std::min(runs, kLastRuns * threads);
-        whole_runs = runs - last_runs;
-        shares = (tokens + kShareTokens - 1) / kShareTokens;
-        last_shares = (tokens + kLastTokens - 1) / kLastTokens;
-        whole = whole_runs * shares;
-        count = whole + last_runs * last_shares;
-    }
-
-    // Calls body(run, first token, last token) for a task.
-    template <typename Body>
-    void visit(int64_t task, const Body& body) const {
-        const bool last = task >= whole;
-        const int64_t index = last ? task - whole : task, step = last ? kLastTokens : kShareTokens;
-        const int64_t cuts = last ? last_shares : shares, first = index % cuts * step;
-        body((last ? whole_runs : 0) + index / cuts, first, std::min(tokens, first + step));
-    }
-
-    int64_t tokens, threads, whole_runs, shares, last_shares, whole, count;
-};
-
-// Gate and up, activated, into the activations of down.
-void multiply_runs(const GatedCall& gated) {
-    Runtime& runtime = gated.call.runtime;
-    const int64_t tokens = gated.call.tokens, threads = runtime.pool.threads();
-    const int64_t runs = (panels_of(gated.call.weight.parts()[0]) + kRunPairs - 1) / kRunPairs;
-    const Tasks tasks(tokens, runs, threads);
-    const int64_t share = std::min(tokens, kShareTokens);
-    const int64_t sums_bytes = share * kPairColumns * static_cast<int64_t>(sizeof(float));
-    const int64_t activated_bytes = share * kRunColumns * static_cast<int64_t>(sizeof(float));
-    const int64_t thread_bytes = 2 * gated.panel_bytes + sums_bytes + activated_bytes;
-    std::byte* const scratch = runtime.scratch(Scratch::panels, static_cast<size_t>(thread_bytes * threads));
-    runtime.pool.parallel_for(static_cast<int>(tasks.count), [&](int task, int thread) {
-        std::byte* const own = scratch + thread_bytes * thread;
-        std::byte* const sums = own + 2 * gated.panel_bytes;
-        const PairScratch room{reinterpret_cast<uint8_t*>(own), reinterpret_cast<float*>(sums),
-                               reinterpret_cast<float*>(sums + sums_bytes)};
-        tasks.visit(task,
-                    [&](int64_t run, int64_t first, int64_t last) { multiply_run(gated, run, first, last, room); });
-    });
-}
-
 }  // namespace
 
-bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, int64_t tokens) {
+bool can_gate(const LinearWeight& gate_up, const LinearWeight& down, int64_t tokens) {
     if (tokens < kManyTokens || gate_up.parts().size() != 2) return false;
     const Part &gate = gate_up.parts()[0], &up = gate_up.parts()[1];
     return gate.rows == up.rows && gate.rows % kPanelRows == 0 && gate.rows == down.in_features() &&
            is_all_groups(gate_up) && is_all_groups(down);
+}
+
+GatedTasks::GatedTasks(std::vector<GatedCall> calls, int threads) : calls_(std::move(calls)) {
+    const auto runs_of = [](const GatedCall& call) {
+        return (panels_of(call.gate_up.weight.parts()[0]) + kRunPairs - 1) / kRunPairs;
+    };
+    int64_t left = 0;
+    for (const GatedCall& call : calls_) {
+        panel_bytes_ = std::max(panel_bytes_, panel_bytes_of(call.gate_up));
+        most_tokens_ = std::max(most_tokens_, std::min(call.gate_up.tokens(), kShareTokens));
+        left += runs_of(call);
+    }
+    for (size_t i = 0; i < calls_.size(); ++i) {
+        const int64_t tokens = calls_[i].gate_up.tokens();
+        for (int64_t run = 0; run < runs_of(calls_[i]); ++run, --left) {
+            const int64_t step = left <= kLastRuns * threads ? kLastTokens : kShareTokens;
+            for (int64_t first = 0; first < tokens; first += step) {
+                runs_.push_back({i, run, first, std::min(tokens, first + step)});
+            }
+        }
+    }
+}
+
+int64_t GatedTasks::scratch_bytes() const {
+    return 2 * panel_bytes_ + most_tokens_ * (kPairColumns + kRunColumns) * static_cast<int64_t>(sizeof(float));
+}
+
+// Gate and up, activated, into the activations of down.
+void GatedTasks::run(int task, int next, std::byte* scratch) const {
+    const Run& run = runs_[static_cast<size_t>(task)];
+    Upcoming upcoming;
+    if (next < count()) {
+        const Run& after = runs_[static_cast<size_t>(next)];
+        upcoming = expect_pair(calls_[after.call].gate_up, after.index * kRunPairs, 0);
+    }
+    float* const sums = reinterpret_cast<float*>(scratch + 2 * panel_bytes_);
+    const PairScratch room{reinterpret_cast<uint8_t*>(scratch), panel_bytes_, sums, sums + most_tokens_ * kPairColumns};
+    multiply_run(calls_[run.call], run.index, run.first_token, run.last_token, upcoming, room);
+}
+
+bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, int64_t tokens) {
+    return can_gate(gate_up, down, tokens);
 }
 
 void multiply_gated(Runtime& runtime, const LinearWeight& gate_up, const float* x, int64_t tokens, Activation kind,
@@ -149,13 +155,23 @@ void multiply_gated(Runtime& runtime, const LinearWeight& gate_up, const float* 
     const LinearCall first = begin_call(runtime, gate_up, x, tokens, nullptr, Scratch::activations);
     const LinearCall second = begin_call(runtime, down, nullptr, tokens, out, Scratch::gated);
     {
-        Counted counted(runtime.tally, describe_call(first, true));
+        Ran ran(OperatorName::linear);
+        describe_call(first, true, ran);
+        Counted counted(runtime.tally, ran);
         counted.does([&] { return measure_call(first); });
         runtime.tally.count({OperatorName::activate, KernelName::fused, static_cast<int>(kind)});
         prepare_together(first, make_rows);
-        multiply_runs({first, down, kind, second.input, panel_bytes_of(first)});
+        const GatedTasks tasks({{first, second, kind}}, runtime.pool.threads());
+        std::byte* const scratch =
+            runtime.scratch(Scratch::panels, static_cast<size_t>(tasks.scratch_bytes() * runtime.pool.threads()));
+        const int threads = runtime.pool.threads();
+        runtime.pool.parallel_for(tasks.count(), [&](int task, int thread) {
+            tasks.run(task, task + threads, scratch + tasks.scratch_bytes() * thread);
+        });
     }
-    Counted counted(runtime.tally, describe_call(second));
+    Ran ran(OperatorName::linear);
+    describe_call(second, false, ran);
+    Counted counted(runtime.tally, ran);
     counted.does([&] { return measure_call(second); });
     multiply_many(second);
 }

@@ -1,7 +1,6 @@
 // Many tokens: pieces of 64 rows are claimed one by one; their panels stay in the second-level cache while all tokens
 // pass, a tile at a time, which then meets both panels while it is in the first-level cache.
 #include <algorithm>
-#include <vector>
 
 #include "linear/call.h"
 
@@ -11,17 +10,12 @@ namespace {
 
 using Part = LinearWeight::Part;
 
-// What one thread takes at a time.
-struct Piece {
-    const Part* part;
-    int64_t first_panel, panels;
-    int64_t first_token, last_token;
-};
-
-constexpr int64_t kPiecePanels = 2;
 // The last panels for each thread go one by one, and their tokens are cut, so that the threads end together.
 constexpr int64_t kLastPanels = 4;
 constexpr int64_t kLastTokens = 132;
+
+// Pieces that need no panels are longer, as each begins with nothing at hand.
+constexpr int64_t kRowsPanels = 8;
 
 // Cuts [0, tokens) into `cuts` shares of whole tiles.
 int64_t token_at(int64_t tokens, int64_t cut, int64_t cuts) {
@@ -29,54 +23,9 @@ int64_t token_at(int64_t tokens, int64_t cut, int64_t cuts) {
     return std::min(tokens, tiles * cut / cuts * kTileTokens);
 }
 
-std::vector<Piece> cut_pieces(const LinearCall& call) {
-    int64_t left = 0;
-    for (const Part& part : call.weight.parts()) left += panels_of(part);
-    const int64_t last_panels = kLastPanels * call.runtime.pool.threads();
-    const int64_t cuts = std::max<int64_t>(1, call.tokens / kLastTokens);
-    std::vector<Piece> pieces;
-    for (const Part& part : call.weight.parts()) {
-        const int64_t panels = panels_of(part);
-        for (int64_t panel = 0; panel < panels;) {
-            if (left > last_panels) {
-                const int64_t count = std::min({kPiecePanels, panels - panel, left - last_panels});
-                pieces.push_back({&part, panel, count, 0, call.tokens});
-                panel += count;
-                left -= count;
-                continue;
-            }
-            for (int64_t cut = 0; cut < cuts; ++cut) {
-                pieces.push_back(
-                    {&part, panel, 1, token_at(call.tokens, cut, cuts), token_at(call.tokens, cut + 1, cuts)});
-            }
-            ++panel;
-            --left;
-        }
-    }
-    return pieces;
-}
-
-// Panels of a piece, chunk after chunk; the tokens tile after tile.
-void multiply_piece(const LinearCall& call, const Piece& piece, uint8_t* panels, int64_t panel_bytes) {
-    const int64_t stride = call.weight.out_features();
-    const int64_t chunks = PanelChunks(call, piece.part->type).count;
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        for (int64_t i = 0; i < piece.panels; ++i) {
-            unpack_panel(call, *piece.part, piece.first_panel + i, chunk, panels + panel_bytes * i);
-        }
-        for (int64_t first = piece.first_token; first < piece.last_token; first += kTileTokens) {
-            const int64_t last = std::min(first + kTileTokens, piece.last_token);
-            for (int64_t i = 0; i < piece.panels; ++i) {
-                const int64_t index = piece.first_panel + i;
-                float* const out = call.out + first * stride + piece.part->first_column + kPanelRows * index;
-                multiply_panel(call, *piece.part, index, chunk, panels + panel_bytes * i, first, last, out, stride);
-            }
-        }
-    }
-}
-
 // A piece of dense weights, or of few enough tokens that panels do not pay.
-void multiply_rows(const LinearCall& call, const Piece& piece) {
+void multiply_rows(const Piece& piece) {
+    const LinearCall& call = *piece.call;
     const int64_t first = piece.first_panel, last = first + piece.panels;
     if (is_dense(piece.part->type)) {
         return multiply_dense(call, *piece.part, first, last, piece.first_token, piece.last_token);
@@ -133,17 +82,108 @@ void multiply_panel(const LinearCall& call, const Part& part, int64_t index, int
                 .bias = bias == nullptr || chunk + 1 < chunks.count ? nullptr : bias + row});
 }
 
+void Upcoming::add(const LinearCall& call, const Part& part, int64_t index, int64_t chunk) {
+    const PanelChunks chunks(call, part.type);
+    const int64_t unit_bytes = kernels_of(call, part.type).unit_bytes, first = chunks.first_unit(chunk);
+    for (int64_t block = 2 * index; block < std::min(2 * index + 2, part.blocks) && count_ < kMost; ++block) {
+        blocks_[count_++] = part.memory.data() + block * part.block_bytes + first * unit_bytes;
+    }
+    bytes_ = std::max(bytes_, (chunks.first_unit(chunk + 1) - first) * unit_bytes);
+}
+
+void Upcoming::fetch(int64_t share, int64_t shares) const {
+    constexpr int64_t kLine = 64;
+    const int64_t lines = (bytes_ + kLine - 1) / kLine;
+    const int64_t last = std::min(lines, lines * (share + 1) / shares);
+    for (int64_t line = lines * share / shares; line < last; ++line) {
+        for (int i = 0; i < count_; ++i) __builtin_prefetch(blocks_[i] + kLine * line, 0, 2);
+    }
+}
+
+// Panels of a piece, chunk after chunk; the tokens tile after tile.
+void PieceTasks::multiply(const Piece& piece, const Upcoming& next, uint8_t* panels) const {
+    const LinearCall& call = *piece.call;
+    const int64_t stride = call.weight.out_features();
+    const int64_t chunks = PanelChunks(call, piece.part->type).count;
+    const int64_t tiles = (piece.last_token - piece.first_token + kTileTokens - 1) / kTileTokens;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        Upcoming own;  // the next chunk
+        for (int64_t i = 0; i < piece.panels; ++i) {
+            unpack_panel(call, *piece.part, piece.first_panel + i, chunk, panels + panel_bytes_ * i);
+            if (chunk + 1 < chunks) own.add(call, *piece.part, piece.first_panel + i, chunk + 1);
+        }
+        const Upcoming& upcoming = chunk + 1 < chunks ? own : next;
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            const int64_t first = piece.first_token + tile * kTileTokens;
+            const int64_t last = std::min(first + kTileTokens, piece.last_token);
+            for (int64_t i = 0; i < piece.panels; ++i) {
+                const int64_t index = piece.first_panel + i;
+                float* const out = call.out + first * stride + piece.part->first_column + kPanelRows * index;
+                upcoming.fetch(tile * piece.panels + i, tiles * piece.panels);
+                multiply_panel(call, *piece.part, index, chunk, panels + panel_bytes_ * i, first, last, out, stride);
+            }
+        }
+    }
+}
+
+PieceTasks::PieceTasks(std::span<const LinearCall> calls, int threads) {
+    for (const LinearCall& call : calls) panel_bytes_ = std::max(panel_bytes_, panel_bytes_of(call));
+    cut(calls, threads);
+}
+
+void PieceTasks::cut(std::span<const LinearCall> calls, int threads) {
+    int64_t left = 0;
+    for (const LinearCall& call : calls) {
+        for (const Part& part : call.weight.parts()) left += panels_of(part);
+    }
+    const int64_t last_panels = kLastPanels * threads;
+    const auto cut_part = [&](const LinearCall& call, const Part& part) {
+        const int64_t panels = panels_of(part), tokens = call.tokens();
+        const int64_t cuts = std::max<int64_t>(1, tokens / kLastTokens);
+        const bool unpacks = choose_kernel(call, part) == KernelName::panels;
+        const int64_t most = unpacks ? kPiecePanels : kRowsPanels;
+        for (int64_t panel = 0; panel < panels;) {
+            if (left > last_panels) {
+                const int64_t count = std::min({most, panels - panel, left - last_panels});
+                pieces_.push_back({&call, &part, panel, count, 0, tokens});
+                panel += count;
+                left -= count;
+                continue;
+            }
+            for (int64_t cut = 0; cut < cuts; ++cut) {
+                pieces_.push_back(
+                    {&call, &part, panel, 1, token_at(tokens, cut, cuts), token_at(tokens, cut + 1, cuts)});
+            }
+            ++panel;
+            --left;
+        }
+    };
+    for (const LinearCall& call : calls) {
+        for (const Part& part : call.weight.parts()) cut_part(call, part);
+    }
+}
+
+// Of tokens in one tile the row kernels take all, whether there are several parts that differ in this or not.
+void PieceTasks::run(int task, int next, std::byte* scratch) const {
+    const Piece& piece = pieces_[static_cast<size_t>(task)];
+    if (choose_kernel(*piece.call, *piece.part) != KernelName::panels) return multiply_rows(piece);
+    Upcoming upcoming;
+    if (next < count()) {
+        const Piece& after = pieces_[static_cast<size_t>(next)];
+        if (choose_kernel(*after.call, *after.part) == KernelName::panels) {
+            for (int64_t i = 0; i < after.panels; ++i) upcoming.add(*after.call, *after.part, after.first_panel + i, 0);
+        }
+    }
+    multiply(piece, upcoming, reinterpret_cast<uint8_t*>(scratch));
+}
+
 void multiply_many(const LinearCall& call) {
-    const int64_t panel_bytes = panel_bytes_of(call);
-    const size_t scratch_bytes = static_cast<size_t>(kPiecePanels * panel_bytes * call.runtime.pool.threads());
-    std::byte* const scratch = call.runtime.scratch(Scratch::panels, scratch_bytes);
-    // Of tokens in one tile the row kernels take all, whether there are several parts that differ in this or not.
-    const std::vector<Piece> pieces = cut_pieces(call);
-    call.runtime.pool.parallel_for(static_cast<int>(pieces.size()), [&](int task, int thread) {
-        const Piece& piece = pieces[static_cast<size_t>(task)];
-        if (choose_kernel(call, *piece.part) != KernelName::panels) return multiply_rows(call, piece);
-        uint8_t* const panels = reinterpret_cast<uint8_t*>(scratch + kPiecePanels * panel_bytes * thread);
-        multiply_piece(call, piece, panels, panel_bytes);
+    ThreadPool& pool = call.runtime.pool;
+    const PieceTasks tasks({&call, 1}, pool.threads());
+    std::byte* const scratch =
+        call.runtime.scratch(Scratch::panels, static_cast<size_t>(tasks.scratch_bytes() * pool.threads()));
+    pool.parallel_for(tasks.count(), [&](int task, int thread) {
+        tasks.run(task, task + pool.threads(), scratch + tasks.scratch_bytes() * thread);
     });
 }
 

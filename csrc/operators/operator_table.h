@@ -85,6 +85,32 @@ struct GateHeadsCall {
     int64_t columns, gate_count;
 };
 
+// How experts are chosen by their logits, and what each one's share is: scores are the softmax of all logits or the
+// sigmoid of each, and shares are the scores of the chosen; or logits choose, and shares are the softmax of the chosen.
+enum class Scoring : int { softmax, sigmoid, softmax_chosen };
+constexpr int64_t kMostExperts = 1024;
+
+struct RouteCall {
+    const float* logits;  // (rows, experts)
+    int64_t experts, used;
+    Scoring scoring;
+    int64_t groups, groups_used;  // of experts; those whose two best have the largest sum are used
+    bool renormalises;            // shares are divided by their sum and floor
+    float floor, scale;
+    const float *choice_bias, *expert_scales;  // (experts), or null
+    int32_t* chosen;                           // (rows, used)
+    float* shares;                             // (rows, used)
+};
+
+// out[row] = the sum over ranks of shares[row][rank] * made[places[row][rank]], each next one by a fused multiply-add.
+struct MixRowsCall {
+    const float* made;  // (any, columns)
+    int64_t columns, used;
+    const int32_t* places;  // (rows, used)
+    const float* shares;    // (rows, used)
+    float* out;             // (rows, columns)
+};
+
 // How pages keep their numbers: rows of head_dim numbers, or bf16 or int8 packed in pairs (packed_pages.h).
 enum class PageType : int { f32, f16, bf16, q8 };
 
@@ -191,6 +217,9 @@ struct OperatorTable {
     void (*scale)(const ScaleCall& call, int64_t first, int64_t last);
     void (*add)(const AddCall& call, int64_t first, int64_t last);
     void (*gate_heads)(const GateHeadsCall& call, int64_t row_first, int64_t row_last);
+    void (*route)(const RouteCall& call, int64_t row_first, int64_t row_last);
+    void (*mix_rows)(const MixRowsCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
+                     int64_t column_last);
     void (*write_pages)(const WritePagesCall& call, int64_t head);
 
     void (*narrow_rows)(const NarrowCall& call, int64_t token_first, int64_t token_last);

@@ -9,6 +9,7 @@
 #include "operators/dense_pairs.inc"
 #include "operators/norms.inc"
 #include "operators/rope.inc"
+#include "operators/route.inc"
 #include "operators/scale.inc"
 #include "operators/write_pages.inc"
 #include "sample/sample.inc"
@@ -29,6 +30,8 @@ constexpr mlxr::OperatorTable kTable{
     scale,
     add,
     gate_heads,
+    route,
+    mix_rows,
     write_pages,
     narrow_rows,
     multiply_dense_pairs,

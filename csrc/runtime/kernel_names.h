@@ -14,6 +14,7 @@ enum class OperatorName : int {
     layer_norm,
     linear,
     mamba2,
+    moe,
     rms_norm,
     rope,
     sample,
@@ -39,6 +40,7 @@ enum class KernelName : int {
     split_tiles,
     packed,
     split_packed,
+    route,
     count
 };
 

@@ -17,7 +17,19 @@
 namespace mlxr {
 
 // One region per use, so that two operators that call each other cannot share a buffer by accident.
-enum class Scratch : int { activations, panels, attend, sample, operators, blocks, gated, inputs, mixers, count };
+enum class Scratch : int {
+    activations,
+    panels,
+    attend,
+    sample,
+    operators,
+    blocks,
+    gated,
+    inputs,
+    mixers,
+    experts,
+    count
+};
 
 class Runtime {
   public:

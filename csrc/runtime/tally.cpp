@@ -9,12 +9,12 @@ namespace mlxr {
 
 namespace {
 
-constexpr const char* kOperators[] = {
-    "activate", "add",    "attend",   "embed", "gate_heads", "gated_delta", "gated_norm", "layer_norm",
-    "linear",   "mamba2", "rms_norm", "rope",  "sample",     "scale",       "short_conv", "write_pages"};
+constexpr const char* kOperators[] = {"activate",   "add",        "attend", "embed",      "gate_heads", "gated_delta",
+                                      "gated_norm", "layer_norm", "linear", "mamba2",     "moe",        "rms_norm",
+                                      "rope",       "sample",     "scale",  "short_conv", "write_pages"};
 constexpr const char* kKernels[] = {
-    "",      "fused", "rows",  "strips",      "double rows", "panels",      "gated panels",
-    "dense", "pairs", "tiles", "split tiles", "packed",      "split packed"};
+    "",      "fused", "rows",  "strips",      "double rows", "panels",       "gated panels",
+    "dense", "pairs", "tiles", "split tiles", "packed",      "split packed", "route"};
 constexpr const char* kPages[] = {"f32", "f16", "bf16", "q8"};
 constexpr const char* kConvolutions[] = {"plain", "silu", "gated"};
 constexpr const char* kActivations[] = {"silu", "gelu_tanh", "gelu_erf", "relu_squared", "clamped_swiglu"};
@@ -28,6 +28,7 @@ std::string name_form(OperatorName what, int form) {
     switch (what) {
         case OperatorName::linear:
         case OperatorName::embed:
+        case OperatorName::moe:
             return type_info(static_cast<Type>(form)).name;
         case OperatorName::rms_norm:
         case OperatorName::layer_norm:

@@ -16,16 +16,19 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.attend import KVType, allocate_pools
 from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.layers import (
+    FeedForwardBlock,
     InputBlock,
     InputsBlock,
     Layer,
     Layers,
+    MixtureBlock,
     NormWeight,
     StepInput,
     make_attention,
     make_feed_forward,
     make_input,
     make_inputs,
+    make_mixture,
     prepare_layers,
     run_layers,
 )
@@ -33,6 +36,7 @@ from mlxr.kernels.layers import cpu as native_layers
 from mlxr.kernels.layers import reference as one_by_one
 from mlxr.kernels.layers.block import NormKind
 from mlxr.kernels.linear import LinearWeight, prepare
+from mlxr.kernels.moe import RoutingRule, make_experts, make_router
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import QueryTemperature, build_table
 from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected
@@ -70,6 +74,7 @@ class Kind:
     sinks: bool = False
     ropes: tuple[int, ...] = (0,)  # numbers of the layers' tables, in turn
     inputs: bool = False  # what layers get of each token besides the stream
+    experts: int = 0  # beside one block that all tokens have
 
 
 @cache
@@ -122,6 +127,20 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
         gate, projection = make_weight(ctx, rng, kind, hidden, INPUTS), make_weight(ctx, rng, kind, INPUTS, hidden)
         return make_input(gate, projection, kind.activation, index * INPUTS, norm_at("after"))
 
+    def mix_experts(before: NormWeight | None, gate_up: LinearWeight, down: LinearWeight) -> MixtureBlock:
+        """Experts beside one that all tokens have, with a gate."""
+        ups = [make_weight(ctx, rng, kind, hidden, forward, forward) for _ in range(kind.experts)]
+        downs = [make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type) for _ in ups]
+        router = make_router(kind.experts, RoutingRule(2, "sigmoid", renormalises=True), norm(kind.experts))
+        return make_mixture(
+            before,
+            make_weight(ctx, rng, kind, hidden, kind.experts, weight_type="f32"),
+            router,
+            make_experts(ctx, ups, downs, kind.activation),
+            make_feed_forward(None, gate_up, down, kind.activation),
+            make_weight(ctx, rng, kind, hidden, 1, weight_type="f32"),
+        )
+
     layers = []
     for index in range(LAYERS):
         attention = make_attention(
@@ -143,7 +162,11 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
         gate_up = make_weight(ctx, rng, kind, hidden, *[forward, forward][: 2 if kind.gated else 1])
         down = make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type)
         before = None if kind.parallel else norm_at("before")
-        feed_forward = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
+        feed_forward: FeedForwardBlock | MixtureBlock
+        if kind.experts:
+            feed_forward = mix_experts(before, gate_up, down)
+        else:
+            feed_forward = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
         own = read_input(index) if kind.inputs else None
         inputs = read_inputs() if kind.inputs and not index else None
         scales = kind.residual_scale, kind.output_scale
@@ -228,6 +251,8 @@ KINDS = {
     "gemma4e": Kind(
         "q8_0", norms="both", activation="gelu_tanh", norms_heads=True, values=True, output_scale=0.7, inputs=True
     ),
+    "experts": Kind("q8_0", experts=4),
+    "experts of two types": Kind("q4_k", "q6_k", hidden=256, forward=256, experts=5, residual_scale=0.22),
     "inputs and scales": Kind("f16", residual_scale=0.22, inputs=True),
     "keys as values": Kind("q8_0", norms_heads=True, values=True, projected="qk", sinks=True),
     "raw keys as values": Kind("f16", projected="qk"),

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_model import make_weights
+from random_model import count_experts, make_weights
 from safetensors.numpy import save_file
 from tiny_models import (
     CASES,
-    NATIVE_CASES,
     NOT_IN_GGUF,
     TinyRun,
     build_gguf,
@@ -337,7 +336,7 @@ def halve_inputs(tensor: TensorSource) -> TensorSource:
     return make_source(tensor.name, np.ascontiguousarray(values))
 
 
-@pytest.mark.parametrize("case", NATIVE_CASES)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_cpu_equals_golden(case: str, threads: int) -> None:
     config, seed, tokens, golden = read_golden(case)
@@ -354,10 +353,12 @@ CPU_ERRORS = [
     ("bf16", "f16", 0.013),
     ("q8_0", "f16", 0.045),
 ]
+# With experts a rounding may send a token to another one, which moves all that follows; kernels/test_moe.py has types.
+WITHOUT_EXPERTS = [case for case in CASES if not count_experts(read_golden(case)[0])]
 
 
 @pytest.mark.parametrize(("type_name", "kv_type", "allowed"), CPU_ERRORS)
-@pytest.mark.parametrize("case", NATIVE_CASES)
+@pytest.mark.parametrize("case", WITHOUT_EXPERTS)
 def test_cpu_is_within_quantisation_error(case: str, type_name: str, kv_type: str, allowed: float) -> None:
     config, seed, tokens, golden = read_golden(case)
     model = build_hf(Context("cpu", threads=2), config, seed, type_name)

@@ -18,7 +18,7 @@ import pytest
 from amounts import choose_amount, choose_schedules
 from engines import open_engine
 from random_model import make_weights
-from tiny_models import NATIVE_CASES, Windows, build_hf, give_windows, make_hf_tensors, read_golden
+from tiny_models import CASES, Windows, build_hf, give_windows, make_hf_tensors, read_golden
 
 from mlxr.cache.arena import Arena
 from mlxr.cache.shapes import CacheShape
@@ -144,7 +144,7 @@ def test_windows_change_no_bit(seed: int, kinds: tuple[Windows, ...], tmp_path: 
     run_schedule(chance, chance.choice(kinds), tmp_path if seed % 4 == 0 else None)
 
 
-@pytest.mark.parametrize("case", NATIVE_CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_no_schedule_changes_a_bit_of_a_family(case: str, tmp_path: Path) -> None:
     tiers = [isa for isa in ISAS if isa in load_native().available_isas()]
     for seed in range(choose_schedules(FAMILY_SCHEDULES)):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from random_model import Config, Weights, count_experts, make_weights
+from random_model import Config, Weights, make_weights
 
 from mlxr.cache.arena import Arena, ModelArena, PoolSet, StateArena
 from mlxr.cache.shapes import StatesShape, form_groups
@@ -50,10 +50,6 @@ def read_golden(case: str) -> tuple[dict[str, Any], int, NDArray[np.int32], Floa
     config = json.loads((GOLDENS / case / "config.json").read_text())
     with np.load(GOLDENS / case / "logits.npz") as stored:
         return config, int(stored["seed"]), stored["tokens"], stored["logits"]
-
-
-# experts run on the reference device and on GPUs
-NATIVE_CASES = [case for case in CASES if not count_experts(read_golden(case)[0])]
 
 
 def make_source(name: str, values: Floats, type_name: str = "f32") -> TensorSource:

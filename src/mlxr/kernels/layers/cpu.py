@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxr.core.errors import DeviceError
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta import EPS, DeltaRule
@@ -15,11 +14,14 @@ from mlxr.kernels.layers.operators import (
     Convolve,
     GatedNorm,
     GateHeads,
+    GateRows,
     Join,
+    Mix,
     Norm,
     Operator,
     Product,
     Recur,
+    Route,
     Rows,
     Scale,
     SplitHeads,
@@ -28,6 +30,7 @@ from mlxr.kernels.layers.operators import (
 )
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.mamba2 import StateSpace
+from mlxr.kernels.moe.cpu import make_native
 from mlxr.kernels.tensor import FloatArray
 
 _NONE = 0  # no window, no softcap
@@ -42,7 +45,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Any:
         else:
             native.append_layer(*_describe(layer.mixer))
         for operator in list_operators(layer):
-            _append(native, operator)
+            _append(ctx, native, operator)
     return native
 
 
@@ -61,7 +64,7 @@ def _describe(block: AttentionBlock) -> tuple[object, ...]:
     )
 
 
-def _append(native: Any, operator: Operator) -> None:
+def _append(ctx: Context, native: Any, operator: Operator) -> None:
     match operator:
         case Norm(weight, source, target, parts):
             native.append_norm(weight.weight, weight.bias, weight.eps, weight.kind == "layer", source, target, parts)
@@ -93,8 +96,12 @@ def _append(native: Any, operator: Operator) -> None:
             _append_recurrence(native, rule, first, at)
         case GatedNorm(norm, first):
             native.append_gated_norm(norm.weight, norm.width, norm.eps, norm.gate_first, first)
-        case _:
-            raise DeviceError("models with experts run on the reference device alone: use --device reference")
+        case Route(router):
+            native.append_route(make_native(ctx, router))
+        case Mix(experts, _, source, target):
+            native.append_mix(experts.payload, source, target)
+        case GateRows(target):
+            native.append_gate_rows(target)
 
 
 def _append_recurrence(native: Any, rule: DeltaRule | StateSpace, first: int, at: int) -> None:

@@ -1,0 +1,282 @@
+// The mixture: tokens sorted by expert, gate and up of all experts, activation, down of all experts, and the sum.
+//
+// A token's input is quantised once and copied to each of its experts, whose tokens lie side by side as those of any
+// product do. Between the two products threads meet once, not once for each expert: with few tokens the weights of all
+// experts are one stream (multiply_few), with many they are one list of tasks.
+#include <algorithm>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "linear/call.h"
+#include "moe/experts.h"
+
+namespace mlxr {
+
+namespace {
+
+// Consecutive tokens, sorted by expert, of one expert.
+struct Group {
+    int64_t expert, first, rows;
+    bool gated;                                // gate, up and activation in one go
+    float *x = nullptr, *activated = nullptr;  // rows that products read as floats, or null
+};
+
+class MixRun {
+  public:
+    MixRun(Runtime& runtime, const Experts& experts, const MixCall& call)
+        : runtime_(runtime), experts_(experts), call_(call), table_(*operator_table(runtime.isa)) {
+        sort_tokens();
+        for (const Group& group : groups_) {
+            source_needs_.add(runtime, experts.up(group.expert));
+            few_ &= group.rows < kSomeTokens;
+        }
+        lay_out_all(nullptr);
+        const std::byte* const nothing = nullptr;
+        const int64_t bytes = end_ - nothing;
+        lay_out_all(runtime.scratch(Scratch::experts, static_cast<size_t>(bytes)));
+    }
+
+    void run() {
+        Counted counted(runtime_.tally, describe());
+        counted.does([&] { return measure(); });
+        multiply_up();
+        multiply_down();
+        add_up();
+    }
+
+  private:
+    int64_t pairs() const { return call_.tokens * call_.used; }
+
+    // Stable, so that the tokens of an expert are in their order.
+    void sort_tokens() {
+        const int64_t count = experts_.count();
+        std::vector<int64_t> next(static_cast<size_t>(count), 0);
+        for (int64_t i = 0; i < pairs(); ++i) ++next[static_cast<size_t>(call_.chosen[i])];
+        int64_t first = 0;
+        for (int64_t expert = 0; expert < count; ++expert) {
+            int64_t& rows = next[static_cast<size_t>(expert)];
+            if (rows > 0) {
+                groups_.push_back({expert, first, rows, can_gate(experts_.up(expert), experts_.down(expert), rows)});
+            }
+            first += rows;
+            rows = first - rows;
+        }
+        places_.resize(static_cast<size_t>(pairs()));
+        owners_.resize(static_cast<size_t>(pairs()));
+        for (int64_t i = 0; i < pairs(); ++i) {
+            const int64_t place = next[static_cast<size_t>(call_.chosen[i])]++;
+            places_[static_cast<size_t>(i)] = static_cast<int32_t>(place);
+        }
+        for (size_t group = 0; group < groups_.size(); ++group) {
+            std::fill_n(owners_.begin() + groups_[group].first, groups_[group].rows, static_cast<int32_t>(group));
+        }
+    }
+
+    template <typename Value>
+    Value* take(int64_t count) {
+        std::byte* const taken = end_;
+        end_ += align_line(count * static_cast<int64_t>(sizeof(Value)));
+        return reinterpret_cast<Value*>(taken);
+    }
+
+    LinearInput lay_out_input(const LinearWeight& weight, const float* x, int64_t rows) {
+        LinearInput input{.x = x, .tokens = rows, .columns = weight.in_features(), .tile = tile_of(rows)};
+        Needs needs;
+        needs.add(runtime_, weight);
+        end_ = lay_out(runtime_, needs, input, end_);
+        return input;
+    }
+
+    // All arrays from `at` on, or from null on, and the products that read and write them.
+    void lay_out_all(std::byte* at) {
+        end_ = at;
+        up_.clear();
+        down_.clear();
+        sources_.clear();
+        const int64_t columns = experts_.columns(), features = experts_.features();
+        const int64_t made = experts_.is_gated() ? 2 * features : features;
+        const int threads = is_alone() ? 1 : runtime_.pool.threads();
+        for (int thread = 0; thread < threads; ++thread) {
+            LinearInput source{.x = nullptr, .tokens = 1, .columns = columns, .tile = 1};
+            end_ = lay_out(runtime_, source_needs_, source, end_);
+            sources_.push_back(source);
+        }
+        made_ = take<float>(pairs() * columns);
+        for (Group& group : groups_) {
+            const LinearWeight &up = experts_.up(group.expert), &down = experts_.down(group.expert);
+            float* const projected = group.gated ? nullptr : take<float>(group.rows * made);
+            up_.push_back({runtime_, up, lay_out_x(up, group), projected});
+            if (!group.gated) group.activated = take<float>(group.rows * features);
+            down_.push_back(
+                {runtime_, down, lay_out_input(down, group.activated, group.rows), made_ + group.first * columns});
+        }
+    }
+
+    // The input of gate and up: that of the token if there is but one.
+    LinearInput lay_out_x(const LinearWeight& up, Group& group) {
+        if (is_alone()) {
+            LinearInput input = sources_[0];
+            input.x = call_.x;
+            return input;
+        }
+        Needs needs;
+        needs.add(runtime_, up);
+        group.x = needs.floats ? take<float>(group.rows * up.in_features()) : nullptr;
+        return lay_out_input(up, group.x, group.rows);
+    }
+
+    // One token, whose experts all read the same: the calling thread makes it.
+    bool is_alone() const { return call_.tokens == 1 && std::ssize(groups_) == call_.used; }
+
+    // Quantises tokens [first, last), each to all of its experts.
+    void prepare_tokens(int64_t first, int64_t last, int thread) {
+        const int64_t columns = experts_.columns();
+        LinearInput source = sources_[static_cast<size_t>(thread)];
+        for (int64_t token = first; token < last; ++token) {
+            source.x = call_.x + token * columns;
+            convert_tokens(runtime_, source, 0, 1);
+            if (is_alone()) return;
+            for (int64_t rank = 0; rank < call_.used; ++rank) {
+                const auto place = static_cast<size_t>(places_[static_cast<size_t>(token * call_.used + rank)]);
+                const auto owner = static_cast<size_t>(owners_[place]);
+                const Group& group = groups_[owner];
+                copy_token(source, up_[owner].input, static_cast<int64_t>(place) - group.first, group.x);
+            }
+        }
+    }
+
+    // Activates and quantises the rows [first, last) of all experts' tokens, where that is left to do.
+    void activate_rows(int64_t first, int64_t last) {
+        const int64_t features = experts_.features();
+        for (int64_t at = first; at < last;) {
+            const auto owner = static_cast<size_t>(owners_[static_cast<size_t>(at)]);
+            const Group& group = groups_[owner];
+            const int64_t begin = at - group.first, end = std::min(last - group.first, group.rows);
+            at = group.first + end;
+            if (group.gated) continue;
+            const LinearInput& input = down_[owner].input;
+            const float* const projected = up_[owner].out;
+            const int64_t made = up_[owner].weight.out_features();
+            const ActivateCall activate{.x = projected,
+                                        .up = experts_.is_gated() ? projected + features : nullptr,
+                                        .out = group.activated,
+                                        .columns = features,
+                                        .x_stride = made,
+                                        .up_stride = made,
+                                        .out_stride = features,
+                                        .kind = experts_.kind()};
+            table_.activate(activate, begin, end, 0, features);
+            convert_tokens(runtime_, input, begin, end);
+        }
+    }
+
+    // Runs body(first, last, thread) over [0, count), a few at a time.
+    template <typename Body>
+    void spread(int64_t count, const Body& body) {
+        constexpr int64_t kShares = 8;
+        const int64_t tasks = std::min(count, kShares * runtime_.pool.threads());
+        runtime_.pool.parallel_for_near(static_cast<int>(tasks), [&](int task, int thread) {
+            body(count * task / tasks, count * (task + 1) / tasks, thread);
+        });
+    }
+
+    void multiply_up() {
+        if (!is_alone()) {
+            spread(call_.tokens, [&](int64_t first, int64_t last, int thread) { prepare_tokens(first, last, thread); });
+        }
+        if (few_) {
+            const Prepare prepare = [&] { prepare_tokens(0, 1, 0); };
+            return multiply_few(runtime_, up_, is_alone() ? prepare : nullptr);
+        }
+        std::vector<GatedCall> gated;
+        std::vector<LinearCall> others;
+        for (size_t i = 0; i < groups_.size(); ++i) {
+            if (groups_[i].gated) {
+                gated.push_back({up_[i], down_[i], experts_.kind()});
+            } else {
+                others.push_back(up_[i]);
+            }
+        }
+        run_tasks(GatedTasks(std::move(gated), runtime_.pool.threads()), PieceTasks(others, runtime_.pool.threads()));
+    }
+
+    void run_tasks(const GatedTasks& gated, const PieceTasks& pieces) {
+        const int64_t bytes = std::max(gated.scratch_bytes(), pieces.scratch_bytes());
+        std::byte* const scratch =
+            runtime_.scratch(Scratch::panels, static_cast<size_t>(bytes * runtime_.pool.threads()));
+        runtime_.pool.parallel_for_near(gated.count() + pieces.count(), [&](int task, int thread) {
+            std::byte* const own = scratch + bytes * thread;
+            if (task < gated.count()) return gated.run(task, task + 1, own);
+            pieces.run(task - gated.count(), task - gated.count() + 1, own);
+        });
+    }
+
+    void multiply_down() {
+        const bool alone = few_ && pairs() * experts_.features() < kAloneValues;
+        if (!alone) spread(pairs(), [&](int64_t first, int64_t last, int) { activate_rows(first, last); });
+        if (few_) {
+            const Prepare prepare = [&] { activate_rows(0, pairs()); };
+            return multiply_few(runtime_, down_, alone ? prepare : nullptr);
+        }
+        run_tasks(GatedTasks({}, 1), PieceTasks(down_, runtime_.pool.threads()));
+    }
+
+    void add_up() {
+        constexpr int64_t kStrip = 1024;  // columns of a token that one thread adds up
+        const int64_t columns = experts_.columns(), strips = (columns + kStrip - 1) / kStrip;
+        const MixRowsCall call{made_, columns, call_.used, places_.data(), call_.shares, call_.out};
+        const auto add = [&](int64_t first, int64_t last, int) {
+            for (int64_t i = first; i < last; ++i) {
+                const int64_t start = i % strips * kStrip;
+                table_.mix_rows(call, i / strips, i / strips + 1, start, std::min(columns, start + kStrip));
+            }
+        };
+        if (pairs() * columns < kAloneValues) return add(0, call_.tokens * strips, 0);
+        spread(call_.tokens * strips, add);
+    }
+
+    Ran describe() const {
+        Ran ran(OperatorName::moe);
+        for (size_t i = 0; i < groups_.size(); ++i) describe_call(up_[i], groups_[i].gated, ran);
+        for (const LinearCall& call : down_) describe_call(call, false, ran);
+        return ran;
+    }
+
+    // The weights of those experts that have tokens.
+    Tally::Work measure() const {
+        const int64_t columns = experts_.columns();
+        Tally::Work work{
+            .nanoseconds = 0, .bytes = 2 * call_.tokens * columns * static_cast<int64_t>(sizeof(float)), .macs = 0};
+        for (const std::vector<LinearCall>* calls : {&up_, &down_}) {
+            for (const LinearCall& call : *calls) {
+                work.bytes += call.weight.bytes();
+                work.macs += call.tokens() * call.weight.in_features() * call.weight.out_features();
+            }
+        }
+        return work;
+    }
+
+    Runtime& runtime_;
+    const Experts& experts_;
+    const MixCall& call_;
+    const OperatorTable& table_;
+    std::vector<Group> groups_;
+    std::vector<int32_t> places_;  // of each token and rank: where its row is, sorted by expert
+    std::vector<int32_t> owners_;  // of each row: its group
+    Needs source_needs_;
+    bool few_ = true;
+    std::byte* end_ = nullptr;
+    std::vector<LinearInput> sources_;  // one token, of each thread
+    std::vector<LinearCall> up_, down_;
+    float* made_ = nullptr;  // rows of what the experts make
+};
+
+}  // namespace
+
+void run_mix(Runtime& runtime, const Experts& experts, const MixCall& call) {
+    if (call.tokens == 0) return;
+    MixRun(runtime, experts, call).run();
+}
+
+}  // namespace mlxr
