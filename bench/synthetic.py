@@ -13,10 +13,11 @@ import argparse
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +28,17 @@ from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.kernels.moe import RoutingRule
 from mlxr.models import ModelConfig
 from mlxr.models.names import gguf_metadata
-from mlxr.models.specs import Mixture
+from mlxr.models.recurrent import make_flags
+from mlxr.models.specs import GatedDelta, Mixture, ShortConv
+from mlxr.models.weights import expected_tensors
 
 POOL_VALUES = 1 << 20
 CHUNK_BYTES = 1 << 24
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 SPM_UNKNOWN, SPM_CONTROL, SPM_NORMAL, SPM_BYTE = 2, 3, 1, 6
 LLAMA3_SPECIALS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+ADDED = ("attn_output", "ffn_down", "shortconv.out_proj", "ssm_out")  # to the residual stream
 
 Bytes = NDArray[np.uint8]
 Metadata = dict[str, object]
@@ -52,19 +57,23 @@ class Shape:
     context_length: int
     vocabulary: Callable[[int], Metadata]
     rope_theta: float = 10000.0
-    own_head_dim: int | None = None
-    mixture: Mixture | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)  # what the model is besides a llama
 
     @property
     def head_dim(self) -> int:
         """Numbers of a head."""
-        return self.own_head_dim or self.hidden // self.heads
+        return self.to_config().head_dim
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The experts of the model, if it has any."""
+        return self.to_config().mixture
 
     def to_config(self) -> ModelConfig:
-        """The same as the configuration of a llama model, or with a mixture of experts of a Qwen 3 model."""
-        head_dim = self.head_dim
-        return ModelConfig(
-            architecture="llama" if self.mixture is None else "qwen3_moe",
+        """The same as the configuration of a model, a llama if nothing else is said."""
+        head_dim = self.hidden // self.heads
+        llama = ModelConfig(
+            architecture="llama",
             layers=self.layers,
             hidden=self.hidden,
             heads=self.heads,
@@ -76,37 +85,13 @@ class Shape:
             rms_eps=1e-5,
             rope_theta=self.rope_theta,
             rope_dim=head_dim,
-            rope_interleaved=self.mixture is None,
-            qk_norm=self.mixture is not None,
-            mixture=self.mixture,
+            rope_interleaved=True,
         )
+        return replace(llama, **self.changes)
 
     def list_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names as GGUF spells them, and shapes (rows, columns)."""
-        q_rows, kv_rows = self.head_dim * self.heads, self.head_dim * self.kv_heads
-        yield "token_embd.weight", (self.vocab_size, self.hidden)
-        for layer in range(self.layers):
-            yield f"blk.{layer}.attn_norm.weight", (self.hidden,)
-            yield f"blk.{layer}.attn_q.weight", (q_rows, self.hidden)
-            yield f"blk.{layer}.attn_k.weight", (kv_rows, self.hidden)
-            yield f"blk.{layer}.attn_v.weight", (kv_rows, self.hidden)
-            yield f"blk.{layer}.attn_output.weight", (self.hidden, q_rows)
-            yield f"blk.{layer}.ffn_norm.weight", (self.hidden,)
-            for name, dimensions in self._list_feed_forward():
-                yield f"blk.{layer}.{name}.weight", dimensions
-        yield "output_norm.weight", (self.hidden,)
-        yield "output.weight", (self.vocab_size, self.hidden)
-
-    def _list_feed_forward(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        suffix, first, rows = "", (), self.ffn
-        if self.mixture is not None:
-            suffix, first, rows = "_exps", (self.mixture.experts,), self.mixture.features
-            yield "attn_q_norm", (self.head_dim,)
-            yield "attn_k_norm", (self.head_dim,)
-            yield "ffn_gate_inp", (self.mixture.experts, self.hidden)
-        yield f"ffn_gate{suffix}", (*first, rows, self.hidden)
-        yield f"ffn_up{suffix}", (*first, rows, self.hidden)
-        yield f"ffn_down{suffix}", (*first, self.hidden, rows)
+        yield from expected_tensors(self.to_config()).items()
 
     def plan_tensors(self, recipe_name: str) -> Iterator[tuple[str, str, tuple[int, ...], float]]:
         """Name, type by the recipe, shape, and the factor on the tensor's weights.
@@ -120,12 +105,12 @@ class Shape:
                 dimensions,
                 layer=int(name.split(".")[1]) if name.startswith("blk.") else 0,
                 layers=self.layers,
-                tied_output=False,
+                tied_output=self.to_config().tied_embeddings,
                 query_groups=self.heads // self.kv_heads,
             )
             if "ffn_gate_inp" in name:
                 type_name = "f32"
-            is_added = "attn_output" in name or "ffn_down" in name
+            is_added = any(part in name for part in ADDED)
             yield name, type_name, dimensions, (2 * self.layers) ** -0.5 if is_added else 1.0
 
 
@@ -195,19 +180,70 @@ def spell_bytes() -> list[str]:
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
-QWEN3_RULE, OLMOE_RULE, TINY_RULE = (RoutingRule(used, renormalises=True) for used in (8, 8, 2))
+def make_experts(experts: int, used: int, features: int, head_dim: int) -> dict[str, Any]:
+    """What a model of Qwen 3's kind with experts is besides a llama."""
+    return {
+        "architecture": "qwen3_moe",
+        "head_dim": head_dim,
+        "rope_dim": head_dim,
+        "rope_interleaved": False,
+        "qk_norm": True,
+        "mixture": Mixture(experts, features, "silu", RoutingRule(used, renormalises=True)),
+    }
+
+
 SHAPES = {
     "tinyllama-1.1b": Shape(22, 2048, 32, 4, 5632, 32_000, 2048, make_spm_vocabulary),
     "llama-3-8b": Shape(32, 4096, 32, 8, 14336, 128_256, 8192, make_bpe_vocabulary, 500000.0),
     "qwen3-30b-a3b": Shape(
-        48, 2048, 32, 4, 6144, 151_936, 32_768, make_bpe_vocabulary, 1e6, 128, Mixture(128, 768, "silu", QWEN3_RULE)
+        48, 2048, 32, 4, 6144, 151_936, 32_768, make_bpe_vocabulary, 1e6, make_experts(128, 8, 768, 128)
     ),
     "olmoe-1b-7b": Shape(
-        16, 2048, 16, 16, 1024, 50_304, 4096, make_bpe_vocabulary, 10000.0, None, Mixture(64, 1024, "silu", OLMOE_RULE)
+        16, 2048, 16, 16, 1024, 50_304, 4096, make_bpe_vocabulary, 10000.0, make_experts(64, 8, 1024, 128)
     ),
-    "tiny-moe": Shape(
-        2, 256, 4, 2, 512, 512, 512, make_bpe_vocabulary, 10000.0, None, Mixture(8, 256, "silu", TINY_RULE)
+    "lfm2-1.2b": Shape(
+        16,
+        2048,
+        32,
+        8,
+        8192,
+        65_536,
+        128_000,
+        make_bpe_vocabulary,
+        1e6,
+        {
+            "architecture": "lfm2",
+            "rope_interleaved": False,
+            "qk_norm": True,
+            "tied_embeddings": True,
+            "recurrence": ShortConv(2048, 3),
+            "recurrent_layers": tuple(layer not in (2, 5, 8, 10, 12, 14) for layer in range(16)),
+        },
     ),
+    "qwen3.5-0.8b": Shape(
+        24,
+        1024,
+        8,
+        2,
+        3584,
+        248_320,
+        262_144,
+        make_bpe_vocabulary,
+        1e7,
+        {
+            "architecture": "qwen3_5_text",
+            "head_dim": 256,
+            "rope_dim": 64,
+            "rope_interleaved": False,
+            "rms_eps": 1e-6,
+            "qk_norm": True,
+            "gated_attention": True,
+            "tied_embeddings": True,
+            "recurrence": GatedDelta(16, 16, 128, 128, 4),
+            "recurrent_layers": make_flags(24, 4),
+        },
+    ),
+    "tiny-moe": Shape(2, 256, 4, 2, 512, 512, 512, make_bpe_vocabulary, 10000.0, make_experts(8, 2, 256, 64)),
     "tiny-spm": Shape(2, 256, 4, 2, 512, 512, 512, make_spm_vocabulary),
     "tiny-bpe": Shape(2, 256, 4, 1, 512, 512, 512, make_bpe_vocabulary),
 }
@@ -221,8 +257,11 @@ class Pools:
         self._pools: dict[tuple[str, int, float], Bytes] = {}
 
     def draw_chunks(self, name: str, type_name: str, shape: tuple[int, ...], gain: float) -> Iterator[Bytes]:
-        """The raw blocks of a tensor, in pieces. Vectors are all ones, as norms begin."""
+        """The raw blocks of a tensor, in pieces. Vectors are all ones, as norms begin, or minus ones."""
         if len(shape) == 1:
+            if name.endswith("ssm_a"):  # a state decays
+                yield np.full(shape, -1, np.float32).view(np.uint8)
+                return
             yield np.ones(shape, np.float32).view(np.uint8)
             return
         columns = shape[-1]

@@ -73,6 +73,9 @@ PLANS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "bf16": BASIC,
     },
     "llama-3-8b": {"q4_k_m": TABLE},
+    "olmoe-1b-7b": {"q4_k_m": (*BASIC, "batch-8")},
+    "lfm2-1.2b": {"q4_k_m": (*BASIC, "batch-8")},
+    "qwen3.5-0.8b": {"q4_k_m": (*BASIC, "batch-8")},
     "tiny-spm": {"q4_k_m": (*TABLE, *CURVE), "q8_0": BASIC},
 }
 QUICK: Mapping[str, tuple[str, ...]] = {"q4_k_m": ("prefill-512", "decode-128", "batch-8")}
@@ -104,6 +107,15 @@ TARGETS: Mapping[tuple[str, str, str], Target] = {
     ("tinyllama-1.1b", "q4_k_m", "batch-16"): Target(3.5),
     ("llama-3-8b", "q4_k_m", "prefill-512"): Target(2.4),
     ("llama-3-8b", "q4_k_m", "decode-128"): Target(1.1),
+    ("olmoe-1b-7b", "q4_k_m", "prefill-512"): Target(2.5),
+    ("olmoe-1b-7b", "q4_k_m", "decode-128"): Target(1.3, 0.85),
+    ("olmoe-1b-7b", "q4_k_m", "batch-8"): Target(2.0),
+    ("lfm2-1.2b", "q4_k_m", "prefill-512"): Target(2.2),
+    ("lfm2-1.2b", "q4_k_m", "decode-128"): Target(1.2, 0.85),
+    ("lfm2-1.2b", "q4_k_m", "batch-8"): Target(3.5),
+    ("qwen3.5-0.8b", "q4_k_m", "prefill-512"): Target(2.2),
+    ("qwen3.5-0.8b", "q4_k_m", "decode-128"): Target(1.2, 0.85),
+    ("qwen3.5-0.8b", "q4_k_m", "batch-8"): Target(3.5),
 }
 
 
@@ -128,11 +140,19 @@ class Work:
 
 
 def measure_work(path: Path) -> Work:
-    """Of a model file."""
+    """Of a model file; of its experts those that a token uses count."""
     with open_gguf(path) as file:
-        layers = [tensor for name, tensor in file.tensors.items() if name.startswith("blk.") and len(tensor.shape) == 2]
+        prefix = f"{file.metadata['general.architecture']}.expert"
+        used = float(file.metadata.get(f"{prefix}_used_count", 1)) / float(file.metadata.get(f"{prefix}_count", 1))
+        layers = [tensor for name, tensor in file.tensors.items() if name.startswith("blk.")]
+        matrices, experts = ([tensor for tensor in layers if len(tensor.shape) == axes] for axes in (2, 3))
         head = [file.tensors.get("output.weight") or file.tensors["token_embd.weight"]]
-        return Work(_bytes(layers), _bytes(head), _values(layers), _values(head))
+        return Work(
+            _bytes(matrices) + int(used * _bytes(experts)),
+            _bytes(head),
+            _values(matrices) + int(used * _values(experts)),
+            _values(head),
+        )
 
 
 def _bytes(tensors: Sequence[TensorSource]) -> int:
