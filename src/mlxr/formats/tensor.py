@@ -21,7 +21,7 @@ from .mapped_file import MappedFile
 
 
 class WeightSource(Protocol):
-    """What a tensor must have to be written to another file: a `TensorSource`, or several that count as one."""
+    """A tensor that can be written to another file: a `TensorSource`, or several that count as one."""
 
     @property
     def name(self) -> str:

@@ -276,7 +276,7 @@ class LayerReader:
         )
 
     def _read_inputs(self, spec: LayerInputs) -> InputsBlock:
-        """What makes the inputs of all layers. The table stays in its file."""
+        """Read what makes the inputs of all layers. The table stays in its file."""
         return make_inputs(
             self._tensors[f"{_TABLE}.weight"],
             self._prepare("", _OF_STREAM),

@@ -84,7 +84,7 @@ def gated_delta(
     first: int = 0,
     at: int = 0,
 ) -> FloatArray:
-    """What the values give: (T, value_heads * value_dim).
+    """Apply the rule to each token's values: (T, value_heads * value_dim).
 
     qkv (T, columns) holds the heads of queries, keys and values; x holds from column `first` on a beta for each value
     head, and then the steps, as many as rates. For each token and value head, with q and k divided by their lengths

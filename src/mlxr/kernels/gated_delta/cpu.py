@@ -20,7 +20,7 @@ def gated_delta(
     first: int,
     at: int,
 ) -> FloatArray:
-    """What the values of the batch's tokens give."""
+    """Run the rule in native code over the tokens of the batch."""
     out = empty(ctx, x.shape[0], rule.results)
     ctx.module.gated_delta(
         ctx.native,

@@ -20,7 +20,7 @@ KERNELS = (RECUR,)
 def gated_delta(
     ctx: Context, qkv: Any, x: Any, rule: DeltaRule, batch: RaggedBatch, pool: Pool, first: int, at: int
 ) -> Any:
-    """What the values of the batch's tokens give."""
+    """Run the rule on the GPU over the tokens of the batch."""
     qkv, x = settle(qkv), settle(x)
     if ctx.gpu.launcher is None:
         return compose_on_host(

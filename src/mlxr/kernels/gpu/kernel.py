@@ -135,7 +135,7 @@ class Variant:
 
 @cache
 def read_prelude(target: Target) -> str:
-    """What the source of every kernel for `target` begins with."""
+    """Return what the source of every kernel for `target` begins with."""
     return "\n".join((Path(__file__).parent / name).read_text() for name in _PRELUDES[target])
 
 

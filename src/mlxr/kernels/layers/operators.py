@@ -208,7 +208,7 @@ def _one_after_the_other(
 
 
 def make_inputs(block: InputsBlock) -> Iterator[Operator]:
-    """What makes the inputs of all layers, before the first one."""
+    """List what makes the inputs of all layers, before the first one."""
     yield Rows(block.table, "other")
     yield Scale(block.table_scale, "other")
     yield Product(block.projection, "stream", "x")
