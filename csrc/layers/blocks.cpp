@@ -38,8 +38,12 @@ struct Heads {
 };
 
 // A block begins where the stream gets what was added to it, or where rows are looked up before all blocks.
-bool opens_block(const Operator& op) {
-    return op.kind == Kind::sum || op.kind == Kind::rows || (op.kind == Kind::norm && op.source == Register::stream);
+// Where nothing was added since, a norm of the stream goes on with a block, whose arrays stay.
+bool opens_block(const std::vector<Operator>& ops, size_t at) {
+    const Operator& op = ops[at];
+    if (op.kind == Kind::sum || op.kind == Kind::rows) return true;
+    if (op.kind != Kind::norm || op.source != Register::stream) return false;
+    return at == 0 || ops[at - 1].target == Register::delta;
 }
 
 // Whether what is written there has its own memory, which stays when the block ends.
@@ -91,7 +95,7 @@ class LayersRun {
     // Memory for all operators from `first` on up to the next block.
     void reserve_block(const Layer& layer, const std::vector<Operator>& ops, size_t first, bool gated) {
         int64_t floats = 0, arrays = 0;
-        for (size_t i = first; i < ops.size() && (i == first || !opens_block(ops[i])); ++i) {
+        for (size_t i = first; i < ops.size() && (i == first || !opens_block(ops, i)); ++i) {
             const int64_t q = layer.heads * layer.head_dim, k = layer.kv_heads * layer.head_dim;
             switch (ops[i].kind) {
                 case Kind::norm:
@@ -140,7 +144,7 @@ class LayersRun {
     size_t run_one(const Layer& layer, const std::vector<Operator>& ops, size_t at) {
         const Operator& op = ops[at];
         const bool gated = can_gate(ops, op.kind == Kind::product ? at : at + 1);
-        if (opens_block(op)) reserve_block(layer, ops, at, gated);
+        if (opens_block(ops, at)) reserve_block(layer, ops, at, gated);
         switch (op.kind) {
             case Kind::norm:
                 if (op.source == Register::stream) {

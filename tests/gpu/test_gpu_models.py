@@ -26,6 +26,7 @@ CASES = [
     "gemma4-shared",
     "gemma4-values",
     "gemma4e",
+    "gemma4moe",
     "granite",
     "llama-bias-gelu",
     "ministral3",

@@ -16,6 +16,7 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.attend import KVType, allocate_pools
 from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.layers import (
+    BothBlock,
     FeedForwardBlock,
     InputBlock,
     InputsBlock,
@@ -25,6 +26,7 @@ from mlxr.kernels.layers import (
     NormWeight,
     StepInput,
     make_attention,
+    make_both,
     make_feed_forward,
     make_input,
     make_inputs,
@@ -127,6 +129,12 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
         gate, projection = make_weight(ctx, rng, kind, hidden, INPUTS), make_weight(ctx, rng, kind, INPUTS, hidden)
         return make_input(gate, projection, kind.activation, index * INPUTS, norm_at("after"))
 
+    def set_beside(dense: FeedForwardBlock, gate_up: LinearWeight, down: LinearWeight) -> BothBlock:
+        """A block and experts, all with norms of their own."""
+        mixture = mix_experts(norm_at("before"), gate_up, down)
+        norms = [NormWeight(norm(hidden), 1e-5) for _ in range(3)]
+        return make_both(dense, replace(mixture, shared=None, shared_gate=None), norms[0], norms[1], norms[2])
+
     def mix_experts(before: NormWeight | None, gate_up: LinearWeight, down: LinearWeight) -> MixtureBlock:
         """Experts beside one that all tokens have, with a gate."""
         ups = [make_weight(ctx, rng, kind, hidden, forward, forward) for _ in range(kind.experts)]
@@ -162,8 +170,11 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
         gate_up = make_weight(ctx, rng, kind, hidden, *[forward, forward][: 2 if kind.gated else 1])
         down = make_weight(ctx, rng, kind, forward, hidden, weight_type=kind.down_type)
         before = None if kind.parallel else norm_at("before")
-        feed_forward: FeedForwardBlock | MixtureBlock
-        if kind.experts:
+        feed_forward: FeedForwardBlock | MixtureBlock | BothBlock
+        if kind.experts and kind.norms == "both":
+            dense = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
+            feed_forward = set_beside(dense, gate_up, down)
+        elif kind.experts:
             feed_forward = mix_experts(before, gate_up, down)
         else:
             feed_forward = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
@@ -252,6 +263,7 @@ KINDS = {
         "q8_0", norms="both", activation="gelu_tanh", norms_heads=True, values=True, output_scale=0.7, inputs=True
     ),
     "experts": Kind("q8_0", experts=4),
+    "experts beside a block": Kind("q8_0", norms="both", activation="gelu_tanh", output_scale=0.7, experts=4),
     "experts of two types": Kind("q4_k", "q6_k", hidden=256, forward=256, experts=5, residual_scale=0.22),
     "inputs and scales": Kind("f16", residual_scale=0.22, inputs=True),
     "keys as values": Kind("q8_0", norms_heads=True, values=True, projected="qk", sinks=True),

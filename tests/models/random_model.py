@@ -68,7 +68,11 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             if features:
                 shapes[f"{layer}post_per_layer_input_norm.weight"] = (hidden,)
         if has_experts(config, index):
-            del products[4:]
+            if kind == "gemma4_text":
+                for name in ("post_{}_1", "pre_{}_2", "post_{}_2"):
+                    shapes[f"{layer}{name.format('feedforward_layernorm')}.weight"] = (hidden,)
+            else:
+                del products[4:]
             shapes |= {layer + name: shape for name, shape in list_mixture(config).items()}
         if kind == "gpt_oss":
             shapes[f"{layer}self_attn.sinks"] = (heads,)
@@ -190,6 +194,14 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     if kind.startswith("granitemoe"):
         return _list_granite(config, experts, ffn)
+    if kind == "gemma4_text":
+        return {
+            "router.proj.weight": (experts, hidden),
+            "router.scale": (hidden,),
+            "router.per_expert_scale": (experts,),
+            "experts.gate_up_proj": (experts, 2 * ffn, hidden),
+            "experts.down_proj": (experts, hidden, ffn),
+        }
     if kind == "gpt_oss":
         return {
             "mlp.router.weight": (experts, hidden),

@@ -188,6 +188,8 @@ def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None
         ("glm4moe", {"groups": 4, "groups_used": 2}),
         ("glm4moe-groups", {"groups_used": 3}),
         ("glm4moe-groups", {"groups": 2, "groups_used": 1}),
+        ("gemma4moe", {"renormalises": False}),
+        ("gemma4moe", {"used": 2}),
         ("gpt-oss", {"scoring": "softmax"}),
         ("gpt-oss", {"used": 2}),
     ],
@@ -198,7 +200,9 @@ def test_goldens_see_each_part_of_routing(case: str, change: dict[str, object]) 
     test_goldens_see_every_feature(case, {"mixture": replace(mixture, rule=replace(mixture.rule, **change))})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("case", "activation"), [("gpt-oss", "silu"), ("qwen2moe", "gelu_tanh")])
+@pytest.mark.parametrize(
+    ("case", "activation"), [("gpt-oss", "silu"), ("qwen2moe", "gelu_tanh"), ("gemma4moe", "silu")]
+)
 def test_goldens_see_the_activation_of_experts(case: str, activation: Activation) -> None:
     mixture = config_from_hf(read_golden(case)[0]).mixture
     assert mixture is not None
@@ -214,6 +218,11 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
         ("glm4moe", "mlp.gate.e_score_correction_bias"),
         ("glm4moe-groups", "mlp.gate.e_score_correction_bias"),
         ("glm4moe", "mlp.shared_experts.down_proj.weight"),
+        ("gemma4moe", "router.scale"),
+        ("gemma4moe", "router.per_expert_scale"),
+        ("gemma4moe", "post_feedforward_layernorm_1.weight"),
+        ("gemma4moe", "pre_feedforward_layernorm_2.weight"),
+        ("gemma4moe", "post_feedforward_layernorm_2.weight"),
         ("gpt-oss", "self_attn.sinks"),
         ("gpt-oss", "mlp.router.bias"),
         ("gpt-oss", "mlp.experts.gate_up_proj_bias"),

@@ -83,6 +83,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2moe": ("qwen2moe", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}),
     "mixtral": ("mixtral", {}),
     "olmoe": ("olmoe", {"intermediate_size": 256, "num_key_value_heads": 4}),  # there all heads have keys
+    "gemma4moe": ("gemma4moe", {"moe_intermediate_size": 256}),
     "granitemoe": ("granitemoe", {"intermediate_size": 256}),
     "granitemoe-shared": ("granitemoe-shared", {"intermediate_size": 256, "shared_intermediate_size": 512}),
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from goldens.config import Config, make_config
+from goldens.gemma import make_gemma4
 
 _GRANITE: dict[str, Any] = {
     "hidden_size": 128,
@@ -75,6 +76,16 @@ CASES: dict[str, Config] = {
     "glm4moe": make_config("glm4_moe", 4, 2, 32, n_group=1, topk_group=1, **_GLM),
     "glm4moe-groups": make_config(
         "glm4_moe", 4, 2, 32, use_qk_norm=True, n_group=4, topk_group=2, **_GLM | {"n_shared_experts": 2}
+    ),
+    "gemma4moe": make_gemma4(
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        enable_moe_block=True,
+        num_experts=8,
+        top_k_experts=3,
+        moe_intermediate_size=64,
     ),
     # of its range the pairs are no whole numbers, so that rounding them would be seen
     "gpt-oss": make_config(

@@ -226,6 +226,9 @@ ARCHITECTURES = (
         softcaps=True,
         attention_scale=1.0,
         two_sizes=True,
+        mixture=MixtureRow(
+            renormalises=True, switch_key="enable_moe_block", used_key="top_k_experts", expert_scales=True
+        ),
         **_GEMMA | {"build": families.build_gemma4, "norms_from_one": False},
     ),
     Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", **_OLMO),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlxr.models.specs import Attention, FeedForward, LayerInputs, LayerSpec, Norms, Rope
+from mlxr.models.specs import Attention, Both, FeedForward, LayerInputs, LayerSpec, Mixture, Norms, Rope
 
 if TYPE_CHECKING:
     from mlxr.kernels.split_heads import HeadNormKind
@@ -38,7 +38,7 @@ def build_gemma(config: ModelConfig) -> tuple[LayerSpec, ...]:
 def build_gemma4(config: ModelConfig) -> tuple[LayerSpec, ...]:
     """Layers normed as Gemma 3's, whose outputs are scaled; heads with windows have a size of their own: Gemma 4.
 
-    Those of the small models get embeddings of their own.
+    Those of the small models get embeddings of their own, those of another one have experts beside their blocks.
     """
     inputs = _make_inputs(config, config.input_features) if config.input_features else None
     layers: list[LayerSpec] = []
@@ -60,7 +60,9 @@ def build_gemma4(config: ModelConfig) -> tuple[LayerSpec, ...]:
             reads = max(index for index, flag in enumerate(own) if flag == windowed)
             attention = replace(attention, projected="q", reads=reads)
             features = config.shared_ffn or config.ffn
-        feed_forward = FeedForward(features, config.activation)
+        feed_forward: FeedForward | Both = FeedForward(features, config.activation)
+        if isinstance(layer.feed_forward, Mixture):
+            feed_forward = Both(FeedForward(features, config.activation), layer.feed_forward)
         made = replace(layer, mixer=attention, feed_forward=feed_forward, scales_output=True, inputs=inputs)
         layers.append(made)
     return tuple(layers)

@@ -36,10 +36,7 @@ _REFUSED = (
     (("use_parallel_residual",), (False,), "parallel residual is not supported"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
 )
-_REFUSED_TWO_SIZES = (
-    (("enable_moe_block",), (False,), "mixture of experts is not supported"),
-    (("use_bidirectional_attention",), ("vision",), "only causal attention is supported"),
-)
+_REFUSED_TWO_SIZES = ((("use_bidirectional_attention",), ("vision",), "only causal attention is supported"),)
 _DEFAULT_FULL_LAYERS = 28
 _INPUT_FEATURES, _DEFAULT_INPUT_FEATURES = "hidden_size_per_layer_input", 256
 _LONGROPE = ("longrope", "su")  # its name, and the one in older files

@@ -12,6 +12,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.layers import (
     AttentionBlock,
+    BothBlock,
     FeedForwardBlock,
     InputBlock,
     InputsBlock,
@@ -20,6 +21,7 @@ from mlxr.kernels.layers import (
     MixtureBlock,
     NormWeight,
     make_attention,
+    make_both,
     make_feed_forward,
     make_input,
     make_inputs,
@@ -31,7 +33,7 @@ from mlxr.kernels.sources import as_float32, take_halves
 from mlxr.kernels.split_heads import HeadNorms
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
 from mlxr.models.recurrent import is_convolution, list_recurrent, read_recurrent
-from mlxr.models.specs import Attention, FeedForward, LayerInputs, LayerSpec, Mixture, Norms
+from mlxr.models.specs import Attention, Both, FeedForward, LayerInputs, LayerSpec, Mixture, Norms
 
 Shape = tuple[int, ...]
 
@@ -40,6 +42,8 @@ _MIXER_NORMS = "attn_norm", "post_attention_norm"
 _SINKS = "attn_sinks.weight"
 _OUTPUT_SCALE = "layer_output_scale.weight"
 _ROUTER, _CHOICE_BIAS, _EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_down_exps.scale"
+_ROUTER_SCALE = "ffn_gate_inp.scale"
+_DENSE_POST_NORM, _EXPERTS_NORM, _EXPERTS_POST_NORM = "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"
 _SHARED, _SHARED_GATE = "_shexp", "ffn_gate_inp_shexp.weight"
 _GATE, _PROJECTION, _INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
 _TABLE, _OF_STREAM, _INPUTS_NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"  # of all
@@ -58,10 +62,17 @@ def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
         yield from _list_attention(mixer, hidden)
     else:
         yield from list_recurrent(mixer, hidden)
-    if isinstance(spec.feed_forward, Mixture):
-        yield from _list_mixture(spec.feed_forward, hidden)
+    block = spec.feed_forward
+    if isinstance(block, Both):
+        yield _ROUTER_SCALE, (hidden,)
+        for name in (_DENSE_POST_NORM, _EXPERTS_NORM, _EXPERTS_POST_NORM):
+            yield f"{name}.weight", (hidden,)
+        yield from _list_feed_forward(block.dense, hidden)
+        yield from _list_mixture(block.mixture, hidden)
+    elif isinstance(block, Mixture):
+        yield from _list_mixture(block, hidden)
     else:
-        yield from _list_feed_forward(spec.feed_forward, hidden)
+        yield from _list_feed_forward(block, hidden)
     if spec.scales_output:
         yield _OUTPUT_SCALE, (1,)
     if spec.inputs is not None:
@@ -173,8 +184,11 @@ class LayerReader:
         else:
             block = read_recurrent(self._prepare, self._numbers, prefix, mixer, spec.norms, norm, post_norm)
         norm, post_norm = self._read_norms(prefix, spec, _name_feed_forward(spec))
-        other: FeedForwardBlock | MixtureBlock
-        if isinstance(feed_forward, Mixture):
+        other: FeedForwardBlock | MixtureBlock | BothBlock
+        if isinstance(feed_forward, Both):
+            assert post_norm is not None, "the sum of both is normed"
+            other = self._read_both(prefix, feed_forward, spec.norms, norm, post_norm)
+        elif isinstance(feed_forward, Mixture):
             assert post_norm is None, "no family norms what its experts add"
             other = self._read_mixture(prefix, feed_forward, norm)
         else:
@@ -232,6 +246,20 @@ class LayerReader:
         up = self._prepare(prefix, *(name + suffix for name in block.projections))
         down = self._prepare(prefix, f"ffn_down{suffix}")
         return make_feed_forward(norm, up, down, block.activation, post_norm)
+
+    def _read_both(
+        self, prefix: str, block: Both, norms: Norms, norm: NormWeight | None, post_norm: NormWeight
+    ) -> BothBlock:
+        """A block and the experts beside it; what the router's input is divided by is in the weight of its norm."""
+        dense_post, before, after = (
+            self.read_norm(prefix + name, norms) for name in (_DENSE_POST_NORM, _EXPERTS_NORM, _EXPERTS_POST_NORM)
+        )
+        scale = self._vector(prefix + _ROUTER_SCALE)
+        scale = scale * len(scale) ** -0.5
+        router_norm = NormWeight(scale, norms.eps)
+        dense = self._read_feed_forward(prefix, block.dense, norm, dense_post)
+        mixture = self._read_mixture(prefix, block.mixture, before)
+        return make_both(dense, mixture, router_norm, after, post_norm)
 
     def _read_mixture(self, prefix: str, mixture: Mixture, norm: NormWeight | None) -> MixtureBlock:
         """Expert after expert, so that one of them is in memory twice at most."""

@@ -29,8 +29,9 @@ Shared = Literal["features", "count"]
 class MixtureRow:
     """How a family routes, what its experts have, and how its `config.json` spells the sizes.
 
-    `renormalises` holds where `norm_topk_prob` is not stated, and in GGUF, by the sum plus `floor`. With `is_optional`
-    a model may have no experts at all. `states_rule`: GGUF files say how scores are made, whether shares are divided by
+    `renormalises` holds where `norm_topk_prob` is not stated, and in GGUF, by the sum plus `floor`. With a
+    `switch_key` a model may have no experts at all, as `config.json` says there; `used_key` there gives how many each
+    token has. `states_rule`: GGUF files say how scores are made, whether shares are divided by
     their sum, and how many of the first layers have no experts. `activation` is that of the experts, where it is not
     the model's. `shared_key` gives the features of the block that all tokens go through, or with `shared` "count" how
     many experts there are in it. `shared_gate`, `bias` (of the router, too), `choice_bias` and `expert_scales`: see
@@ -43,7 +44,8 @@ class MixtureRow:
     scoring: Scoring = "softmax"
     renormalises: bool = False
     floor: float = 0.0
-    is_optional: bool = False
+    switch_key: str | None = None
+    used_key: str = "num_experts_per_tok"
     states_rule: bool = False
     activation: Activation | None = None
     shared_key: str | None = None
@@ -60,11 +62,11 @@ def read_hf_mixture(
 ) -> tuple[Mixture, MixtureLayers] | tuple[None, None]:
     """The mixture that a `config.json` states, and which layers have it (None: all)."""
     key = next((key for key in row.count_keys if fields.get(key) is not None), row.count_keys[0]) if row else ""
-    if row is None or (row.is_optional and fields.get(key) is None):
+    if row is None or (row.switch_key is not None and not fields.flag(row.switch_key, False)):
         return _NONE
     groups = fields.integer("n_group", 1, _MAX_EXPERTS, default=1)
     rule = RoutingRule(
-        fields.integer("num_experts_per_tok", 1, _MAX_EXPERTS),
+        fields.integer(row.used_key, 1, _MAX_EXPERTS),
         row.scoring,
         renormalises=fields.flag("norm_topk_prob", row.renormalises),
         floor=row.floor,
@@ -111,7 +113,7 @@ def read_gguf_mixture(
 ) -> tuple[Mixture, MixtureLayers] | tuple[None, None]:
     """The mixture that GGUF's metadata state; a layer has it that has a router."""
     count = fields.integer("expert_count", 0, _MAX_EXPERTS, default=0)
-    if row is None or (row.is_optional and not count):
+    if row is None or (row.switch_key is not None and not count):
         fields.refuse_unless(("expert_count", "expert_used_count"), (0,), "mixture of experts is not supported there")
         return _NONE
     groups = fields.integer("expert_group_count", 0, _MAX_EXPERTS, default=1) or 1

@@ -188,6 +188,15 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
+class Both:
+    """A feed-forward block and a mixture of experts beside it, both of the stream: each is normed before and after it
+    alone, as is their sum, and the router's input (Gemma 4)."""
+
+    dense: FeedForward
+    mixture: Mixture
+
+
+@dataclass(frozen=True, slots=True)
 class LayerInputs:
     """What every layer gets of each token besides the stream: `features` of its own, which it adds in the end.
 
@@ -208,9 +217,15 @@ class LayerSpec:
     """One layer: its two blocks after one another, or side by side after one norm."""
 
     mixer: Mixer
-    feed_forward: FeedForward | Mixture
+    feed_forward: FeedForward | Mixture | Both
     norms: Norms
     is_parallel: bool = False
     residual_scale: float = 1.0
     scales_output: bool = False  # by a number of its own
     inputs: LayerInputs | None = None  # the same in all layers
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The layer's experts, if it has some."""
+        block = self.feed_forward.mixture if isinstance(self.feed_forward, Both) else self.feed_forward
+        return block if isinstance(block, Mixture) else None

@@ -13,7 +13,7 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.experts import arrange_mixture
 from mlxr.models.layer import PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, from_gguf_name
-from mlxr.models.specs import Attention, LayerSpec, Mixture
+from mlxr.models.specs import Attention, LayerSpec
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
 _QKV = "attn_qkv.weight"
@@ -80,8 +80,8 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
         if isinstance(mixer, Attention) and mixer.head_norms == "layer":
             for name, heads in (("attn_q_norm", mixer.heads), ("attn_k_norm", mixer.kv_heads)):
                 _stack_norms(arranged, f"blk.{index}.{name}", heads)
-        if isinstance(layer.feed_forward, Mixture):
-            arrange_mixture(arranged, f"blk.{index}.", layer.feed_forward)
+        if layer.mixture is not None:
+            arrange_mixture(arranged, f"blk.{index}.", layer.mixture)
     return arranged
 
 

@@ -8,6 +8,7 @@ of which nothing of the interpreter is left in the caches, and the waiting of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
 from mlxr.kernels.checks import check_floats, check_size, refuse
@@ -16,6 +17,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.layers.block import (
     AttentionBlock,
+    BothBlock,
     FeedForwardBlock,
     InputBlock,
     InputsBlock,
@@ -38,6 +40,7 @@ from mlxr.kernels.tensor import FloatArray, TensorSource
 
 __all__ = [
     "AttentionBlock",
+    "BothBlock",
     "FeedForwardBlock",
     "InputBlock",
     "InputsBlock",
@@ -51,6 +54,7 @@ __all__ = [
     "StepInput",
     "list_operators",
     "make_attention",
+    "make_both",
     "make_feed_forward",
     "make_input",
     "make_inputs",
@@ -172,6 +176,24 @@ def make_feed_forward(
     if activation == ALWAYS_GATED and not block.is_gated:
         refuse("feed_forward", "activation", repr(activation), "a kind without a gate")
     return block
+
+
+def make_both(
+    dense: FeedForwardBlock,
+    mixture: MixtureBlock,
+    router_norm: NormWeight,
+    mixture_post_norm: NormWeight,
+    post_norm: NormWeight,
+) -> BothBlock:
+    """A block and a mixture beside it. Raises ValueError for shapes that do not fit and for blocks without norms."""
+    hidden = dense.up.in_features
+    check_size("both", "in_features of the router", mixture.router_weight.in_features, hidden)
+    _check_norms("both", hidden, router_norm, mixture_post_norm, post_norm)
+    if dense.norm is None or dense.post_norm is None or mixture.norm is None:
+        refuse("both", "norms", None, "one before and after each block")
+    if mixture.shared is not None:
+        refuse("both", "shared", "a block", "none, as all tokens go through the block beside the experts")
+    return BothBlock(dense, replace(mixture, router_norm=router_norm, post_norm=mixture_post_norm), post_norm)
 
 
 def make_mixture(

@@ -118,7 +118,8 @@ class MixtureBlock:
     """One layer's mixture of experts. `router_weight` makes a logit for each expert.
 
     `shared` is a block that all tokens go through beside the experts, without norms of its own; what it makes is
-    multiplied by the sigmoid of the one number that `shared_gate` makes of a token.
+    multiplied by the sigmoid of the one number that `shared_gate` makes of a token. With a `router_norm` the router
+    has an input of its own, the stream normed by it.
     """
 
     norm: NormWeight | None
@@ -127,6 +128,22 @@ class MixtureBlock:
     experts: Experts
     shared: FeedForwardBlock | None = None
     shared_gate: LinearWeight | None = None
+    router_norm: NormWeight | None = None
+    post_norm: NormWeight | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BothBlock:
+    """A feed-forward block and experts beside it, each with norms before and after it; `post_norm` is of their sum."""
+
+    dense: FeedForwardBlock
+    mixture: MixtureBlock
+    post_norm: NormWeight
+
+    @property
+    def norm(self) -> NormWeight | None:
+        """The norm that it begins with."""
+        return self.dense.norm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +187,7 @@ class Layer:
     """
 
     mixer: MixerBlock
-    feed_forward: FeedForwardBlock | MixtureBlock
+    feed_forward: FeedForwardBlock | MixtureBlock | BothBlock
     is_parallel: bool = False
     residual_scale: float = 1.0
     output_scale: float = 1.0

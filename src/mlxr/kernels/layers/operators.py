@@ -17,6 +17,7 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.layers.block import (
     AttentionBlock,
+    BothBlock,
     FeedForwardBlock,
     InputBlock,
     InputsBlock,
@@ -197,7 +198,7 @@ def list_operators(layer: Layer) -> tuple[Operator, ...]:
 
 
 def _one_after_the_other(
-    mixer: MixerBlock, feed_forward: FeedForwardBlock | MixtureBlock, factor: float
+    mixer: MixerBlock, feed_forward: FeedForwardBlock | MixtureBlock | BothBlock, factor: float
 ) -> Iterator[Operator]:
     first, source = _begin(mixer.norm)
     yield from first
@@ -258,14 +259,36 @@ def _recur(block: RecurrentBlock) -> Iterator[Operator]:
 
 
 def _feed_forward(
-    block: FeedForwardBlock | MixtureBlock, source: Register, target: Register, factor: float
+    block: FeedForwardBlock | MixtureBlock | BothBlock, source: Register, target: Register, factor: float
 ) -> Iterator[Operator]:
+    if isinstance(block, BothBlock):
+        yield from _both(block, source, target, factor)
+        return
     if isinstance(block, MixtureBlock):
         yield from _mixture(block, source, target, factor)
         return
     yield Product(block.up, source, "x")
     yield Activate(block.activation, block.down.in_features, block.is_gated)
     yield from _end(block.down, block.post_norm, target, factor)
+
+
+def _both(block: BothBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
+    """The block of all tokens, then the experts. Nothing is left to add to the stream when it is normed again."""
+    mixture = block.mixture
+    assert mixture.router_norm is not None
+    assert mixture.norm is not None
+    assert mixture.post_norm is not None
+    yield from _feed_forward(block.dense, source, "other", 1.0)
+    yield Norm(mixture.router_norm, "stream", "normed")
+    yield Product(mixture.router_weight, "normed", "x")
+    yield Route(mixture.router)
+    yield Norm(mixture.norm, "stream", "normed")
+    yield Mix(mixture.experts, mixture.router.rule.used, "normed", "x")
+    yield Norm(mixture.post_norm, "x", "x")
+    yield Join("x")
+    yield Norm(block.post_norm, "x", target)
+    if factor != 1.0:
+        yield Scale(factor, target)
 
 
 def _mixture(block: MixtureBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
