@@ -39,3 +39,13 @@ def test_compare_alone(tmp_path: Path) -> None:
     for row in figures.values():
         assert row["sides"]["mlxr"]["per_s"] > 0
         assert row["ratios"] == {}
+
+
+def test_resume_across_restarts(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    few = ("--turns", "3", "--conversations", "2", "--beginning-tokens", "600", "--answer-tokens", "8")
+    done = run("resume.py", *few, "--restart", "--json", str(file))
+    figures = json.loads(file.read_text())
+    assert done.returncode == int(figures["again_share"] > 0.05), done.stderr
+    assert len(figures["turns"]) == 6
+    assert all(row["cached_tokens"] >= 576 for row in figures["turns"] if row["turn"])
