@@ -85,8 +85,10 @@ def test_evictions_are_told(make_server: MakePageServer, tab: OpenTab) -> None:
     expect(events).not_to_contain_text("started")
 
 
-def test_a_page_says_who_holds_it(engine: Page, server: PageServer) -> None:
-    with answers(server, 8):  # so many that they run for a while and hold pages everywhere
+def test_a_page_says_who_holds_it(make_server: MakePageServer, tab: OpenTab) -> None:
+    server = make_server()  # nothing is cached in it yet, so its first pages are those of the answers
+    engine = tab(server, "/#/engine").page
+    with answers(server, 8):
         rows = engine.get_by_role("region", name="Running answers", exact=True).get_by_role("listitem")
         expect(rows).to_have_count(8)
         cells = engine.get_by_role("region", name="Map of pages")
