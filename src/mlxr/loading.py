@@ -55,7 +55,7 @@ from mlxr.models.names import (
     gguf_row_order,
     rename_hf_tensors,
 )
-from mlxr.models.recurrent import gguf_column_order, is_convolution
+from mlxr.models.recurrent import gguf_column_order
 from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import (
     ChatTemplate,
@@ -355,8 +355,6 @@ def _arrange(name: str, tensor: WeightTensor, row: Architecture) -> WeightTensor
         return _make_floats(tensor, -np.exp(tensor.to_float32()))
     if adds_one(name, row):
         return _add_one(tensor)
-    if is_convolution(name) and len(tensor.shape) == 3 and tensor.shape[1] == 1:  # channels by themselves
-        return TensorSource(tensor.name, tensor.type_name, (tensor.shape[0], tensor.shape[2]), tensor.data)
     return tensor
 
 

@@ -32,6 +32,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         return shapes | _list_qwen35(config)
     if kind == "lfm2":
         return shapes | _list_lfm2(config)
+    if kind == "granitemoehybrid":
+        return shapes | _list_granite_hybrid(config)
     features = config.get("hidden_size_per_layer_input")
     if features:
         columns = config["num_hidden_layers"] * features
@@ -181,6 +183,42 @@ def _list_lfm2(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _list_granite_hybrid(config: Config) -> dict[str, tuple[int, ...]]:
+    """All tensors of a Granite 4 but the table of embeddings, to which its output is tied."""
+    hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    columns, groups = config["mamba_expand"] * hidden, config["mamba_n_groups"]
+    states, channels = config["mamba_n_heads"], columns + 2 * groups * config["mamba_d_state"]
+    shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (hidden,)}
+    for index, kind in enumerate(config["layer_types"]):
+        layer = f"model.layers.{index}."
+        parts: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+        }
+        if kind in ("mamba", "linear_attention"):
+            parts |= {
+                "mamba.in_proj.weight": (columns + channels + states, hidden),
+                "mamba.conv1d.weight": (channels, 1, config["mamba_d_conv"]),
+                "mamba.conv1d.bias": (channels,),
+                "mamba.dt_bias": (states,),
+                "mamba.A_log": (states,),
+                "mamba.D": (states,),
+                "mamba.norm.weight": (columns,),
+                "mamba.out_proj.weight": (hidden, columns),
+            }
+        else:
+            parts |= {
+                "self_attn.q_proj.weight": (heads * head_dim, hidden),
+                "self_attn.k_proj.weight": (kv_heads * head_dim, hidden),
+                "self_attn.v_proj.weight": (kv_heads * head_dim, hidden),
+                "self_attn.o_proj.weight": (hidden, heads * head_dim),
+            }
+        parts |= _list_granite(config, count_experts(config), config["intermediate_size"])
+        shapes |= {layer + name: shape for name, shape in parts.items()}
+    return shapes
+
+
 def has_experts(config: Config, index: int) -> bool:
     """Whether a layer has a mixture of experts."""
     if not count_experts(config) or index < config.get("first_k_dense_replace", 0):
@@ -192,7 +230,7 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a mixture, as folders of its family have them."""
     kind, experts, hidden = config["model_type"], count_experts(config), config["hidden_size"]
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
-    if kind.startswith("granitemoe"):
+    if kind in ("granitemoe", "granitemoeshared"):
         return _list_granite(config, experts, ffn)
     if kind == "gemma4_text":
         return {
@@ -232,11 +270,11 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
 
 def _list_granite(config: Config, experts: int, ffn: int) -> dict[str, tuple[int, ...]]:
     hidden, shared = config["hidden_size"], config.get("shared_intermediate_size", 0)
-    shapes: dict[str, tuple[int, ...]] = {
-        "block_sparse_moe.router.layer.weight": (experts, hidden),
-        "block_sparse_moe.input_linear.weight": (experts, 2 * ffn, hidden),
-        "block_sparse_moe.output_linear.weight": (experts, hidden, ffn),
-    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    if experts:
+        shapes["block_sparse_moe.router.layer.weight"] = (experts, hidden)
+        shapes["block_sparse_moe.input_linear.weight"] = (experts, 2 * ffn, hidden)
+        shapes["block_sparse_moe.output_linear.weight"] = (experts, hidden, ffn)
     if shared:
         shapes["shared_mlp.input_linear.weight"] = (2 * shared, hidden)
         shapes["shared_mlp.output_linear.weight"] = (hidden, shared)

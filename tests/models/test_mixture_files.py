@@ -17,9 +17,8 @@ from mlxr.core.errors import ModelError
 from mlxr.formats import TensorSource, join_quantised, open_safetensors
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import TensorSource as WeightTensor
+from mlxr.loading import _name_tensors
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
-from mlxr.models.architectures import by_name
-from mlxr.models.experts import part_alternating
 from mlxr.models.names import rename_hf_tensors
 
 TOLERANCE = 1e-4
@@ -66,11 +65,7 @@ def switch_names(weights: Weights) -> Weights:
 
 def read_folder(folder: Path) -> tuple[dict[str, object], dict[str, WeightTensor]]:
     opened = open_safetensors(folder)
-    row = by_name(config_from_hf(opened.config).architecture)
-    tensors: dict[str, WeightTensor] = dict(rename_hf_tensors(join_quantised(opened.tensors, opened.config), row))
-    if row.mixture is not None and row.mixture.interleaved:
-        part_alternating(tensors)
-    return opened.config, tensors
+    return opened.config, _name_tensors(join_quantised(opened.tensors, opened.config), config_from_hf(opened.config))
 
 
 def write_folder(folder: Path, config: dict[str, object], weights: dict[str, NDArray[np.generic]]) -> Path:
@@ -94,6 +89,7 @@ LAYOUTS: list[tuple[str, Callable[[Weights], Weights]]] = [
         },
     ),
     ("granitemoe-shared", rename_granite),
+    ("granite4h-moe", rename_granite),
 ]
 
 

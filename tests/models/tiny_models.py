@@ -34,7 +34,7 @@ from mlxr.models.names import (
     gguf_row_order,
     rename_hf_tensors,
 )
-from mlxr.models.recurrent import gguf_column_order, is_convolution
+from mlxr.models.recurrent import gguf_column_order
 from mlxr.models.specs import LayerSpec
 from mlxr.models.weights import arrange_tensors
 
@@ -78,8 +78,6 @@ def name_weights(weights: Weights, architecture: str) -> Weights:
     def arrange(name: str, values: Floats) -> Floats:
         if name.endswith(".ssm_a"):
             return -np.exp(values)
-        if is_convolution(name):
-            return values[:, 0]
         return values + np.float32(1.0) if adds_one(name, row) else values
 
     return {name: arrange(name, values) for name, values in named.items()}

@@ -86,6 +86,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4moe": ("gemma4moe", {"moe_intermediate_size": 256}),
     "granitemoe": ("granitemoe", {"intermediate_size": 256}),
     "granitemoe-shared": ("granitemoe-shared", {"intermediate_size": 256, "shared_intermediate_size": 512}),
+    "granite4": ("granite4", {"shared_intermediate_size": 512}),
+    "granite4h": ("granite4h", {"shared_intermediate_size": 512, "mamba_n_heads": 8}),
+    "granite4h-moe": (
+        "granite4h-moe",
+        {"intermediate_size": 256, "shared_intermediate_size": 512, "mamba_n_heads": 8, "mamba_d_head": 64},
+    ),
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
     "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),
 }

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from goldens.config import Config, make_config
+
+# Three heads of Mamba-2 share a group; prompts are three of its chunks long.
+_GRANITE: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "attention", "mamba", "mamba"],
+    "mamba_n_heads": 6,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+    "position_embedding_type": "nope",
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.05,
+    "logits_scaling": 2.5,
+    "tie_word_embeddings": True,
+}
 
 CASES: dict[str, Config] = {
     # a feed-forward block of 160 features: two thirds of 160, times 1.3, in multiples of 32
@@ -39,5 +60,39 @@ CASES: dict[str, Config] = {
         linear_value_head_dim=32,
         linear_conv_kernel_dim=4,
         layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    ),
+    "granite4h": make_config(
+        "granitemoehybrid",
+        4,
+        2,
+        None,
+        intermediate_size=64,
+        shared_intermediate_size=160,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        **_GRANITE,
+    ),
+    "granite4h-moe": make_config(
+        "granitemoehybrid",
+        4,
+        2,
+        None,
+        intermediate_size=64,
+        shared_intermediate_size=96,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        **_GRANITE | {"position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_d_head": 32},
+    ),
+    # all layers attend: a Granite 4 without H
+    "granite4": make_config(
+        "granitemoehybrid",
+        4,
+        2,
+        None,
+        intermediate_size=64,
+        shared_intermediate_size=160,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        **_GRANITE | {"position_embedding_type": "rope", "layer_types": ["attention"] * 4},
     ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,9 @@ class Architecture:
     their own (Gemma 4).
     `rotary_default`: the part of a head that rotates where `config.json` does not say. `context_keys` there state the
     longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
-    `output_norm` is what GGUF files call the norm before the output. `recurrence`: some layers have such a mixer.
+    `output_norm` is what GGUF files call the norm before the output. `recurrence`: some layers have such a mixer;
+    where none has, the model is one of the architectures of these names, `attending`, without and with experts.
+    `rope_key` in `config.json` says whether layers that attend rotate.
     `gated_attention`: what attention gives is gated, by rows of the queries' weight.
     `eps_key` is what `config.json` calls what norms add to the variance, where its name is a rare one, and
     `theta_default` the base of rotations that it does not state.
@@ -93,6 +95,8 @@ class Architecture:
     is_joined: bool = False
     output_norm: str = "output_norm"
     recurrence: RecurrenceKind | None = None
+    attending: tuple[str, str] | None = None
+    rope_key: str | None = None
     gated_attention: bool = False
     eps_key: str | None = None
     theta_default: float = 10000.0
@@ -115,6 +119,7 @@ _GRANITE_NAMES = {
     "shared_mlp.output_linear": "ffn_down_shexp",
 }
 
+ROPE_SWITCH = "rope.scaling.finetuned"  # of Granite's GGUF files: whether layers rotate
 EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}  # of GGUF
 
 _GEMMA: dict[str, Any] = {
@@ -243,7 +248,15 @@ ARCHITECTURES = (
         kv_heads_default=True,
         mixture=MixtureRow(features_key="intermediate_size"),
     ),
-    Architecture("granite", "granite", "GraniteForCausalLM", gguf_interleaved=True, bias_key=True, multipliers=True),
+    Architecture(
+        "granite",
+        "granite",
+        "GraniteForCausalLM",
+        gguf_interleaved=True,
+        bias_key=True,
+        multipliers=True,
+        layer_names=_GRANITE_NAMES,
+    ),
     Architecture(
         "granitemoe",
         "granitemoe",
@@ -263,6 +276,25 @@ ARCHITECTURES = (
         multipliers=True,
         mixture=_GRANITE,
         layer_names=_GRANITE_NAMES,
+    ),
+    Architecture(
+        "granitemoehybrid",
+        "granitehybrid",
+        "GraniteMoeHybridForCausalLM",
+        gguf_interleaved=True,
+        bias_key=True,
+        multipliers=True,
+        rope_key="position_embedding_type",
+        mixture=replace(_GRANITE, optional=True),
+        recurrence="mamba2",
+        attending=("granite", "granitemoeshared"),
+        layer_names=_GRANITE_NAMES
+        | {
+            "mamba.in_proj": "ssm_in",
+            "mamba.conv1d": "ssm_conv1d",
+            "mamba.norm": "ssm_norm",
+            "mamba.out_proj": "ssm_out",
+        },
     ),
     Architecture(
         "gpt_oss",

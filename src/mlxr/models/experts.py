@@ -9,7 +9,7 @@ from __future__ import annotations
 from mlxr.core.errors import ModelError
 from mlxr.kernels.sources import Columns, Rows, Stack, as_float32
 from mlxr.kernels.tensor import TensorSource
-from mlxr.models.specs import Mixture
+from mlxr.models.specs import FeedForward, Mixture
 
 _SHARED_GATE = "ffn_gate_inp_shexp.weight"
 _FLOAT_TYPES = ("f32", "f16", "bf16")
@@ -44,6 +44,18 @@ def part_alternating(tensors: dict[str, TensorSource]) -> None:
 def _check_stack(stack: TensorSource) -> None:
     if len(stack.shape) != 3:
         raise ModelError(f"tensor {stack.name} has shape {stack.shape}, expected a stack of a matrix for each expert")
+
+
+def rename_shared(tensors: dict[str, TensorSource], prefix: str, block: FeedForward) -> None:
+    """Name the block of a layer as what it is, where a file of a family with experts names it as one beside them."""
+    joined = tensors.get(f"{prefix}ffn_gate_up_shexp.weight")
+    down = f"{prefix}ffn_down_shexp.weight"
+    if joined is None or down not in tensors or joined.shape[0] != 2 * block.features:
+        return
+    del tensors[f"{prefix}ffn_gate_up_shexp.weight"]
+    for name, half in _HALVES:
+        tensors[f"{prefix}{name}.weight"] = joined.take_rows(half * block.features, (half + 1) * block.features)
+    tensors[f"{prefix}ffn_down.weight"] = tensors.pop(down)
 
 
 def arrange_mixture(tensors: dict[str, TensorSource], prefix: str, mixture: Mixture) -> None:

@@ -16,6 +16,7 @@ from mlxr.kernels.tensor import TensorSource
 from mlxr.models import config as limits
 from mlxr.models.architectures import (
     EPS_KEYS,
+    ROPE_SWITCH,
     Architecture,
     by_gguf_name,
     default_rope_layers,
@@ -26,7 +27,7 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 from mlxr.models.mixture import read_gguf_mixture
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from mlxr.models.recurrent import read_gguf_recurrence
+from mlxr.models.recurrence_config import read_gguf_recurrence
 from mlxr.models.weights import read_rope_factors
 
 _UNUSED = (0,)
@@ -109,7 +110,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         sliding_window=window,
         window_layers=window_layers,
         window_rope_theta=_read_window_theta(fields, row, window, rope_theta),
-        rope_layers=default_rope_layers(row, window_layers, layers),
+        rope_layers=_read_rope_layers(fields, row, window_layers, layers),
         attention_scale=_read_scale(fields, row, "attention.scale") or default_scale(row, layers, hidden, heads),
         residual_scale=_read_scale(fields, row, "residual_scale") or 1.0,
         logit_scale=_read_logit_scale(fields, row),
@@ -187,6 +188,15 @@ def _read_two_sizes(fields: Fields, windowed: tuple[bool, ...], tensors: Mapping
         "input_features": fields.integer("embedding_length_per_layer_input", 0, limits.MAX_WIDTH, default=0) or None,
         "shared_ffn": None if own == others or not others else min(others),
     }
+
+
+def _read_rope_layers(
+    fields: Fields, row: Architecture, window_layers: tuple[bool, ...] | None, layers: int
+) -> tuple[bool, ...] | None:
+    """Which layers rotate; files of Granite say whether they do. None if all do."""
+    if row.multipliers and not fields.flag(ROPE_SWITCH, True):
+        return (False,) * layers
+    return default_rope_layers(row, window_layers, layers)
 
 
 def _read_window_layers(fields: Fields, row: Architecture, window: int | None, layers: int) -> tuple[bool, ...] | None:

@@ -15,7 +15,8 @@ from mlxr.models.architectures import Architecture, by_hf_class, by_name, defaul
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 from mlxr.models.mixture import read_hf_mixture
-from mlxr.models.recurrent import read_hf_recurrence
+from mlxr.models.recurrence_config import read_hf_recurrence
+from mlxr.models.specs import Mixture, Recurrence
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -94,13 +95,13 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     if row.use_bias:
         attention_bias = mlp_bias = fields.flag("use_bias", True)
     return ModelConfig(
-        architecture=row.name,
+        architecture=_name_architecture(row, recurrence, mixture),
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=_read_ffn(fields, row),
+        ffn=_read_ffn(fields, row, mixture),
         vocab_size=fields.integer("vocab_size", 1, limits.MAX_VOCABULARY),
         context_length=_extend_context(context_length, scaling),
         rms_eps=fields.number(_find_eps(fields, row), 1e-30, 0.5),
@@ -142,8 +143,15 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     )
 
 
-def _read_ffn(fields: Fields, row: Architecture) -> int:
+def _name_architecture(row: Architecture, recurrence: Recurrence | None, mixture: Mixture | None) -> str:
+    """What a model is by its layers: one of a family with recurrent layers may have none of them."""
+    return row.name if row.attending is None or recurrence is not None else row.attending[mixture is not None]
+
+
+def _read_ffn(fields: Fields, row: Architecture, mixture: Mixture | None) -> int:
     """Features of the feed-forward blocks. LFM2 states how many a block without a gate would have."""
+    if row.mixture is not None and row.mixture.optional and row.mixture.shared_key is not None and mixture is None:
+        return fields.integer(row.mixture.shared_key, 1, limits.MAX_WIDTH)
     if row.recurrence != "short_conv":
         return fields.integer("intermediate_size", 1, limits.MAX_WIDTH)
     stated = fields.integer("intermediate_size", 1, limits.MAX_WIDTH, default=12288)
@@ -258,7 +266,12 @@ def _read_logit_scale(fields: Fields, row: Architecture) -> float:
 def _read_rope_layers(
     fields: Fields, row: Architecture, window_layers: tuple[bool, ...] | None, layers: int
 ) -> tuple[bool, ...] | None:
-    """Which layers rotate: stated one by one (1 means that it does), or the usual; None if all do."""
+    """Which layers rotate: all or none, stated one by one (1 means that it does), or the usual; None if all do."""
+    if row.rope_key is not None:
+        kind = fields.text(row.rope_key, default="nope")
+        if kind not in ("nope", "rope"):
+            fields.refuse(row.rope_key, "rope or nope")
+        return None if kind == "rope" else (False,) * layers
     stated = None if row.nope_every is None else fields.get("no_rope_layers")
     if stated is None:
         return default_rope_layers(row, window_layers, layers)

@@ -102,10 +102,10 @@ def _shape_head_norm(attention: Attention, columns: int) -> Shape:
 
 
 def list_matrices(tensors: Mapping[str, TensorSource]) -> Iterator[TensorSource]:
-    """The matrices that may choose how results travel: all but routers and convolutions, which are f32."""
+    """The matrices that may choose how results travel: all but routers, norms and convolutions, which are f32."""
     for name, tensor in tensors.items():
         is_wide = len(tensor.shape) >= 2 and name.endswith(".weight")
-        if is_wide and _ROUTER not in name and not is_convolution(name):
+        if is_wide and _ROUTER not in name and "_norm." not in name and not is_convolution(name):
             yield tensor
 
 

@@ -30,9 +30,10 @@ class MixtureRow:
     """How a family routes, what its experts have, and how its `config.json` spells the sizes.
 
     `renormalises` holds where `norm_topk_prob` is not stated, and in GGUF, by the sum plus `floor`. With a
-    `switch_key` a model may have no experts at all, as `config.json` says there; `used_key` there gives how many each
-    token has. `states_rule`: GGUF files say how scores are made, whether shares are divided by
-    their sum, and how many of the first layers have no experts. `activation` is that of the experts, where it is not
+    `switch_key` a model may have no experts at all, as `config.json` says there, or with `optional` by their number;
+    then the block that all tokens go through is that of the layer. `used_key` there gives how many each token has.
+    `states_rule`: GGUF files say how scores are made, whether shares are divided by their sum, and how many of the
+    first layers have no experts. `activation` is that of the experts, where it is not
     the model's. `shared_key` gives the features of the block that all tokens go through, or with `shared` "count" how
     many experts there are in it. `shared_gate`, `bias` (of the router, too), `choice_bias` and `expert_scales`: see
     `Mixture`. `interleaved`: in Hugging Face folders the rows of gate and up alternate, and stacks of experts have
@@ -45,6 +46,7 @@ class MixtureRow:
     renormalises: bool = False
     floor: float = 0.0
     switch_key: str | None = None
+    optional: bool = False
     used_key: str = "num_experts_per_tok"
     states_rule: bool = False
     activation: Activation | None = None
@@ -64,6 +66,9 @@ def read_hf_mixture(
     key = next((key for key in row.count_keys if fields.get(key) is not None), row.count_keys[0]) if row else ""
     if row is None or (row.switch_key is not None and not fields.flag(row.switch_key, False)):
         return _NONE
+    experts = fields.integer(key, 0 if row.optional else 1, _MAX_EXPERTS)
+    if not experts:
+        return _NONE
     groups = fields.integer("n_group", 1, _MAX_EXPERTS, default=1)
     rule = RoutingRule(
         fields.integer(row.used_key, 1, _MAX_EXPERTS),
@@ -76,7 +81,7 @@ def read_hf_mixture(
     )
     features = fields.integer(row.features_key, 1, _MAX_WIDTH)
     shared = 0 if row.shared_key is None else fields.integer(row.shared_key, 0, _MAX_WIDTH, default=0)
-    mixture = _make_mixture(row, fields.integer(key, 1, _MAX_EXPERTS), features, shared, activation, rule)
+    mixture = _make_mixture(row, experts, features, shared, activation, rule)
     return mixture, _read_hf_layers(fields, layers)
 
 
@@ -113,7 +118,7 @@ def read_gguf_mixture(
 ) -> tuple[Mixture, MixtureLayers] | tuple[None, None]:
     """The mixture that GGUF's metadata state; a layer has it that has a router."""
     count = fields.integer("expert_count", 0, _MAX_EXPERTS, default=0)
-    if row is None or (row.switch_key is not None and not count):
+    if row is None or ((row.switch_key is not None or row.optional) and not count):
         fields.refuse_unless(("expert_count", "expert_used_count"), (0,), "mixture of experts is not supported there")
         return _NONE
     groups = fields.integer("expert_group_count", 0, _MAX_EXPERTS, default=1) or 1

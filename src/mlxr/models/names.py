@@ -14,6 +14,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import inverse_frequencies, llama3_factors, yarn_attention_factor
 from mlxr.models.architectures import (
     EPS_KEYS,
+    ROPE_SWITCH,
     Architecture,
     by_name,
     default_rope_layers,
@@ -22,7 +23,8 @@ from mlxr.models.architectures import (
 )
 from mlxr.models.config import ModelConfig
 from mlxr.models.mixture import mixture_metadata
-from mlxr.models.recurrent import gguf_recurrence, order_value_rows
+from mlxr.models.recurrence_config import gguf_recurrence
+from mlxr.models.recurrent import order_value_rows
 from mlxr.models.specs import GatedDelta
 
 Tensor = TypeVar("Tensor")
@@ -86,6 +88,11 @@ _WHOLE_NAMES = {  # without .weight or .bias at their end
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "mamba.A_log": "ssm_a",
+    "mamba.dt_bias": "ssm_dt.bias",
+    "mamba.D": "ssm_d",
 }
 _EXPERT_NAMES = {
     "gate_proj": "ffn_gate",
@@ -106,7 +113,6 @@ _CANONICAL = re.compile(r"(blk\.[0-9]+)\.(.+)\.(weight|bias)")
 _TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 _OTHER_PARTS = "vision_tower|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio"
 _NOT_TEXT = re.compile(rf"(model\.)?({_OTHER_PARTS})\..+|mtp\..+")
-_NUMBERS = re.compile(r"(model\.layers\.[0-9]{1,5}\.linear_attn)\.(A_log|dt_bias)")  # without a suffix
 _DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
 
 
@@ -122,10 +128,6 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     for prefix, plain in _TEXT_PREFIXES.items():
         if hf_name.startswith(prefix):
             hf_name = plain + hf_name.removeprefix(prefix)
-    numbers = _NUMBERS.fullmatch(hf_name)
-    if numbers is not None:
-        layer_number = numbers[1].split(".")[2]
-        return f"blk.{layer_number}.{'ssm_a' if numbers[2] == 'A_log' else 'ssm_dt.bias'}"
     if hf_name in _MODEL_NAMES:
         return _MODEL_NAMES[hf_name]
     layer = _LAYER.fullmatch(hf_name)
@@ -238,7 +240,9 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
         fields |= _two_sizes_metadata(config)
     elif config.window_layers != default_window_layers(row, config.sliding_window, config.layers):
         raise ModelError(f"these layers with windows cannot be stated in a GGUF file of architecture {row.gguf_name}")
-    if config.rope_layers != default_rope_layers(row, config.window_layers, config.layers):
+    if row.multipliers and config.rope_layers in (None, (False,) * config.layers):
+        fields[ROPE_SWITCH] = config.rope_layers is None
+    elif config.rope_layers != default_rope_layers(row, config.window_layers, config.layers):
         raise ModelError(f"these layers that rotate cannot be stated in a GGUF file of architecture {row.gguf_name}")
     if row.multipliers:
         fields |= {

@@ -10,10 +10,11 @@ from mlxr.kernels.sources import stack_vectors
 from mlxr.kernels.tensor import TensorSource, read_vector
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
-from mlxr.models.experts import arrange_mixture
+from mlxr.models.experts import arrange_mixture, rename_shared
 from mlxr.models.layer import PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, from_gguf_name
-from mlxr.models.specs import Attention, LayerSpec
+from mlxr.models.recurrent import fold_tensors
+from mlxr.models.specs import Attention, FeedForward, LayerSpec
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
 _QKV = "attn_qkv.weight"
@@ -65,8 +66,9 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
     """The tensors by canonical name, with those of all experts of a layer as one stack (experts, rows, columns).
 
     Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. The norms of all
-    heads are one tensor (heads, head_dim), too. Layers at the end that only draft tokens are left out. Raises
-    ModelError for an expert or a norm that is missing and for experts of different shapes.
+    heads are one tensor (heads, head_dim), too, and small tensors of recurrent mixers have the shapes of GGUF files.
+    Layers at the end that only draft tokens are left out. Raises ModelError for an expert or a norm that is missing and
+    for experts of different shapes.
     """
     drafting = {name.split(".nextn.")[0] for name in tensors if ".nextn." in name}
     drafting -= {f"blk.{index}" for index in range(config.layers)}
@@ -82,6 +84,10 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
                 _stack_norms(arranged, f"blk.{index}.{name}", heads)
         if layer.mixture is not None:
             arrange_mixture(arranged, f"blk.{index}.", layer.mixture)
+        elif isinstance(layer.feed_forward, FeedForward):
+            rename_shared(arranged, f"blk.{index}.", layer.feed_forward)
+        if not isinstance(mixer, Attention):
+            fold_tensors(arranged, f"blk.{index}.", mixer, config.hidden)
     return arranged
 
 

@@ -1,0 +1,110 @@
+"""What files say of recurrent layers: all spellings, what is refused by name, and tensors in any of their shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from random_model import make_weights
+from tiny_models import TinyRun, make_gguf, make_source, read_golden
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.context import Context
+from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models.names import gguf_metadata
+from mlxr.models.specs import Mamba2
+
+GRANITE = read_golden("granite4h")[0]
+METADATA = gguf_metadata(config_from_hf(GRANITE))
+
+
+@pytest.mark.parametrize(
+    ("changes", "mixer"),
+    [
+        ({}, Mamba2(6, 32, 2, 24, 4)),
+        ({"mamba_d_head": 32, "mamba_expand": None}, Mamba2(6, 32, 2, 24, 4)),
+        ({"mamba_d_head": 48, "mamba_expand": 3}, Mamba2(6, 48, 2, 24, 4)),
+        ({"mamba_n_groups": None, "mamba_d_conv": 3}, Mamba2(6, 32, 1, 24, 3)),
+        ({"time_step_limit": [0.0, float("inf")], "mamba_proj_bias": False}, Mamba2(6, 32, 2, 24, 4)),
+    ],
+)
+def test_folders_of_granite(changes: dict[str, Any], mixer: Mamba2) -> None:
+    config = config_from_hf(GRANITE | changes)
+    assert config.recurrence == mixer
+    assert config.recurrent_layers == (True, False, True, True)
+
+
+@pytest.mark.parametrize("types", [["mamba", "attention"] * 2, ["linear_attention", "full_attention"] * 2])
+def test_layers_have_two_spellings(types: list[str]) -> None:
+    assert config_from_hf(GRANITE | {"layer_types": types}).recurrent_layers == (True, False, True, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mamba_n_heads": None}, "mamba_n_heads is missing, expected a whole number"),
+        ({"mamba_n_heads": 5}, "mamba_d_head is 'auto', expected so many that 5 heads have the 192 columns"),
+        ({"mamba_d_head": 64}, "mamba_d_head is 64, expected so many that 6 heads have the 192 columns"),
+        ({"mamba_n_groups": 4}, "mamba_n_groups is 4, expected a divisor of the 6 heads"),
+        ({"mamba_d_state": 0}, "mamba_d_state is 0"),
+        ({"mamba_d_conv": 17}, "mamba_d_conv is 17, expected a whole number from 2 to 16"),
+        ({"mamba_proj_bias": True}, "mamba_proj_bias is True: not supported"),
+        ({"mamba_conv_bias": False}, "mamba_conv_bias is False: not supported"),
+        ({"time_step_limit": [0.0, 0.1]}, r"time_step_limit is \[0.0, 0.1\], expected none"),
+        ({"layer_types": ["mamba", "attention", "mamba"]}, "layer_types is .* expected a list of 4, each one linear"),
+        ({"layer_types": ["conv", "attention", "mamba", "mamba"]}, "layer_types is .* expected a list of 4"),
+        ({"layer_types": None}, "layer_types is missing"),
+        ({"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi', expected rope or nope"),
+        ({"shared_intermediate_size": None}, "shared_intermediate_size is missing"),
+    ],
+)
+def test_refusals_of_folders_name_the_key(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_from_hf(GRANITE | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ssm.inner_size": 190}, "ssm.inner_size is 190, expected a multiple of the 6 heads"),
+        ({"ssm.group_count": 4}, "ssm.group_count is 4, expected a divisor of the 6 heads"),
+        ({"ssm.state_size": None}, "ssm.state_size is missing"),
+        ({"ssm.conv_kernel": 1}, "ssm.conv_kernel is 1"),
+        ({"attention.head_count_kv": [0, 2, 0]}, "head_count_kv is .* expected a whole number from 0 to 1024, or 4"),
+        ({"attention.head_count_kv": [0, 2, 0, 1]}, "head_count_kv is .* one number for all layers that attend"),
+        ({"attention.head_count_kv": [0] * 4}, "head_count_kv is .* of which there must be one"),
+        ({"rope.scaling.finetuned": 1}, "rope.scaling.finetuned is 1, expected true or false"),
+    ],
+)
+def test_refusals_of_gguf_files_name_the_key(changes: dict[str, Any], message: str) -> None:
+    metadata = METADATA | {f"granitehybrid.{key}": value for key, value in changes.items()}
+    with pytest.raises(ModelError, match=message):
+        config_from_gguf(metadata, {})
+
+
+@pytest.mark.parametrize("finetuned", [True, False, None])
+@pytest.mark.parametrize("case", ["granite4h", "granite4", "granite"])
+def test_gguf_files_of_granite_say_whether_layers_rotate(case: str, finetuned: bool | None) -> None:
+    metadata = gguf_metadata(config_from_hf(read_golden(case)[0]))
+    metadata[f"{metadata['general.architecture']}.rope.scaling.finetuned"] = finetuned
+    config = config_from_gguf(metadata, {})
+    assert config.rope_layers == ((False,) * config.layers if finetuned is False else None)
+
+
+@pytest.mark.parametrize(("moe", "architecture"), [(0, "granite"), (8, "granitemoeshared")])
+def test_granite_whose_layers_all_attend_is_a_granite(moe: int, architecture: str) -> None:
+    """As llama.cpp expects of its files."""
+    config = config_from_hf(read_golden("granite4")[0] | {"num_local_experts": moe, "num_experts_per_tok": moe // 4})
+    assert (config.architecture, config.recurrence, config.ffn) == (architecture, None, 64 if moe else 160)
+
+
+def test_writers_may_drop_axes_of_one() -> None:
+    """A norm of one group is a vector in files that llama.cpp quantised."""
+    config, seed, tokens, golden = read_golden("granite4h-moe")
+    metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
+    for name in [name for name in tensors if name.endswith("ssm_norm.weight")]:
+        assert tensors[name].shape == (1, 192)
+        tensors[name] = make_source(name, tensors[name].to_float32().reshape(-1))
+    model = Decoder(Context("reference"), config_from_gguf(metadata, tensors), tensors)
+    assert np.abs(TinyRun(model).run(tokens) - golden).max() < 1e-4
