@@ -47,6 +47,9 @@ from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig
 from mlxr.models.architectures import Architecture, by_name
 from mlxr.models.experts import part_alternating
+from mlxr.models.footprint import ExpertsSummary as ExpertsSummary
+from mlxr.models.footprint import Footprint as Footprint
+from mlxr.models.footprint import measure_footprint, summarise_experts
 from mlxr.models.names import (
     adds_one,
     gguf_metadata,
@@ -103,6 +106,11 @@ class LoadedModel:
     def kv_type(self) -> str:
         """How pages of this model's device keep numbers unless a setting says otherwise."""
         return default_kv_type(self.ctx)
+
+    @property
+    def experts(self) -> ExpertsSummary | None:
+        """The model's experts, if it has some."""
+        return summarise_experts(self.config)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -264,6 +272,18 @@ def _open_source(path: Path) -> SourceModel:
         extra=gguf_rope_factors(config),
         file=folder,
     )
+
+
+def read_footprint(path_or_name: str | Path) -> Footprint:
+    """What a model's files say of its weights; no tensor is read. Raises as `load` does for models that do not run."""
+    path = find_model(path_or_name)
+    with _name_in_errors(path), open_safetensors(path) if path.is_dir() else open_gguf(path) as file:
+        if isinstance(file, GGUFFile):
+            config, tensors = config_from_gguf(file.metadata, file.tensors), dict[str, WeightTensor](file.tensors)
+        else:
+            config = config_from_hf(file.config)
+            tensors = _name_tensors(join_quantised(file.tensors, file.config), config)
+        return measure_footprint(config, arrange_tensors(config, tensors))
 
 
 def read_sampling(path_or_name: str | Path) -> dict[str, object]:

@@ -42,6 +42,14 @@ def gguf(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return path
 
 
+@pytest.fixture(scope="session")
+def moe_gguf(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A synthetic Q4_K_M file with eight experts in each of two layers, two of them for a token."""
+    path = tmp_path_factory.mktemp("models") / "tiny-moe.gguf"
+    assert synthetic.main(["--shape", "tiny-moe", "--type", "q4_k_m", "--out", str(path)]) == 0
+    return path
+
+
 @pytest.fixture
 def mlxr(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command line that must succeed; gives its stdout."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mlxr.cli.experts import describe_experts, format_reading, list_experts
 from mlxr.cli.flags import Json, Model
 from mlxr.cli.terminal import format_bytes, print_fields, print_json, show_progress
 from mlxr.core.live import MachineLimits
@@ -42,11 +43,14 @@ def bench(
     with loaded, show_progress("measuring") as progress:
         speed = measure_speed(loaded, settings, load, repeat=repeat, progress=progress)
         peak_memory_bytes = read_peak_memory_bytes()  # before the probe takes its buffer
-        limits = measure_limits(loaded) if probe else None
-        if limits is not None:
-            KeptLimits(settings).keep(loaded, limits)
+        kept = KeptLimits(settings)
+        probed = measure_limits(loaded) if probe else None
+        if probed is not None:
+            kept.keep(loaded, probed)
+        limits = probed or kept.find(loaded)
     prefill, decode = summarise(speed.prefill_tokens_per_s), summarise(speed.decode_tokens_per_s)
-    bandwidth = decode.median / batch * loaded.model.step_bytes
+    step_bytes = loaded.model.work.count_weight_bytes(batch)
+    bandwidth = decode.median / batch * step_bytes
     fields = {
         "model": model,
         **asdict(load),
@@ -54,19 +58,22 @@ def bench(
         "prefill_tokens_per_s": asdict(prefill),
         "decode_tokens_per_s": asdict(decode),
         "decode_bandwidth_bytes_per_s": bandwidth,
+        "decode_bandwidth_share": None if limits is None else bandwidth / limits.read_bytes_per_s,
         "load_s": loaded.load_s,
         "peak_memory_bytes": peak_memory_bytes,
         "weight_bytes": loaded.weight_bytes,
+        "active_bytes": loaded.model.step_bytes,
+        "step_bytes": step_bytes,
+        "experts": describe_experts(loaded.experts),
         "file_bytes": loaded.file_bytes,
         "threads": loaded.ctx.threads,
         "device": loaded.ctx.device,
         "isa": loaded.ctx.isa,
     }
-    if limits is not None:
+    if probed is not None:
         fields |= {
-            "probe_read_bytes_per_s": limits.read_bytes_per_s,
-            "probe_int8_macs_per_s": limits.int8_macs_per_s,
-            "decode_bandwidth_share": bandwidth / limits.read_bytes_per_s,
+            "probe_read_bytes_per_s": probed.read_bytes_per_s,
+            "probe_int8_macs_per_s": probed.int8_macs_per_s,
         }
     if json:
         print_json(fields)
@@ -75,7 +82,8 @@ def bench(
         [
             ("prefill", f"{format_spread(prefill)} tokens/s, {batch} × {prompt_tokens} tokens"),
             ("decode", f"{format_spread(decode)} tokens/s, {batch} × {generate_tokens} tokens"),
-            ("weights", f"{format_bytes(loaded.weight_bytes)}, read at {format_bytes(bandwidth)}/s while decoding"),
+            *list_experts(loaded),
+            ("weights", format_reading(loaded, bandwidth, batch, None)),
             *format_limits(limits, bandwidth),
             ("loaded in", f"{loaded.load_s:.2f} s"),
             ("peak memory", format_bytes(peak_memory_bytes)),
@@ -85,7 +93,7 @@ def bench(
 
 
 def format_limits(limits: MachineLimits | None, bandwidth: float) -> list[tuple[str, str]]:
-    """What the probe measured, if it ran, and the share of it that decoding used."""
+    """What the probe measured, now or earlier, and the share of it that decoding used."""
     if limits is None:
         return []
     return [

@@ -11,11 +11,13 @@ import numpy as np
 import typer
 
 from mlxr.cli.completion import complete_models
+from mlxr.cli.experts import describe_experts, format_experts
 from mlxr.cli.flags import Json, RegistrySettings
 from mlxr.cli.list import describe as describe_entry
 from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_fields, print_json, print_table
+from mlxr.core.errors import MlxrError
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, open_gguf, open_safetensors
-from mlxr.loading import find_model, read_sampling, read_template
+from mlxr.loading import Footprint, find_model, read_footprint, read_sampling, read_template
 from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import list_parameters
 from mlxr.service.capabilities import describe_template
@@ -42,12 +44,45 @@ def show(file: File, settings: RegistrySettings, tensors: ShowTensors = False, j
         if json:
             fields: dict[str, object] = {} if record is None else {"record": describe_record(record)}
             recommended = {"sampling": read_sampling(path), "chat": describe_template(read_template(path))}
-            print_json(fields | describe(opened, with_tensors=tensors) | recommended)
+            read = describe_footprint(find_footprint(path))
+            print_json(fields | describe(opened, with_tensors=tensors) | read | recommended)
             return
         if record is not None:
             print_record(record)
         print_chat(path)
-        print_description(opened, with_tensors=tensors)
+        print_description(opened, find_footprint(path), with_tensors=tensors)
+
+
+def find_footprint(path: Path) -> Footprint | None:
+    """What a token reads of a model; None for files of which no model is made here."""
+    try:
+        return read_footprint(path)
+    except MlxrError:
+        return None
+
+
+def describe_footprint(footprint: Footprint | None) -> dict[str, object]:
+    """The bytes of all tensors and of what a token reads, and the experts, as JSON fields."""
+    if footprint is None:
+        return {"tensor_bytes": None, "active_bytes": None, "expert_bytes": None, "experts": None}
+    return {
+        "tensor_bytes": footprint.total_bytes,
+        "active_bytes": footprint.active_bytes,
+        "expert_bytes": footprint.expert_bytes,
+        "experts": describe_experts(footprint.experts),
+    }
+
+
+def list_footprint(footprint: Footprint | None) -> list[tuple[str, str]]:
+    """The same as text for people."""
+    if footprint is None:
+        return []
+    share = footprint.active_bytes / footprint.total_bytes
+    read = f"{format_bytes(footprint.active_bytes)} of weights, {share:.0%} of all"
+    rows = [("each token", f"reads {read}")]
+    if footprint.experts is not None:
+        rows.insert(0, ("experts", f"{format_experts(footprint.experts)}: {format_bytes(footprint.expert_bytes)}"))
+    return rows
 
 
 def describe_record(record: ModelRecord) -> dict[str, object]:
@@ -100,7 +135,7 @@ def describe(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> dic
     return fields
 
 
-def print_description(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> None:
+def print_description(opened: GGUFFile | SafetensorsFolder, footprint: Footprint | None, *, with_tensors: bool) -> None:
     """Print the description of a file as text for people."""
     parameters = sum(math.prod(tensor.shape) for tensor in opened.tensors.values())
     head = [
@@ -108,6 +143,7 @@ def print_description(opened: GGUFFile | SafetensorsFolder, *, with_tensors: boo
         ("files", ", ".join(str(path) for path in opened.paths)),
         ("size", format_bytes(opened.size_bytes)),
         ("parameters", format_count(parameters)),
+        *list_footprint(footprint),
     ]
     print_fields(head)
     print()

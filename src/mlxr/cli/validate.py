@@ -6,12 +6,15 @@ from dataclasses import asdict
 
 import typer
 
+from mlxr.cli.experts import describe_experts, format_reading, list_experts
 from mlxr.cli.flags import Json, OptionalModel
 from mlxr.cli.terminal import format_bytes, format_count, print_fields, print_json, print_table, show_progress
+from mlxr.core.live import MachineLimits
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.loading import LoadedModel
 from mlxr.service.chat import Chat
+from mlxr.service.machine_limits import KeptLimits
 from mlxr.service.opening import open_model
 from mlxr.service.prompt import encode_prompt
 from mlxr.service.requests import ChatRequest
@@ -38,7 +41,7 @@ def validate(settings: Settings, model: OptionalModel = "demo", json: Json = Fal
         if json:
             print_json(describe(loaded, result))
         else:
-            print_result(loaded, result)
+            print_result(loaded, result, KeptLimits(settings).find(loaded))
     if not result.passed:
         raise typer.Exit(EXIT_FAILED)
 
@@ -66,6 +69,8 @@ def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
         "decode_ms_per_token": result.decode_ms_per_token,
         "decode_tokens_per_s": result.decode_tokens_per_s,
         "weight_bytes": loaded.weight_bytes,
+        "active_bytes": result.step_bytes,
+        "experts": describe_experts(loaded.experts),
         "bandwidth_bytes_per_s": result.bandwidth_bytes_per_s,
         "cache": {
             "pages": engine.pages,
@@ -87,7 +92,7 @@ def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
     }
 
 
-def print_result(loaded: LoadedModel, result: Validation) -> None:
+def print_result(loaded: LoadedModel, result: Validation, limits: MachineLimits | None = None) -> None:
     """Print the result as text for people."""
     engine, logits = result.engine, result.logits
     rows = [(row.operator, row.implementation, row.variant, format_count(row.count)) for row in result.dispatches]
@@ -97,10 +102,8 @@ def print_result(loaded: LoadedModel, result: Validation) -> None:
             ("device", f"{loaded.ctx.device} ({loaded.ctx.isa}), {loaded.ctx.threads} threads"),
             ("prefill", f"{result.prefill_ms:.1f} ms for {result.prompt_tokens} tokens"),
             ("decode", f"{result.decode_ms_per_token:.2f} ms per token, {result.decode_tokens_per_s:.1f} tokens/s"),
-            (
-                "weights",
-                f"{format_bytes(loaded.weight_bytes)}, read at {format_bytes(result.bandwidth_bytes_per_s)}/s",
-            ),
+            *list_experts(loaded),
+            ("weights", format_reading(loaded, result.bandwidth_bytes_per_s, 1, limits)),
             (
                 "cache",
                 f"{engine.peak_pages} of {engine.pages} pages of {engine.page_size} tokens, "

@@ -272,7 +272,7 @@ class _Meter:
         """Bytes read and multiply-adds of one step, whose tokens do not count as written yet."""
         work = self._work
         tokens = outputs = macs = 0
-        read_bytes = float(work.weight_bytes)
+        read_bytes = 0.0
         for chunk in chunks:
             count, start = chunk.tokens, chunk.sequence.table.length_tokens
             tokens += count
@@ -284,7 +284,9 @@ class _Meter:
                 macs += attention.pair_macs * pairs
                 read_bytes += position_bytes * positions
             read_bytes += self._state_bytes
-        return round(read_bytes), macs + tokens * work.token_macs + outputs * work.output_macs
+        return work.count_weight_bytes(tokens) + round(
+            read_bytes
+        ), macs + tokens * work.token_macs + outputs * work.output_macs
 
 
 class _StepSums:

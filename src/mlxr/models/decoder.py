@@ -18,6 +18,7 @@ from mlxr.kernels.forward.reference import compute_states, project
 from mlxr.kernels.layers import StepInput, list_operators, prepare_layers
 from mlxr.kernels.layers.operators import (
     Attend,
+    Mix,
     Operator,
     count_step_bytes,
     count_token_macs,
@@ -35,7 +36,7 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.families import find_rope
 from mlxr.models.layer import LayerReader, list_matrices
 from mlxr.models.names import ROPE_FACTORS
-from mlxr.models.step_work import AttentionWork, StepWork
+from mlxr.models.step_work import AttentionWork, ExpertsWork, StepWork
 from mlxr.models.weights import arrange_tensors, check_tensors, read_rope_factors, split_joined
 
 FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
@@ -114,7 +115,7 @@ class Decoder:
     @property
     def step_bytes(self) -> int:
         """Bytes of weights that a step of one token reads, its rows of tables of embeddings aside."""
-        return sum(map(count_step_bytes, self._operators)) + self._ends_bytes
+        return self.work.count_weight_bytes(1)
 
     @property
     def weight_bytes(self) -> int:
@@ -128,14 +129,24 @@ class Decoder:
     @cached_property
     def work(self) -> StepWork:
         """What a step reads and computes; see StepWork."""
-        inner, output = sum(map(count_token_macs, self._operators)), self._weights.output
+        operators, output = self._operators, self._weights.output
         groups = form_groups(self.config.cache_layers)
         pair_macs = [0] * len(groups.paged)
-        for operator in self._operators:
+        experts: dict[tuple[int, int], int] = {}
+        for operator in operators:
+            if isinstance(operator, Mix):
+                key = len(operator.experts.up), operator.used
+                experts[key] = experts.get(key, 0) + operator.experts.nbytes
             if isinstance(operator, Attend):
                 pair_macs[operator.block.group] += 2 * operator.block.heads * operator.block.head_dim
         attention = (AttentionWork(macs, shape.window) for macs, shape in zip(pair_macs, groups.paged, strict=True))
-        return StepWork(self.step_bytes, inner, output.in_features * output.out_features, tuple(attention))
+        return StepWork(
+            sum(map(count_step_bytes, operators)) + self._ends_bytes,
+            sum(map(count_token_macs, operators)),
+            output.in_features * output.out_features,
+            tuple(attention),
+            tuple(ExpertsWork(*key, nbytes) for key, nbytes in experts.items()),
+        )
 
     @cached_property
     def _first_layers(self) -> list[int]:

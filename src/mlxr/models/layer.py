@@ -46,7 +46,7 @@ _ROUTER_SCALE = "ffn_gate_inp.scale"
 _DENSE_POST_NORM, _EXPERTS_NORM, _EXPERTS_POST_NORM = "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"
 _SHARED, _SHARED_GATE = "_shexp", "ffn_gate_inp_shexp.weight"
 _GATE, _PROJECTION, _INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
-_TABLE, _OF_STREAM, _INPUTS_NORM = "per_layer_token_embd", "per_layer_model_proj", "per_layer_proj_norm"  # of all
+TABLE, _OF_STREAM, _INPUTS_NORM = "per_layer_token_embd.weight", "per_layer_model_proj", "per_layer_proj_norm"  # of all
 PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
 
 
@@ -143,7 +143,7 @@ def _describe_shared(mixture: Mixture) -> FeedForward:
 
 def list_inputs_tensors(spec: LayerInputs, layers: int, hidden: int, vocabulary: int) -> Iterator[tuple[str, Shape]]:
     """Name and shape of each tensor that makes the inputs of all layers."""
-    yield f"{_TABLE}.weight", (vocabulary, layers * spec.features)
+    yield TABLE, (vocabulary, layers * spec.features)
     yield f"{_OF_STREAM}.weight", (layers * spec.features, hidden)
     yield f"{_INPUTS_NORM}.weight", (spec.features,)
 
@@ -306,7 +306,7 @@ class LayerReader:
     def _read_inputs(self, spec: LayerInputs) -> InputsBlock:
         """Read what makes the inputs of all layers. The table stays in its file."""
         return make_inputs(
-            self._tensors[f"{_TABLE}.weight"],
+            self._tensors[TABLE],
             self._prepare("", _OF_STREAM),
             NormWeight(self._vector(f"{_INPUTS_NORM}.weight"), spec.eps),
             table_scale=spec.table_scale,

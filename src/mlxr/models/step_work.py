@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlxr.kernels.moe import expect_experts
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
@@ -29,10 +31,29 @@ class AttentionWork:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsWork:
+    """Experts of all layers that are alike: of so many each token uses some; `nbytes` are those of all of them."""
+
+    experts: int
+    used: int
+    nbytes: int
+
+    def count_bytes(self, tokens: int) -> float:
+        """Bytes of those experts that `tokens` tokens are sent to in a step, if all are as likely."""
+        return self.nbytes * expect_experts(self.experts, self.used, tokens) / self.experts
+
+
+@dataclass(frozen=True, slots=True)
 class StepWork:
-    """`weight_bytes` are read in each step; multiply-adds count for each token, each output row, and in attention."""
+    """`weight_bytes` are read in each step, and of `experts` what its tokens are sent to; multiply-adds count for each
+    token, each output row, and in attention."""
 
     weight_bytes: int
     token_macs: int
     output_macs: int
     attention: tuple[AttentionWork, ...]
+    experts: tuple[ExpertsWork, ...] = ()
+
+    def count_weight_bytes(self, tokens: int) -> int:
+        """Bytes of weights that a step of `tokens` tokens reads, rows of tables of embeddings aside."""
+        return self.weight_bytes + round(sum(work.count_bytes(tokens) for work in self.experts))

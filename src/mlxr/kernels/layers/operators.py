@@ -339,11 +339,8 @@ def count_weight_bytes(operator: Operator) -> int:
 
 
 def count_step_bytes(operator: Operator) -> int:
-    """Bytes of the weights that an operator reads in a step of one token, a row of a table aside."""
-    if isinstance(operator, Rows):
-        return 0
-    nbytes = count_weight_bytes(operator)
-    return nbytes * operator.used // len(operator.experts.up) if isinstance(operator, Mix) else nbytes
+    """Bytes of the weights that an operator reads in any step; of tables and experts it is the tokens that say."""
+    return 0 if isinstance(operator, Rows | Mix) else count_weight_bytes(operator)
 
 
 def count_token_macs(operator: Operator) -> int:

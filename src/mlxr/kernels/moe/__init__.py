@@ -18,7 +18,18 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.tensor import FloatArray, IntArray
 
-__all__ = ["SCORINGS", "Experts", "Router", "RoutingRule", "Scoring", "make_experts", "make_router", "mix", "route"]
+__all__ = [
+    "SCORINGS",
+    "Experts",
+    "Router",
+    "RoutingRule",
+    "Scoring",
+    "expect_experts",
+    "make_experts",
+    "make_router",
+    "mix",
+    "route",
+]
 
 Scoring = Literal["softmax", "sigmoid", "softmax_chosen"]
 SCORINGS: tuple[str, ...] = get_args(Scoring)
@@ -78,6 +89,11 @@ class Experts:
     def nbytes(self) -> int:
         """Bytes of the weights of all experts."""
         return sum(weight.nbytes for weight in (*self.up, *self.down))
+
+
+def expect_experts(experts: int, used: int, tokens: int) -> float:
+    """How many of `experts` so many tokens are sent to if each one takes `used` and all are as likely."""
+    return experts * (1 - (1 - used / experts) ** tokens)
 
 
 def make_router(
