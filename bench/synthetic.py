@@ -14,7 +14,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from mlxr.core.errors import MlxrError
 from mlxr.formats import TensorToWrite, by_name, encode_tensor, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.kernels.moe import RoutingRule
+from mlxr.kernels.rope import RopeScaling
 from mlxr.models import ModelConfig
-from mlxr.models.names import gguf_metadata
+from mlxr.models.names import gguf_metadata, gguf_name
 from mlxr.models.recurrence_config import make_flags
 from mlxr.models.specs import GatedDelta, Mixture, ShortConv
 from mlxr.models.weights import expected_tensors
@@ -72,26 +73,27 @@ class Shape:
     def to_config(self) -> ModelConfig:
         """The same as the configuration of a model, a llama if nothing else is said."""
         head_dim = self.hidden // self.heads
-        llama = ModelConfig(
-            architecture="llama",
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=head_dim,
-            ffn=self.ffn,
-            vocab_size=self.vocab_size,
-            context_length=self.context_length,
-            rms_eps=1e-5,
-            rope_theta=self.rope_theta,
-            rope_dim=head_dim,
-            rope_interleaved=True,
-        )
-        return replace(llama, **self.changes)
+        llama: dict[str, Any] = {
+            "architecture": "llama",
+            "layers": self.layers,
+            "hidden": self.hidden,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "head_dim": head_dim,
+            "ffn": self.ffn,
+            "vocab_size": self.vocab_size,
+            "context_length": self.context_length,
+            "rms_eps": 1e-5,
+            "rope_theta": self.rope_theta,
+            "rope_dim": head_dim,
+            "rope_interleaved": True,
+        }
+        return ModelConfig(**(llama | dict(self.changes)))
 
     def list_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names as GGUF spells them, and shapes (rows, columns)."""
-        yield from expected_tensors(self.to_config()).items()
+        config = self.to_config()
+        yield from ((gguf_name(name, config), shape) for name, shape in expected_tensors(config).items())
 
     def plan_tensors(self, recipe_name: str) -> Iterator[tuple[str, str, tuple[int, ...], float]]:
         """Name, type by the recipe, shape, and the factor on the tensor's weights.
@@ -192,6 +194,25 @@ def make_experts(experts: int, used: int, features: int, head_dim: int) -> dict[
     }
 
 
+def make_gpt_oss(layers: int, experts: int, used: int, features: int, head_dim: int, window: int) -> dict[str, Any]:
+    """What a model of gpt-oss's kind is besides a llama: every other layer has a window, heads have sinks."""
+    rule = RoutingRule(used, "softmax_chosen")
+    return {
+        "architecture": "gpt_oss",
+        "head_dim": head_dim,
+        "rope_dim": head_dim,
+        "rope_interleaved": False,
+        "rope_scaling": RopeScaling(
+            "yarn", 32.0, 4096, 1 + 0.1 * math.log(32), beta_fast=32.0, beta_slow=1.0, truncate=False
+        ),
+        "qkv_bias": True,
+        "output_bias": True,
+        "sliding_window": window,
+        "window_layers": tuple(layer % 2 == 0 for layer in range(layers)),
+        "mixture": Mixture(experts, features, "clamped_swiglu", rule, bias=True, router_bias=True),
+    }
+
+
 SHAPES = {
     "tinyllama-1.1b": Shape(22, 2048, 32, 4, 5632, 32_000, 2048, make_spm_vocabulary),
     "llama-3-8b": Shape(32, 4096, 32, 8, 14336, 128_256, 8192, make_bpe_vocabulary, 500000.0),
@@ -200,6 +221,9 @@ SHAPES = {
     ),
     "olmoe-1b-7b": Shape(
         16, 2048, 16, 16, 1024, 50_304, 4096, make_bpe_vocabulary, 10000.0, make_experts(64, 8, 1024, 128)
+    ),
+    "gpt-oss-20b": Shape(
+        24, 2880, 64, 8, 2880, 201_088, 131_072, make_bpe_vocabulary, 150_000.0, make_gpt_oss(24, 32, 4, 2880, 64, 128)
     ),
     "lfm2-1.2b": Shape(
         16,
@@ -244,6 +268,7 @@ SHAPES = {
         },
     ),
     "tiny-moe": Shape(2, 256, 4, 2, 512, 512, 512, make_bpe_vocabulary, 10000.0, make_experts(8, 2, 256, 64)),
+    "tiny-oss": Shape(4, 256, 8, 2, 192, 512, 512, make_bpe_vocabulary, 10000.0, make_gpt_oss(4, 8, 2, 192, 32, 32)),
     "tiny-spm": Shape(2, 256, 4, 2, 512, 512, 512, make_spm_vocabulary),
     "tiny-bpe": Shape(2, 256, 4, 1, 512, 512, 512, make_bpe_vocabulary),
 }
@@ -257,8 +282,11 @@ class Pools:
         self._pools: dict[tuple[str, int, float], Bytes] = {}
 
     def draw_chunks(self, name: str, type_name: str, shape: tuple[int, ...], gain: float) -> Iterator[Bytes]:
-        """The raw blocks of a tensor, in pieces. Vectors are all ones, as norms begin, or minus ones."""
+        """The raw blocks of a tensor, in pieces. Vectors are all ones, as norms begin, or minus ones; biases zeros."""
         if len(shape) == 1:
+            if name.endswith(".bias"):
+                yield np.zeros(shape, np.float32).view(np.uint8)
+                return
             if name.endswith("ssm_a"):  # a state decays
                 yield np.full(shape, -1, np.float32).view(np.uint8)
                 return

@@ -74,6 +74,7 @@ PLANS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "llama-3-8b": {"q4_k_m": TABLE},
     "olmoe-1b-7b": {"q4_k_m": (*BASIC, "batch-8")},
+    "gpt-oss-20b": {"mxfp4": BASIC},
     "tiny-spm": {"q4_k_m": (*TABLE, *CURVE), "q8_0": BASIC},
 }
 QUICK: Mapping[str, tuple[str, ...]] = {"q4_k_m": ("prefill-512", "decode-128", "batch-8")}

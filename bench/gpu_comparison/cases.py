@@ -10,8 +10,10 @@ from synthetic import SHAPES, Shape
 
 NAMES = {"tinyllama": "tinyllama-1.1b", "llama-8b": "llama-3-8b", "tiny": "tiny-spm"}
 NAMES |= {"qwen3-30b-a3b": "qwen3-30b-a3b", "olmoe-1b-7b": "olmoe-1b-7b", "tinymoe": "tiny-moe"}
+NAMES |= {"gpt-oss-20b": "gpt-oss-20b", "tinyoss": "tiny-oss"}
 TITLES = {"tinyllama": "TinyLlama", "llama-8b": "Llama 3 8B", "tiny": "tiny"}
 TITLES |= {"qwen3-30b-a3b": "Qwen 3 30B A3B", "olmoe-1b-7b": "OLMoE 1B 7B", "tinymoe": "tiny experts"}
+TITLES |= {"gpt-oss-20b": "gpt-oss 20B", "tinyoss": "tiny gpt-oss"}
 SHORT_CONTEXT = 32
 OURS, MLX_LM, MLX_LM_4BIT, TRANSFORMERS = "mlxr", "mlx-lm", "mlx-lm 4-bit", "transformers"
 

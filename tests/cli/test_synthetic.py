@@ -21,10 +21,13 @@ from mlxr.service.validation import LogitsTap
 TEXT = "Hello the world, 42 t\u00efmes\n"
 
 
-@pytest.mark.parametrize("recipe", [recipe.name for recipe in RECIPES])
-def test_every_type_gives_finite_logits(recipe: str, synthetic: ModuleType, tmp_path: Path) -> None:
+MODELS = [("tiny-bpe", recipe.name) for recipe in RECIPES] + [("tiny-moe", "q4_k_m"), ("tiny-oss", "mxfp4")]
+
+
+@pytest.mark.parametrize(("shape", "recipe"), MODELS)
+def test_every_type_gives_finite_logits(shape: str, recipe: str, synthetic: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    assert synthetic.main(["--shape", "tiny-bpe", "--type", recipe, "--out", str(path)]) == 0
+    assert synthetic.main(["--shape", shape, "--type", recipe, "--out", str(path)]) == 0
     with load(path) as loaded:
         tap = LogitsTap(loaded.model)
         build_engine(loaded, Settings(max_sequences=1), tap).score(loaded.tokenizer.encode(TEXT))
@@ -57,6 +60,19 @@ def test_the_large_shape_is_tinyllama(synthetic: ModuleType) -> None:
     assert sum(int(np.prod(shape)) for shape in tensors.values()) == 1_100_048_384
     assert tensors["blk.21.attn_k.weight"] == (256, 2048)
     assert tensors["blk.21.ffn_down.weight"] == (2048, 5632)
+
+
+def test_gpt_oss_has_the_shape_of_the_one_with_20b(synthetic: ModuleType) -> None:
+    tensors = dict(synthetic.SHAPES["gpt-oss-20b"].list_tensors())
+    assert sum(int(np.prod(shape)) for shape in tensors.values()) == 20_914_757_184
+    assert tensors["blk.23.ffn_down_exps.weight"] == (32, 2880, 2880)
+    assert tensors["blk.23.attn_q.weight"] == (4096, 2880)
+    assert tensors["blk.23.attn_sinks.weight"] == (64,)
+    assert tensors["blk.23.post_attention_norm.weight"] == (2880,)
+    types = {
+        (type_name, "_exps." in name) for name, type_name, *_ in synthetic.SHAPES["gpt-oss-20b"].plan_tensors("mxfp4")
+    }
+    assert types == {("mxfp4", True), ("f32", True), ("q8_0", False), ("f32", False)}
 
 
 def test_files_repeat_with_their_seed_and_suit_the_gguf_package(synthetic: ModuleType, tmp_path: Path) -> None:

@@ -160,9 +160,12 @@ def test_the_output_gets_six_bits_at_least() -> None:
     assert choose("q4_k_m", "output", columns=320) == "q8_0"
 
 
-def test_mxfp4_is_for_the_layers() -> None:
-    assert choose("mxfp4", "ffn_up") == "mxfp4"
-    assert choose("mxfp4", "token_embd") == choose("mxfp4", "output") == "q8_0"
+def test_mxfp4_is_for_experts_alone_as_in_llama_cpp() -> None:
+    for name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+        place, shape = f"blk.1.{name}.weight", (8, 64, 96)
+        assert tensor_type("mxfp4", place, shape, layer=1, layers=4, tied_output=False, query_groups=1) == "mxfp4"
+    for name in ("token_embd", "output", "attn_q", "attn_v", "attn_output", "ffn_up", "ffn_down_shexp"):
+        assert choose("mxfp4", name) == "q8_0"
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ Rule = Callable[[TensorPlace], str]
 class Recipe:
     """A row: name, the number GGUF files give it (`general.file_type`), the usual type, rules by kind of tensor.
 
-    output: the type of the matrix that makes logits, which decides the last step of every token.
+    output: the type of the matrix that makes logits, which decides the last step of every token. experts: that of
+    stacks of experts, where no rule but this one holds for them.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Recipe:
     usual: str
     rules: dict[str, Rule] = field(default_factory=dict)
     output: str = "q6_k"
+    experts: str | None = None
 
 
 def _always(type_name: str) -> Rule:
@@ -127,9 +129,8 @@ RECIPES: tuple[Recipe, ...] = (
         "iq4_xs",
         {"attn_v": _shared_values("q5_k", "iq4_xs"), "ffn_down": _first_part(8, "q5_k", "iq4_xs")},
     ),
-    # llama.cpp keeps mxfp4 for experts and writes the rest as q8_0, which of a dense model would leave no mxfp4 at all:
-    # here all matrices of the layers get it, and only the embedding and the output are q8_0.
-    Recipe("mxfp4", 38, "mxfp4", {"token_embd": _always("q8_0")}, output="q8_0"),
+    # As the weights of gpt-oss are: only stacks of experts in four bits. Of a model without experts it makes q8_0.
+    Recipe("mxfp4", 38, "q8_0", output="q8_0", experts="mxfp4"),
 )
 _STAY_F32 = ("_norm", "ffn_gate_inp", "shortconv.conv", "ssm_conv1d")
 _BY_NAME = {recipe.name: recipe for recipe in RECIPES}
@@ -138,6 +139,7 @@ _BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 _KEPT = {"per_layer_model_proj": "f16"}
 # Where rows do not fill the blocks of 256, the type of 32 with as many bits or more.
 _FALLBACKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "iq4_xs": "iq4_nl"}
+EXPERT_AXES = 3  # of a stack: experts, rows, columns
 # Models of this depth share each V among eight query heads: more bits there cost next to nothing.
 _LAYERS_70B = 80
 
@@ -176,6 +178,8 @@ def tensor_type(
         return _KEPT[kind]
     if tensor_name == "output.weight" or (tied_output and tensor_name == "token_embd.weight"):
         return fit_type(row.output, shape[-1])
+    if row.experts is not None and len(shape) == EXPERT_AXES:
+        return fit_type(row.experts, shape[-1])
     rule = row.rules.get(kind)
     chosen = rule(TensorPlace(layer, layers, query_groups)) if rule else row.usual
     if kind == "attn_v" and layers == _LAYERS_70B and chosen in ("q3_k", "q4_k"):
