@@ -46,7 +46,7 @@ def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_folder(hf_config: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, list[str], list[str]]:
-    """A model by way of a folder, as only its reader knows how experts of one tensor each are stacked."""
+    """A model by way of a folder, as only its reader knows all names and how experts of one tensor each are stacked."""
     with tempfile.TemporaryDirectory() as folder:
         hf_config.save_pretrained(folder)
         save_file(weights, Path(folder) / "model.safetensors", metadata={"format": "pt"})
@@ -61,7 +61,7 @@ def compute_logits(config: dict[str, Any], seed: int) -> tuple[np.ndarray, np.nd
     hf_config = AutoConfig.for_model(**copy.deepcopy(as_transformers_config(config)))  # it adds to nested ones
     hf_config._attn_implementation = "eager"
     weights = {name: torch.from_numpy(value) for name, value in make_weights(config, seed).items()}
-    if count_experts(config):
+    if count_experts(config) or config["model_type"] == "nemotron_h":
         model, missing, unexpected = load_folder(hf_config, weights)
     else:
         model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)

@@ -45,12 +45,12 @@ struct PythonLayers {
         return layers.back();
     }
 
-    mlxr::Layer& append_layer(int64_t own_columns) {
+    void append_layer(int64_t own_columns) {
         experts = 0;
         if (!layers.empty()) check_size("layers: columns of the stream", own_columns, columns);
         columns = own_columns;
         state_floats.push_back(0);
-        return layers.emplace_back();
+        layers.emplace_back();
     }
 
     // The last operator keeps `floats` numbers of a sequence's state, from `at` on.
@@ -112,17 +112,17 @@ struct PythonLayers {
     }
 };
 
-// Shapes of products are checked by whoever makes the blocks; here, that one operator's results fit the next one's
-// input.
-void append_layer(PythonLayers& self, int64_t columns, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale,
-                  int64_t window, float softcap, OptionalVector sinks, int64_t rope, int64_t group) {
+// The last layer attends. Shapes of products are checked by whoever makes the blocks; here, that one operator's results
+// fit the next one's input.
+void append_heads(PythonLayers& self, int64_t heads, int64_t kv_heads, int64_t head_dim, float scale, int64_t window,
+                  float softcap, OptionalVector sinks, int64_t rope, int64_t group) {
     if (head_dim < 1 || kv_heads < 1 || heads < 1 || heads % kv_heads != 0) {
         refuse("layers: heads", std::to_string(heads), "a multiple of the " + std::to_string(kv_heads) + " key heads");
     }
     if (group < 0) refuse("layers: group", std::to_string(group), "0 or more");
     if (rope < 0) refuse("layers: rope", std::to_string(rope), "0 or more");
     check_softcap("layers: softcap", softcap);
-    mlxr::Layer& layer = self.append_layer(columns);
+    mlxr::Layer& layer = self.last();
     layer.heads = heads;
     layer.kv_heads = kv_heads;
     layer.head_dim = head_dim;
@@ -490,9 +490,10 @@ void bind_blocks(nb::module_& m) {
     const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
     nb::class_<PythonLayers>(m, "Layers", "Operators of layers and their weights, checked.")
         .def(nb::init<>())
-        .def("append_layer", &append_layer, nb::arg("columns"), nb::arg("heads"), nb::arg("kv_heads"),
-             nb::arg("head_dim"), nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), array("sinks").none(),
-             nb::arg("rope"), nb::arg("group"))
+        .def("append_layer", &PythonLayers::append_layer, nb::arg("columns"))
+        .def("append_heads", &append_heads, nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
+             nb::arg("scale"), nb::arg("window"), nb::arg("softcap"), array("sinks").none(), nb::arg("rope"),
+             nb::arg("group"))
         .def("append_norm", &append_norm, array("weight"), array("bias").none(), nb::arg("eps"),
              nb::arg("is_layer_norm"), nb::arg("source"), nb::arg("target"), nb::arg("parts"))
         .def("append_product", &append_product, nb::arg("weight"), nb::arg("source"), nb::arg("target"),
@@ -512,9 +513,6 @@ void bind_blocks(nb::module_& m) {
         .def("append_gate_rows", &append_gate_rows, nb::arg("target"))
         .def("append_join", &append_join, nb::arg("factor"), nb::arg("target"))
         .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"))
-        .def(
-            "append_recurrent_layer", [](PythonLayers& self, int64_t columns) { self.append_layer(columns); },
-            nb::arg("columns"))
         .def("append_gate_heads", &append_gate_heads)
         .def("append_gated_norm", &append_gated_norm, array("weight"), nb::arg("width"), nb::arg("eps"),
              nb::arg("gate_first"), nb::arg("first"))

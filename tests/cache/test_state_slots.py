@@ -8,7 +8,7 @@ from cache_world import FULL, PAGE_SIZE, STATE, World
 
 from mlxr.cache.arena import StateArena
 from mlxr.cache.group import Snapshot
-from mlxr.cache.shapes import CachePlace, CacheShape, SharedWith, StateShape, StatesShape, form_groups
+from mlxr.cache.shapes import CachePlace, CacheShape, PagesAndState, SharedWith, StateShape, StatesShape, form_groups
 from mlxr.cache.sizing import PageNeeds, choose_pages, space_snapshots
 from mlxr.core.errors import ModelError, OutOfPages, SettingError
 from mlxr.kernels.context import Context
@@ -27,7 +27,16 @@ def test_all_recurrent_layers_are_one_group_and_the_last() -> None:
     assert groups.paged == groups.shapes[:2]
     assert groups.pools == (1, 1, 2)
     first, other = CachePlace(2, 0), CachePlace(2, 1)
-    assert groups.places == (first, CachePlace(0, 0), None, other, CachePlace(1, 0), CachePlace(0, 0))
+    assert groups.states == (first, None, None, other, None, None)
+    assert groups.places == (None, CachePlace(0, 0), None, None, CachePlace(1, 0), CachePlace(0, 0))
+
+
+def test_a_layer_may_keep_pages_and_a_state() -> None:
+    other = PagesAndState(SharedWith(0), StateShape(7))
+    groups = form_groups([PagesAndState(FULL, StateShape(5)), None, other, FULL])
+    assert (groups.shapes, groups.pools) == ((FULL, StatesShape((StateShape(5), StateShape(7)))), (2, 2))
+    assert groups.places == (CachePlace(0, 0), None, CachePlace(0, 0), CachePlace(0, 1))
+    assert groups.states == (CachePlace(1, 0), None, CachePlace(1, 1), None)
 
 
 def test_a_state_is_not_shared_between_layers() -> None:

@@ -34,6 +34,8 @@ CASES = [
     "llama-bias-gelu",
     "ministral3",
     "mistral-window",
+    "nemotron-h",
+    "nemotron-h-moe",
     "olmo2",
     "phi3-long",
     "qwen3",

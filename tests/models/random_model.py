@@ -32,6 +32,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         return shapes | _list_qwen35(config)
     if kind == "lfm2":
         return shapes | _list_lfm2(config)
+    if kind == "nemotron_h":
+        return _list_nemotron(config)
     if kind == "granitemoehybrid":
         return shapes | _list_granite_hybrid(config)
     features = config.get("hidden_size_per_layer_input")
@@ -219,6 +221,60 @@ def _list_granite_hybrid(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _list_nemotron(config: Config) -> dict[str, tuple[int, ...]]:
+    """All tensors of a Nemotron-H, whose names begin in a way of their own."""
+    hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim, ffn, vocabulary = config["head_dim"], config["intermediate_size"], config["vocab_size"]
+    states = config["mamba_num_heads"]
+    columns = states * config["mamba_head_dim"]
+    channels = columns + 2 * config["n_groups"] * config["ssm_state_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "backbone.embeddings.weight": (vocabulary, hidden),
+        "backbone.norm_f.weight": (hidden,),
+        "lm_head.weight": (vocabulary, hidden),
+    }
+    blocks: dict[str, dict[str, tuple[int, ...]]] = {
+        "M": {
+            "in_proj.weight": (columns + channels + states, hidden),
+            "conv1d.weight": (channels, 1, config["conv_kernel"]),
+            "conv1d.bias": (channels,),
+            "dt_bias": (states,),
+            "A_log": (states,),
+            "D": (states,),
+            "norm.weight": (columns,),
+            "out_proj.weight": (hidden, columns),
+        },
+        "*": {
+            "q_proj.weight": (heads * head_dim, hidden),
+            "k_proj.weight": (kv_heads * head_dim, hidden),
+            "v_proj.weight": (kv_heads * head_dim, hidden),
+            "o_proj.weight": (hidden, heads * head_dim),
+        },
+        "-": {"up_proj.weight": (ffn, hidden), "down_proj.weight": (hidden, ffn)},
+        "E": _list_nemotron_experts(config, hidden) if count_experts(config) else {},
+    }
+    for index, letter in enumerate(config["hybrid_override_pattern"]):
+        layer = f"backbone.layers.{index}."
+        shapes[f"{layer}norm.weight"] = (hidden,)
+        shapes |= {f"{layer}mixer.{name}": shape for name, shape in blocks[letter].items()}
+    return shapes
+
+
+def _list_nemotron_experts(config: Config, hidden: int) -> dict[str, tuple[int, ...]]:
+    experts, ffn = count_experts(config), config["moe_intermediate_size"]
+    shared = config["moe_shared_expert_intermediate_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "gate.weight": (experts, hidden),
+        "gate.e_score_correction_bias": (experts,),
+        "shared_experts.up_proj.weight": (shared, hidden),
+        "shared_experts.down_proj.weight": (hidden, shared),
+    }
+    for expert in range(experts):
+        shapes[f"experts.{expert}.up_proj.weight"] = (ffn, hidden)
+        shapes[f"experts.{expert}.down_proj.weight"] = (hidden, ffn)
+    return shapes
+
+
 def has_experts(config: Config, index: int) -> bool:
     """Whether a layer has a mixture of experts."""
     if not count_experts(config) or index < config.get("first_k_dense_replace", 0):
@@ -335,11 +391,11 @@ def make_tokens(config: Config, count: int, seed: int) -> NDArray[np.int32]:
 def _make_tensor(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
     random = np.random.RandomState([seed, zlib.crc32(name.encode())])
     values = random.standard_normal(shape)
-    if name.endswith(("norm.weight", "layer_scalar")) or ".norms." in name:
+    if name.endswith(("norm.weight", "norm_f.weight", "layer_scalar")) or ".norms." in name:
         values = 1.0 + 0.2 * values
     elif name.endswith(("A_log", "dt_bias")):
         values = 0.7 * values
-    elif name.endswith(("bias", "embed_tokens.weight", "embed_tokens_per_layer.weight")):
+    elif name.endswith(("bias", "embed_tokens.weight", "embed_tokens_per_layer.weight", "embeddings.weight")):
         values = 0.3 * values
     elif len(shape) == 1:  # sinks
         values = values + 0.5

@@ -128,6 +128,12 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("granite4h-moe", {"residual_scale": 1.0}),
         ("granite4", {"rope_layers": (False,) * 4}),
         ("granite4", {"attention_scale": None}),
+        ("nemotron-h", {"rope_layers": None}),
+        ("nemotron-h", {"activation": "silu"}),
+        ("nemotron-h", {"rms_eps": 1e-2}),
+        ("nemotron-h", {"attention_scale": 1.0}),
+        ("nemotron-h-moe", {"rope_layers": None}),
+        ("nemotron-h-moe", {"rms_eps": 1e-2}),
         ("starcoder2", {"activation": "silu"}),
         ("starcoder2", {"sliding_window": None}),
         ("starcoder2", {"rope_theta": 10000.0}),
@@ -195,6 +201,9 @@ def test_goldens_see_every_feature(case: str, change: dict[str, object]) -> None
         ("granitemoe-shared", {"used": 2}),
         ("granite4h-moe", {"renormalises": False}),
         ("granite4h-moe", {"used": 2}),
+        ("nemotron-h-moe", {"scale": 1.0}),
+        ("nemotron-h-moe", {"scoring": "softmax"}),
+        ("nemotron-h-moe", {"renormalises": False}),
         ("glm4moe", {"scale": 1.0}),
         ("glm4moe", {"scoring": "softmax"}),
         ("glm4moe", {"renormalises": False}),
@@ -214,7 +223,8 @@ def test_goldens_see_each_part_of_routing(case: str, change: dict[str, object]) 
 
 
 @pytest.mark.parametrize(
-    ("case", "activation"), [("gpt-oss", "silu"), ("qwen2moe", "gelu_tanh"), ("gemma4moe", "silu")]
+    ("case", "activation"),
+    [("gpt-oss", "silu"), ("qwen2moe", "gelu_tanh"), ("gemma4moe", "silu"), ("nemotron-h-moe", "silu")],
 )
 def test_goldens_see_the_activation_of_experts(case: str, activation: Activation) -> None:
     mixture = config_from_hf(read_golden(case)[0]).mixture
@@ -234,6 +244,10 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
         ("granite4h", "mamba.D"),
         ("granite4h-moe", "mamba.D"),
         ("granite4h-moe", "shared_mlp.output_linear.weight"),
+        ("nemotron-h", "mixer.D"),
+        ("nemotron-h", "mixer.dt_bias"),
+        ("nemotron-h-moe", "mixer.gate.e_score_correction_bias"),
+        ("nemotron-h-moe", "mixer.shared_experts.down_proj.weight"),
         ("glm4moe", "mlp.gate.e_score_correction_bias"),
         ("glm4moe-groups", "mlp.gate.e_score_correction_bias"),
         ("glm4moe", "mlp.shared_experts.down_proj.weight"),

@@ -52,6 +52,16 @@ def rename_granite(weights: Weights) -> Weights:
     return renamed
 
 
+def stack_nemotron(weights: Weights) -> Weights:
+    """As transformers 5 keeps them: one stack of each product, below the prefix of other models."""
+    stacked = {name.replace("backbone.", "model."): values for name, values in weights.items()}
+    for name in [name for name in stacked if ".experts.0." in name]:
+        parts = [name.replace(".experts.0.", f".experts.{expert}.") for expert in range(8)]
+        target = name.replace(".experts.0.", ".experts.").removesuffix(".weight")
+        stacked[target] = np.stack([stacked.pop(part) for part in parts])
+    return stacked
+
+
 def switch_names(weights: Weights) -> Weights:
     """Experts as MLX keeps them: a stack for each product."""
     stacked = stack_names(weights, "gate_proj", "up_proj", "down_proj")
@@ -90,6 +100,7 @@ LAYOUTS: list[tuple[str, Callable[[Weights], Weights]]] = [
     ),
     ("granitemoe-shared", rename_granite),
     ("granite4h-moe", rename_granite),
+    ("nemotron-h-moe", stack_nemotron),
 ]
 
 

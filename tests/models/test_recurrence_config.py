@@ -17,6 +17,7 @@ from mlxr.models.specs import Mamba2
 
 GRANITE = read_golden("granite4h")[0]
 METADATA = gguf_metadata(config_from_hf(GRANITE))
+NEMOTRON, NEMOTRON_MOE = read_golden("nemotron-h")[0], read_golden("nemotron-h-moe")[0]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,7 @@ METADATA = gguf_metadata(config_from_hf(GRANITE))
         ({"mamba_d_head": 48, "mamba_expand": 3}, Mamba2(6, 48, 2, 24, 4)),
         ({"mamba_n_groups": None, "mamba_d_conv": 3}, Mamba2(6, 32, 1, 24, 3)),
         ({"time_step_limit": [0.0, float("inf")], "mamba_proj_bias": False}, Mamba2(6, 32, 2, 24, 4)),
+        ({"time_step_limit": [0.0, {"__float__": "Infinity"}]}, Mamba2(6, 32, 2, 24, 4)),
     ],
 )
 def test_folders_of_granite(changes: dict[str, Any], mixer: Mamba2) -> None:
@@ -55,6 +57,7 @@ def test_layers_have_two_spellings(types: list[str]) -> None:
         ({"layer_types": ["mamba", "attention", "mamba"]}, "layer_types is .* expected a list of 4, each one linear"),
         ({"layer_types": ["conv", "attention", "mamba", "mamba"]}, "layer_types is .* expected a list of 4"),
         ({"layer_types": None}, "layer_types is missing"),
+        ({"layer_types": ["mamba"] * 4}, "layer_types is .* expected a layer that attends"),
         ({"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi', expected rope or nope"),
         ({"shared_intermediate_size": None}, "shared_intermediate_size is missing"),
     ],
@@ -80,6 +83,62 @@ def test_refusals_of_folders_name_the_key(changes: dict[str, Any], message: str)
 def test_refusals_of_gguf_files_name_the_key(changes: dict[str, Any], message: str) -> None:
     metadata = METADATA | {f"granitehybrid.{key}": value for key, value in changes.items()}
     with pytest.raises(ModelError, match=message):
+        config_from_gguf(metadata, {})
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"hybrid_override_pattern": "M-*-M"},
+        {"layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba"]},
+        {"layer_types": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]},
+    ],
+)
+def test_layers_of_one_block_have_letters_or_words(stated: dict[str, Any]) -> None:
+    config = config_from_hf(NEMOTRON | {"hybrid_override_pattern": None} | stated)
+    assert (config.layers, config.recurrence) == (5, Mamba2(6, 20, 2, 24, 4))
+    assert config.mixer_layers == (True, False, True, False, True)
+    assert [spec.mixer is None for spec in config.layer_specs] == [False, True, False, True, False]
+    assert [spec.feed_forward is None for spec in config.layer_specs] == [True, False, True, False, True]
+    assert config.cache_layers[1] is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (NEMOTRON | {"hybrid_override_pattern": "M-X-M"}, "hybrid_override_pattern is 'M-X-M', expected one of M, "),
+        (NEMOTRON | {"hybrid_override_pattern": "M-M"}, "hybrid_override_pattern is 'M-M', expected .* that attends"),
+        (NEMOTRON | {"hybrid_override_pattern": ""}, "hybrid_override_pattern is '', expected"),
+        (NEMOTRON | {"hybrid_override_pattern": None}, "hybrid_override_pattern is missing"),
+        (NEMOTRON | {"layers_block_type": "M*"}, r"layers_block_type is 'M\*', expected one of linear_attention"),
+        (NEMOTRON | {"use_conv_bias": False}, "use_conv_bias is False: not supported"),
+        (NEMOTRON | {"mamba_hidden_act": "gelu"}, "mamba_hidden_act is 'gelu': not supported"),
+        (NEMOTRON | {"mamba_head_dim": None}, "mamba_head_dim is missing"),
+        (NEMOTRON_MOE | {"moe_latent_size": 32}, "moe_latent_size is 32: experts that read fewer columns"),
+    ],
+)
+def test_refusals_of_nemotron_name_the_key(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_from_hf(config)
+
+
+def test_blocks_and_experts_in_one_model_cannot_be_stated_in_gguf() -> None:
+    """A model may have feed-forward blocks of both kinds, a file of it not."""
+    config = config_from_hf(NEMOTRON_MOE | {"hybrid_override_pattern": "ME*-M"})
+    assert [spec.mixture is not None for spec in config.layer_specs] == [False, True, False, False, False]
+    with pytest.raises(ModelError, match="these layers with experts cannot be stated in a GGUF file of nemotron_h"):
+        gguf_metadata(config)
+
+
+def test_files_state_what_layers_have_that_only_draft() -> None:
+    """The last ones, which are left out."""
+    metadata = gguf_metadata(config_from_hf(NEMOTRON))
+    for name, last in (("feed_forward_length", 160), ("attention.head_count_kv", 2)):
+        metadata[f"nemotron_h.{name}"] += [last]  # type: ignore[operator]
+    metadata |= {"nemotron_h.block_count": 6, "nemotron_h.nextn_predict_layers": 1}
+    assert config_from_gguf(metadata, {}).mixer_layers == (True, False, True, False, True)
+    metadata["nemotron_h.feed_forward_length"] = [0, 160, 0, 96, 0, 0]
+    with pytest.raises(ModelError, match=r"feed_forward_length is .* one number for all layers that are no mixers"):
         config_from_gguf(metadata, {})
 
 

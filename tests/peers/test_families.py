@@ -92,6 +92,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "granite4h-moe",
         {"intermediate_size": 256, "shared_intermediate_size": 512, "mamba_n_heads": 8, "mamba_d_head": 64},
     ),
+    "nemotron-h": ("nemotron-h", {"mamba_num_heads": 8, "mamba_head_dim": 64}),
+    "nemotron-h-moe": (
+        "nemotron-h-moe",
+        {
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 64,
+            "moe_intermediate_size": 256,
+            "moe_shared_expert_intermediate_size": 512,
+        },
+    ),
     "glm4moe": ("glm4moe", {"moe_intermediate_size": 256}),
     "gpt-oss": ("gpt-oss", {"rope_parameters": WHOLE_YARN, "intermediate_size": 256}),
 }

@@ -26,6 +26,7 @@ _CLASSES = {
     "gemma4_text": "Gemma4ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "granite": "GraniteForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",

@@ -24,6 +24,21 @@ _GRANITE: dict[str, Any] = {
     "logits_scaling": 2.5,
     "tie_word_embeddings": True,
 }
+# Steps are not bounded below, as when these models were trained.
+_NEMOTRON: dict[str, Any] = {
+    "num_hidden_layers": None,
+    "rms_norm_eps": None,
+    "layer_norm_epsilon": 1e-4,
+    "hidden_act": None,
+    "mlp_hidden_act": "relu2",
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 20,
+    "n_groups": 2,
+    "ssm_state_size": 24,
+    "conv_kernel": 4,
+    "chunk_size": 16,
+    "time_step_min": 1e-30,
+}
 
 CASES: dict[str, Config] = {
     # a feed-forward block of 160 features: two thirds of 160, times 1.3, in multiples of 32
@@ -82,6 +97,24 @@ CASES: dict[str, Config] = {
         num_local_experts=8,
         num_experts_per_tok=3,
         **_GRANITE | {"position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_d_head": 32},
+    ),
+    "nemotron-h": make_config("nemotron_h", 4, 2, 32, hybrid_override_pattern="M-*-M", **_NEMOTRON),
+    "nemotron-h-moe": make_config(
+        "nemotron_h",
+        4,
+        2,
+        32,
+        hybrid_override_pattern="ME*EM",
+        moe_intermediate_size=64,
+        moe_shared_expert_intermediate_size=96,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        num_experts_per_tok=3,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=1.7,
+        norm_topk_prob=True,
+        **_NEMOTRON,
     ),
     # all layers attend: a Granite 4 without H
     "granite4": make_config(

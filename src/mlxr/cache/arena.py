@@ -158,12 +158,13 @@ class ModelArena:
         k_pools: list[Any] = []
         v_pools: list[Any] = []
         states: list[Any] = []
-        for place in groups.places:
+        for place, state in zip(groups.places, groups.states, strict=True):
             arena = None if place is None else arenas[place.group]
             index = 0 if place is None else place.index
             k_pools.append(arena.k_pools[index] if isinstance(arena, Arena) else None)
             v_pools.append(arena.v_pools[index] if isinstance(arena, Arena) else None)
-            states.append(arena.states[index] if isinstance(arena, StateArena) else None)
+            kept = None if state is None else arenas[state.group]
+            states.append(kept.states[state.index] if state is not None and isinstance(kept, StateArena) else None)
         self.k_pools, self.v_pools, self.states = tuple(k_pools), tuple(v_pools), tuple(states)
 
     def copy_pages(self, copies: Iterable[PageCopy]) -> None:

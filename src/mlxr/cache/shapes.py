@@ -105,14 +105,22 @@ class SharedWith:
     layer: int
 
 
-LayerCache = CacheShape | StateShape | SharedWith | None  # None: the layer keeps nothing
+@dataclass(frozen=True, slots=True)
+class PagesAndState:
+    """A layer that keeps keys and values, or shares them, and a state beside them."""
+
+    pages: CacheShape | SharedWith
+    state: StateShape
+
+
+LayerCache = CacheShape | StateShape | SharedWith | PagesAndState | None  # None: the layer keeps nothing
 GroupShape = CacheShape | StatesShape
 LIVE_SLOTS = 2  # of a sequence that runs: the state that a step reads, and the one that it writes
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """Where the keys and values of a layer, or its state, are: in pool `index` of group `group`."""
+    """Where the keys and values of a layer are, or its state: in pool `index` of group `group`."""
 
     group: int
     index: int
@@ -120,7 +128,8 @@ class CachePlace:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroups:
-    """`shapes` of the groups, how many `pools` each has, and for each layer its place, if it has one.
+    """`shapes` of the groups, how many `pools` each has, and for each layer the place of its keys and values, if it has
+    some, and that of its state.
 
     Groups of pages come first; that of states is the last one, if there is one.
     """
@@ -128,6 +137,7 @@ class CacheGroups:
     shapes: tuple[GroupShape, ...]
     pools: tuple[int, ...]
     places: tuple[CachePlace | None, ...]
+    states: tuple[CachePlace | None, ...]
 
     @property
     def paged(self) -> tuple[CacheShape, ...]:
@@ -140,28 +150,47 @@ def form_groups(layers: Sequence[LayerCache]) -> CacheGroups:
 
     Raises ModelError for a layer that shares with none before it, and for a model that keeps nothing.
     """
+    places, pools = _place_pages([_part_pages(layer) for layer in layers])
+    kept = [_part_state(layer) for layer in layers]
+    states = tuple(state for state in kept if state is not None)
+    if not pools and not states:
+        raise ModelError("the model has no layer that keeps keys and values, or a state")
+    numbers = iter(range(len(states)))
+    state_places = tuple(None if state is None else CachePlace(len(pools), next(numbers)) for state in kept)
+    shapes: tuple[GroupShape, ...] = (*pools, StatesShape(states)) if states else tuple(pools)
+    counts = (*pools.values(), len(states)) if states else tuple(pools.values())
+    return CacheGroups(shapes, counts, places, state_places)
+
+
+def _part_pages(layer: LayerCache) -> CacheShape | SharedWith | None:
+    if isinstance(layer, PagesAndState):
+        return layer.pages
+    return None if isinstance(layer, StateShape) else layer
+
+
+def _part_state(layer: LayerCache) -> StateShape | None:
+    state = layer.state if isinstance(layer, PagesAndState) else layer
+    return state if isinstance(state, StateShape) else None
+
+
+def _place_pages(
+    layers: Sequence[CacheShape | SharedWith | None],
+) -> tuple[tuple[CachePlace | None, ...], dict[CacheShape, int]]:
+    """The place of each layer's keys and values, and how many pools each shape has."""
     pools: dict[CacheShape, int] = {}
     places: list[CachePlace | None] = []
-    states: list[StateShape] = []
-    paged = list(dict.fromkeys(layer for layer in layers if isinstance(layer, CacheShape)))
+    groups = list(dict.fromkeys(layer for layer in layers if isinstance(layer, CacheShape)))
     for number, layer in enumerate(layers):
         match layer:
             case None:
                 places.append(None)
             case SharedWith(other):
                 place = places[other] if 0 <= other < number else None
-                if place is None or place.group == len(paged):
+                if place is None:
                     raise ModelError(f"layer {number} shares the keys and values of layer {other}, which has none")
                 places.append(place)
-            case StateShape():
-                places.append(CachePlace(len(paged), len(states)))
-                states.append(layer)
             case CacheShape():
                 index = pools.get(layer, 0)
                 pools[layer] = index + 1
-                places.append(CachePlace(paged.index(layer), index))
-    if not pools and not states:
-        raise ModelError("the model has no layer that keeps keys and values, or a state")
-    shapes: tuple[GroupShape, ...] = (*pools, StatesShape(tuple(states))) if states else tuple(pools)
-    counts = (*pools.values(), len(states)) if states else tuple(pools.values())
-    return CacheGroups(shapes, counts, tuple(places))
+                places.append(CachePlace(groups.index(layer), index))
+    return tuple(places), pools

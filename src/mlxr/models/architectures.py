@@ -12,6 +12,7 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.layers.block import NormKind
 from mlxr.models import families
 from mlxr.models.mixture import MixtureRow
+from mlxr.models.recurrence_config import GRANITE_KEYS, NEMOTRON_KEYS, Mamba2Keys
 from mlxr.models.recurrent import RecurrenceKind
 from mlxr.models.specs import LayerSpec
 
@@ -47,7 +48,10 @@ class Architecture:
     longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
     `output_norm` is what GGUF files call the norm before the output. `recurrence`: some layers have such a mixer;
     where none has, the model is one of the architectures of these names, `attending`, without and with experts.
-    `rope_key` in `config.json` says whether layers that attend rotate.
+    `state_keys`: what `config.json` calls the sizes of Mamba-2. `rope_key` there says whether layers that attend
+    rotate. `dense_key` is what it calls the features of a feed-forward block in a model without experts, and
+    `gguf_experts_name` the `general.architecture` of one with them, where that is another one. `single_blocks`: each
+    layer is one block, and GGUF files say so by feed-forward blocks without features.
     `gated_attention`: what attention gives is gated, by rows of the queries' weight.
     `eps_key` is what `config.json` calls what norms add to the variance, where its name is a rare one, and
     `theta_default` the base of rotations that it does not state.
@@ -96,6 +100,10 @@ class Architecture:
     output_norm: str = "output_norm"
     recurrence: RecurrenceKind | None = None
     attending: tuple[str, str] | None = None
+    state_keys: Mamba2Keys = GRANITE_KEYS
+    dense_key: str = "intermediate_size"
+    gguf_experts_name: str | None = None
+    single_blocks: bool = False
     rope_key: str | None = None
     gated_attention: bool = False
     eps_key: str | None = None
@@ -288,6 +296,7 @@ ARCHITECTURES = (
         mixture=replace(_GRANITE, optional=True),
         recurrence="mamba2",
         attending=("granite", "granitemoeshared"),
+        dense_key="shared_intermediate_size",
         layer_names=_GRANITE_NAMES
         | {
             "mamba.in_proj": "ssm_in",
@@ -401,6 +410,47 @@ ARCHITECTURES = (
         },
     ),
     Architecture(
+        "nemotron_h",
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        build=families.build_nemotron,
+        activation="relu_squared",
+        bias_key=True,
+        nope_every=1,
+        recurrence="mamba2",
+        state_keys=NEMOTRON_KEYS,
+        eps_key="layer_norm_epsilon",
+        gguf_experts_name="nemotron_h_moe",
+        single_blocks=True,
+        mixture=MixtureRow(
+            ("n_routed_experts",),
+            scoring="sigmoid",
+            renormalises=True,
+            floor=1e-20,
+            states_rule=True,
+            optional=True,
+            gated=False,
+            shared_key="moe_shared_expert_intermediate_size",
+            choice_bias=True,
+        ),
+        layer_names={
+            "norm": "attn_norm",
+            "mixer.q_proj": "attn_q",
+            "mixer.k_proj": "attn_k",
+            "mixer.v_proj": "attn_v",
+            "mixer.o_proj": "attn_output",
+            "mixer.in_proj": "ssm_in",
+            "mixer.conv1d": "ssm_conv1d",
+            "mixer.norm": "ssm_norm",
+            "mixer.out_proj": "ssm_out",
+            "mixer.up_proj": "ffn_up",
+            "mixer.down_proj": "ffn_down",
+            "mixer.gate": "ffn_gate_inp",
+            "mixer.shared_experts.up_proj": "ffn_up_shexp",
+            "mixer.shared_experts.down_proj": "ffn_down_shexp",
+        },
+    ),
+    Architecture(
         "qwen3_5_text",
         "qwen35",
         "Qwen3_5ForCausalLM",
@@ -468,14 +518,20 @@ def build_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
 
 def by_gguf_name(name: str, has_experts: bool = False) -> Architecture:
     """The row of a GGUF file's `general.architecture`; "llama" there means Mistral, too, and with experts Mixtral."""
-    rows = [row for row in ARCHITECTURES if row.gguf_name == name]
+    rows = [row for row in ARCHITECTURES if name in (row.gguf_name, row.gguf_experts_name)]
     for row in rows:
         if (row.mixture is not None) == has_experts:
             return row
     if rows:
         return rows[0]
-    known = _listed({row.gguf_name for row in ARCHITECTURES})
+    names = {name for row in ARCHITECTURES for name in (row.gguf_name, row.gguf_experts_name)}
+    known = _listed({name for name in names if name is not None})
     raise ModelError(f"general.architecture is {name!r}, which is not supported; supported are {known}")
+
+
+def name_gguf(row: Architecture, has_experts: bool) -> str:
+    """The `general.architecture` of a GGUF file of this row."""
+    return row.gguf_experts_name if has_experts and row.gguf_experts_name is not None else row.gguf_name
 
 
 def by_hf_class(name: str) -> Architecture:

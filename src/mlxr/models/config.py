@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from mlxr.cache.shapes import CacheShape, LayerCache, SharedWith, StateShape
+from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.models.architectures import build_layers
-from mlxr.models.specs import Attention, LayerSpec, Mixer, Mixture, Recurrence
+from mlxr.models.specs import Attention, LayerSpec, Mixture, Recurrence
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden and feed-forward size
@@ -42,7 +42,8 @@ class ModelConfig:
     their kind before them, and their feed-forward blocks may have `shared_ffn` features. Each layer may get
     `input_features` of each token by an embedding of its own. In the layers for which
     `mixture_layers` is true, or in all, the feed-forward block is a `mixture` of experts, if there is one. Those for
-    which `recurrent_layers` is true, or all, have a `recurrence` instead of attention, if there is one. What attention
+    which `recurrent_layers` is true, or all, have a `recurrence` instead of attention, if there is one. With
+    `mixer_layers` each layer is one block, of these the mixer and of others the feed-forward block. What attention
     gives is gated with `gated_attention`. `rms_eps` is that of all norms. `context_length` is the longest sequence the
     model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
@@ -90,6 +91,7 @@ class ModelConfig:
     mixture_layers: tuple[bool, ...] | None = None
     recurrence: Recurrence | None = None
     recurrent_layers: tuple[bool, ...] | None = None
+    mixer_layers: tuple[bool, ...] | None = None
     gated_attention: bool = False
 
     def __post_init__(self) -> None:
@@ -135,6 +137,7 @@ class ModelConfig:
             (self.rope_layers, "rotate"),
             (self.mixture_layers, "have experts"),
             (self.recurrent_layers, "are recurrent"),
+            (self.mixer_layers, "are mixers"),
         ):
             if flags is not None and len(flags) != self.layers:
                 raise ModelError(f"model says of {len(flags)} of its {self.layers} layers which {what}")
@@ -174,15 +177,19 @@ class ModelConfig:
     @property
     def cache_layers(self) -> tuple[LayerCache, ...]:
         """What each layer keeps of the tokens."""
-        return tuple(_describe_cache(layer.mixer) for layer in self.layer_specs)
+        return tuple(map(_describe_cache, self.layer_specs))
 
 
-def _describe_cache(mixer: Mixer) -> LayerCache:
-    if not isinstance(mixer, Attention):
-        return StateShape(mixer.state_floats)
-    if mixer.reads is not None:
-        return SharedWith(mixer.reads)
-    return CacheShape(mixer.kv_heads, mixer.head_dim, mixer.window)
+def _describe_cache(layer: LayerSpec) -> LayerCache:
+    pages = None if layer.attention is None else _describe_pages(layer.attention)
+    state = None if layer.recurrence is None else StateShape(layer.recurrence.state_floats)
+    return PagesAndState(pages, state) if pages is not None and state is not None else pages or state
+
+
+def _describe_pages(attention: Attention) -> CacheShape | SharedWith:
+    if attention.reads is not None:
+        return SharedWith(attention.reads)
+    return CacheShape(attention.kv_heads, attention.head_dim, attention.window)
 
 
 def _check_recurrence(mixer: Recurrence) -> None:

@@ -17,7 +17,7 @@ NO_ROPE = Rope(10000.0, 0, interleaved=False, has_factors=False)  # a table that
 
 def find_rope(spec: LayerSpec) -> Rope:
     """The rotation of a layer; one that turns nothing where it does not attend."""
-    return spec.mixer.rope if isinstance(spec.mixer, Attention) else NO_ROPE
+    return NO_ROPE if spec.attention is None else spec.attention.rope
 
 
 def build_llama(config: ModelConfig) -> tuple[LayerSpec, ...]:
@@ -28,6 +28,15 @@ def build_llama(config: ModelConfig) -> tuple[LayerSpec, ...]:
 def build_qwen35(config: ModelConfig) -> tuple[LayerSpec, ...]:
     """Llama's layers, whose second norm has another name: Qwen3.5."""
     return _build_layers(config, Norms(config.rms_eps, feed_forward="post_attention_norm"))
+
+
+def build_nemotron(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Layers of one block each, normed before it, whose feed-forward blocks have no gate: Nemotron-H and Nemotron 3."""
+    layers = _build_layers(config, Norms(config.rms_eps, feed_forward="attn_norm"), gated=False)
+    return tuple(
+        replace(layer, feed_forward=None) if is_mixer else replace(layer, mixer=None)
+        for layer, is_mixer in zip(layers, config.mixer_layers or (True,) * config.layers, strict=True)
+    )
 
 
 def build_gemma(config: ModelConfig) -> tuple[LayerSpec, ...]:

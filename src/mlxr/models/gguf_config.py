@@ -7,7 +7,7 @@ its own is seen from the names of its tensors, as the metadata does not say.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Container, Iterable, Mapping, Sized
 from typing import Any
 
 from mlxr.core.errors import ModelError
@@ -27,7 +27,7 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 from mlxr.models.mixture import read_gguf_mixture
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
-from mlxr.models.recurrence_config import read_gguf_recurrence
+from mlxr.models.recurrence_config import read_counts, read_gguf_recurrence
 from mlxr.models.weights import read_rope_factors
 
 _UNUSED = (0,)
@@ -51,6 +51,7 @@ _REFUSED = (
     (_SECTIONS, (), "not supported"),
     (_WINDOW_THETA, (), "not supported"),
     (_PATTERN, (), "windows that differ by layer are not supported"),
+    (("moe_latent_size",), _UNUSED, "experts that read fewer columns than the stream has are not supported"),
     (("tensor_data_layout",), ("Meta AI original pth",), "not a known layout"),
 )
 
@@ -81,8 +82,10 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     windowed = window_layers or (window is not None,) * layers
     differing = _read_two_sizes(fields, windowed, tensors) if row.two_sizes else {}
     kv_heads, ffn = differing.pop("kv_heads", None), differing.pop("ffn", None)
+    if row.single_blocks:
+        ffn, differing["mixer_layers"] = _read_blocks(fields, layers)
     recurrence, recurrent = read_gguf_recurrence(fields, row.recurrence, layers, hidden)
-    kv_heads = kv_heads or _read_kv_heads(fields, recurrent, heads)
+    kv_heads = kv_heads or _read_kv_heads(fields, None if recurrent is None else layers, heads)
     if heads % kv_heads:
         fields.refuse("attention.head_count_kv", f"a divisor of the {heads} heads")
     rope_dim = fields.integer("rope.dimension_count", 2, limits.MAX_HEAD_DIM, default=head_dim)
@@ -119,9 +122,9 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         embedding_scale=_read_scale(fields, row, "embedding_scale")
         or (math.sqrt(hidden) if row.scales_embeddings else 1.0),
         activation=row.activation,
-        qkv_bias=row.qkv_bias or "blk.0.attn_q.bias" in tensors,
-        output_bias="blk.0.attn_output.bias" in tensors,
-        ffn_bias="blk.0.ffn_down.bias" in tensors,
+        qkv_bias=row.qkv_bias or _has_any(tensors, "attn_q.bias", layers),
+        output_bias=_has_any(tensors, "attn_output.bias", layers),
+        ffn_bias=_has_any(tensors, "ffn_down.bias", layers),
         qk_norm=row.qk_norm or (row.head_norm_key is not None and "blk.0.attn_q_norm.weight" in tensors),
         parallel_blocks=is_parallel,
         tied_embeddings="output.weight" not in tensors,
@@ -134,18 +137,31 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     )
 
 
+def _has_any(tensors: Container[str], part: str, layers: int) -> bool:
+    """Whether a layer has that tensor; not all layers attend."""
+    return any(f"blk.{index}.{part}" in tensors for index in range(layers))
+
+
 def _read_layers(fields: Fields) -> int:
     """Layers, without those at the end that only draft tokens."""
     blocks = fields.integer("block_count", 1, limits.MAX_LAYERS)
     return blocks - fields.integer("nextn_predict_layers", 0, blocks - 1, default=0)
 
 
-def _read_kv_heads(fields: Fields, recurrent: tuple[bool, ...] | None, heads: int) -> int:
-    """Key heads of the layers that attend; files may state 0 of the others."""
+def _read_blocks(fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
+    """Features of the feed-forward blocks, and which layers are mixers instead, which have 0 of them."""
+    widths = read_counts(fields, "feed_forward_length", layers, limits.MAX_WIDTH)
+    if len({*widths} - {0}) != 1:
+        fields.refuse("feed_forward_length", "one number for all layers that are no mixers, and 0 for these")
+    return max(widths), tuple(width == 0 for width in widths)
+
+
+def _read_kv_heads(fields: Fields, layers: int | None, heads: int) -> int:
+    """Key heads of the layers that attend; files with recurrent layers may state 0 of the others."""
     name = "attention.head_count_kv"
-    if recurrent is None:
+    if layers is None:
         return fields.integer(name, 1, limits.MAX_HEADS, default=heads)
-    counts = {count for count in fields.integers(name, len(recurrent), 0, limits.MAX_HEADS) if count}
+    counts = {*read_counts(fields, name, layers, limits.MAX_HEADS)} - {0}
     if len(counts) != 1:
         fields.refuse(name, "one number for all layers that attend, of which there must be one")
     return counts.pop()

@@ -15,10 +15,15 @@ from mlxr.models.architectures import Architecture, by_hf_class, by_name, defaul
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 from mlxr.models.mixture import read_hf_mixture
-from mlxr.models.recurrence_config import read_hf_recurrence
+from mlxr.models.recurrence_config import BlockKind, read_block_kinds, read_hf_recurrence
 from mlxr.models.specs import Mixture, Recurrence
 
-_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu_squared",
+}
 _SOFTCAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -33,6 +38,7 @@ _REFUSED = (
     (("qk_layernorm",), (False,), "layer norms of queries and keys are not supported"),
     (("swiglu_limit",), (7,), "only activations that are clamped at 7 are supported"),
     (("swiglu_alpha",), (1.702,), "only activations with 1.702 are supported"),
+    (("moe_latent_size",), (0,), "experts that read fewer columns than the stream has are not supported"),
     (("clip_qkv",), (), "queries, keys and values that are clipped are not supported"),
     (("use_parallel_residual",), (False,), "parallel residual is not supported"),
     (("is_encoder_decoder", "add_cross_attention"), (False,), "only decoder models are supported"),
@@ -69,7 +75,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     heads = fields.integer("num_attention_heads", 1, limits.MAX_HEADS)
     if fields.get("head_dim") is None and hidden % heads:
         fields.refuse("num_attention_heads", f"a divisor of the hidden size {hidden}")
-    head_dim = fields.integer("head_dim", 2, limits.MAX_HEAD_DIM, default=hidden // heads)
+    head_key = "attention_head_dim" if fields.get("head_dim") is None else "head_dim"  # the former in old Nemotrons
+    head_dim = fields.integer(head_key, 2, limits.MAX_HEAD_DIM, default=hidden // heads)
     kv_heads = fields.integer(
         "num_key_value_heads", 1, limits.MAX_HEADS, default=heads if row.kv_heads_default else None
     )
@@ -81,15 +88,19 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         head_dim, kv_heads = _read_full_heads(fields, head_dim, kv_heads)
     context_key = next((key for key in row.context_keys if fields.get(key) is not None), row.context_keys[-1])
     context_length = fields.integer(context_key, 1, limits.MAX_CONTEXT)
-    layers = fields.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
+    blocks = read_block_kinds(fields) if row.single_blocks else None
+    layers = len(blocks) if blocks else fields.integer("num_hidden_layers", 1, limits.MAX_LAYERS)
     rope, window_rope = _find_rope(fields, row)
     stated_theta = fields.number("rope_theta", 1.0001, 1e15, row.theta_default)
     rope_theta = rope.number("rope_theta", 1.0001, 1e15, default=stated_theta)
-    recurrence, recurrent = read_hf_recurrence(fields, row.recurrence, layers, hidden)
+    recurrence, recurrent = read_hf_recurrence(
+        fields, row.recurrence, layers, hidden, row.state_keys, _flag_blocks(blocks, "recurrent")
+    )
     window, window_layers = _read_window(fields, row, layers)
     scaling = _read_scaling(fields, rope, context_length)
     activation = _read_activation(fields, row)
-    mixture, mixture_layers = read_hf_mixture(fields, row.mixture, layers, activation)
+    has_mixture = blocks is None or "experts" in blocks
+    mixture, mixture_layers = read_hf_mixture(fields, row.mixture if has_mixture else None, layers, activation)
     attention_bias = row.bias_key and fields.flag("attention_bias", False)
     mlp_bias = row.bias_key and fields.flag("mlp_bias", False)
     if row.use_bias:
@@ -101,7 +112,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=_read_ffn(fields, row, mixture),
+        ffn=_read_ffn(fields, row, mixture, blocks),
         vocab_size=fields.integer("vocab_size", 1, limits.MAX_VOCABULARY),
         context_length=_extend_context(context_length, scaling),
         rms_eps=fields.number(_find_eps(fields, row), 1e-30, 0.5),
@@ -133,12 +144,13 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         ),
         activation=activation,
         mixture=mixture,
-        mixture_layers=mixture_layers,
+        mixture_layers=_flag_blocks(blocks, "experts") if has_mixture and blocks else mixture_layers,
         window_head_dim=window_heads[0],
         window_kv_heads=window_heads[1],
         gated_attention=row.gated_attention,
         recurrence=recurrence,
         recurrent_layers=recurrent,
+        mixer_layers=_flag_blocks(blocks, "recurrent", "attention"),
         **(_read_two_sizes(fields, layers) if row.two_sizes else {}),
     )
 
@@ -148,12 +160,17 @@ def _name_architecture(row: Architecture, recurrence: Recurrence | None, mixture
     return row.name if row.attending is None or recurrence is not None else row.attending[mixture is not None]
 
 
-def _read_ffn(fields: Fields, row: Architecture, mixture: Mixture | None) -> int:
+def _flag_blocks(blocks: tuple[BlockKind, ...] | None, *kinds: BlockKind) -> tuple[bool, ...] | None:
+    """Which of the layers that are one block each are of these kinds."""
+    return None if blocks is None else tuple(block in kinds for block in blocks)
+
+
+def _read_ffn(fields: Fields, row: Architecture, mixture: Mixture | None, blocks: tuple[BlockKind, ...] | None) -> int:
     """Features of the feed-forward blocks. LFM2 states how many a block without a gate would have."""
-    if row.mixture is not None and row.mixture.optional and row.mixture.shared_key is not None and mixture is None:
-        return fields.integer(row.mixture.shared_key, 1, limits.MAX_WIDTH)
+    if mixture is not None and blocks is not None and "dense" not in blocks:
+        return mixture.features
     if row.recurrence != "short_conv":
-        return fields.integer("intermediate_size", 1, limits.MAX_WIDTH)
+        return fields.integer(row.dense_key if mixture is None else "intermediate_size", 1, limits.MAX_WIDTH)
     stated = fields.integer("intermediate_size", 1, limits.MAX_WIDTH, default=12288)
     stated = fields.integer("block_ff_dim", 1, limits.MAX_WIDTH, default=stated)
     if not fields.flag("block_auto_adjust_ff_dim", True):
@@ -405,7 +422,8 @@ def _read_window_layers(fields: Fields, row: Architecture, layers: int) -> tuple
 
 
 def _read_activation(fields: Fields, row: Architecture) -> Activation:
-    key = "hidden_activation" if fields.get("hidden_activation") is not None else "hidden_act"
+    keys = ("hidden_activation", "mlp_hidden_act", "hidden_act")
+    key = next((key for key in keys if fields.get(key) is not None), "hidden_act")
     if fields.get(key) is None:
         return row.activation
     name = fields.text(key)

@@ -20,7 +20,9 @@ from mlxr.kernels.layers import (
     MixerBlock,
     MixtureBlock,
     NormWeight,
+    RecurrentBlock,
     make_attention,
+    make_beside,
     make_both,
     make_feed_forward,
     make_input,
@@ -33,7 +35,17 @@ from mlxr.kernels.sources import as_float32, take_halves
 from mlxr.kernels.split_heads import HeadNorms
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
 from mlxr.models.recurrent import is_convolution, list_recurrent, read_recurrent
-from mlxr.models.specs import Attention, Both, FeedForward, LayerInputs, LayerSpec, Mixture, Norms
+from mlxr.models.specs import (
+    Attention,
+    Beside,
+    Both,
+    FeedForward,
+    LayerInputs,
+    LayerSpec,
+    Mixture,
+    Norms,
+    Recurrence,
+)
 
 Shape = tuple[int, ...]
 
@@ -52,16 +64,15 @@ PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k")
 
 def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """Name, without the layer's prefix, and shape of each tensor of a layer."""
-    mixer = spec.mixer
     for name in (*_name_norms(spec, _MIXER_NORMS), *_name_norms(spec, _name_feed_forward(spec))):
         if name is not None:
             yield f"{name}.weight", (hidden,)
             if spec.norms.bias:
                 yield f"{name}.bias", (hidden,)
-    if isinstance(mixer, Attention):
-        yield from _list_attention(mixer, hidden)
-    else:
-        yield from list_recurrent(mixer, hidden)
+    if spec.attention is not None:
+        yield from _list_attention(spec.attention, hidden)
+    if spec.recurrence is not None:
+        yield from list_recurrent(spec.recurrence, hidden)
     block = spec.feed_forward
     if isinstance(block, Both):
         yield _ROUTER_SCALE, (hidden,)
@@ -71,7 +82,7 @@ def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
         yield from _list_mixture(block.mixture, hidden)
     elif isinstance(block, Mixture):
         yield from _list_mixture(block, hidden)
-    else:
+    elif block is not None:
         yield from _list_feed_forward(block, hidden)
     if spec.scales_output:
         yield _OUTPUT_SCALE, (1,)
@@ -161,7 +172,10 @@ def _name_feed_forward(spec: LayerSpec) -> tuple[str, str]:
 def _name_norms(spec: LayerSpec, names: tuple[str, str]) -> tuple[str | None, str | None]:
     """The norms that a block has of `names`; of blocks side by side the first one's norm is that of both."""
     before, after = names
-    has_before = spec.norms.places != "after" and not (spec.is_parallel and names != _MIXER_NORMS)
+    is_mixer = names == _MIXER_NORMS
+    if (spec.mixer if is_mixer else spec.feed_forward) is None:
+        return None, None
+    has_before = spec.norms.places != "after" and not (spec.is_parallel and not is_mixer)
     return before if has_before else None, None if spec.norms.places == "before" else after
 
 
@@ -176,27 +190,46 @@ class LayerReader:
 
         `rope` and `group` are the numbers of its rotation table and of its group in the cache.
         """
-        prefix, mixer, feed_forward = f"blk.{index}.", spec.mixer, spec.feed_forward
-        norm, post_norm = self._read_norms(prefix, spec, _MIXER_NORMS)
-        block: MixerBlock
-        if isinstance(mixer, Attention):
-            block = self._read_attention(prefix, mixer, spec.norms, norm, post_norm, rope, group)
-        else:
-            block = read_recurrent(self._prepare, self._numbers, prefix, mixer, spec.norms, norm, post_norm)
-        norm, post_norm = self._read_norms(prefix, spec, _name_feed_forward(spec))
-        other: FeedForwardBlock | MixtureBlock | BothBlock
-        if isinstance(feed_forward, Both):
-            assert post_norm is not None, "the sum of both is normed"
-            other = self._read_both(prefix, feed_forward, spec.norms, norm, post_norm)
-        elif isinstance(feed_forward, Mixture):
-            assert post_norm is None, "no family norms what its experts add"
-            other = self._read_mixture(prefix, feed_forward, norm)
-        else:
-            other = self._read_feed_forward(prefix, feed_forward, norm, post_norm)
+        prefix = f"blk.{index}."
+        block = self._read_mixer(prefix, spec, rope, group)
+        other = self._read_second(prefix, spec)
         scale = self._read_scale(prefix + _OUTPUT_SCALE) if spec.scales_output else 1.0
         own = None if spec.inputs is None else self._read_input(prefix, spec.inputs, spec.norms, index)
         inputs = None if spec.inputs is None or index else self._read_inputs(spec.inputs)
         return Layer(block, other, spec.is_parallel, spec.residual_scale, scale, own, inputs)
+
+    def _read_mixer(self, prefix: str, spec: LayerSpec, rope: int, group: int) -> MixerBlock | None:
+        norm, post_norm = self._read_norms(prefix, spec, _MIXER_NORMS)
+        match spec.mixer:
+            case None:
+                return None
+            case Attention() as mixer:
+                return self._read_attention(prefix, mixer, spec.norms, norm, post_norm, rope, group)
+            case Beside(mixer, recurrence):
+                assert post_norm is None, "no family norms what two mixers add"
+                attention = self._read_attention(prefix, mixer, spec.norms, norm, None, rope, group)
+                return make_beside(attention, self._read_recurrent(prefix, recurrence, spec.norms, None, None))
+            case recurrence:
+                return self._read_recurrent(prefix, recurrence, spec.norms, norm, post_norm)
+
+    def _read_recurrent(
+        self, prefix: str, mixer: Recurrence, norms: Norms, norm: NormWeight | None, post_norm: NormWeight | None
+    ) -> RecurrentBlock:
+        return read_recurrent(self._prepare, self._numbers, prefix, mixer, norms, norm, post_norm)
+
+    def _read_second(self, prefix: str, spec: LayerSpec) -> FeedForwardBlock | MixtureBlock | BothBlock | None:
+        norm, post_norm = self._read_norms(prefix, spec, _name_feed_forward(spec))
+        match spec.feed_forward:
+            case None:
+                return None
+            case Both() as block:
+                assert post_norm is not None, "the sum of both is normed"
+                return self._read_both(prefix, block, spec.norms, norm, post_norm)
+            case Mixture() as block:
+                assert post_norm is None, "no family norms what its experts add"
+                return self._read_mixture(prefix, block, norm)
+            case block:
+                return self._read_feed_forward(prefix, block, norm, post_norm)
 
     def _read_attention(
         self,

@@ -37,7 +37,7 @@ class MixtureRow:
     the model's. `shared_key` gives the features of the block that all tokens go through, or with `shared` "count" how
     many experts there are in it. `shared_gate`, `bias` (of the router, too), `choice_bias` and `expert_scales`: see
     `Mixture`. `interleaved`: in Hugging Face folders the rows of gate and up alternate, and stacks of experts have
-    their columns first, unless they are quantised.
+    their columns first, unless they are quantised. `gated`: of what an expert activates half is a gate.
     """
 
     count_keys: tuple[str, ...] = ("num_experts",)
@@ -57,6 +57,7 @@ class MixtureRow:
     choice_bias: bool = False
     expert_scales: bool = False
     interleaved: bool = False
+    gated: bool = True
 
 
 def read_hf_mixture(
@@ -93,6 +94,7 @@ def _make_mixture(
         features,
         row.activation or activation,
         rule,
+        gated=row.gated,
         bias=row.bias,
         router_bias=row.bias,
         choice_bias=row.choice_bias,
@@ -184,15 +186,17 @@ def mixture_metadata(config: ModelConfig, row: MixtureRow | None) -> dict[str, o
 
 
 def _rule_metadata(config: ModelConfig, rule: RoutingRule) -> dict[str, object]:
+    blocks = config.mixer_layers or (False,) * config.layers
     flags = config.mixture_layers or (True,) * config.layers
-    first = flags.index(True)
-    if not all(flags[first:]):
+    has_experts = [flag for flag, is_mixer in zip(flags, blocks, strict=True) if not is_mixer]
+    first = has_experts.index(True)
+    if not all(has_experts[first:]) or (config.mixer_layers and first):
         raise ModelError(f"these layers with experts cannot be stated in a GGUF file of {config.architecture}")
-    return {
+    leading: dict[str, object] = {} if config.mixer_layers else {"leading_dense_block_count": first}
+    return leading | {
         "expert_gating_func": next(number for number, scoring in _SCORINGS.items() if scoring == rule.scoring),
         "expert_weights_norm": rule.renormalises,
         "expert_weights_scale": rule.scale,
         "expert_group_count": rule.groups,
         "expert_group_used_count": rule.groups_used,
-        "leading_dense_block_count": first,
     }

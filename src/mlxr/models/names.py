@@ -20,6 +20,7 @@ from mlxr.models.architectures import (
     default_rope_layers,
     default_scale,
     default_window_layers,
+    name_gguf,
 )
 from mlxr.models.config import ModelConfig
 from mlxr.models.mixture import mixture_metadata
@@ -41,6 +42,8 @@ _MODEL_NAMES = {
     "model.norm.weight": "output_norm.weight",
     "model.norm.bias": "output_norm.bias",
     "model.embedding_norm.weight": "token_embd_norm.weight",
+    "model.embeddings.weight": "token_embd.weight",
+    "model.norm_f.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
 _LAYER_NAMES = {
@@ -93,6 +96,10 @@ _WHOLE_NAMES = {  # without .weight or .bias at their end
     "mamba.A_log": "ssm_a",
     "mamba.dt_bias": "ssm_dt.bias",
     "mamba.D": "ssm_d",
+    "mixer.A_log": "ssm_a",
+    "mixer.dt_bias": "ssm_dt.bias",
+    "mixer.D": "ssm_d",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
 }
 _EXPERT_NAMES = {
     "gate_proj": "ffn_gate",
@@ -103,14 +110,16 @@ _EXPERT_NAMES = {
     "w3": "ffn_up",
     "w2": "ffn_down",
 }
-_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
+_BLOCK = r"(?:mlp|mixer|block_sparse_moe)\."
+_EXPERT = re.compile(_BLOCK + r"experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
 # Stacks of all experts: MLX's have a module for each, transformers' are parameters.
-_STACKED = re.compile(r"(?:(?:mlp|block_sparse_moe)\.)?(?:switch_mlp|experts\.switch_glu|experts)\.(\w+_proj)(_bias)?")
+_STACKED = re.compile(rf"(?:{_BLOCK})?(?:switch_mlp|experts\.switch_glu|experts)\.(\w+_proj)(_bias)?")
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
 _LAYER_PREFIX = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)")
 _CANONICAL = re.compile(r"(blk\.[0-9]+)\.(.+)\.(weight|bias)")
-# Models that also see images have their text's tensors below one of two prefixes, and others that text does not need.
-_TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+# Models that also see images have their text's tensors below one of two prefixes, and others that text does not need;
+# Nemotron has a prefix of its own.
+_TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "backbone.": "model."}
 _OTHER_PARTS = "vision_tower|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio"
 _NOT_TEXT = re.compile(rf"(model\.)?({_OTHER_PARTS})\..+|mtp\..+")
 _DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
@@ -232,7 +241,11 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
         fields["attention.sliding_window"] = config.sliding_window
     if config.recurrence is not None:
         recurrent = config.recurrent_layers or (True,) * config.layers
-        fields |= gguf_recurrence(config.recurrence, recurrent, config.kv_heads)
+        attends = tuple(layer.attention is not None for layer in config.layer_specs)
+        fields |= gguf_recurrence(config.recurrence, recurrent, attends, config.kv_heads)
+    if config.mixer_layers is not None:
+        widths = [0 if is_mixer else config.ffn for is_mixer in config.mixer_layers]
+        fields |= {"feed_forward_length": widths, EPS_KEYS["layer"]: config.rms_eps}
     if config.gated_attention:
         pairs = config.rope_dim // 2
         fields["rope.dimension_sections"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0]
@@ -271,7 +284,8 @@ def gguf_metadata(config: ModelConfig) -> dict[str, object]:
     if config.query_temperature is not None:
         fields["attention.temperature_scale"] = config.query_temperature.beta
         fields["rope.scaling.original_context_length"] = config.query_temperature.period
-    return {"general.architecture": row.gguf_name} | {f"{row.gguf_name}.{key}": value for key, value in fields.items()}
+    name = name_gguf(row, config.mixture is not None)
+    return {"general.architecture": name} | {f"{name}.{key}": value for key, value in fields.items()}
 
 
 def _two_sizes_metadata(config: ModelConfig) -> dict[str, object]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from mlxr.core.errors import ModelError
 from mlxr.models.fields import Fields
 from mlxr.models.recurrent import RecurrenceKind
 from mlxr.models.specs import GatedDelta, Mamba2, Recurrence, ShortConv
 
-MAX_HEADS = 1024
+MAX_LAYERS, MAX_HEADS = 1024, 1024
+MAX_WIDTH = 1 << 20
 MAX_SIZE = 1 << 16
 MAX_TAPS = 16
+_PATTERN = "hybrid_override_pattern"
 FULL_EVERY = 4  # of so many layers of Qwen3.5 the last attends
 _ATTENDS = ("full_attention", "attention")  # what `layer_types` call layers that attend, newer spellings first
 _RECURS = {"short_conv": ("conv",), "gated_delta": ("linear_attention",), "mamba2": ("linear_attention", "mamba")}
@@ -21,15 +25,41 @@ Flags = tuple[bool, ...]  # of each layer
 
 
 @dataclass(frozen=True, slots=True)
-class _Mamba2Keys:
-    """How a family's `config.json` spells what Mamba-2 has, and the values that other families do not have."""
+class Mamba2Keys:
+    """How a family's `config.json` spells what Mamba-2 has.
+
+    All heads together have `expand` times as many columns as the stream, if there is such a key. `needed` are the only
+    values of some others that are supported.
+    """
 
     heads: str = "mamba_n_heads"
     head_dim: str = "mamba_d_head"
     groups: str = "mamba_n_groups"
     state_dim: str = "mamba_d_state"
     taps: str = "mamba_d_conv"
-    refused: tuple[tuple[str, object], ...] = (("mamba_proj_bias", False), ("mamba_conv_bias", True))
+    expand: str | None = "mamba_expand"
+    needed: tuple[tuple[str, object], ...] = (("mamba_proj_bias", False), ("mamba_conv_bias", True))
+
+
+GRANITE_KEYS = Mamba2Keys()
+NEMOTRON_KEYS = Mamba2Keys(
+    "mamba_num_heads",
+    "mamba_head_dim",
+    "n_groups",
+    "ssm_state_size",
+    "conv_kernel",
+    expand=None,
+    needed=(("use_bias", False), ("mamba_proj_bias", False), ("use_conv_bias", True), ("mamba_hidden_act", "silu")),
+)
+
+BlockKind = Literal["recurrent", "attention", "dense", "experts"]  # of a layer that is one block
+_LETTERS: dict[str, BlockKind] = {"M": "recurrent", "*": "attention", "-": "dense", "E": "experts"}
+_WORDS: dict[str, BlockKind] = {
+    **dict.fromkeys(_RECURS["mamba2"], "recurrent"),
+    **dict.fromkeys(_ATTENDS, "attention"),
+    "mlp": "dense",
+    "moe": "experts",
+}
 
 
 def read_gguf_recurrence(
@@ -73,8 +103,17 @@ def _read_divisor(fields: Fields, name: str, heads: int, what: str, default: int
 
 
 def _read_without_keys(fields: Fields, layers: int) -> Flags:
-    """Layers are recurrent that have no heads of keys."""
-    return tuple(count == 0 for count in fields.integers("attention.head_count_kv", layers, 0, MAX_HEADS))
+    """Layers are recurrent that have no heads of keys, unless they are feed-forward blocks alone."""
+    counts = read_counts(fields, "attention.head_count_kv", layers, MAX_HEADS)
+    widths = read_counts(fields, "feed_forward_length", layers, MAX_WIDTH)
+    is_block = [width > 0 and 0 in widths for width in widths]
+    return tuple(count == 0 and not block for count, block in zip(counts, is_block, strict=True))
+
+
+def read_counts(fields: Fields, name: str, layers: int, high: int) -> tuple[int, ...]:
+    """A number from 0 to `high` for each layer; files state some for layers at the end, too, that only draft tokens."""
+    blocks = fields.integer("block_count", layers, high, default=layers)
+    return fields.integers(name, blocks, 0, high)[:layers]
 
 
 def _read_gguf_layers(fields: Fields, layers: int) -> Flags:
@@ -90,10 +129,25 @@ def make_flags(layers: int, every: int) -> Flags:
     return tuple((index + 1) % every != 0 for index in range(layers))
 
 
+def read_block_kinds(fields: Fields) -> tuple[BlockKind, ...]:
+    """What the only block of each layer is: a letter for each, or a word."""
+    name = next((key for key in ("layers_block_type", "layer_types") if fields.get(key) is not None), _PATTERN)
+    stated, known = fields.get(name), _LETTERS if name == _PATTERN else _WORDS
+    wants = f"one of {', '.join(known)} for each layer, and a layer that attends"
+    if not isinstance(stated, str if name == _PATTERN else list) or not 1 <= len(stated) <= MAX_LAYERS:
+        fields.refuse(name, wants)
+    kinds = [known.get(str(item)) for item in stated]
+    found = tuple(kind for kind in kinds if kind is not None)
+    if len(found) != len(kinds) or "attention" not in found:
+        fields.refuse(name, wants)
+    return found
+
+
 def read_hf_recurrence(
-    fields: Fields, kind: RecurrenceKind | None, layers: int, hidden: int
+    fields: Fields, kind: RecurrenceKind | None, layers: int, hidden: int, keys: Mamba2Keys, flags: Flags | None = None
 ) -> tuple[Recurrence | None, Flags | None]:
-    """The recurrent mixer of a model folder, and which layers have it; None if all of them attend."""
+    """The recurrent mixer of a model folder, and which layers have it, which `flags` say or the folder; None if all of
+    them attend."""
     match kind:
         case None:
             return None, None
@@ -114,27 +168,41 @@ def read_hf_recurrence(
                 return delta, make_flags(layers, every)
             return delta, _read_layer_types(fields, layers, kind)
         case "mamba2":
-            flags = _read_layer_types(fields, layers, kind)
-            return (_read_mamba2(fields, _Mamba2Keys(), hidden), flags) if any(flags) else (None, None)
+            flags = flags or _read_layer_types(fields, layers, kind)
+            if all(flags):
+                fields.refuse("layer_types", "a layer that attends")
+            return (_read_mamba2(fields, keys, hidden), flags) if any(flags) else (None, None)
 
 
-def _read_mamba2(fields: Fields, keys: _Mamba2Keys, hidden: int) -> Mamba2:
-    for name, harmless in keys.refused:
+def _read_mamba2(fields: Fields, keys: Mamba2Keys, hidden: int) -> Mamba2:
+    for name, harmless in keys.needed:
         fields.refuse_unless((name,), (harmless,), "not supported")
     limit = fields.get("time_step_limit")
-    if limit is not None and (not isinstance(limit, list) or limit != [0.0, math.inf]):
+    if limit is not None and (not isinstance(limit, list) or [*map(_untag, limit)] != [0.0, math.inf]):
         fields.refuse("time_step_limit", "none: 0 to infinity")
     heads = fields.integer(keys.heads, 1, MAX_HEADS)
-    inner = hidden * fields.integer("mamba_expand", 1, MAX_SIZE, default=2)
-    if fields.get(keys.head_dim) in (None, "auto"):
-        head_dim = inner // heads
-    else:
+    if keys.expand is None:
         head_dim = fields.integer(keys.head_dim, 1, MAX_SIZE)
-    if heads * head_dim != inner:
-        fields.refuse(keys.head_dim, f"so many that {heads} heads have the {inner} columns of mamba_expand")
+    else:
+        head_dim = _read_part(fields, keys, heads, hidden * fields.integer(keys.expand, 1, MAX_SIZE, default=2))
     groups = _read_divisor(fields, keys.groups, heads, "heads", default=1)
     taps = fields.integer(keys.taps, 2, MAX_TAPS, default=4)
     return Mamba2(heads, head_dim, groups, fields.integer(keys.state_dim, 1, MAX_SIZE), taps)
+
+
+def _read_part(fields: Fields, keys: Mamba2Keys, heads: int, columns: int) -> int:
+    """The columns of each head, of which all heads have so many."""
+    is_stated = fields.get(keys.head_dim) not in (None, "auto")
+    head_dim = fields.integer(keys.head_dim, 1, MAX_SIZE) if is_stated else columns // heads
+    if heads * head_dim != columns:
+        fields.refuse(keys.head_dim, f"so many that {heads} heads have the {columns} columns of {keys.expand}")
+    return head_dim
+
+
+def _untag(number: object) -> object:
+    """Infinity is an object in newer folders."""
+    is_infinite = isinstance(number, Mapping) and number.get("__float__") == "Infinity"
+    return math.inf if is_infinite else number
 
 
 def _read_layer_types(fields: Fields, layers: int, kind: RecurrenceKind) -> Flags:
@@ -150,9 +218,9 @@ def _read_layer_types(fields: Fields, layers: int, kind: RecurrenceKind) -> Flag
     return tuple(kind in recurs for kind in types)
 
 
-def gguf_recurrence(mixer: Recurrence, recurrent: Flags, kv_heads: int) -> dict[str, object]:
-    """What a GGUF file says of the recurrent layers."""
-    counts = [0 if flag else kv_heads for flag in recurrent]
+def gguf_recurrence(mixer: Recurrence, recurrent: Flags, attends: Flags, kv_heads: int) -> dict[str, object]:
+    """What a GGUF file says of the recurrent layers, and of the heads of keys of those that attend."""
+    counts = [kv_heads if flag else 0 for flag in attends]
     match mixer:
         case ShortConv(_, taps):
             return {"shortconv.l_cache": taps, "attention.head_count_kv": counts}

@@ -142,7 +142,17 @@ class Mamba2:
 
 
 Recurrence = ShortConv | GatedDelta | Mamba2
-Mixer = Attention | Recurrence
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Attention and a recurrent mixer beside it, of one input, which both add to the stream (Falcon-H1)."""
+
+    attention: Attention
+    recurrence: Recurrence
+
+
+Mixer = Attention | Recurrence | Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,15 +224,27 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer: its two blocks after one another, or side by side after one norm."""
+    """One layer: its two blocks after one another, or side by side after one norm; or one block alone."""
 
-    mixer: Mixer
-    feed_forward: FeedForward | Mixture | Both
+    mixer: Mixer | None
+    feed_forward: FeedForward | Mixture | Both | None
     norms: Norms
     is_parallel: bool = False
     residual_scale: float = 1.0
     scales_output: bool = False  # by a number of its own
     inputs: LayerInputs | None = None  # the same in all layers
+
+    @property
+    def attention(self) -> Attention | None:
+        """The layer's attention, alone or beside a recurrent mixer."""
+        mixer = self.mixer.attention if isinstance(self.mixer, Beside) else self.mixer
+        return mixer if isinstance(mixer, Attention) else None
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """The layer's recurrent mixer, alone or beside attention."""
+        mixer = self.mixer.recurrence if isinstance(self.mixer, Beside) else self.mixer
+        return None if isinstance(mixer, Attention) else mixer
 
     @property
     def mixture(self) -> Mixture | None:

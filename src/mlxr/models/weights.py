@@ -14,7 +14,7 @@ from mlxr.models.experts import arrange_mixture, rename_shared
 from mlxr.models.layer import PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, from_gguf_name
 from mlxr.models.recurrent import fold_tensors
-from mlxr.models.specs import Attention, FeedForward, LayerSpec
+from mlxr.models.specs import FeedForward, LayerSpec
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
 _QKV = "attn_qkv.weight"
@@ -56,9 +56,9 @@ def _list_joined(
 ) -> dict[str, tuple[str, ...]]:
     """What a file has as one tensor of a layer, and the parts of these: all that its family joins, or q, k and v."""
     joined = _JOINED if by_name(config.architecture).is_joined else {}
-    mixer = layer.mixer
-    if isinstance(mixer, Attention) and f"blk.{index}.{_QKV}" in tensors:
-        joined = joined | {_QKV: tuple(f"{name}.weight" for name in PROJECTIONS[mixer.projected])}
+    attention = layer.attention
+    if attention is not None and f"blk.{index}.{_QKV}" in tensors:
+        joined = joined | {_QKV: tuple(f"{name}.weight" for name in PROJECTIONS[attention.projected])}
     return joined
 
 
@@ -78,16 +78,16 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
         if ".".join(name.split(".", 2)[:2]) not in drafting
     }
     for index, layer in enumerate(config.layer_specs):
-        mixer = layer.mixer
-        if isinstance(mixer, Attention) and mixer.head_norms == "layer":
-            for name, heads in (("attn_q_norm", mixer.heads), ("attn_k_norm", mixer.kv_heads)):
-                _stack_norms(arranged, f"blk.{index}.{name}", heads)
+        attention, prefix = layer.attention, f"blk.{index}."
+        if attention is not None and attention.head_norms == "layer":
+            for name, heads in (("attn_q_norm", attention.heads), ("attn_k_norm", attention.kv_heads)):
+                _stack_norms(arranged, prefix + name, heads)
         if layer.mixture is not None:
-            arrange_mixture(arranged, f"blk.{index}.", layer.mixture)
+            arrange_mixture(arranged, prefix, layer.mixture)
         elif isinstance(layer.feed_forward, FeedForward):
-            rename_shared(arranged, f"blk.{index}.", layer.feed_forward)
-        if not isinstance(mixer, Attention):
-            fold_tensors(arranged, f"blk.{index}.", mixer, config.hidden)
+            rename_shared(arranged, prefix, layer.feed_forward)
+        if layer.recurrence is not None:
+            fold_tensors(arranged, prefix, layer.recurrence, config.hidden)
     return arranged
 
 
@@ -125,7 +125,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
     unread = {  # some files have them in layers that read the keys and values of others
         f"blk.{index}.{name}.weight"
         for index, layer in enumerate(config.layer_specs)
-        if isinstance(layer.mixer, Attention) and layer.mixer.reads is not None
+        if layer.attention is not None and layer.attention.reads is not None
         for name in ("attn_k", "attn_v", "attn_k_norm")
     }
     has_longrope = config.rope_scaling is not None and config.rope_scaling.kind == "longrope"

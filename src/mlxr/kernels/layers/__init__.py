@@ -17,6 +17,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.layers.block import (
     AttentionBlock,
+    BesideBlock,
     BothBlock,
     FeedForwardBlock,
     InputBlock,
@@ -40,6 +41,7 @@ from mlxr.kernels.tensor import FloatArray, TensorSource
 
 __all__ = [
     "AttentionBlock",
+    "BesideBlock",
     "BothBlock",
     "FeedForwardBlock",
     "InputBlock",
@@ -54,6 +56,7 @@ __all__ = [
     "StepInput",
     "list_operators",
     "make_attention",
+    "make_beside",
     "make_both",
     "make_feed_forward",
     "make_input",
@@ -153,6 +156,14 @@ def make_recurrent(
     check_size("recurrent", "columns of output", output.out_features, input.in_features)
     _check_norms("recurrent", input.in_features, norm, post_norm)
     return RecurrentBlock(norm, input, output, conv, rule, gated_norm, post_norm)
+
+
+def make_beside(attention: AttentionBlock, recurrent: RecurrentBlock) -> BesideBlock:
+    """Attention and a recurrent mixer beside it. Raises ValueError for other sizes and for norms of their own."""
+    check_size("beside", "columns of the recurrent mixer", recurrent.output.out_features, attention.qkv.in_features)
+    if recurrent.norm is not None or recurrent.post_norm is not None or attention.post_norm is not None:
+        refuse("beside", "norms", "of their own", "one before both")
+    return BesideBlock(attention, recurrent)
 
 
 def make_feed_forward(

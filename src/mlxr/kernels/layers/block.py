@@ -93,7 +93,20 @@ class RecurrentBlock:
         return self.conv.state_floats + (0 if self.rule is None else self.rule.state_floats)
 
 
-MixerBlock = AttentionBlock | RecurrentBlock
+@dataclass(frozen=True, slots=True, eq=False)
+class BesideBlock:
+    """Attention and a recurrent mixer beside it, of one input. The norm of that is the attention's."""
+
+    attention: AttentionBlock
+    recurrent: RecurrentBlock
+
+    @property
+    def norm(self) -> NormWeight | None:
+        """The norm that it begins with."""
+        return self.attention.norm
+
+
+MixerBlock = AttentionBlock | RecurrentBlock | BesideBlock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,18 +194,40 @@ class InputBlock:
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """The two blocks of a layer, one after the other, or side by side (`is_parallel`) after the norm of the first.
+    Either may be missing.
 
     What each block adds to the stream is multiplied by `residual_scale`, and the stream after both by `output_scale`.
     Before that the layer may add its own `input`; before the first layer, `inputs` makes those of all.
     """
 
-    mixer: MixerBlock
-    feed_forward: FeedForwardBlock | MixtureBlock | BothBlock
+    mixer: MixerBlock | None
+    feed_forward: FeedForwardBlock | MixtureBlock | BothBlock | None
     is_parallel: bool = False
     residual_scale: float = 1.0
     output_scale: float = 1.0
     input: InputBlock | None = None
     inputs: InputsBlock | None = None
+
+    @property
+    def attention(self) -> AttentionBlock | None:
+        """The attention of the layer, alone or beside a recurrent mixer."""
+        mixer = self.mixer.attention if isinstance(self.mixer, BesideBlock) else self.mixer
+        return mixer if isinstance(mixer, AttentionBlock) else None
+
+    @property
+    def columns(self) -> int:
+        """Columns of the stream."""
+        match self.mixer, self.feed_forward:
+            case BesideBlock(attention), _:
+                return attention.output.out_features
+            case (AttentionBlock() | RecurrentBlock()) as mixer, _:
+                return mixer.output.out_features
+            case _, MixtureBlock(router_weight=weight) | BothBlock(mixture=MixtureBlock(router_weight=weight)):
+                return weight.in_features
+            case _, FeedForwardBlock(up=weight):
+                return weight.in_features
+            case _:
+                raise ValueError("layer: has neither a mixer nor a feed-forward block, expected one of them")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta import EPS, DeltaRule
-from mlxr.kernels.layers.block import AttentionBlock, Layer, Layers, RecurrentBlock
+from mlxr.kernels.layers.block import AttentionBlock, Layer, Layers
 from mlxr.kernels.layers.operators import (
     Activate,
     Attend,
@@ -40,10 +40,9 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Any:
     """The native twin of `layers`, which it keeps alive."""
     native = ctx.module.Layers()
     for layer in layers:
-        if isinstance(layer.mixer, RecurrentBlock):
-            native.append_recurrent_layer(layer.mixer.input.in_features)
-        else:
-            native.append_layer(*_describe(layer.mixer))
+        native.append_layer(layer.columns)
+        if layer.attention is not None:
+            native.append_heads(*_describe(layer.attention))
         for operator in list_operators(layer):
             _append(ctx, native, operator)
     return native
@@ -51,7 +50,6 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Any:
 
 def _describe(block: AttentionBlock) -> tuple[object, ...]:
     return (
-        block.qkv.in_features,
         block.heads,
         block.kv_heads,
         block.head_dim,

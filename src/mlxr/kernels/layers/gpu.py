@@ -66,7 +66,7 @@ def prepare(ctx: Context, layers: tuple[Layer, ...]) -> Payload:
     gpu, programs = ctx.gpu, tuple(map(list_operators, layers))
     sizes = Sizes(gpu.activations.size, gpu.operands.size, 2 if gpu.narrow else 4)
     most = max((count_layer_bytes(list_operators(replace(layer, inputs=None)), sizes) for layer in layers), default=0)
-    hidden = max((layer.mixer.output.out_features for layer in layers), default=0)
+    hidden = max((layer.columns for layer in layers), default=0)
     before = hidden * (2 * STREAM_BYTES + gpu.activations.size)
     for block in (layer.inputs for layer in layers if layer.inputs is not None):
         before += count_layer_bytes(tuple(make_inputs(block)), sizes)

@@ -17,6 +17,7 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.layers.block import (
     AttentionBlock,
+    BesideBlock,
     BothBlock,
     FeedForwardBlock,
     InputBlock,
@@ -185,6 +186,8 @@ def list_operators(layer: Layer) -> tuple[Operator, ...]:
         last = (*_take_input(layer.input), *last)
     if layer.is_parallel:
         mixer, feed_forward = layer.mixer, layer.feed_forward
+        assert mixer is not None
+        assert feed_forward is not None
         first, source = _begin(mixer.norm)
         return (
             *before,
@@ -198,14 +201,16 @@ def list_operators(layer: Layer) -> tuple[Operator, ...]:
 
 
 def _one_after_the_other(
-    mixer: MixerBlock, feed_forward: FeedForwardBlock | MixtureBlock | BothBlock, factor: float
+    mixer: MixerBlock | None, feed_forward: FeedForwardBlock | MixtureBlock | BothBlock | None, factor: float
 ) -> Iterator[Operator]:
-    first, source = _begin(mixer.norm)
-    yield from first
-    yield from _mix_tokens(mixer, source, "delta", factor)
-    first, source = _begin(feed_forward.norm)
-    yield from first
-    yield from _feed_forward(feed_forward, source, "delta", factor)
+    if mixer is not None:
+        first, source = _begin(mixer.norm)
+        yield from first
+        yield from _mix_tokens(mixer, source, "delta", factor)
+    if feed_forward is not None:
+        first, source = _begin(feed_forward.norm)
+        yield from first
+        yield from _feed_forward(feed_forward, source, "delta", factor)
 
 
 def make_inputs(block: InputsBlock) -> Iterator[Operator]:
@@ -233,6 +238,11 @@ def _begin(norm: NormWeight | None) -> tuple[tuple[Operator, ...], Register]:
 
 
 def _mix_tokens(block: MixerBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
+    if isinstance(block, BesideBlock):
+        yield from _mix_tokens(block.recurrent, source, target, factor)
+        yield from _mix_tokens(block.attention, source, "other", factor)
+        yield Join(target)
+        return
     if isinstance(block, RecurrentBlock):
         yield Product(block.input, source, "kept")
         yield from _recur(block)
