@@ -394,3 +394,24 @@ def test_blocks_must_fit_together(cpu: Context) -> None:
         prepare_layers(cpu, [misplaced])
     with pytest.raises(ValueError, match="activation is 'clamped_swiglu', expected a kind without a gate"):
         make_feed_forward(norm, square, square, "clamped_swiglu")
+
+
+def test_experts_beside_a_block_have_norms_and_nothing_shared(cpu: Context) -> None:
+    both = make_layers(cpu, KINDS["experts beside a block"])[0].feed_forward
+    assert isinstance(both, BothBlock)
+    assert both.mixture.router_norm is not None
+    norms = (both.mixture.router_norm, both.post_norm, both.post_norm)
+    short = NormWeight(np.ones(64, np.float32), 1e-5)
+    for at in range(3):
+        given = [short if index == at else norm for index, norm in enumerate(norms)]
+        with pytest.raises(ValueError, match="both: length of norm is 64, expected 128"):
+            make_both(both.dense, both.mixture, *given)
+    for dense, mixture in (
+        (replace(both.dense, norm=None), both.mixture),
+        (replace(both.dense, post_norm=None), both.mixture),
+        (both.dense, replace(both.mixture, norm=None)),
+    ):
+        with pytest.raises(ValueError, match="both: norms is None, expected one before and after each block"):
+            make_both(dense, mixture, *norms)
+    with pytest.raises(ValueError, match="both: shared is a block, expected none"):
+        make_both(both.dense, replace(both.mixture, shared=both.dense), *norms)

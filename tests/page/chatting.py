@@ -58,6 +58,13 @@ def ask(page: Page, text: str = QUESTION) -> Locator:
     return wait_for_answer(page)
 
 
+def start_chat(page: Page) -> None:
+    """Begin a new chat, and wait until it has taken the place of the one before."""
+    page.get_by_role("button", name="New chat").click()
+    expect(answers(page)).to_have_count(0)
+    expect(questions(page)).to_have_count(0)
+
+
 def text_of(answer: Locator) -> str:
     """What an answer says, as it was copied to the clipboard."""
     answer.get_by_role("button", name="Copy", exact=True).last.click()

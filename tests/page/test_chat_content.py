@@ -21,6 +21,7 @@ from chatting import (
     questions,
     send,
     set_up,
+    start_chat,
     text_of,
     wait_for_answer,
 )
@@ -247,7 +248,7 @@ def test_an_address_answers_calls_once_it_is_allowed(weather: str, make_server: 
     assert json.loads(Weather.asked[0])["city"] in ("Bern", "Rome")
     page.get_by_label("Send calls there without asking me").check()
     page.get_by_label("Calls", exact=True).select_option("It must call one")
-    page.get_by_role("button", name="New chat").click()
+    start_chat(page)
     _call_weather(page, weather, automatic=True)
     expect(page.get_by_role("article", name="Result of get_weather").first).to_contain_text("green")
     page.get_by_label("Calls", exact=True).select_option("It calls none")

@@ -14,6 +14,7 @@ from chatting import (
     questions,
     send,
     set_up,
+    start_chat,
     text_of,
     wait_for_answer,
 )
@@ -35,7 +36,7 @@ def test_the_first_visit_asks_and_answers_with_one_click(page: Page) -> None:
 
 def test_an_answer_comes_bit_by_bit(page: Page) -> None:
     with endless_answers(page):
-        set_up(page, Longest_answer="300")
+        set_up(page, Longest_answer="1500")
         send(page, QUESTION)
         expect(page.get_by_role("button", name="Stop the answer")).to_be_visible()
         lengths = set()
@@ -118,7 +119,7 @@ def test_an_answer_that_was_cut_goes_on_where_it_ended(page: Page) -> None:
     whole = text_of(wait_for_answer(page))
     assert whole.startswith(beginning)
     assert len(whole) > len(beginning)
-    page.get_by_role("button", name="New chat").click()
+    start_chat(page)
     set_up(page, Temperature="0")
     assert text_of(ask(page)) == whole
 

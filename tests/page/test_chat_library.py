@@ -8,7 +8,18 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from chatting import QUESTION, answers, ask, composer, endless_answers, first_question, questions, send, wait_for_answer
+from chatting import (
+    QUESTION,
+    answers,
+    ask,
+    composer,
+    endless_answers,
+    first_question,
+    questions,
+    send,
+    start_chat,
+    wait_for_answer,
+)
 from page_server import PageServer, wait_until
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
@@ -54,7 +65,7 @@ def make_file(path: Path, conversations: int, messages: int) -> Path:
 
 def test_conversations_are_searched_renamed_and_deleted(page: Page) -> None:
     ask(page)
-    page.get_by_role("button", name="New chat").click()
+    start_chat(page)
     ask(page, OTHER)
     expect(list_of(page)).to_have_count(2)
     search = page.get_by_role("searchbox", name="Search the conversations")
@@ -235,7 +246,7 @@ def test_answers_grow_in_several_conversations_at_once(page: Page, server: PageS
     with endless_answers(page):
         send(page, QUESTION)
         expect(answers(page).last).to_contain_text("os.path.join")
-        page.get_by_role("button", name="New chat").click()
+        start_chat(page)
         send(page, OTHER)
         expect(answers(page).last).not_to_be_empty()
         assert server.answers_in_flight() == 2

@@ -24,7 +24,7 @@ from mlxr.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "models"))
-from random_model import count_experts, make_weights  # noqa: E402 -- needs the path above
+from random_model import make_weights  # noqa: E402 -- needs the path above
 
 GOLDENS = ROOT / "tests" / "models" / "goldens"
 TOKENIZER = ROOT / "tests" / "tokenizers" / "goldens" / "qwen2"
@@ -110,8 +110,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 # is up to 0.0007 and 0.021: llama.cpp rounds activations to f16 for f16 weights, and both engines to eight bits for
 # quantised ones, each as far from `--device reference` as they are from each other.
 BOUNDS = {"f16": 0.0015, "q8_0": 0.025, "q4_k_m": 0.025}
-# Models with experts run on the reference device, which rounds no activations: only floats can be compared there.
-BOUNDS_OF_EXPERTS = {"f16": BOUNDS["f16"]}
 THEIR_OPTIONS = {
     "type_k": llama_cpp.GGML_TYPE_F32,  # as --kv-type f32
     "type_v": llama_cpp.GGML_TYPE_F32,
@@ -130,12 +128,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_of_tokens(family: str, text: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / family, *FAMILIES[family])
-    has_experts = count_experts(json.loads((folder / "config.json").read_text())) > 0
-    device = "reference" if has_experts else "cpu"
-    for kind, bound in (BOUNDS_OF_EXPERTS if has_experts else BOUNDS).items():
+    for kind, bound in BOUNDS.items():
         model = tmp_path / f"{kind}.gguf"
         run("convert", folder, model, "--type", kind)
-        tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl", device)
+        tokens, ours = read_our_losses(model, text, tmp_path / "losses.jsonl")
         theirs = compute_their_losses(model, tokens)
         worst = np.sort(np.abs(ours - theirs))[-len(ours) // 8 :].mean() / theirs.mean()
         print(f"{family} {kind}: mean loss {theirs.mean():.3f}, of which the worst eighth differs by {worst:.5f}")
@@ -159,9 +155,9 @@ def run(*arguments: object) -> None:
     assert main([str(argument) for argument in arguments]) == 0
 
 
-def read_our_losses(model: Path, text: Path, lines: Path, device: str) -> tuple[list[int], NDArray[np.float64]]:
+def read_our_losses(model: Path, text: Path, lines: Path) -> tuple[list[int], NDArray[np.float64]]:
     """The tokens of the text from its second on, and the loss of each, as `mlxr perplexity` writes them."""
-    run("perplexity", model, text, "--device", device, "--kv-type", "f32", "--per-token", lines, "--json")
+    run("perplexity", model, text, "--device", "cpu", "--kv-type", "f32", "--per-token", lines, "--json")
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     return [row["token"] for row in rows], np.array([row["loss"] for row in rows])
 

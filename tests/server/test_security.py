@@ -330,7 +330,7 @@ def test_drops_of_a_body_do_not_keep_a_request_open(make_server: MakeServer) -> 
 
 def test_a_long_answer_is_no_silence(make_server: MakeServer) -> None:
     with make_server(request_timeout_s=1).client() as client:
-        body = {"prompt": "import os", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        body = {"prompt": "import os", "max_tokens": 1500, "n": 4, "ignore_eos": True, "stream": True}
         start_s = time.monotonic()
         with client.stream("POST", "/v1/completions", json=body) as response:
             lines = list(response.iter_lines())

@@ -26,6 +26,8 @@ export interface Run {
 export const runs = createStore<ReadonlyMap<string, Run>>(new Map());
 
 const KEEP_MS = 400;
+/** A page that is left breaks its connections first. Wait, so that its answers are kept as left, not as broken. */
+const LEAVING_MS = 200;
 const MOST_ROUNDS = 10;
 
 /** Send a message of the person behind `parent`, and have it answered. */
@@ -126,6 +128,7 @@ async function grow(given: AssistantMessage, continues: boolean): Promise<void> 
       return growth.read("complete");
     } catch (error) {
       if (isAbort(error) || controller.signal.aborted) return growth.read("stopped");
+      await new Promise((resolve) => setTimeout(resolve, LEAVING_MS));
       return growth.read(growth.isEmpty ? "failed" : "interrupted", explain(error));
     }
   }

@@ -72,6 +72,16 @@ describe("the library", () => {
     await vi.waitFor(async () => expect(await storage.listMessages(id)).toEqual([]));
   });
 
+  it("forgets messages whose conversation was removed by a page that went away", async () => {
+    const tab = await openTab();
+    const storage = await import("./storage");
+    await storage.storeMessage({ ...user("gone", "old", null), created: Date.now() - 3_600_000 });
+    await storage.storeMessage(user("coming", "new", null));
+    await tab.openLibrary();
+    await vi.waitFor(async () => expect(await storage.listMessages("gone")).toEqual([]));
+    expect(await storage.listMessages("coming")).toHaveLength(1);
+  });
+
   it("finds conversations by what was said in them", async () => {
     const tab = await openTab();
     const storage = await import("./storage");

@@ -46,6 +46,7 @@ export async function openLibrary(): Promise<void> {
   try {
     for (const message of takeLeft()) await storage.mendMessage(message);
     sortIn(await storage.listConversations());
+    void storage.forgetOrphans().catch(complain);
   } catch (error) {
     complain(error);
     conversations.set([]);

@@ -1,4 +1,4 @@
-import { type DBSchema, type IDBPDatabase, openDB } from "idb";
+import { type DBSchema, type IDBPDatabase, type IDBPObjectStore, openDB, type StoreNames } from "idb";
 import type { Whole } from "./transfer";
 import type { Conversation, Message } from "./types";
 
@@ -6,6 +6,12 @@ interface Schema extends DBSchema {
   conversations: { key: string; value: Conversation };
   messages: { key: string; value: Message; indexes: { conversation: string } };
 }
+
+type Stores = {
+  [Name in StoreNames<Schema>]: IDBPObjectStore<Schema, StoreNames<Schema>[], Name, "readwrite">;
+};
+
+const ORPHAN_MS = 60_000;
 
 let opened: Promise<IDBPDatabase<Schema>> | null = null;
 
@@ -30,6 +36,17 @@ function database(): Promise<IDBPDatabase<Schema>> {
   return opened;
 }
 
+/** Make writes, all or none, and ask for the commit at once: a page that is reloaded right after keeps what it showed. */
+async function write(make: (stores: Stores) => Promise<unknown>[]): Promise<void> {
+  const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
+  const writes = make({
+    conversations: transaction.objectStore("conversations"),
+    messages: transaction.objectStore("messages"),
+  });
+  transaction.commit();
+  await Promise.all([...writes, transaction.done]);
+}
+
 export async function listConversations(): Promise<Conversation[]> {
   return (await database()).getAll("conversations");
 }
@@ -39,11 +56,11 @@ export async function listMessages(conversation: string): Promise<Message[]> {
 }
 
 export async function storeConversation(conversation: Conversation): Promise<void> {
-  await (await database()).put("conversations", conversation);
+  await write(({ conversations }) => [conversations.put(conversation)]);
 }
 
 export async function storeMessage(message: Message): Promise<void> {
-  await (await database()).put("messages", message);
+  await write(({ messages }) => [messages.put(message)]);
 }
 
 /** Put what is known of a message over what is stored of it, if it is stored. */
@@ -55,29 +72,36 @@ export async function mendMessage(message: Message): Promise<void> {
 
 /** Store whole conversations, all or none. */
 export async function storeWholes(wholes: readonly Whole[]): Promise<void> {
-  const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
-  const writes: Promise<unknown>[] = [];
-  for (const { conversation, messages } of wholes) {
-    writes.push(transaction.objectStore("conversations").put(conversation));
-    for (const message of messages) writes.push(transaction.objectStore("messages").put(message));
-  }
-  await Promise.all([...writes, transaction.done]);
+  await write(({ conversations, messages }) =>
+    wholes.flatMap((whole) => [
+      conversations.put(whole.conversation),
+      ...whole.messages.map((message) => messages.put(message)),
+    ]),
+  );
 }
 
 export async function forgetMessages(ids: readonly string[]): Promise<void> {
-  const transaction = (await database()).transaction("messages", "readwrite");
-  await Promise.all([...ids.map((id) => transaction.store.delete(id)), transaction.done]);
+  await write(({ messages }) => ids.map((id) => messages.delete(id)));
 }
 
+/** Forget a conversation, at once, and then its messages. */
 export async function forgetConversation(id: string): Promise<void> {
-  const transaction = (await database()).transaction(["conversations", "messages"], "readwrite");
-  const messages = transaction.objectStore("messages");
-  const keys = await messages.index("conversation").getAllKeys(id);
-  await Promise.all([
-    transaction.objectStore("conversations").delete(id),
-    ...keys.map((key) => messages.delete(key)),
-    transaction.done,
-  ]);
+  await write(({ conversations }) => [conversations.delete(id)]);
+  await forgetMessages(await (await database()).getAllKeysFromIndex("messages", "conversation", id));
+}
+
+/** Forget messages that lost their conversation: the page was left before it could forget them. */
+export async function forgetOrphans(): Promise<void> {
+  const db = await database();
+  const known = new Set(await db.getAllKeys("conversations"));
+  const index = db.transaction("messages").store.index("conversation");
+  const orphans: string[] = [];
+  for (let cursor = await index.openCursor(null, "nextunique"); cursor; cursor = await cursor.continue()) {
+    const { conversation, created } = cursor.value;
+    // Another tab may have stored a first message and not yet its conversation.
+    if (!known.has(conversation) && Date.now() - created > ORPHAN_MS) orphans.push(conversation);
+  }
+  for (const id of orphans) await forgetConversation(id);
 }
 
 /** The conversations in whose messages a text occurs, whatever its case. The signal ends the search early. */
