@@ -173,7 +173,7 @@ def test_an_answer_keeps_to_its_schema(page: Page) -> None:
 
 
 def test_calls_are_shown_and_their_results_typed(page: Page) -> None:
-    set_up(page, Tools=json.dumps([TOOL]), Longest_answer="60")
+    set_up(page, Tools=json.dumps([TOOL]), Longest_answer="60", Temperature="0")
     page.get_by_label("Calls", exact=True).select_option("It must call one")
     send(page, "What is the weather in Rome?")
     call = page.get_by_role("region", name="Call of get_weather")
@@ -227,7 +227,7 @@ def weather() -> Iterator[str]:
 
 
 def _call_weather(page: Page, address: str, *, automatic: bool) -> None:
-    set_up(page, Tools=json.dumps([TOOL]), Longest_answer="60")
+    set_up(page, Tools=json.dumps([TOOL]), Longest_answer="60", Temperature="0")
     page.get_by_label("Address that answers get_weather").fill(f"{address}/tool")
     if automatic:
         page.get_by_label("Send calls there without asking me").check()

@@ -23,7 +23,7 @@ from chatting import (
 from page_server import PageServer, wait_until
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-from conftest import OpenTab
+from conftest import MakePageServer, OpenTab
 
 OTHER = "What does len do?"
 
@@ -242,7 +242,9 @@ def test_an_edit_that_is_scrolled_away_is_kept(page: Page, tmp_path: Path) -> No
     expect(first_question(page)).to_contain_text("Message 0 of 0.")
 
 
-def test_answers_grow_in_several_conversations_at_once(page: Page, server: PageServer) -> None:
+def test_answers_grow_in_several_conversations_at_once(make_server: MakePageServer, tab: OpenTab) -> None:
+    server = make_server(isa="portable", threads=1)  # slow, so that the first answer grows while the second begins
+    page = tab(server).page
     with endless_answers(page):
         send(page, QUESTION)
         expect(answers(page).last).to_contain_text("os.path.join")
