@@ -552,8 +552,8 @@ def test_layers_have_inputs_unless_it_is_said_that_they_do_not() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"enable_moe_block": True}, "top_k_experts is missing"),
-        ({"enable_moe_block": True, "top_k_experts": 3}, "moe_intermediate_size is missing"),
+        ({"enable_moe_block": True}, "num_experts is missing"),
+        ({"enable_moe_block": True, "num_experts": 8}, "top_k_experts is missing"),
         ({"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input is -1, expected a whole number"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all': only causal"),
         ({"num_kv_shared_layers": 7}, "shared_layers 7 of 8, expected so many that each kind of layer"),
