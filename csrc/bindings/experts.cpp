@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -72,6 +73,20 @@ void append(PythonExperts& self, PythonWeight& up, PythonWeight& down) {
     up.used = down.used = true;
 }
 
+void limit(PythonExperts& self, Runtime& runtime, int64_t slots) {
+    const std::lock_guard lock(runtime.mutex);
+    self.experts.limit(runtime, slots);
+}
+
+// Rows of each expert, steps, experts that had rows in all steps, experts that were read from the file.
+nb::tuple list_use(const PythonExperts& self) {
+    const mlxr::ExpertUse& use = self.experts.use();
+    nb::list rows;
+    for (int64_t expert = 0; expert < self.experts.count(); ++expert) rows.append(use.rows(expert));
+    const mlxr::ExpertSlots* const slots = self.experts.slots();
+    return nb::make_tuple(nb::tuple(rows), use.steps(), use.groups(), slots == nullptr ? 0 : slots->reads());
+}
+
 void route(Runtime& runtime, Matrix logits, const PythonRouter& router, IntMatrixOut chosen, MatrixOut shares) {
     mlxr::RouteCall call = router.call;
     const int64_t rows = size_of(logits, 0);
@@ -118,7 +133,9 @@ void bind_experts(nb::module_& m) {
                 new (self) PythonExperts{mlxr::Experts(parse_activation("experts: activation", activation))};
             },
             nb::arg("activation"))
-        .def("append", &append, nb::arg("up"), nb::arg("down"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+        .def("append", &append, nb::arg("up"), nb::arg("down"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+        .def("limit", &limit, nb::arg("runtime"), nb::arg("slots"), "Keeps the weights of so many in memory at a time.")
+        .def("list_use", &list_use, "(rows of each, steps, experts that had rows in these, experts that were read).");
     m.def("route", &route, nb::arg("runtime"), array("logits"), nb::arg("router"), array("chosen"), array("shares"));
     m.def("mix", &mix, nb::arg("runtime"), array("x"), array("chosen"), array("shares"), nb::arg("experts"),
           array("out"));

@@ -86,6 +86,38 @@ void append(mlxr::PythonWeight& self, mlxr::Runtime& runtime, const std::string&
     self.weight.append(std::move(part));
 }
 
+// As append, but the blocks stay in the file that they are mapped from.
+void leave(mlxr::PythonWeight& self, const std::string& type_name, int64_t rows, mlxr::RawBlocks data,
+           std::optional<ConstVector> bias) {
+    const mlxr::Type type = mlxr::find_type(type_name);
+    self.weight.check(type, rows, data.size());
+    if (bias) check_size("linear weight: length of bias", bias->size(), static_cast<size_t>(rows));
+    if (self.used) throw nb::value_error("linear weight: left after the weight was used");
+    self.left.push_back(data);
+    self.weight.append(self.weight.leave(type, rows, data.data(), data.size(), bias ? bias->data() : nullptr));
+}
+
+// A weight that stays in its file, in memory for as long as this lives; others stay as they are.
+class Loaded {
+  public:
+    Loaded(mlxr::Runtime& runtime, mlxr::LinearWeight& weight) : weight_(weight), was_loaded_(weight.is_loaded()) {
+        if (was_loaded_) return;
+        const auto bytes = static_cast<size_t>(weight.room());
+        weight.load({std::make_shared<mlxr::Pages>(bytes), 0, bytes});
+        const mlxr::LinearWeight* const one = &weight;
+        mlxr::repack_parts(runtime, {&one, 1});
+    }
+    Loaded(const Loaded&) = delete;
+    Loaded& operator=(const Loaded&) = delete;
+    ~Loaded() {
+        if (!was_loaded_) weight_.unload();
+    }
+
+  private:
+    mlxr::LinearWeight& weight_;
+    const bool was_loaded_;
+};
+
 void linear(mlxr::Runtime& runtime, ConstMatrix x, mlxr::PythonWeight& weight, Matrix out) {
     check_size("linear: columns of x", x.shape(1), static_cast<size_t>(weight.weight.in_features()));
     check_size("linear: rows of out", out.shape(0), x.shape(0));
@@ -93,6 +125,7 @@ void linear(mlxr::Runtime& runtime, ConstMatrix x, mlxr::PythonWeight& weight, M
     weight.used = true;
     nb::gil_scoped_release release;
     std::lock_guard lock(runtime.mutex);
+    const Loaded loaded(runtime, weight.weight);
     mlxr::multiply(runtime, weight.weight, x.data(), static_cast<int64_t>(x.shape(0)), out.data());
 }
 
@@ -196,6 +229,9 @@ NB_MODULE(_native, m) {
         .def(nb::init<int64_t>(), nb::arg("in_features"))
         .def("append", &append, nb::arg("runtime"), nb::arg("type_name"), nb::arg("rows"), nb::arg("data").noconvert(),
              nb::arg("bias").noconvert().none(), "Adds a weight given as raw blocks; its outputs follow those so far.")
+        .def("leave", &leave, nb::arg("type_name"), nb::arg("rows"), nb::arg("data").noconvert(),
+             nb::arg("bias").noconvert().none(),
+             "Adds a weight whose raw blocks stay in the file that they are mapped from.")
         .def_prop_ro("in_features", [](const mlxr::PythonWeight& self) { return self.weight.in_features(); })
         .def_prop_ro("out_features", [](const mlxr::PythonWeight& self) { return self.weight.out_features(); })
         .def_prop_ro("nbytes", [](const mlxr::PythonWeight& self) { return self.weight.bytes(); });

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
+#include "bindings/embed.h"
 #include "linear/linear.h"
 
 namespace mlxr {
@@ -12,6 +14,7 @@ namespace mlxr {
 struct PythonWeight {
     explicit PythonWeight(int64_t in_features) : weight(in_features) {}
     mlxr::LinearWeight weight;
+    std::vector<RawBlocks> left;  // the blocks of parts that stay in their file
     bool used = false;
 };
 

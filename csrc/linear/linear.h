@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "linear/pages.h"
@@ -20,8 +21,10 @@ class LinearWeight {
         Type type;
         int64_t rows, first_column;
         int64_t blocks, block_bytes;
-        Slice memory;
-        std::vector<float> bias;  // rows values, or empty
+        Slice memory;                     // repacked blocks, or nothing while they stay in their file
+        std::vector<float> bias;          // rows values, or empty
+        const uint8_t* source = nullptr;  // raw blocks in a mapped file, where the part may be loaded again
+        size_t source_bytes = 0;
     };
 
     // Throws std::invalid_argument when in_features is below 1.
@@ -37,17 +40,37 @@ class LinearWeight {
     // holds). `bias` is null or has `rows` values.
     Part repack(Runtime& runtime, Type type, int64_t rows, const uint8_t* data, const float* bias) const;
 
+    // The same of raw blocks in a mapped file, where they stay: repacked by `load` only.
+    Part leave(Type type, int64_t rows, const uint8_t* data, size_t bytes, const float* bias) const;
+
     void append(Part part);
+
+    // Whether all parts are in memory.
+    bool is_loaded() const;
+
+    // Bytes of all blocks, each part in whole cache lines.
+    int64_t room() const;
+
+    // Gives parts that were left in their file `memory` of `room()` bytes, which is zeros or was that of a weight of
+    // the same parts; their blocks are repacked by `repack_parts`. Then they are loaded, until they are unloaded.
+    void load(const Slice& memory);
+    void unload();
 
     int64_t in_features() const { return in_features_; }
     int64_t out_features() const { return out_features_; }
-    int64_t bytes() const;  // held in memory
+    int64_t bytes() const;  // of its parts, when they are in memory
     const std::vector<Part>& parts() const { return parts_; }
 
   private:
+    Part describe(Type type, int64_t rows, const float* bias) const;
+
     int64_t in_features_, out_features_ = 0;
     std::vector<Part> parts_;
 };
+
+// Repacks the blocks of all parts of weights that were left in their file and have memory now, on the runtime's
+// threads, and lets the file's pages go. The caller holds the runtime's mutex.
+void repack_parts(Runtime& runtime, std::span<const LinearWeight* const> weights);
 
 // What makes rows [first, last) of x. Called for every row once before x is read, from any thread of the pool: it must
 // not start a section of the pool, nor throw.

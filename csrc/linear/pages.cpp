@@ -21,7 +21,23 @@ size_t whole_pages(size_t bytes) {
     return (bytes + page - 1) / page * page;
 }
 
+void advise(const uint8_t* data, size_t bytes, int advice) {
+    static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    if (bytes == 0) return;
+    const uintptr_t first = reinterpret_cast<uintptr_t>(data) / page * page,
+                    last = reinterpret_cast<uintptr_t>(data) + bytes;
+    madvise(reinterpret_cast<void*>(first), last - first, advice);
+}
+
 }  // namespace
+
+void expect_file(const uint8_t* data, size_t bytes) {
+    advise(data, bytes, MADV_WILLNEED);
+}
+
+void release_file(const uint8_t* data, size_t bytes) {
+    advise(data, bytes, MADV_DONTNEED);
+}
 
 Pages::Pages(size_t bytes) : bytes_(bytes) {
     if (bytes == 0) return;

@@ -35,6 +35,14 @@ class Slice {
     uint8_t* data() const { return data_; }
     size_t bytes() const { return bytes_; }
 
+    // `bytes` of these bytes, from `first` on.
+    Slice cut(size_t first, size_t bytes) const {
+        Slice part = *this;
+        part.data_ += first;
+        part.bytes_ = bytes;
+        return part;
+    }
+
   private:
     std::shared_ptr<Pages> region_;
     uint8_t* data_ = nullptr;
@@ -52,5 +60,10 @@ class Slices {
     std::weak_ptr<Pages> region_;
     size_t used_ = 0;
 };
+
+// Bytes of a mapped file: that they will be read soon, and that their pages may leave this process's memory. Both are
+// advice.
+void expect_file(const uint8_t* data, size_t bytes);
+void release_file(const uint8_t* data, size_t bytes);
 
 }  // namespace mlxr

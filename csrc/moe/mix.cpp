@@ -5,6 +5,7 @@
 // experts are one stream (multiply_few), with many they are one list of tasks.
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -27,7 +28,9 @@ class MixRun {
     MixRun(Runtime& runtime, const Experts& experts, const MixCall& call)
         : runtime_(runtime), experts_(experts), call_(call), table_(*operator_table(runtime.isa)) {
         sort_tokens();
+        experts.use().add_step(std::ssize(groups_));
         for (const Group& group : groups_) {
+            experts.use().add_rows(group.expert, group.rows);
             source_needs_.add(runtime, experts.up(group.expert));
             few_ &= group.rows < kSomeTokens;
         }
@@ -40,13 +43,41 @@ class MixRun {
     void run() {
         Counted counted(runtime_.tally, describe());
         counted.does([&] { return measure(); });
-        multiply_up();
-        multiply_down();
+        if (!is_alone()) {
+            spread(call_.tokens, [&](int64_t first, int64_t last, int thread) { prepare_tokens(first, last, thread); });
+        }
+        if (experts_.slots() == nullptr) {
+            multiply_groups(0, groups_.size());
+        } else {
+            multiply_in_turns(*experts_.slots());
+        }
         add_up();
     }
 
   private:
     int64_t pairs() const { return call_.tokens * call_.used; }
+
+    // As many groups at a time as there are slots. Rows of groups do not depend on each other, and are added up when
+    // all are there.
+    void multiply_in_turns(ExpertSlots& slots) {
+        std::vector<int64_t> needed;
+        for (const Group& group : groups_) needed.push_back(group.expert);
+        const auto size = static_cast<size_t>(slots.count());
+        const size_t turns = (groups_.size() + size - 1) / size;
+        const bool backwards = turns > 1 && slots.turn();
+        for (size_t i = 0; i < turns; ++i) {
+            const size_t turn = backwards ? turns - 1 - i : i, first = turn * size,
+                         last = std::min(groups_.size(), first + size);
+            slots.hold(runtime_, std::span<const int64_t>(needed).subspan(first, last - first));
+            multiply_groups(first, last);
+        }
+    }
+
+    // What the experts of groups [first, last) make of their rows.
+    void multiply_groups(size_t first, size_t last) {
+        multiply_up(first, last);
+        multiply_down(first, last);
+    }
 
     // Stable, so that the tokens of an expert are in their order.
     void sort_tokens() {
@@ -181,17 +212,15 @@ class MixRun {
         });
     }
 
-    void multiply_up() {
-        if (!is_alone()) {
-            spread(call_.tokens, [&](int64_t first, int64_t last, int thread) { prepare_tokens(first, last, thread); });
-        }
+    void multiply_up(size_t first, size_t last) {
         if (few_) {
             const Prepare prepare = [&] { prepare_tokens(0, 1, 0); };
-            return multiply_few(runtime_, up_, is_alone() ? prepare : nullptr);
+            return multiply_few(runtime_, std::span<const LinearCall>(up_).subspan(first, last - first),
+                                is_alone() ? prepare : nullptr);
         }
         std::vector<GatedCall> gated;
         std::vector<LinearCall> others;
-        for (size_t i = 0; i < groups_.size(); ++i) {
+        for (size_t i = first; i < last; ++i) {
             if (groups_[i].gated) {
                 gated.push_back({up_[i], down_[i], experts_.kind()});
             } else {
@@ -212,14 +241,16 @@ class MixRun {
         });
     }
 
-    void multiply_down() {
-        const bool alone = few_ && pairs() * experts_.features() < kAloneValues;
-        if (!alone) spread(pairs(), [&](int64_t first, int64_t last, int) { activate_rows(first, last); });
+    void multiply_down(size_t first, size_t last) {
+        const std::span<const LinearCall> calls = std::span<const LinearCall>(down_).subspan(first, last - first);
+        const int64_t begin = groups_[first].first, rows = groups_[last - 1].first + groups_[last - 1].rows - begin;
+        const bool alone = few_ && rows * experts_.features() < kAloneValues;
+        if (!alone) spread(rows, [&](int64_t from, int64_t to, int) { activate_rows(begin + from, begin + to); });
         if (few_) {
-            const Prepare prepare = [&] { activate_rows(0, pairs()); };
-            return multiply_few(runtime_, down_, alone ? prepare : nullptr);
+            const Prepare prepare = [&] { activate_rows(begin, begin + rows); };
+            return multiply_few(runtime_, calls, alone ? prepare : nullptr);
         }
-        run_tasks(GatedTasks({}, 1), PieceTasks(down_, runtime_.pool.threads()));
+        run_tasks(GatedTasks({}, 1), PieceTasks(calls, runtime_.pool.threads()));
     }
 
     void add_up() {

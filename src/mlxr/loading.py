@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import logging
 import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ from mlxr.models.names import (
     rename_hf_tensors,
 )
 from mlxr.models.recurrent import gguf_column_order
+from mlxr.models.routing import Routing as Routing
 from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import (
     ChatTemplate,
@@ -72,6 +74,7 @@ from mlxr.tokenizers import (
 )
 from mlxr.tokenizers.folder_config import DEFAULT_TEMPLATE, FolderConfig
 
+logger = logging.getLogger(__name__)
 ASSETS = Path(__file__).parent / "assets"
 KERNEL_TARGETS = TARGETS  # what the GPU kernels can be printed for
 MAX_SHOWN_CHARACTERS = 200
@@ -143,10 +146,13 @@ def load(
     threads: int | None = None,
     isa: str | None = None,
     context_tokens: int | None = None,
+    expert_bytes: int | None = None,
     needs_chat_template: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Open a model and make it ready on `device` ("auto": see `choose_device`) for contexts of up to `context_tokens`.
+
+    Of its experts `expert_bytes` are in memory at most; see `Decoder`.
 
     With `needs_chat_template`, a model without one is refused with TemplateError before its weights are prepared.
     `progress(done, total)` is called while weights are prepared. Raises NotFound, FormatError, ModelError,
@@ -163,8 +169,9 @@ def load(
         if needs_chat_template and parts.chat_template is None:
             raise refuse_chat(str(path_or_name))
         with _name_in_errors(path):
-            model = Decoder(ctx, parts.config, parts.tensors, progress)
+            model = Decoder(ctx, parts.config, parts.tensors, progress, expert_bytes)
         fingerprint = _fingerprint(ctx, parts)
+        _tell_residency(str(path_or_name), model)
     except BaseException:
         parts.file.close()
         raise
@@ -182,6 +189,15 @@ def load(
         file=parts.file,
         fingerprint=fingerprint,
     )
+
+
+def _tell_residency(name: str, model: Decoder) -> None:
+    """Say so where not all experts are in memory, as answers are slower then."""
+    held, total = (nbytes / 2**30 for nbytes in model.expert_memory)
+    if held < total:
+        logger.warning(
+            "%s: experts: %.1f of %.1f GiB resident, the rest is read from the file as it is used", name, held, total
+        )
 
 
 def find_model(path_or_name: str | Path) -> Path:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from mlxr.core.types import SamplingParams
+from mlxr.llm import LLM
+from mlxr.server.engine_metrics import Moment
 
 Run = Callable[..., str]
 EXPERTS = {"layers": 2, "experts": 8, "used": 2, "features": 256, "shared_features": 0}
@@ -56,3 +64,87 @@ def test_validate_tells_the_share_of_what_the_machine_reads(
     report = json.loads(mlxr("validate", moe_gguf, "--threads", 1, "--json"))
     assert report["experts"] == EXPERTS
     assert report["active_bytes"] == told["active_bytes"]
+
+
+def test_routing_is_told_by_stats(moe_gguf: Path, gguf: Path) -> None:
+    with LLM(moe_gguf, threads=1) as llm:
+        before = llm.stats().routing
+        assert before is not None
+        assert before.rows == 0
+        llm.generate("the quick brown fox", SamplingParams(max_tokens=4, ignore_eos=True))
+        stats = llm.stats()
+    routing = stats.routing
+    assert routing is not None
+    assert routing.rows % (EXPERTS["used"] * EXPERTS["layers"]) == 0
+    assert routing.layer_steps == EXPERTS["layers"] * 4
+    assert 0 < routing.evenness < 1 < routing.busiest < EXPERTS["experts"]
+    assert routing.file_reads == 0
+    told = {
+        (sample.name, sample.labels["what"]): sample.value
+        for metric in Moment([("tiny", stats)]).collect()
+        for sample in metric.samples
+        if sample.name.startswith("mlxr_expert")
+    }
+    assert told["mlxr_expert_balance", "evenness"] == routing.evenness
+    assert told["mlxr_expert_balance", "busiest"] == routing.busiest
+    assert told["mlxr_expert_routing_total", "rows"] == routing.rows
+    assert told["mlxr_expert_routing_total", "layer_steps"] == routing.layer_steps
+    with LLM(gguf, threads=1) as llm:
+        stats = llm.stats()
+    assert stats.routing is None
+    metrics = {metric.name: metric.samples for metric in Moment([("dense", stats)]).collect()}
+    assert metrics["mlxr_expert_balance"] == metrics["mlxr_expert_routing"] == []
+
+
+def test_experts_may_stay_in_the_file(
+    moe_gguf: Path, mlxr: Run, refused: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=3, ignore_eos=True)
+    texts = []
+    for settings in ({}, {"expert_bytes": "1M"}):
+        caplog.clear()
+        with LLM(moe_gguf, **settings) as llm:  # type: ignore[arg-type]
+            texts.append([answer.text for answer in llm.generate(["hello", "a" * 300, "the fox"], params)])
+            stats = llm.stats()
+    assert texts[0] == texts[1]
+    assert stats.routing is not None
+    assert stats.routing.file_reads > 16
+    assert "experts: 0.0 of 0.0 GiB resident, the rest is read from the file as it is used" in caplog.text
+    sizes = ("--prompt-tokens", 8, "--generate-tokens", 2, "--repeat", 1, "--json")
+    held, left = (json.loads(mlxr("bench", moe_gguf, *sizes, *more)) for more in ((), ("--expert-bytes", "1M")))
+    assert left["active_bytes"] == held["active_bytes"]
+    assert held["weight_bytes"] - left["weight_bytes"] == pytest.approx(0.8 * 2**20, rel=0.15)
+    assert json.loads(mlxr("validate", moe_gguf, "--expert-bytes", "1M", "--json"))["passed"]
+    assert "one expert of each layer takes" in refused("bench", moe_gguf, "--expert-bytes", "100K")
+    assert "'reference'" in refused("bench", moe_gguf, "--expert-bytes", "1M", "--device", "reference")
+
+
+def test_memory_stays_within_the_setting(synthetic: ModuleType, tmp_path: Path) -> None:
+    """A model of 108 MiB, of whose experts 24 MiB may be in memory: every one of them is used."""
+    shape = replace(
+        synthetic.SHAPES["tiny-moe"], hidden=512, changes=synthetic.make_experts(64, 4, 512, 64) | {"vocab_size": 512}
+    )
+    path = tmp_path / "large.gguf"
+    synthetic.write_model(path, shape, "q8_0", 0, lambda *_: None)
+    assert path.stat().st_size > 100 * 2**20
+    program = """
+import sys
+from mlxr.core.types import SamplingParams
+from mlxr.llm import LLM
+from mlxr.server.engine_metrics import read_resident_bytes
+
+settings = dict(threads=2, arena_bytes="4M", context_tokens=256)
+with LLM(sys.argv[1], **settings, **dict(line.split("=") for line in sys.argv[2:])) as llm:
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
+    llm.generate(["the quick brown fox " * 8] * 3, params)
+    print(read_resident_bytes() or 0, llm.stats().routing.experts)
+"""
+    sizes = []
+    for more in ((), ("expert_bytes=24M",)):
+        command = [sys.executable, "-c", program, str(path), *more]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        sizes.append(int(told[0]))
+        assert int(told[1]) > 128
+    if not all(sizes):
+        pytest.skip("this system tells no process its memory in /proc")
+    assert sizes[0] - sizes[1] > 60 * 2**20

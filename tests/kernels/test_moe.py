@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 from ran import list_ran
 from variants import assert_equal_bits, native_contexts, random_floats, run_everywhere
 
+from mlxr.core.errors import DeviceError, ModelError
 from mlxr.formats import TensorSource, encode_tensor
+from mlxr.formats.mapped_file import MappedFile
 from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.context import Context, load_native
-from mlxr.kernels.linear import LinearWeight, linear, prepare
-from mlxr.kernels.moe import Experts, RoutingRule, make_experts, make_router, mix, route
+from mlxr.kernels.linear import LinearWeight, leave, linear, prepare
+from mlxr.kernels.moe import Experts, RoutingRule, make_experts, make_router, mix, read_use, route
 from mlxr.kernels.profile import Profiler
 
 HIDDEN, FEATURES, EXPERTS, USED = 256, 288, 6, 3
@@ -52,20 +55,28 @@ def encode(name: str, rows: int, columns: int, seed: int) -> TensorSource:
 
 
 def make_weights(
-    ctx: Context, kind: str, features: int = FEATURES, *, gated: bool = True, bias: bool = False
+    ctx: Context,
+    kind: str,
+    features: int = FEATURES,
+    *,
+    gated: bool = True,
+    bias: bool = False,
+    file: Callable[[TensorSource], TensorSource] | None = None,
 ) -> tuple[list[LinearWeight], list[LinearWeight], Activation]:
+    """Weights of EXPERTS experts; with `file`, which puts a tensor into one, they are left there."""
     *ups, down, activation = KINDS[kind]
+    make, keep = (prepare, lambda tensor: tensor) if file is None else (leave, file)
     up = [
-        prepare(
+        make(
             ctx,
-            [encode(name, features, HIDDEN, 7 * expert + side) for side, name in enumerate(ups[: 1 + gated])],
+            [keep(encode(name, features, HIDDEN, 7 * expert + side)) for side, name in enumerate(ups[: 1 + gated])],
             [random_floats(expert + side, features) if bias else None for side in range(1 + gated)],
         )
         for expert in range(EXPERTS)
     ]
     biases = [random_floats(90 + expert, HIDDEN) if bias else None for expert in range(EXPERTS)]
     downs = [
-        prepare(ctx, [encode(down, HIDDEN, features, 7 * expert + 2)], [biases[expert]]) for expert in range(EXPERTS)
+        make(ctx, [keep(encode(down, HIDDEN, features, 7 * expert + 2))], [biases[expert]]) for expert in range(EXPERTS)
     ]
     return up, downs, activation
 
@@ -194,6 +205,97 @@ def test_the_ledger_names_the_kernels_and_the_profile_the_bytes_of_experts_that_
     ran = list_ran(cpu, "moe")
     assert ran["rows q4_k+q8_0"] == ran["route f32"] == 1
     assert any("gated panels q4_k" in name and "panels q8_0" in name for name in ran)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[TensorSource], TensorSource]:
+    """Puts tensors into mapped files, where they do not begin at whole pages."""
+
+    def put(tensor: TensorSource) -> TensorSource:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.bin"
+        path.write_bytes(b"head" + tensor.data.tobytes())
+        mapping = MappedFile(path)
+        return TensorSource(tensor.name, tensor.type_name, tensor.shape, mapping.bytes[4:], mapping)
+
+    return put
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("slots", [1, 2, EXPERTS])
+def test_experts_that_stay_in_their_file_have_the_same_bits(
+    kind: str, slots: int, file: Callable[[TensorSource], TensorSource]
+) -> None:
+    """Steps of one token and of many, with more experts than there is memory for, after one another."""
+    ctx, gated = Context("cpu", threads=2), kind != "f16"
+    bias = kind in ("mxfp4", "q4_0")
+    held = make_experts(ctx, *make_weights(ctx, kind, gated=gated, bias=bias))
+    left = make_experts(ctx, *make_weights(ctx, kind, gated=gated, bias=bias, file=file), slots)
+    assert left.nbytes == held.nbytes == held.held_bytes
+    assert left.held_bytes == held.nbytes * slots // EXPERTS
+    for seed, (tokens, skew) in enumerate([(1, 0.0), (2, 0.0), (150, 1.0), (1, 0.0), (40, 0.0), (150, 0.0), (3, 0.5)]):
+        x, (chosen, shares) = random_floats(seed, tokens, HIDDEN), draw_routes(tokens, seed, skew)
+        assert_equal_bits(mix(ctx, x, chosen, shares, left), mix(ctx, x, chosen, shares, held), (kind, tokens))
+        own = linear(ctx, x, left.up[chosen[0, 0]])  # loaded or not, a product has its bits
+        assert_equal_bits(own, linear(ctx, x, held.up[chosen[0, 0]]))
+    use, others = read_use(ctx, left), read_use(ctx, held)
+    assert use is not None
+    assert others is not None
+    assert (use.rows, use.steps, use.groups) == (others.rows, others.steps, others.groups)
+    assert others.reads == 0
+    assert use.reads == EXPERTS if slots == EXPERTS else use.reads > EXPERTS
+
+
+def test_experts_that_were_used_last_stay_in_memory(file: Callable[[TensorSource], TensorSource], cpu: Context) -> None:
+    experts = make_experts(cpu, *make_weights(cpu, "q8_0", file=file), 3)
+    x, shares = random_floats(1, 1, HIDDEN), np.ones((1, 1), np.float32)
+
+    def read(*numbers: int) -> int:
+        """Use experts one after the other; how many of these were read."""
+        before = read_use(cpu, experts)
+        for number in numbers:
+            mix(cpu, x, np.array([[number]], np.int32), shares, experts)
+        after = read_use(cpu, experts)
+        assert before is not None
+        assert after is not None
+        return after.reads - before.reads
+
+    assert read(0, 1, 2) == 3
+    assert read(2, 0, 1, 0) == 0
+    assert read(3) == 1  # takes the place of 2
+    assert read(0, 1, 3) == 0
+    assert read(2) == 1
+
+
+def test_what_was_sent_to_experts_is_counted(cpu: Context, reference: Context) -> None:
+    for ctx in (cpu, reference):
+        experts = make_experts(ctx, *make_weights(ctx, "f32"))
+        counts = np.zeros(EXPERTS, int)
+        groups = 0
+        for seed, tokens in enumerate((1, 9, 60)):
+            chosen, shares = draw_routes(tokens, seed, 2.0)
+            mix(ctx, random_floats(seed, tokens, HIDDEN), chosen, shares, experts)
+            counts += np.bincount(chosen.reshape(-1), minlength=EXPERTS)
+            groups += len(np.unique(chosen))
+        use = read_use(ctx, experts)
+        assert use is not None
+        assert (use.rows, use.steps, use.groups, use.reads) == (tuple(counts), 3, groups, 0)
+
+
+def test_experts_that_cannot_stay_in_their_file_are_refused(
+    file: Callable[[TensorSource], TensorSource], cpu: Context, reference: Context
+) -> None:
+    with pytest.raises(ModelError, match="tensor w is laid out anew when it is read, so it cannot stay in its file"):
+        make_weights(cpu, "q8_0", file=lambda tensor: tensor)
+    with pytest.raises(DeviceError, match="'reference' keeps all weights in memory"):
+        make_weights(reference, "q8_0", file=file)
+    with pytest.raises(ValueError, match="weights are not left in their file"):
+        make_experts(cpu, *make_weights(cpu, "q8_0"), 2)
+    with pytest.raises(ValueError, match="slots is 7, expected from 1 to the 6 experts"):
+        make_experts(cpu, *make_weights(cpu, "q8_0", file=file), 7)
+    up, down, activation = make_weights(cpu, "q8_0", file=file)
+    other, _, _ = make_weights(cpu, "q4_0", file=file)
+    with pytest.raises(ValueError, match="weights differ in their types"):
+        make_experts(cpu, [*up[:-1], other[-1]], down, activation, 2)
 
 
 def test_what_does_not_fit_is_refused(cpu: Context) -> None:

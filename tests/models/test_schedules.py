@@ -11,6 +11,7 @@ import random
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 from amounts import choose_amount, choose_schedules
 from engines import open_engine
 from random_model import make_weights
-from tiny_models import CASES, Windows, build_hf, give_windows, make_hf_tensors, read_golden
+from tiny_models import CASES, Windows, build_hf, give_windows, make_hf_tensors, map_tensors, read_golden
 
 from mlxr.cache.arena import Arena
 from mlxr.cache.shapes import CacheShape
@@ -27,6 +28,8 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import ISAS, Context, load_native
 from mlxr.models import Decoder, config_from_hf
+from mlxr.models.footprint import list_expert_bytes
+from mlxr.models.weights import arrange_tensors
 
 UNIFORM: tuple[Windows, ...] = ((1, 1, 1), (20, 20, 20), (64, 64, 64))
 MIXED: tuple[Windows, ...] = ((20, None, 20), (None, 1, 33), (64, 9, None))
@@ -50,13 +53,22 @@ Kind = Windows | str  # the windows of the three layers of CONFIG, or a case of 
 
 
 @cache
-def build(kind: Kind, device: str = "cpu", threads: int = 2, isa: str | None = None) -> Decoder:
+def build(
+    kind: Kind, device: str = "cpu", threads: int = 2, isa: str | None = None, expert_percent: int | None = None
+) -> Decoder:
+    """With `expert_percent` so many of all experts are in memory at a time, and the others in a file."""
     ctx = Context("cpu", threads=threads, isa=isa) if device == "cpu" else Context("reference")
     if isinstance(kind, str):
-        config, seed, _, _ = read_golden(kind)
-        return build_hf(
-            ctx, config | {"max_position_embeddings": max(LONGEST, config["max_position_embeddings"])}, seed
-        )
+        fields, seed, _, _ = read_golden(kind)
+        fields["max_position_embeddings"] = max(LONGEST, fields["max_position_embeddings"])
+        if expert_percent is None:
+            return build_hf(ctx, fields, seed)
+        config = config_from_hf(fields)
+        tensors = make_hf_tensors(make_weights(fields, seed), "f32", fields["model_type"])
+        with TemporaryDirectory() as folder:
+            mapped = map_tensors(arrange_tensors(config, tensors), Path(folder) / "weights")
+        expert_bytes = sum(list_expert_bytes(config, mapped)) * expert_percent // 100
+        return Decoder(ctx, config, mapped, expert_bytes=expert_bytes)
     model = Decoder(ctx, config_from_hf(CONFIG), make_hf_tensors(make_weights(CONFIG, 7), "f32"))
     give_windows(model, kind)
     return model
@@ -153,6 +165,20 @@ def test_no_schedule_changes_a_bit_of_a_family(case: str, tmp_path: Path) -> Non
         run_schedule(
             chance, case, folder if seed % 4 == 0 else None, threads=chance.choice([1, 2]), isa=chance.choice(tiers)
         )
+
+
+@pytest.mark.parametrize("case", ["qwen2moe", "gpt-oss", "gemma4moe"])
+@pytest.mark.parametrize("expert_percent", [15, 40, 80])
+def test_experts_that_stay_in_their_file_change_no_bit(case: str, expert_percent: int) -> None:
+    for seed in range(choose_schedules(FAMILY_SCHEDULES)):
+        chance = random.Random(seed)
+        run_schedule(chance, case, None, threads=chance.choice([1, 2]), expert_percent=expert_percent)
+    model = build(case, threads=1, expert_percent=expert_percent)
+    held, total = model.expert_memory
+    assert 0 < held <= total * expert_percent // 100
+    routing = build(case, expert_percent=expert_percent, threads=2).read_routing()
+    assert routing is not None
+    assert routing.layer_steps == 0 or routing.file_reads > 0
 
 
 def test_the_schedules_give_pages_back() -> None:

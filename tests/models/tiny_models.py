@@ -18,6 +18,7 @@ from random_model import Config, Weights, make_weights
 from mlxr.cache.arena import Arena, ModelArena, PoolSet, StateArena
 from mlxr.cache.shapes import StatesShape, form_groups
 from mlxr.formats import TensorSource, by_name, encode_tensor
+from mlxr.formats.mapped_file import MappedFile
 from mlxr.formats.recipes import is_converted
 from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context
@@ -94,6 +95,18 @@ def make_hf_tensors(weights: Weights, type_name: str = "f32", architecture: str 
     if alternates:
         part_alternating(tensors)
     return tensors
+
+
+def map_tensors(tensors: Mapping[str, Any], path: Path) -> dict[str, TensorSource]:
+    """The same tensors in a mapped file, which is written to `path`."""
+    blocks = {name: tensor.data for name, tensor in tensors.items()}
+    path.write_bytes(b"".join(data.tobytes() for data in blocks.values()))
+    mapping, end, mapped = MappedFile(path), 0, {}
+    for name, tensor in tensors.items():
+        first, end = end, end + len(blocks[name])
+        data = mapping.bytes[first:end]
+        mapped[name] = TensorSource(tensor.name, tensor.type_name, tuple(tensor.shape), data, mapping)
+    return mapped
 
 
 def _encode(name: str, values: Floats, type_name: str) -> TensorSource:

@@ -14,6 +14,7 @@ from mlxr.core.settings import resolve
 from mlxr.formats.tensor import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.models.layer import LayerReader
+from mlxr.models.residency import ExpertBudget
 from mlxr.service.opening import open_model
 from mlxr.service.validation import LogitsCheck, validate_model
 
@@ -62,9 +63,10 @@ def validate(model: str | Path = "demo", **given: object) -> LogitsCheck:
 def test_one_fault_in_one_layer_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part, change = FAULTS[fault]
 
-    def make_reader(ctx: Context, tensors: Mapping[str, TensorSource]) -> LayerReader:
+    def make_reader(ctx: Context, tensors: Mapping[str, TensorSource], budget: ExpertBudget | None) -> LayerReader:
         name = f"blk.{FAULTY_LAYER}.{part}"
-        return LayerReader(ctx, {**tensors, name: change(tensors[name])} if ctx.device == "cpu" else tensors)  # type: ignore[dict-item]
+        changed = {**tensors, name: change(tensors[name])} if ctx.device == "cpu" else tensors
+        return LayerReader(ctx, changed, budget)  # type: ignore[arg-type]
 
     monkeypatch.setattr("mlxr.models.decoder.LayerReader", make_reader)
     found = validate()

@@ -16,6 +16,9 @@ class ModelKeywords(TypedDict, total=False):
     isa: str | None
     """Instruction set of the CPU kernels; default: the best this machine has."""
 
+    expert_bytes: int | str | None
+    """Memory for a model's experts; others are read from the file as they are used. Default: all, if there is room."""
+
     arena_bytes: int | str | None
     """Memory for the KV cache; default: what the context needs, within arena_percent of free memory."""
 

@@ -27,6 +27,11 @@ class ModelSettings:
         "Instruction set of the CPU kernels; default: the best this machine has.",
         choices=("portable", "avx2", "avx512"),
     )
+    expert_bytes: int | None = setting(
+        "bytes",
+        None,
+        "Memory for a model's experts; others are read from the file as they are used. Default: all, if there is room.",
+    )
     arena_bytes: int | None = setting(
         "bytes", None, "Memory for the KV cache; default: what the context needs, within arena_percent of free memory."
     )

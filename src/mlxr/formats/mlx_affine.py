@@ -68,6 +68,11 @@ class AffineTensor:
         return self._rows * by_name(self.type_name).row_bytes(self.shape[-1])
 
     @property
+    def is_mapped(self) -> bool:
+        """No: the blocks are made."""
+        return False
+
+    @property
     def data(self) -> NDArray[np.uint8]:
         """The blocks, uint8 (nbytes,)."""
         if self._blocks is None:

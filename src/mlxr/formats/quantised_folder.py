@@ -53,6 +53,11 @@ class MicroscaledTensor:
         return math.prod(self.shape[:-1]) * by_name(self.type_name).row_bytes(self.shape[-1])
 
     @property
+    def is_mapped(self) -> bool:
+        """No: the blocks are made."""
+        return False
+
+    @property
     def data(self) -> NDArray[np.uint8]:
         """The blocks, uint8 (nbytes,)."""
         if self._made is None:

@@ -89,6 +89,11 @@ class TensorSource:
         """Bytes of the raw blocks."""
         return self.data.size
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether `data` is a view of a mapped file."""
+        return self.mapping is not None
+
     def to_float32(self, start: int | None = None, stop: int | None = None) -> NDArray[np.float32]:
         """Decode to a fresh array of the tensor's shape, or only [start:stop] of its first axis (NumPy's rules).
 

@@ -36,6 +36,11 @@ class Decoded:
         """Length of `data` in bytes."""
         return self.values.nbytes
 
+    @property
+    def is_mapped(self) -> bool:
+        """No: the bytes are not those of a file."""
+        return False
+
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Rows [start:stop] of the numbers, copied."""
         return self.values[start:stop].copy()
@@ -89,6 +94,11 @@ class Rows:
         """Length of `data` in bytes."""
         return self.source.nbytes // self.source.shape[0] * len(self.rows)
 
+    @property
+    def is_mapped(self) -> bool:
+        """No: the bytes are not those of a file."""
+        return False
+
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Rows [start:stop] of these, decoded."""
         return np.ascontiguousarray(self.source.to_float32()[_as_slice(self.rows[start:stop])])
@@ -140,6 +150,11 @@ class Columns:
         """Length of `data` in bytes."""
         return self.source.nbytes // self.source.shape[1] * len(self.rows)
 
+    @property
+    def is_mapped(self) -> bool:
+        """No: the bytes are not those of a file."""
+        return False
+
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Rows [start:stop] of the numbers, decoded."""
         return np.ascontiguousarray(self.source.to_float32()[:, _as_slice(self.rows[start:stop])].T)
@@ -187,6 +202,11 @@ class Stack:
     def nbytes(self) -> int:
         """Bytes of all parts together."""
         return sum(part.nbytes for part in self.parts)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether there is but one part, in a mapped file: several are joined."""
+        return len(self.parts) == 1 and self.parts[0].is_mapped
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Parts [start:stop], decoded into one array."""
@@ -237,6 +257,11 @@ class Picked:
     def nbytes(self) -> int:
         """Length of `data` in bytes."""
         return self.tensor.nbytes // self.tensor.shape[0] * len(self.rows)
+
+    @property
+    def is_mapped(self) -> bool:
+        """No: the bytes are not those of a file."""
+        return False
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Decode rows [start:stop] of those picked."""

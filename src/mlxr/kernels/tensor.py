@@ -59,6 +59,11 @@ class TensorSource(Protocol):
         """Length of `data` in bytes."""
         ...
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether `data` is a view of a mapped file, so that nothing is copied when it is asked for."""
+        ...
+
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Decode rows [start:stop] (all by default) to float32; shape (n, columns), or 1-D for a vector."""
         ...

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
+from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.shapes import form_groups
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
@@ -27,6 +28,7 @@ from mlxr.kernels.layers.operators import (
 )
 from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.linear.compare import compare_products, move_weight
+from mlxr.kernels.moe import read_use
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.rows import fetch_rows, place_rows
@@ -34,8 +36,11 @@ from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.families import find_rope
+from mlxr.models.footprint import list_expert_bytes
 from mlxr.models.layer import LayerReader, list_matrices
 from mlxr.models.names import ROPE_FACTORS
+from mlxr.models.residency import plan_experts
+from mlxr.models.routing import Routing, sum_up
 from mlxr.models.step_work import AttentionWork, ExpertsWork, StepWork
 from mlxr.models.weights import arrange_tensors, check_tensors, read_rope_factors, split_joined
 
@@ -69,6 +74,9 @@ class Decoder:
     Loading goes layer by layer and releases each source, so at most one layer is in memory twice; `progress` is called
     with (parts done, parts in all). Raises ModelError for tensors that do not fit the configuration.
 
+    With `expert_bytes` the experts of all layers take so much memory at most, and the others are read from their file
+    as they are used; without, that is so where free memory has no room for the model. It changes no bit.
+
     `weight_bytes` is what the weights take in memory, tables of embeddings as stored; `step_bytes` what a step of
     one token reads.
     """
@@ -79,6 +87,7 @@ class Decoder:
         config: ModelConfig,
         tensors: Mapping[str, TensorSource],
         progress: Callable[[int, int], None] | None = None,
+        expert_bytes: int | None = None,
     ) -> None:
         tensors = arrange_tensors(config, tensors)
         check_tensors(config, tensors)
@@ -86,7 +95,10 @@ class Decoder:
         self.ctx = ctx
         self.config = config
         ctx.choose_activations(tensor.type_name for tensor in list_matrices(tensors))
-        specs, reader = config.layer_specs, LayerReader(ctx, tensors)
+        specs, sizes = config.layer_specs, list_expert_bytes(config, tensors)
+        total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        budget = plan_experts(sizes, total_bytes, ctx.device, expert_bytes, read_available_bytes())
+        reader = LayerReader(ctx, tensors, budget)
         self._ropes = tuple(dict.fromkeys(map(find_rope, specs)))
         places = form_groups(config.cache_layers).places
         layers = []
@@ -121,6 +133,20 @@ class Decoder:
     def weight_bytes(self) -> int:
         """Size of all weights in bytes."""
         return sum(map(count_weight_bytes, self._operators)) + self._ends_bytes + self._weights.table.nbytes
+
+    @property
+    def expert_memory(self) -> tuple[int, int]:
+        """Bytes of the experts that are in memory at a time, and of all."""
+        mixes = self._mixes
+        return sum(mix.experts.held_bytes for mix in mixes), sum(mix.experts.nbytes for mix in mixes)
+
+    def read_routing(self) -> Routing | None:
+        """Where tokens were sent so far; None without experts and on a GPU. May be called from any thread."""
+        return sum_up([read_use(self.ctx, mix.experts) for mix in self._mixes])
+
+    @property
+    def _mixes(self) -> list[Mix]:
+        return [operator for operator in self._operators if isinstance(operator, Mix)]
 
     @property
     def _ends_bytes(self) -> int:

@@ -45,19 +45,26 @@ def summarise_experts(config: ModelConfig) -> ExpertsSummary | None:
     return ExpertsSummary(len(mixtures), first.experts, first.rule.used, first.features, first.shared_features)
 
 
+def list_expert_bytes(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> list[int]:
+    """Bytes of the experts of each layer in a file, 0 for one without; tensors are by canonical name."""
+    sizes = []
+    for index, spec in enumerate(config.layer_specs):
+        names = () if spec.mixture is None else name_experts(spec.mixture, 1)
+        stacks = [f"blk.{index}.{name}_exps.{end}" for name in names for end in ("weight", "bias")]
+        sizes.append(sum(tensors[name].nbytes for name in stacks if name in tensors))
+    return sizes
+
+
 def measure_footprint(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Footprint:
     """Count the tensors of a file, which are by canonical name."""
-    expert_bytes = active_bytes = 0.0
     tables = {TABLE} if config.tied_embeddings else {TABLE, "token_embd.weight"}
-    rest = {name: tensor.nbytes for name, tensor in tensors.items()}
-    total_bytes = sum(rest.values())
-    for index, spec in enumerate(config.layer_specs):
-        mixture = spec.mixture
-        if mixture is None:
-            continue
-        stacks = [f"blk.{index}.{name}_exps.{end}" for name in name_experts(mixture, 1) for end in ("weight", "bias")]
-        nbytes = sum(rest.pop(name, 0) for name in stacks)
-        expert_bytes += nbytes
-        active_bytes += ExpertsWork(mixture.experts, mixture.rule.used, nbytes).count_bytes(1)
-    active_bytes += sum(nbytes for name, nbytes in rest.items() if name not in tables)
-    return Footprint(total_bytes, round(expert_bytes), round(active_bytes), summarise_experts(config))
+    total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    table_bytes = sum(tensor.nbytes for name, tensor in tensors.items() if name in tables)
+    sizes = list_expert_bytes(config, tensors)
+    used_bytes = sum(
+        ExpertsWork(spec.mixture.experts, spec.mixture.rule.used, nbytes).count_bytes(1)
+        for spec, nbytes in zip(config.layer_specs, sizes, strict=True)
+        if spec.mixture is not None
+    )
+    active_bytes = total_bytes - table_bytes - sum(sizes) + round(used_bytes)
+    return Footprint(total_bytes, sum(sizes), active_bytes, summarise_experts(config))

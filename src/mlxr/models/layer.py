@@ -29,12 +29,13 @@ from mlxr.kernels.layers import (
     make_inputs,
     make_mixture,
 )
-from mlxr.kernels.linear import LinearWeight, prepare
+from mlxr.kernels.linear import LinearWeight, leave, prepare
 from mlxr.kernels.moe import make_experts, make_router
 from mlxr.kernels.sources import as_float32, take_halves
 from mlxr.kernels.split_heads import HeadNorms
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
 from mlxr.models.recurrent import is_convolution, list_recurrent, read_recurrent
+from mlxr.models.residency import ExpertBudget
 from mlxr.models.specs import (
     Attention,
     Beside,
@@ -180,10 +181,15 @@ def _name_norms(spec: LayerSpec, names: tuple[str, str]) -> tuple[str | None, st
 
 
 class LayerReader:
-    """Reads the weights of the layers of one model, one after another."""
+    """Reads the weights of the layers of one model, one after another.
 
-    def __init__(self, ctx: Context, tensors: Mapping[str, TensorSource]) -> None:
-        self._ctx, self._tensors = ctx, tensors
+    With an `expert_budget` some experts of each layer are in memory at a time, else all of them.
+    """
+
+    def __init__(
+        self, ctx: Context, tensors: Mapping[str, TensorSource], expert_budget: ExpertBudget | None = None
+    ) -> None:
+        self._ctx, self._tensors, self._expert_budget = ctx, tensors, expert_budget
 
     def read(self, spec: LayerSpec, index: int, *, rope: int, group: int) -> Layer:
         """Prepare the weights of layer `index`; the sources are released one after another.
@@ -192,7 +198,7 @@ class LayerReader:
         """
         prefix = f"blk.{index}."
         block = self._read_mixer(prefix, spec, rope, group)
-        other = self._read_second(prefix, spec)
+        other = self._read_second(prefix, spec, index)
         scale = self._read_scale(prefix + _OUTPUT_SCALE) if spec.scales_output else 1.0
         own = None if spec.inputs is None else self._read_input(prefix, spec.inputs, spec.norms, index)
         inputs = None if spec.inputs is None or index else self._read_inputs(spec.inputs)
@@ -217,17 +223,19 @@ class LayerReader:
     ) -> RecurrentBlock:
         return read_recurrent(self._prepare, self._numbers, prefix, mixer, norms, norm, post_norm)
 
-    def _read_second(self, prefix: str, spec: LayerSpec) -> FeedForwardBlock | MixtureBlock | BothBlock | None:
+    def _read_second(
+        self, prefix: str, spec: LayerSpec, index: int
+    ) -> FeedForwardBlock | MixtureBlock | BothBlock | None:
         norm, post_norm = self._read_norms(prefix, spec, _name_feed_forward(spec))
         match spec.feed_forward:
             case None:
                 return None
             case Both() as block:
                 assert post_norm is not None, "the sum of both is normed"
-                return self._read_both(prefix, block, spec.norms, norm, post_norm)
+                return self._read_both(prefix, block, spec.norms, norm, post_norm, index)
             case Mixture() as block:
                 assert post_norm is None, "no family norms what its experts add"
-                return self._read_mixture(prefix, block, norm)
+                return self._read_mixture(prefix, block, norm, index)
             case block:
                 return self._read_feed_forward(prefix, block, norm, post_norm)
 
@@ -281,7 +289,7 @@ class LayerReader:
         return make_feed_forward(norm, up, down, block.activation, post_norm)
 
     def _read_both(
-        self, prefix: str, block: Both, norms: Norms, norm: NormWeight | None, post_norm: NormWeight
+        self, prefix: str, block: Both, norms: Norms, norm: NormWeight | None, post_norm: NormWeight, index: int
     ) -> BothBlock:
         """A block and the experts beside it; what the router's input is divided by is in the weight of its norm."""
         dense_post, before, after = (
@@ -291,10 +299,10 @@ class LayerReader:
         scale = scale * len(scale) ** -0.5
         router_norm = NormWeight(scale, norms.eps)
         dense = self._read_feed_forward(prefix, block.dense, norm, dense_post)
-        mixture = self._read_mixture(prefix, block.mixture, before)
+        mixture = self._read_mixture(prefix, block.mixture, before, index)
         return make_both(dense, mixture, router_norm, after, post_norm)
 
-    def _read_mixture(self, prefix: str, mixture: Mixture, norm: NormWeight | None) -> MixtureBlock:
+    def _read_mixture(self, prefix: str, mixture: Mixture, norm: NormWeight | None, index: int) -> MixtureBlock:
         """Expert after expert, so that one of them is in memory twice at most."""
         ctx, tensors = self._ctx, self._tensors
         experts = range(mixture.experts)
@@ -305,12 +313,16 @@ class LayerReader:
             [self._prepare_expert(prefix, names, expert) for names in (mixture.projections, ("ffn_down",))]
             for expert in experts
         ]
+        slots = None
+        if self._expert_budget is not None:
+            largest = max(up.nbytes + down.nbytes for up, down in made)
+            slots = self._expert_budget.count_slots(index, largest, mixture.experts)
         shared = mixture.shared_features
         return make_mixture(
             norm,
             prepare(ctx, [as_float32(tensors[f"{prefix}{_ROUTER}.weight"])], router_bias),
             make_router(mixture.experts, mixture.rule, choice_bias, scales),
-            make_experts(ctx, [up for up, _ in made], [down for _, down in made], mixture.activation),
+            make_experts(ctx, [up for up, _ in made], [down for _, down in made], mixture.activation, slots),
             self._read_feed_forward(prefix, _describe_shared(mixture), suffix=_SHARED) if shared else None,
             prepare(ctx, [as_float32(tensors[prefix + _SHARED_GATE])]) if mixture.shared_gate else None,
         )
@@ -319,7 +331,7 @@ class LayerReader:
         weights = [self._tensors[f"{prefix}{name}_exps.weight"].take_matrix(expert) for name in names]
         biases = [self._tensors.get(f"{prefix}{name}_exps.bias") for name in names]
         vectors = [None if bias is None else read_vector(bias.take_matrix(expert)) for bias in biases]
-        return prepare(self._ctx, weights, vectors)
+        return (prepare if self._expert_budget is None else leave)(self._ctx, weights, vectors)
 
     def read_norm(self, name: str, norms: Norms) -> NormWeight:
         """The norm of that name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,7 @@ class CacheRow(_Row):
     threads: int
     weight_bytes: int
     copied_bytes: int
+    experts: dict[str, object] | None
     engine: dict[str, object]
 
 
@@ -213,6 +215,7 @@ def _describe_cache(name: str, stats: SessionStats) -> CacheRow:
         threads=stats.threads,
         weight_bytes=stats.weight_bytes,
         copied_bytes=stats.copied_bytes,
+        experts=None if stats.routing is None else asdict(stats.routing),
         engine=stats.engine.to_fields(),
     )
 

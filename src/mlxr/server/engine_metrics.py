@@ -38,6 +38,9 @@ class Moment:
         yield self._counter("evictions", "Cached pages that were given up", "cause", _evictions)
         yield self._counter("store_pages", "Pages written to the store and read back", "what", _store_pages)
         yield self._counter("store_drops", "Pages that did not get, or stay, in the store", "cause", _store_drops)
+        yield self._counter("expert_routing", "What was sent to experts, counted in each layer", "what", _routing)
+        text = "Evenness of the rows of experts, and rows of the busiest over the mean, since the model was loaded"
+        yield self._gauge("expert_balance", text, "what", _balance)
         dispatches = CounterMetricFamily(
             "mlxr_dispatches", "Operator calls", labels=["model", "operator", "implementation", "variant"]
         )
@@ -131,6 +134,21 @@ def _store_drops(stats: SessionStats) -> Iterator[tuple[str, float]]:
     store = stats.engine.cache.store
     if store is not None:
         yield from ((cause.value, count) for cause, count in store.drops.items())
+
+
+def _routing(stats: SessionStats) -> Iterator[tuple[str, float]]:
+    routing = stats.routing
+    if routing is not None:
+        yield "rows", routing.rows
+        yield "layer_steps", routing.layer_steps
+        yield "experts", routing.experts
+        yield "file_reads", routing.file_reads
+
+
+def _balance(stats: SessionStats) -> Iterator[tuple[str, float]]:
+    if stats.routing is not None and stats.routing.rows:
+        yield "evenness", stats.routing.evenness
+        yield "busiest", stats.routing.busiest
 
 
 def _process_metrics() -> Iterator[Metric]:

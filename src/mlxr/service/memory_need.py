@@ -14,7 +14,7 @@ from mlxr.core.settings import Settings
 from mlxr.engine.memory_plan import estimate_arena, read_room_bytes
 from mlxr.loading import open_source
 from mlxr.registry import ModelRecord
-from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool, Room
+from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool, Room, measure_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ async def find_memory_need(pool: ModelPool, record: ModelRecord, settings: Setti
     """The need of a model; what it takes where it is loaded. Raises what reading its files raises."""
     loaded = next((model for model in pool.running() if model.name == record.name), None)
     refusal: str | None = None
+    weight_bytes = await asyncio.to_thread(measure_weights, record, settings)
     try:
         room = pool.find_room(record)
     except DoesNotFit as error:
@@ -45,24 +46,24 @@ async def find_memory_need(pool: ModelPool, record: ModelRecord, settings: Setti
         return MemoryNeed(True, stats.weight_bytes, stats.engine.arena_bytes, room.free_bytes)
     if refusal is not None:
         least_bytes = settings.arena_bytes or MIN_ARENA_BYTES
-        return MemoryNeed(False, record.size_bytes, least_bytes, room.free_bytes, reason=refusal)
-    cache_bytes, reason = await asyncio.to_thread(_plan_cache, record, settings, room.free_bytes)
-    return MemoryNeed(False, record.size_bytes, cache_bytes, room.free_bytes, room.leaving, reason)
+        return MemoryNeed(False, weight_bytes, least_bytes, room.free_bytes, reason=refusal)
+    cache_bytes, reason = await asyncio.to_thread(_plan_cache, record, settings, weight_bytes, room.free_bytes)
+    return MemoryNeed(False, weight_bytes, cache_bytes, room.free_bytes, room.leaving, reason)
 
 
-def _plan_cache(record: ModelRecord, settings: Settings, free_bytes: int) -> tuple[int, str | None]:
+def _plan_cache(record: ModelRecord, settings: Settings, weight_bytes: int, free_bytes: int) -> tuple[int, str | None]:
     """Bytes of the cache, and why there can be none."""
     source = open_source(record.path)
     source.file.close()
     machine_bytes = read_room_bytes(settings.device)
-    if machine_bytes is not None and machine_bytes < record.size_bytes:
+    if machine_bytes is not None and machine_bytes < weight_bytes:
         return MIN_ARENA_BYTES, (
-            f"{record.short_name}: needs {record.size_bytes >> 20} MiB for its weights, and this machine has "
+            f"{record.short_name}: needs {weight_bytes >> 20} MiB for its weights, and this machine has "
             f"{machine_bytes >> 20} MiB of memory free; end other programs or take a smaller model"
         )
     rooms = [free_bytes] if machine_bytes is None else [free_bytes, machine_bytes]
     try:
-        arena = estimate_arena(source.config, settings, min(rooms) - record.size_bytes)
+        arena = estimate_arena(source.config, settings, min(rooms) - weight_bytes)
     except MlxrError as error:
         return settings.arena_bytes or MIN_ARENA_BYTES, f"{record.short_name}: {error}"
     return arena.nbytes, None

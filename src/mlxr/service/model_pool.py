@@ -18,10 +18,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError, SettingError
+from mlxr.core.errors import DoesNotFit, EngineStopped, MlxrError, ModelError, SettingError
 from mlxr.core.memory import return_free_memory
 from mlxr.core.settings import Settings
 from mlxr.engine.memory_plan import read_room_bytes
+from mlxr.loading import read_footprint
 from mlxr.registry.record import ModelRecord
 from mlxr.service.async_session import AsyncSession
 from mlxr.service.opening import open_record
@@ -289,7 +290,7 @@ class ModelPool:
             others = [other for other in others if not other.gone.is_set()]
             free_bytes = self.budget_bytes - sum(other.size_bytes for other in others)
             if entry.size_bytes <= free_bytes:
-                return free_bytes - entry.record.size_bytes
+                return free_bytes - measure_weights(entry.record, self._settings)
             leaving = [other for other in others if other.is_leaving]
             if not leaving:
                 # One in use takes no more requests now and goes when those it has are answered.
@@ -304,7 +305,7 @@ class ModelPool:
 
     def _check_fit(self, record: ModelRecord, others: Sequence[_Entry]) -> int:
         """The least that a model takes, with the smallest cache; raises DoesNotFit where pinned ones leave less."""
-        needed_bytes = record.size_bytes + (self._settings.arena_bytes or MIN_ARENA_BYTES)
+        needed_bytes = measure_weights(record, self._settings) + (self._settings.arena_bytes or MIN_ARENA_BYTES)
         pinned_bytes = sum(other.size_bytes for other in others if other.is_pinned)
         if needed_bytes > self.budget_bytes - pinned_bytes:
             raise DoesNotFit(record.short_name, needed_bytes, self.budget_bytes, pinned_bytes)
@@ -381,6 +382,17 @@ class ModelPool:
         if entry.loading is None:
             raise EngineStopped
         return entry.loading
+
+
+def measure_weights(record: ModelRecord, settings: Settings) -> int:
+    """Bytes that the weights of a model will take: those of its files, but for experts that stay there."""
+    if settings.expert_bytes is None:
+        return record.size_bytes
+    try:
+        expert_bytes = read_footprint(record.path).expert_bytes
+    except MlxrError:  # whoever loads it hears why
+        return record.size_bytes
+    return record.size_bytes - max(0, expert_bytes - settings.expert_bytes)
 
 
 def _rank_to_leave(entry: _Entry) -> tuple[bool, float]:

@@ -68,6 +68,7 @@ def _load(
         threads=settings.threads,
         isa=settings.isa,
         context_tokens=settings.context_tokens,
+        expert_bytes=settings.expert_bytes,
         needs_chat_template=needs_chat_template,
         progress=progress,
     )

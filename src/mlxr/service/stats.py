@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxr.engine.stats import EngineStats
-from mlxr.loading import LoadedModel
+from mlxr.loading import LoadedModel, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,10 @@ def measure_memory(weight_bytes: int, engine: EngineStats) -> MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
-    """One moment of a loaded model. `copied_bytes` were copied by the cache path instead of being read in place."""
+    """One moment of a loaded model. `copied_bytes` were copied by the cache path instead of being read in place.
+
+    `routing` tells where tokens were sent in a model with experts; None without any, and on a GPU.
+    """
 
     model: str
     device: str
@@ -61,6 +64,7 @@ class SessionStats:
     engine: EngineStats
     dispatches: tuple[OperatorCount, ...]
     copied_bytes: int
+    routing: Routing | None = None
 
     @property
     def memory(self) -> MemoryUse:
@@ -81,6 +85,7 @@ def collect_stats(loaded: LoadedModel, engine: EngineStats) -> SessionStats:
         engine=engine,
         dispatches=collect_dispatches(loaded),
         copied_bytes=loaded.ctx.ledger.copied_bytes,
+        routing=loaded.model.read_routing(),
     )
 
 

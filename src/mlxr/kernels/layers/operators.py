@@ -328,14 +328,14 @@ def _end(weight: LinearWeight, norm: NormWeight | None, target: Register, factor
 
 
 def count_weight_bytes(operator: Operator) -> int:
-    """Bytes of the weights of an operator."""
+    """Bytes that the weights of an operator take in memory."""
     match operator:
         case Norm(weight) | Product(weight):
             return weight.nbytes
         case SplitHeads(block) if block.head_norms is not None:
             return block.head_norms.q.nbytes + block.head_norms.k.nbytes
         case Mix(experts):
-            return experts.nbytes
+            return experts.held_bytes
         case Rows(table):
             return table.nbytes
         case Convolve(conv):

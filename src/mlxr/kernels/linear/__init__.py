@@ -13,13 +13,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.tensor import FloatArray, TensorSource
 
-__all__ = ["LinearWeight", "linear", "prepare"]
+__all__ = ["LinearWeight", "leave", "linear", "prepare"]
 
 CHOICE = Choice(__name__)
 
@@ -32,6 +33,27 @@ def prepare(
     `biases` holds for each tensor a float32 vector of its out_features, or None. The sources are released after
     reading. Raises ValueError for shapes that do not fit, DeviceError for a type the implementation lacks.
     """
+    _check(tensors, biases)
+    name, implementation = CHOICE.pick(ctx.device)
+    return _describe(name, tensors, *implementation.prepare(ctx, tensors, biases))
+
+
+def leave(
+    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None = None
+) -> LinearWeight:
+    """As `prepare`, but the blocks stay in the mapped files that they lie in, and `linear` reads them each time.
+
+    For weights that others load and unload (`moe`). `nbytes` is what the weight takes while it is loaded. Raises
+    ModelError for a tensor that is not mapped, DeviceError for a device that reads none of files.
+    """
+    _check(tensors, biases)
+    name, implementation = CHOICE.pick(ctx.device)
+    if not hasattr(implementation, "leave"):
+        raise DeviceError(f"device {ctx.device!r} keeps all weights in memory; only 'cpu' reads some of the file")
+    return _describe(name, tensors, *implementation.leave(ctx, tensors, biases))
+
+
+def _check(tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None) -> None:
     if not tensors:
         refuse("linear.prepare", "tensors", "empty", "at least one tensor")
     for tensor in tensors:
@@ -44,8 +66,9 @@ def prepare(
             if bias is not None:
                 check_floats("linear.prepare", f"bias of {tensor.name}", bias, 1)
                 check_size("linear.prepare", f"length of bias of {tensor.name}", bias.shape[0], tensor.shape[0])
-    name, implementation = CHOICE.pick(ctx.device)
-    payload, nbytes = implementation.prepare(ctx, tensors, biases)
+
+
+def _describe(name: str, tensors: Sequence[TensorSource], payload: object, nbytes: int) -> LinearWeight:
     return LinearWeight(
         in_features=tensors[0].shape[1],
         splits=tuple(tensor.shape[0] for tensor in tensors),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxr.core.errors import DeviceError
+from mlxr.core.errors import DeviceError, ModelError
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear.weight import LinearWeight
@@ -28,18 +28,40 @@ def prepare(
 
     Raises DeviceError for a type without a kernel, ValueError for columns the type does not allow.
     """
-    for tensor in tensors:
-        if tensor.type_name not in TYPES:
-            known = ", ".join(TYPES)
-            raise DeviceError(
-                f"tensor {tensor.name} has type {tensor.type_name}, which has no CPU kernel; known are {known}"
-            )
+    _check_types(tensors)
     weight = ctx.module.LinearWeight(tensors[0].shape[1])
     for index, tensor in enumerate(tensors):
         bias = biases[index] if biases is not None else None
         weight.append(ctx.native, tensor.type_name, tensor.shape[0], tensor.data, bias)
         tensor.release()
     return weight, weight.nbytes
+
+
+def leave(ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None) -> tuple[Any, int]:
+    """The weight with its blocks where they are, and its bytes when they are repacked.
+
+    Raises as `prepare` does, and ModelError for a tensor that is no view of a mapped file.
+    """
+    _check_types(tensors)
+    weight = ctx.module.LinearWeight(tensors[0].shape[1])
+    for index, tensor in enumerate(tensors):
+        if not tensor.is_mapped:
+            raise ModelError(
+                f"tensor {tensor.name} is laid out anew when it is read, so it cannot stay in its file; convert the "
+                "model to GGUF with `mlxr convert`, or leave expert_bytes out"
+            )
+        bias = biases[index] if biases is not None else None
+        weight.leave(tensor.type_name, tensor.shape[0], tensor.data, bias)
+    return weight, weight.nbytes
+
+
+def _check_types(tensors: Sequence[TensorSource]) -> None:
+    for tensor in tensors:
+        if tensor.type_name not in TYPES:
+            known = ", ".join(TYPES)
+            raise DeviceError(
+                f"tensor {tensor.name} has type {tensor.type_name}, which has no CPU kernel; known are {known}"
+            )
 
 
 def linear(ctx: Context, x: FloatArray, weight: LinearWeight) -> FloatArray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
 from mlxr.kernels.checks import check_floats, check_size, refuse
@@ -21,6 +21,7 @@ from mlxr.kernels.tensor import FloatArray, IntArray
 __all__ = [
     "SCORINGS",
     "Experts",
+    "ExpertsUse",
     "Router",
     "RoutingRule",
     "Scoring",
@@ -28,6 +29,7 @@ __all__ = [
     "make_experts",
     "make_router",
     "mix",
+    "read_use",
     "route",
 ]
 
@@ -72,13 +74,15 @@ class Router:
 class Experts:
     """Feed-forward blocks of one shape: of each one `up`, which is gate and up in one weight or up alone, and `down`.
 
-    What `payload` is only the implementation knows that made it.
+    With `slots` so many of them are in memory at a time, the others in their file. What `payload` is only the
+    implementation knows that made it.
     """
 
     up: tuple[LinearWeight, ...]
     down: tuple[LinearWeight, ...]
     activation: Activation
-    payload: object = None
+    payload: Any = None
+    slots: int | None = None
 
     @property
     def is_gated(self) -> bool:
@@ -89,6 +93,24 @@ class Experts:
     def nbytes(self) -> int:
         """Bytes of the weights of all experts."""
         return sum(weight.nbytes for weight in (*self.up, *self.down))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the weights that are in memory at most at a time."""
+        return self.nbytes if self.slots is None else self.nbytes * self.slots // len(self.up)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsUse:
+    """What was sent to the experts of a layer so far: `rows` of each one, in so many `steps`.
+
+    `groups` are the experts that had rows, counted in each step. `reads` are those that were read from the file.
+    """
+
+    rows: tuple[int, ...]
+    steps: int
+    groups: int
+    reads: int = 0
 
 
 def expect_experts(experts: int, used: int, tokens: int) -> float:
@@ -121,9 +143,17 @@ def make_router(
 
 
 def make_experts(
-    ctx: Context, up: Sequence[LinearWeight], down: Sequence[LinearWeight], activation: Activation
+    ctx: Context,
+    up: Sequence[LinearWeight],
+    down: Sequence[LinearWeight],
+    activation: Activation,
+    slots: int | None = None,
 ) -> Experts:
-    """Experts out of weights that were prepared for `linear`. Raises ValueError for shapes that do not fit."""
+    """Experts out of weights that were prepared for `linear`. Raises ValueError for shapes that do not fit.
+
+    With `slots` the weights were left in their files (`linear.leave`), and so many experts are in memory at a time:
+    those that were used last. The others are read when tokens are sent to them, and change no bit.
+    """
     if not up:
         refuse("make_experts", "up", "empty", "a weight for each expert")
     check_size("make_experts", "number of down", len(down), len(up))
@@ -140,7 +170,18 @@ def make_experts(
         refuse("make_experts", "activation", repr(activation), f"one of {', '.join(ACTIVATIONS)}")
     _, implementation = CHOICE.pick(ctx.device)
     payload = implementation.prepare_experts(ctx, tuple(up), tuple(down), activation)
-    return Experts(tuple(up), tuple(down), activation, payload)
+    if slots is not None:
+        if not 1 <= slots <= len(up):
+            refuse("make_experts", "slots", slots, f"from 1 to the {len(up)} experts")
+        implementation.limit_experts(ctx, payload, slots)
+    return Experts(tuple(up), tuple(down), activation, payload, slots)
+
+
+def read_use(ctx: Context, experts: Experts) -> ExpertsUse | None:
+    """What was sent to them so far, as counted where they run; None on a GPU. May be called from any thread."""
+    _, implementation = CHOICE.pick(ctx.device)
+    use: ExpertsUse | None = implementation.read_use(experts.payload)
+    return use
 
 
 def route(ctx: Context, logits: FloatArray, router: Router) -> tuple[IntArray, FloatArray]:

@@ -13,7 +13,7 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
-from mlxr.kernels.moe import Experts, Router
+from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 
@@ -25,6 +25,16 @@ def prepare_experts(
     for one, other in zip(up, down, strict=True):
         native.append(one.payload, other.payload)
     return native
+
+
+def limit_experts(ctx: Context, payload: Any, slots: int) -> None:
+    """Keep the weights of so many of them in memory at a time."""
+    payload.limit(ctx.native, slots)
+
+
+def read_use(payload: Any) -> ExpertsUse:
+    """What was sent to them, as native code counts it."""
+    return ExpertsUse(*payload.list_use())
 
 
 def make_native(ctx: Context, router: Router) -> Any:

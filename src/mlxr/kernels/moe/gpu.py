@@ -56,6 +56,10 @@ def prepare_experts(
     return Payload(stack_weights(ctx.gpu, up), stack_weights(ctx.gpu, down))
 
 
+def read_use(_payload: Payload) -> None:
+    """Nothing: where tokens go stays on the device."""
+
+
 def route(ctx: Context, logits: Any, router: Router) -> tuple[Any, Any]:
     """Choose the experts of each token; one launch."""
     gpu, rule, logits = ctx.gpu, router.rule, settle(logits)

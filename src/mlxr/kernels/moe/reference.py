@@ -3,19 +3,36 @@
 # ruff: noqa: ARG001 -- every implementation takes the context
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight, linear
-from mlxr.kernels.moe import Experts, Router
+from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.tensor import FloatArray, IntArray
+
+
+@dataclass(slots=True)
+class Counts:
+    """The payload of experts: rows of each, steps, and experts that had rows in these."""
+
+    rows: list[int]
+    steps: int = 0
+    groups: int = 0
 
 
 def prepare_experts(
     ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], activation: Activation
-) -> None:
-    """Nothing: the weights are what runs."""
+) -> Counts:
+    """The counts of what is sent to them; the weights are what runs."""
+    return Counts([0] * len(up))
+
+
+def read_use(payload: Counts) -> ExpertsUse:
+    """What was sent to them."""
+    return ExpertsUse(tuple(payload.rows), payload.steps, payload.groups)
 
 
 def route(ctx: Context, logits: FloatArray, router: Router) -> tuple[IntArray, FloatArray]:
@@ -45,7 +62,10 @@ def mix(ctx: Context, x: FloatArray, chosen: IntArray, shares: FloatArray, exper
     """Expert by expert the tokens that are routed to it, then the sum in the order of ranks."""
     tokens, used = chosen.shape
     made = np.empty((tokens, used, x.shape[1]), np.float32)
-    for expert in np.unique(chosen):
+    experts.payload.steps += 1
+    for expert, count in zip(*np.unique(chosen, return_counts=True), strict=True):
+        experts.payload.rows[expert] += int(count)
+        experts.payload.groups += 1
         rows, ranks = np.nonzero(chosen == expert)
         inner = activate(ctx, linear(ctx, x[rows], experts.up[expert]), experts.activation, gated=experts.is_gated)
         made[rows, ranks] = linear(ctx, inner, experts.down[expert])
