@@ -74,6 +74,7 @@ void append(PythonExperts& self, PythonWeight& up, PythonWeight& down) {
 }
 
 void limit(PythonExperts& self, Runtime& runtime, int64_t slots) {
+    nb::gil_scoped_release release;
     const std::lock_guard lock(runtime.mutex);
     self.experts.limit(runtime, slots);
 }

@@ -2,6 +2,7 @@
 #include "moe/experts.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -39,6 +40,10 @@ ExpertSlots::ExpertSlots(Runtime& runtime, std::vector<LinearWeight*> up, std::v
         slot.up = runtime.weights.take(static_cast<size_t>(up_[0]->room()));
         slot.down = runtime.weights.take(static_cast<size_t>(down_[0]->room()));
     }
+    std::vector<int64_t> first(slots_.size());
+    std::iota(first.begin(), first.end(), 0);
+    hold(runtime, first);
+    reads_.store(0, std::memory_order_relaxed);
 }
 
 void ExpertSlots::hold(Runtime& runtime, std::span<const int64_t> experts) {

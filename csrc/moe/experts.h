@@ -20,7 +20,8 @@ namespace mlxr {
 // file. One that is needed takes the place of the one whose last use is longest ago. Used by one thread at a time.
 class ExpertSlots {
   public:
-    // `count` slots; up[i] and down[i] are those of expert i, left in their file. Throws std::bad_alloc.
+    // `count` slots, with the first experts in them, so that their memory is taken from now on. up[i] and down[i] are
+    // those of expert i, left in their file. The caller holds the runtime's mutex. Throws std::bad_alloc.
     ExpertSlots(Runtime& runtime, std::vector<LinearWeight*> up, std::vector<LinearWeight*> down, int64_t count);
 
     int64_t count() const { return static_cast<int64_t>(slots_.size()); }
@@ -32,7 +33,7 @@ class ExpertSlots {
     // so that it begins with those that the step before ended with.
     bool turn() { return turned_ = !turned_; }
 
-    // Experts that were read from the file. From any thread.
+    // Experts that were read from the file since. From any thread.
     int64_t reads() const { return reads_.load(std::memory_order_relaxed); }
 
   private:

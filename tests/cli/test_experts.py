@@ -8,13 +8,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import pytest
 
+from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.llm import LLM
+from mlxr.loading import read_footprint
+from mlxr.registry.record import ModelRecord
 from mlxr.server.engine_metrics import Moment
+from mlxr.service.model_pool import measure_weights
 
 Run = Callable[..., str]
 EXPERTS = {"layers": 2, "experts": 8, "used": 2, "features": 256, "shared_features": 0}
@@ -112,11 +117,40 @@ def test_experts_may_stay_in_the_file(
     assert "experts: 0.0 of 0.0 GiB resident, the rest is read from the file as it is used" in caplog.text
     sizes = ("--prompt-tokens", 8, "--generate-tokens", 2, "--repeat", 1, "--json")
     held, left = (json.loads(mlxr("bench", moe_gguf, *sizes, *more)) for more in ((), ("--expert-bytes", "1M")))
+    assert held["resident_expert_bytes"] == held["expert_bytes"] == left["expert_bytes"]
+    assert 2**19 < left["resident_expert_bytes"] <= 2**20
+    assert held["routing"]["file_reads"] == 0 < left["routing"]["file_reads"]
     assert left["active_bytes"] == held["active_bytes"]
     assert held["weight_bytes"] - left["weight_bytes"] == pytest.approx(0.8 * 2**20, rel=0.15)
     assert json.loads(mlxr("validate", moe_gguf, "--expert-bytes", "1M", "--json"))["passed"]
     assert "one expert of each layer takes" in refused("bench", moe_gguf, "--expert-bytes", "100K")
     assert "'reference'" in refused("bench", moe_gguf, "--expert-bytes", "1M", "--device", "reference")
+
+
+def test_experts_stay_in_the_file_where_free_memory_is_small(
+    moe_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(moe_gguf) as llm:
+        wanted = llm.generate("hello")[0].text
+    monkeypatch.setattr("mlxr.models.decoder.read_available_bytes", lambda: 2_300_000)
+    with LLM(moe_gguf) as llm:
+        assert llm.generate("hello")[0].text == wanted
+        assert llm.stats().routing.file_reads > 0  # type: ignore[union-attr]
+    assert "the rest is read from the file" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr("mlxr.models.decoder.read_available_bytes", lambda: 3_000_000)
+    with LLM(moe_gguf):
+        assert "the rest is read from the file" not in caplog.text
+
+
+def test_a_budget_for_experts_counts_as_what_the_weights_take(moe_gguf: Path, gguf: Path) -> None:
+    for path, expert_bytes, saved in ((moe_gguf, None, False), (moe_gguf, 2**20, True), (gguf, 2**20, False)):
+        record = cast(ModelRecord, SimpleNamespace(path=path, size_bytes=path.stat().st_size))
+        nbytes = measure_weights(record, Settings(expert_bytes=expert_bytes))
+        assert (nbytes < record.size_bytes) == saved
+    expert_bytes = read_footprint(moe_gguf).expert_bytes
+    record = cast(ModelRecord, SimpleNamespace(path=moe_gguf, size_bytes=10**7))
+    assert measure_weights(record, Settings(expert_bytes=2**20)) == 10**7 - expert_bytes + 2**20
 
 
 def test_memory_stays_within_the_setting(synthetic: ModuleType, tmp_path: Path) -> None:

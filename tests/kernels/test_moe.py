@@ -242,7 +242,7 @@ def test_experts_that_stay_in_their_file_have_the_same_bits(
     assert others is not None
     assert (use.rows, use.steps, use.groups) == (others.rows, others.steps, others.groups)
     assert others.reads == 0
-    assert use.reads == EXPERTS if slots == EXPERTS else use.reads > EXPERTS
+    assert use.reads == 0 if slots == EXPERTS else use.reads > EXPERTS
 
 
 def test_experts_that_were_used_last_stay_in_memory(file: Callable[[TensorSource], TensorSource], cpu: Context) -> None:
@@ -259,7 +259,7 @@ def test_experts_that_were_used_last_stay_in_memory(file: Callable[[TensorSource
         assert after is not None
         return after.reads - before.reads
 
-    assert read(0, 1, 2) == 3
+    assert read(0, 1, 2) == 0  # the first ones are there from the start
     assert read(2, 0, 1, 0) == 0
     assert read(3) == 1  # takes the place of 2
     assert read(0, 1, 3) == 0

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlxr.cli.experts import describe_experts, format_reading, list_experts
+from mlxr.cli.experts import describe_experts, describe_routing, format_reading, list_experts
 from mlxr.cli.flags import Json, Model
 from mlxr.cli.terminal import format_bytes, print_fields, print_json, show_progress
 from mlxr.core.live import MachineLimits
@@ -65,6 +65,7 @@ def bench(
         "active_bytes": loaded.model.step_bytes,
         "step_bytes": step_bytes,
         "experts": describe_experts(loaded.experts),
+        **describe_routing(loaded),
         "file_bytes": loaded.file_bytes,
         "threads": loaded.ctx.threads,
         "device": loaded.ctx.device,

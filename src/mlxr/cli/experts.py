@@ -24,8 +24,23 @@ def format_experts(experts: ExpertsSummary) -> str:
 
 
 def list_experts(loaded: LoadedModel) -> list[tuple[str, str]]:
-    """The row of a table that names the experts of a model that has some."""
-    return [] if loaded.experts is None else [("experts", format_experts(loaded.experts))]
+    """The row of a table that names the experts of a model that has some, and how many bytes of them are in memory."""
+    if loaded.experts is None:
+        return []
+    held, total = loaded.model.expert_memory
+    resident = f"; {format_bytes(held)} of {format_bytes(total)} resident" if held < total else ""
+    return [("experts", format_experts(loaded.experts) + resident)]
+
+
+def describe_routing(loaded: LoadedModel) -> dict[str, object]:
+    """What of the experts is in memory, and what was sent to them, as JSON fields."""
+    held, total = loaded.model.expert_memory
+    routing = loaded.model.read_routing()
+    return {
+        "expert_bytes": total,
+        "resident_expert_bytes": held,
+        "routing": None if routing is None else asdict(routing),
+    }
 
 
 def format_reading(loaded: LoadedModel, bytes_per_s: float, tokens: int, limits: MachineLimits | None) -> str:

@@ -78,7 +78,8 @@ class DoesNotFit(MlxrError):
         pinned = f", of which pinned models take {pinned_bytes / 2**20:.0f} MiB" if pinned_bytes else ""
         super().__init__(
             f"{name}: needs {needed_bytes / 2**20:.0f} MiB for weights and the smallest cache, models may take "
-            f"{budget_bytes / 2**20:.0f} MiB{pinned}; raise the setting models_memory_bytes or take a smaller model"
+            f"{budget_bytes / 2**20:.0f} MiB{pinned}; raise the setting models_memory_bytes, take a smaller model, or "
+            "set expert_bytes for one with experts"
         )
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from mlxr.core.errors import DeviceError, SettingError
 
-FULL_PERCENT = 80  # of the free memory: weights that take more leave too little for the cache
-TAKEN_PERCENT = 60  # of the free memory: what weights take where not all of them are in memory
+FULL_PERCENT = 90  # of the free memory: weights that take more leave too little for the cache
+TAKEN_PERCENT = 70  # of the free memory: what weights take where not all of them are in memory
 
 
 @dataclass(frozen=True, slots=True)

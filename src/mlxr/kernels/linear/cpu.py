@@ -47,8 +47,8 @@ def leave(ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatA
     for index, tensor in enumerate(tensors):
         if not tensor.is_mapped:
             raise ModelError(
-                f"tensor {tensor.name} is laid out anew when it is read, so it cannot stay in its file; convert the "
-                "model to GGUF with `mlxr convert`, or leave expert_bytes out"
+                f"tensor {tensor.name} is laid out anew when it is read, so it cannot stay in its file, and there is "
+                "no memory for all experts; convert the model to GGUF with `mlxr convert`, or raise expert_bytes"
             )
         bias = biases[index] if biases is not None else None
         weight.leave(tensor.type_name, tensor.shape[0], tensor.data, bias)
