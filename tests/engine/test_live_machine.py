@@ -113,8 +113,9 @@ class WatchedMachine(EngineMachine):
     def compare(self, view: LiveView) -> None:
         """Everything that `view` knows is so."""
         scheduler, stats = self.engine._scheduler, self.engine.stats()
-        for number in range(len(self.engine._cache.groups)):
+        for number, group in enumerate(stats.cache.groups):
             assert view.codes[number] == expect_codes(self.engine, number)
+            assert view.short_tokens[number] == stats.cache.short_tokens[group.name]
         rows = {(sequence.id, sequence.index): sequence for sequence in scheduler.running}
         assert view.rows.keys() == rows.keys()
         for key, row in view.rows.items():

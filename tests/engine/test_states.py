@@ -25,6 +25,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.boundaries import MAX_ASKED, Boundaries, Snapshot
 from mlxr.engine.engine import Engine
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.models.step_work import AttentionWork, StepWork
 
 HYBRID: tuple[LayerCache, ...] = (STATE, FULL, STATE)
 KINDS: dict[str, tuple[LayerCache, ...]] = {
@@ -33,6 +34,7 @@ KINDS: dict[str, tuple[LayerCache, ...]] = {
     "window": (CacheShape(2, 4, window=6), STATE, FULL),
 }
 PAGE = 4
+WORK = StepWork(weight_bytes=1000, token_macs=10, output_macs=3, attention=(AttentionWork(1, None),))
 
 
 def open_engine(layers: Sequence[LayerCache] = HYBRID, **options: object) -> Engine:
@@ -174,6 +176,18 @@ def test_a_step_that_fails_leaves_the_state_as_it_was(failing: int, moment: str)
     assert finish_of(events, request) is FinishReason.ERROR
     written = 8 * failing if failing < 3 else 20
     assert serve(engine, prompt, tokens=8) == written
+
+
+def test_a_watcher_learns_why_a_hit_was_short() -> None:
+    engine, prompt = open_engine(prefill_chunk_tokens=40), make_text(8, 40)
+    serve(engine, prompt)
+    state = engine.live.read(WORK, full=True).state
+    assert state is not None
+    assert [(group.holds, group.short_tokens) for group in state.groups] == [("pages", 0), ("states", 0)]
+    assert serve(engine, [*prompt[:30], 7, 7, 7]) == 0  # pages for 28 tokens, and the only snapshot stands after 36
+    change = engine.live.read(WORK, full=False).change
+    assert change is not None
+    assert [group.short_tokens for group in change.groups] == [0, 28]
 
 
 def test_a_cancelled_prompt_leaves_what_it_computed() -> None:

@@ -14,6 +14,7 @@ class LiveView:
     def __init__(self) -> None:
         self.snapshot: Json = {}
         self.codes: dict[int, list[int]] = {}
+        self.short_tokens: Counter[int] = Counter()
         self.rows: dict[tuple[int, int], Json] = {}
         self.counters: Counter[str] = Counter()
         self.calls: Counter[tuple[str, str, str]] = Counter()
@@ -49,6 +50,7 @@ class LiveView:
             codes = self.codes[group["group"]] = [-1] * group["pages"]
             _write_runs(codes, group["runs"])
             assert -1 not in codes, "the runs of a snapshot cover all pages"
+            self.short_tokens[group["group"]] = group["short_tokens"]
         self.rows = {(row["request"], row["index"]): row for row in data["sequences"]}
         self.counters = Counter(data["counters"])
         self._add_calls(data["kernels"])
@@ -57,6 +59,7 @@ class LiveView:
     def _change(self, data: Json) -> None:
         for group in data.get("groups", []):
             _write_runs(self.codes[group["group"]], group["runs"])
+            self.short_tokens[group["group"]] += group["short_tokens"]
             self.evicted += len(group["evicted"])
             self.copied += len(group["copied"])
         for row in data.get("sequences", []):

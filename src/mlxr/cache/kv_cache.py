@@ -210,7 +210,7 @@ class KVCache:
 
     def watch(self) -> CacheWatch:
         """Begin to note which pages change; one watch at a time."""
-        self._watch = CacheWatch(self.groups, self._store, self._writer)
+        self._watch = CacheWatch(self.groups, self._store, self._writer, self._short_tokens)
         return self._watch
 
     def unwatch(self) -> None:

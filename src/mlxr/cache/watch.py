@@ -7,10 +7,11 @@ watch. A reading costs as much as there are such pages, however many others ther
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mlxr.cache.group import CacheGroup
 from mlxr.cache.page_table import PageCopy
+from mlxr.cache.shapes import CacheShape
 from mlxr.cache.store import PageStore
 from mlxr.cache.store_writer import StoreWriter
 from mlxr.core.live import GroupChange, GroupState, PageRecord, Run, StorePlace, make_code
@@ -20,13 +21,19 @@ _EQUAL = re.compile(rb"(?s)(.)\1*")
 
 
 class CacheWatch:
-    """The pages of a cache, from now until `close`."""
+    """The pages of a cache, from now until `close`. `short_tokens` counts, by group, as `GroupState` says."""
 
-    def __init__(self, groups: Iterable[CacheGroup], store: PageStore | None, writer: StoreWriter | None) -> None:
+    def __init__(
+        self,
+        groups: Iterable[CacheGroup],
+        store: PageStore | None,
+        writer: StoreWriter | None,
+        short_tokens: Mapping[int, int],
+    ) -> None:
         self._store = store
         if store is not None:
             store.watch()
-        self._groups = [_GroupWatch(group, writer) for group in groups]
+        self._groups = [_GroupWatch(group, writer, short_tokens) for group in groups]
 
     def note_copies(self, copies: Iterable[PageCopy]) -> None:
         """Pages were copied because one of their holders is about to write."""
@@ -43,7 +50,7 @@ class CacheWatch:
             for group, key in self._store.take_touched():
                 self._groups[group].note_key(key)
         changes = [watch.read_change() for watch in self._groups]
-        return [change for change in changes if change.runs or change.evicted or change.copied]
+        return [change for change in changes if _is_change(change)]
 
     def close(self) -> None:
         """End the watch; nothing is noted any more."""
@@ -61,8 +68,10 @@ class CacheWatch:
 class _GroupWatch:
     """The pages of one group."""
 
-    def __init__(self, group: CacheGroup, writer: StoreWriter | None) -> None:
+    def __init__(self, group: CacheGroup, writer: StoreWriter | None, short_tokens: Mapping[int, int]) -> None:
         self._group, self._writer = group, writer
+        self._short_tokens = short_tokens
+        self._short_known = short_tokens.get(group.number, 0)
         self._copied: list[tuple[int, int]] = []
         self._touched: set[int] = set()
         group.pager.touched = self._touched
@@ -90,6 +99,8 @@ class _GroupWatch:
             pages=arena.pages,
             page_size=arena.page_size,
             page_bytes=arena.page_bytes,
+            holds="pages" if isinstance(arena.shape, CacheShape) else "states",
+            short_tokens=self._short_known,
             runs=[(run.start(), run.end() - run.start(), run[0][0]) for run in _EQUAL.finditer(self._codes)],
         )
 
@@ -101,7 +112,10 @@ class _GroupWatch:
         self._touched.clear()
         for page, code in changed:
             self._codes[page] = code
-        change = GroupChange(self._group.number, _join_runs(changed), self._group.given_up or [], self._copied)
+        number = self._group.number
+        before, self._short_known = self._short_known, self._short_tokens.get(number, 0)
+        evicted, short = self._group.given_up or [], self._short_known - before
+        change = GroupChange(number, _join_runs(changed), evicted, self._copied, short)
         self._group.given_up, self._copied = [], []
         return change
 
@@ -146,6 +160,10 @@ def describe_page(page: int, group: CacheGroup, writer: StoreWriter | None) -> P
 def _find_place(page: int, group: CacheGroup, writer: StoreWriter | None) -> StorePlace:
     entry = None if writer is None else group.index.at(page)
     return StorePlace.NONE if entry is None or writer is None else writer.find_place((group.number, entry.key))
+
+
+def _is_change(change: GroupChange) -> bool:
+    return bool(change.runs or change.evicted or change.copied or change.short_tokens)
 
 
 def _join_runs(codes: Iterable[tuple[int, int]]) -> list[Run]:

@@ -40,7 +40,11 @@ def make_code(holder: int, place: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """The pages of layers whose cache has one shape; `runs` cover all of them."""
+    """The pages of layers whose cache has one shape; `runs` cover all of them.
+
+    Recurrent layers hold `states`: a page is a slot for the state of all of them, and a cached one is a snapshot.
+    `short_tokens` are those of prompts that were computed because this group had nothing where another group had.
+    """
 
     group: int
     name: str
@@ -48,17 +52,23 @@ class GroupState:
     pages: int
     page_size: int
     page_bytes: int
+    holds: Literal["pages", "states"]
+    short_tokens: int
     runs: list[Run]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupChange:
-    """Pages of a group that have another code now, those that were given up, and copies on write (source, target)."""
+    """Pages of a group that have another code now, those that were given up, and copies on write (source, target).
+
+    `short_tokens` are those that were added.
+    """
 
     group: int
     runs: list[Run]
     evicted: list[int]
     copied: list[tuple[int, int]]
+    short_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,10 @@ export interface GroupState {
   pages: number;
   page_size: number;
   page_bytes: number;
+  /** Recurrent layers hold states: a page is a slot for the state of all of them, a cached one is a snapshot. */
+  holds: "pages" | "states";
+  /** Tokens of prompts that were computed because this group had nothing where another one had. */
+  short_tokens: number;
   runs: PageRun[];
 }
 
@@ -22,6 +26,8 @@ export interface GroupChange {
   evicted: number[];
   /** Copies on write. */
   copied: [source: number, target: number][];
+  /** What was added. */
+  short_tokens: number;
 }
 
 /** The pages of a sequence in one group from place `start` on; -1 for those given back. */

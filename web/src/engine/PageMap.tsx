@@ -78,15 +78,24 @@ export function PageMap({ group, model, marked, version }: Props) {
     if (next >= 0 && next < group.state.pages) setChosen(next);
   };
   const counts = countPages(group.codes);
+  const { state } = group;
+  const ofStates = state.holds === "states";
   return (
-    <section className={styles.map} aria-label={`Pages of ${group.state.name}`}>
+    <section className={styles.map} aria-label={`${ofStates ? "States" : "Pages"} of ${state.name}`}>
       <header className={styles.head}>
-        <h2>Pages</h2>
+        <h2>{ofStates ? "States" : "Pages"}</h2>
         <p>
-          {formatCount(group.state.pages)} of {group.state.page_size} tokens and {formatBytes(group.state.page_bytes)},{" "}
-          {group.state.layers} layers ({group.state.name})
+          {formatCount(state.pages)} {ofStates ? "slots of" : `of ${state.page_size} tokens and`}{" "}
+          {formatBytes(state.page_bytes)}, {state.layers} layers ({state.name})
+          {ofStates && ". Cached ones are snapshots, from which an answer can go on"}
         </p>
       </header>
+      {state.short_tokens > 0 && (
+        <p className={styles.note}>
+          {formatCount(state.short_tokens)} tokens of prompts were computed again, though other groups had them: there
+          was no {ofStates ? "snapshot" : "page"} here where those had their pages.
+        </p>
+      )}
       <ul className={styles.legend}>
         {KINDS.map(([kind, label, colour]) => (
           <li key={kind}>

@@ -1,7 +1,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { useEffect, useState } from "react";
 import { getJson } from "../api/client";
-import type { PageDetails } from "../api/live";
+import type { GroupState, PageDetails } from "../api/live";
 import { formatCount } from "../lib/format";
 import type { GroupPages } from "./liveState";
 import styles from "./PageMap.module.css";
@@ -32,20 +32,24 @@ export function PageNote({ model, group, page }: { model: string; group: GroupPa
   const details = rested === page ? asked.data : undefined;
   return (
     <p className={styles.note} role="status">
-      <strong>Page {formatCount(page)}</strong> is {describePage(group.codes[page] ?? 0)}.
-      {details && ` ${describe(details, group.state.page_size)}`}
+      <strong>
+        {group.state.holds === "states" ? "Slot" : "Page"} {formatCount(page)}
+      </strong>{" "}
+      is {describePage(group.codes[page] ?? 0)}.{details && ` ${describe(details, group.state)}`}
     </p>
   );
 }
 
-function describe(details: PageDetails, pageSize: number): string {
+function describe(details: PageDetails, { page_size: pageSize, holds }: GroupState): string {
   const parts: string[] = [];
   if (details.sequences.length > 0) {
     const shown = details.sequences.slice(0, 4).map((one) => `${one.request}.${one.index}`);
     const more = details.sequences.length > 4 ? ` and ${details.sequences.length - 4} more` : "";
     parts.push(`Held by answer ${shown.join(", ")}${more}.`);
   }
-  if (details.place !== null)
+  if (details.place !== null && holds === "states")
+    parts.push(`It is the state after ${formatCount((details.place + 1) * pageSize)} tokens of its text.`);
+  else if (details.place !== null)
     parts.push(
       `It has tokens ${formatCount(details.place * pageSize)} to ${formatCount((details.place + 1) * pageSize - 1)} of its text.`,
     );

@@ -24,7 +24,19 @@ function snapshot(pages: number, runs: PageRun[]): Snapshot {
     time: 100,
     models: ["demo:latest"],
     model: null,
-    groups: [{ group: 0, name: "attention", layers: 6, pages, page_size: 16, page_bytes: 4096, runs }],
+    groups: [
+      {
+        group: 0,
+        name: "attention",
+        layers: 6,
+        pages,
+        page_size: 16,
+        page_bytes: 4096,
+        holds: "pages",
+        short_tokens: 32,
+        runs,
+      },
+    ],
     sequences: [],
     queue: { waiting: 0, running: 0 },
     counters: COUNTERS,
@@ -71,7 +83,7 @@ describe("pages", () => {
       model.fill(code, first, first + count);
       live = applyChange(
         live,
-        change({ groups: [{ group: 0, runs: [[first, count, code]], evicted: [], copied: [] }] }),
+        change({ groups: [{ group: 0, runs: [[first, count, code]], evicted: [], copied: [], short_tokens: 0 }] }),
         0,
       );
     }
@@ -83,13 +95,14 @@ describe("pages", () => {
   it("flash when they are evicted or copied to", () => {
     const live = applyChange(
       takeSnapshot(snapshot(9, [[0, 9, 0]]), null),
-      change({ groups: [{ group: 0, runs: [], evicted: [3, 3], copied: [[1, 5]] }] }),
+      change({ groups: [{ group: 0, runs: [], evicted: [3, 3], copied: [[1, 5]], short_tokens: 16 }] }),
       7,
     );
     expect([...(live.groups[0]?.flashes ?? [])]).toEqual([
       [3, { kind: "evicted", at: 7 }],
       [5, { kind: "copied", at: 7 }],
     ]);
+    expect(live.groups[0]?.state.short_tokens).toBe(48);
   });
 });
 

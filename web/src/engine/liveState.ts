@@ -84,7 +84,7 @@ export function takeSnapshot(snapshot: Snapshot, before: Live | null): Live {
     groups: snapshot.groups.map((state) => {
       const codes = new Uint8Array(state.pages);
       for (const [first, count, code] of state.runs) codes.fill(code, first, first + count);
-      return { state, codes, flashes: new Map() };
+      return { state: { ...state }, codes, flashes: new Map() };
     }),
     sequences: new Map(snapshot.sequences.map((row) => [keyOf(row.request, row.index), row])),
     queue: snapshot.queue,
@@ -105,6 +105,7 @@ export function applyChange(live: Live, change: Change, now: number): Live {
     const group = live.groups.find((one) => one.state.group === part.group);
     if (!group) continue;
     for (const [first, count, code] of part.runs) group.codes.fill(code, first, first + count);
+    group.state.short_tokens += part.short_tokens;
     for (const page of part.evicted) group.flashes.set(page, { kind: "evicted", at: now });
     for (const [, target] of part.copied) group.flashes.set(target, { kind: "copied", at: now });
   }
