@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"kernels", "cache", "models"},
     "service": {"engine", "loading", "conversion", "templates", "tokenizers", "registry"},
     "server": {"service", "registry"},
+    "cluster": set(),
     "llm": {"service", "loading"},
     "cli": {"llm", "service", "server", "registry", "loading", "conversion", "formats"},
     "__init__": {"llm"},

@@ -11,6 +11,7 @@ MlxrError
 ├── RegistryError     the catalogue of models or a file in its store cannot be used as it is
 ├── HubError          a hub cannot be reached, or sends something else than it promised
 ├── DoesNotFit        a model that does not fit in the memory set aside for models
+├── NoReplica         a cluster has no replica that can take the request
 ├── EngineStopped     the engine is being stopped and takes no more requests
 ├── RequestFailed     a request that was accepted and ended without its result
 └── InvalidRequest    a request that cannot be served as asked (names the field)
@@ -81,6 +82,10 @@ class DoesNotFit(MlxrError):
             f"{budget_bytes / 2**20:.0f} MiB{pinned}; raise the setting models_memory_bytes, take a smaller model, or "
             "set expert_bytes for one with experts"
         )
+
+
+class NoReplica(MlxrError):
+    """No replica of the cluster can take the request: all are gone, or all that are there have been tried."""
 
 
 class EngineStopped(MlxrError):

@@ -1,0 +1,205 @@
+"""Which replica serves a request: the one where its first token will come soonest.
+
+That is where its pages are, unless that replica has too much to do. The candidates are a few replicas that hold the
+longest known prefixes of the request, and a few drawn from all; the cost of each is an estimate in seconds (`costs`).
+A choice costs a look-up per page key and an estimate per candidate, however many replicas there are.
+
+Replicas report what they have to do and which pages they hold (`note_load`, `note_pages`). Between two reports the
+router counts on: what it sends is work that waits and pages that will be there, and work is done as time passes. So a
+burst spreads, and requests with one prefix that come together go to one place. The router knows neither network nor
+processes, and it is not safe for several threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from mlxr.cluster.costs import Load, Rates, first_token_s
+from mlxr.cluster.prefix_table import PageDelta, PrefixTable
+from mlxr.core.errors import NoReplica
+
+__all__ = ["Choice", "Load", "NoReplica", "PageDelta", "Rates", "Reason", "Router"]
+
+HOLDERS = 8  # candidates because of their pages
+DRAWN = 4  # candidates drawn from all replicas
+EXPECTED_EXTRA_S = 5.0  # how much longer than twice its estimate a request may take to leave its pages
+UNKNOWN = Load(0, 0, 0.0, 0.0)
+
+Reason = Literal["longest_prefix", "less_work", "no_prefix"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes.
+
+    `cached_tokens` are expected in the cache there. `reason` is `longest_prefix` when no candidate holds more of it,
+    `less_work` when one does but would take longer, and `no_prefix` when nobody holds any of it.
+    """
+
+    replica: str
+    cached_tokens: int
+    reason: Reason
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """`backlog_tokens` waited at `at_s`, `sent` with the time of each request that no report can have counted yet."""
+
+    name: str
+    place: int
+    load: Load = UNKNOWN
+    token_s: float = 0.0
+    step_s: float = 0.0
+    backlog_tokens: float = 0.0
+    at_s: float = 0.0
+    sent: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def pass_time(self, now_s: float) -> None:
+        """Take off what has been computed since."""
+        if now_s > self.at_s:
+            self.backlog_tokens = max(0.0, self.backlog_tokens - (now_s - self.at_s) / self.token_s)
+            self.at_s = now_s
+
+
+class Router:
+    """Chooses the replica for a request: where its pages are, unless that replica has too much to do."""
+
+    def __init__(
+        self,
+        page_tokens: int,
+        rates: Rates | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int = 0,
+    ) -> None:
+        """Pages have `page_tokens` tokens in all replicas. `clock` gives seconds that never go back."""
+        if page_tokens < 1:
+            raise ValueError(f"a page has at least one token, not {page_tokens}")
+        self._page_tokens = page_tokens
+        self._rates = rates or Rates()
+        self._clock = clock
+        self._random = Random(seed)
+        self._table = PrefixTable(seed)
+        self._replicas: dict[str, _Replica] = {}
+        self._order: list[_Replica] = []  # for drawing; each knows its place
+
+    def __len__(self) -> int:
+        """How many replicas there are."""
+        return len(self._order)
+
+    def __contains__(self, replica: str) -> bool:
+        return replica in self._replicas
+
+    def add(self, replica: str) -> None:
+        """A replica with an empty cache and nothing to do. One that was known begins anew."""
+        self.remove(replica)
+        new = _Replica(replica, len(self._order), at_s=self._clock())
+        self._weigh(new, UNKNOWN)
+        self._replicas[replica] = new
+        self._order.append(new)
+        self._table.add(replica)
+
+    def remove(self, replica: str) -> None:
+        """A replica died or drains: it gets no more requests. Nothing happens if it is not known."""
+        gone = self._replicas.pop(replica, None)
+        if gone is None:
+            return
+        last = self._order.pop()
+        if last is not gone:
+            self._order[gone.place] = last
+            last.place = gone.place
+        self._table.remove(replica)
+
+    def note_pages(self, replica: str, delta: PageDelta) -> None:
+        """Take in a report of pages. One of a replica that is not known, since it has just gone, is passed over."""
+        if replica in self._replicas:
+            self._table.apply(replica, delta)
+
+    def wants_whole(self, replica: str) -> bool:
+        """Whether a report of the replica's pages is missing, so that it should send all of them (`whole`)."""
+        return replica in self._replicas and self._table.wants_whole(replica)
+
+    def note_load(self, replica: str, load: Load) -> None:
+        """Take in what a replica has to do; requests sent a moment ago are added to it, as it cannot know them yet."""
+        known = self._replicas.get(replica)
+        if known is None:
+            return
+        now_s = self._clock()
+        while known.sent and known.sent[0][0] <= now_s - self._rates.flight_s:
+            known.sent.popleft()
+        self._weigh(known, load)
+        known.backlog_tokens = max(0, load.waiting_tokens) + sum(tokens for _, tokens in known.sent)
+        known.at_s = now_s
+        self._table.expire(replica, now_s)
+
+    def choose(self, keys: Sequence[bytes], tokens: int, without: Collection[str] = ()) -> Choice:
+        """The replica for a request of `tokens` tokens, whose full pages are named `keys`, and not one of `without`.
+
+        The request counts as sent there. Raises NoReplica when no replica is left.
+        """
+        now_s = self._clock()
+        candidates = self._find_candidates(keys, without)
+        best, best_pages, best_cost = None, 0, (0.0, 0)
+        for replica, pages in candidates.items():
+            replica.pass_time(now_s)
+            compute = self._count_to_compute(tokens, pages)
+            seconds = first_token_s(replica.backlog_tokens, compute, replica.token_s, replica.step_s)
+            cost = (seconds, replica.load.running + len(replica.sent))
+            if best is None or cost < best_cost:
+                best, best_pages, best_cost = replica, pages, cost
+        if best is None:
+            raise NoReplica(f"none of {len(self._order)} replicas can take the request")
+        longest = max(candidates.values())
+        compute = self._count_to_compute(tokens, best_pages)
+        self._send(best, now_s, compute, keys[best_pages:], best_cost[0])
+        reason: Reason = "less_work" if best_pages < longest else "longest_prefix" if longest else "no_prefix"
+        return Choice(best.name, tokens - compute, reason)
+
+    def check(self) -> None:
+        """Prove that all that is kept agrees; raises AssertionError."""
+        self._table.check()
+        if [replica.place for replica in self._order] != list(range(len(self._order))):
+            raise AssertionError("replicas do not know their places")
+        if {replica.name: replica for replica in self._order} != self._replicas:
+            raise AssertionError(f"{len(self._order)} replicas are drawn from, {len(self._replicas)} are known")
+        for replica in self._order:
+            times = [at_s for at_s, _ in replica.sent]
+            if times != sorted(times) or replica.backlog_tokens < 0 or replica.token_s <= 0:
+                raise AssertionError(f"{replica.name}: {replica}")
+
+    def _find_candidates(self, keys: Sequence[bytes], without: Collection[str]) -> dict[_Replica, int]:
+        """Replicas that may be best, with the pages of the request that each holds."""
+        found = self._table.find(keys, HOLDERS + len(without))
+        candidates = {self._replicas[name]: pages for name, pages in found.items() if name not in without}
+        longest = max(found.values(), default=0)
+        for drawn in self._draw():
+            if drawn not in candidates and drawn.name not in without:
+                candidates[drawn] = self._table.count_pages(drawn.name, keys, longest)
+        if not candidates:  # all that were drawn are in `without`
+            candidates = {replica: 0 for replica in self._order if replica.name not in without}
+        return candidates
+
+    def _draw(self) -> list[_Replica]:
+        """Some of all replicas; all of them if they are as few."""
+        if len(self._order) <= HOLDERS:
+            return self._order
+        return [self._order[int(self._random.random() * len(self._order))] for _ in range(DRAWN)]
+
+    def _count_to_compute(self, tokens: int, pages: int) -> int:
+        """Tokens not found in the cache; the last one never is, as its logits are wanted."""
+        return max(1, tokens - pages * self._page_tokens)
+
+    def _send(self, replica: _Replica, now_s: float, compute: int, keys: Sequence[bytes], seconds: float) -> None:
+        replica.sent.append((now_s, compute))
+        replica.backlog_tokens += compute
+        if keys:
+            self._table.expect(replica.name, keys, now_s + 2 * seconds + EXPECTED_EXTRA_S)
+
+    def _weigh(self, replica: _Replica, load: Load) -> None:
+        replica.load = load
+        replica.token_s, replica.step_s = self._rates.token_s(load), self._rates.decode_step_s(load)
