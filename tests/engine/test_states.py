@@ -45,6 +45,16 @@ def make_text(stem: int, tokens: int) -> list[int]:
     return [(stem + index * index) % 50 for index in range(tokens)]
 
 
+def count_files(folder: Path) -> int:
+    return len(list(folder.rglob("*-1.page")))
+
+
+def list_snapshots(engine: Engine) -> list[int]:
+    """Where there are snapshots, in tokens, apart from those that come once in so many."""
+    places = sorted((entry.depth + 1) * PAGE for entry in engine._cache.groups[-1].index)
+    return [place for place in places if place % engine._spacing_tokens]
+
+
 def serve(engine: Engine, prompt: list[int], boundaries: Sequence[int] = (), tokens: int = 3) -> int:
     """One request, whose answer must be right; the tokens that came from the cache."""
     request = engine.submit(prompt, SamplingParams(max_tokens=tokens), boundary_tokens=boundaries)
@@ -62,7 +72,7 @@ def test_a_prompt_goes_on_from_the_last_boundary_of_an_earlier_one(kind: str, ch
         assert serve(engine, prompt) == 0
         last = (tokens - 1) // PAGE * PAGE
         assert serve(engine, prompt) == last
-        assert serve(engine, [*prompt, 7, 8, 9]) == (last if tokens % engine._spacing_tokens else tokens)
+        assert serve(engine, [*prompt, 7, 8, 9]) == tokens // PAGE * PAGE
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,8 +161,77 @@ def test_a_preempted_answer_goes_on_from_its_last_state(step: int) -> None:
     engine.check()
     events += run_all(engine)
     assert answer_of(events, request) == expect_greedy(prompt, 8)
-    last = written // PAGE * PAGE if written <= 20 or written % PAGE == 0 else 20
-    assert engine.stats().recomputed_tokens == written - last
+    assert engine.stats().recomputed_tokens == written % PAGE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tokens", range(1, 12))
+def test_the_next_turn_goes_on_where_an_answer_ended(kind: str, tokens: int, tmp_path: Path) -> None:
+    """With the state of its last boundary alone, and after a restart, too."""
+    engine, prompt = open_engine(KINDS[kind], store_folder=tmp_path), make_text(6, 21)
+    serve(engine, prompt, tokens=tokens)
+    last, written = (21 + tokens - 1) // PAGE * PAGE, [*prompt, *expect_greedy(prompt, tokens)[:-1]]
+    assert list_snapshots(engine) == sorted({20, *([last] if last % engine._spacing_tokens else [])})
+    for _ in range(2):
+        assert engine._cache.lookup(written, engine._cache.start_keys(), limit_tokens=len(written)) == last
+        engine.close()
+        engine = open_engine(KINDS[kind], store_folder=tmp_path)
+    assert serve(engine, [*written, 7, 8, 9]) == last
+
+
+def test_a_growing_answer_has_one_snapshot_behind_it_that_the_disk_does_not_see(tmp_path: Path) -> None:
+    engine, prompt = open_engine(store_folder=tmp_path), make_text(6, 21)
+    request = engine.submit(prompt, SamplingParams(max_tokens=40))
+    for _ in range(31):
+        engine.step()
+        engine.check()
+        (sequence,) = engine._scheduler.running
+        last = sequence.table.length_tokens // PAGE * PAGE
+        assert list_snapshots(engine) == [place for place in sorted({20, last}) if 20 <= place <= last and place != 36]
+    assert last == 48
+    engine._cache.flush()
+    assert count_files(tmp_path) == 2  # of the prompt's end, and of the place where there is one once in 36 tokens
+    engine.cancel(request)
+    engine.check()
+    engine.close()
+    assert count_files(tmp_path) == 3
+
+
+def test_a_snapshot_that_another_found_stays_when_its_answer_goes_on() -> None:
+    engine, prompt = open_engine(), make_text(6, 21)
+    engine.submit(prompt, SamplingParams(max_tokens=30))
+    while list_snapshots(engine) != [20, 28]:
+        engine.step()
+    other = engine.submit([*prompt, *expect_greedy(prompt, 7), 49, 48, 47, 46, 45], SamplingParams(max_tokens=1))
+    events = run_all(engine)
+    assert next(event for event in events if event.sequence_id == other).usage.cached_tokens == 28
+    assert list_snapshots(engine) == [20, 28, 32, 48]
+
+
+@pytest.mark.parametrize("ends", [9, 12, 14])
+def test_answers_alike_leave_one_snapshot_and_each_may_end_first(ends: int) -> None:
+    engine, prompt = open_engine(), make_text(6, 21)
+    requests = [engine.submit(prompt, SamplingParams(max_tokens=tokens)) for tokens in (ends, 20)]
+    while engine.has_work:
+        engine.step()
+        engine.check()
+        assert len(list_snapshots(engine)) <= 3
+    text = [*prompt, *expect_greedy(prompt, 20)]
+    for limit in (21 + ends - 1, 40):
+        assert engine._cache.lookup(text, engine._cache.start_keys(), limit_tokens=limit) == limit // PAGE * PAGE
+    assert requests == [1, 2]
+
+
+def test_a_long_answer_takes_the_slots_of_few_others() -> None:
+    engine, prompt = open_engine(pages=64, max_sequences=1), make_text(6, 5)
+    texts = [make_text(stem, 9) for stem in range(9, 19)]
+    for text in texts:
+        serve(engine, text, tokens=1)
+    group = engine.stats().cache.groups[-1]
+    kept = list_snapshots(engine).count(8)
+    assert group.cached_pages == kept == group.pages - 1
+    serve(engine, prompt, tokens=30)
+    assert list_snapshots(engine).count(8) == kept - 3  # one slot was free, an answer takes four
 
 
 @pytest.mark.parametrize("moment", ["early", "late"])

@@ -31,11 +31,14 @@ class Snapshot(Enum):
     """Whether the state that a step leaves is kept as a snapshot of its boundary, and for how long.
 
     A `PASSING` one is among the first to go, as it lies in the middle of a text; others may go on from a `LASTING` one.
+    A `TRAILING` one is forgotten at the sequence's next boundary, unless it is found meanwhile, and lasts if the
+    sequence ends before that.
     """
 
     NONE = 0
-    PASSING = 1
-    LASTING = 2
+    TRAILING = 1
+    PASSING = 2
+    LASTING = 3
 
 
 class GivesUp(Protocol):
@@ -88,25 +91,56 @@ class CacheGroup:
         if isinstance(table, PageTable):
             for place in places:
                 self.index_page(table, keys, place)
-        elif snapshot is not Snapshot.NONE and table.page_at(places[-1]) != RELEASED:
-            is_new = self.index.get(keys.chain[places.stop]) is None
-            self.index_page(table, keys, places[-1])
-            entry = self.index.at(table.state)
-            if is_new and entry is not None:
-                entry.passed = snapshot is Snapshot.PASSING
+            return
+        self._forget_trail(table)
+        if snapshot is not Snapshot.NONE and table.page_at(places[-1]) != RELEASED:
+            self._index_state(table, keys, places[-1], snapshot)
 
-    def index_page(self, table: Table, keys: PageKeys, place: int) -> None:
-        """Page number `place` of `table` has become full. If another page holds the same, the table takes that one."""
+    def index_page(self, table: Table, keys: PageKeys, place: int, *, is_brief: bool = False) -> PrefixEntry:
+        """Page number `place` of `table` has become full. If another page holds the same, the table takes that one.
+
+        With `is_brief`, that does not count as a use.
+        """
         key, page = keys.chain[place + 1], table.page_at(place)
         entry = self.index.get(key)
         if entry is None:
-            self.index.add(key, keys.chain[place], page, place)
+            entry = self.index.add(key, keys.chain[place], page, place, is_brief=is_brief)
             self.pager.keep(page)
         elif entry.page != page:
             self.pager.retain([entry.page])
-            self.index.reuse([entry])
+            if not is_brief:
+                self.index.reuse([entry])
             table.change_page(place, entry.page)
             self.pager.release([page])
+        return entry
+
+    def _index_state(self, table: StateTable, keys: PageKeys, place: int, snapshot: Snapshot) -> None:
+        """Keep the state of `table`, which is that after page number `place`."""
+        known = self.index.get(keys.chain[place + 1])
+        entry = self.index_page(table, keys, place, is_brief=snapshot is Snapshot.TRAILING)
+        table.trail = entry
+        if known is None:
+            entry.passed, entry.trails = snapshot is not Snapshot.LASTING, int(snapshot is Snapshot.TRAILING)
+        elif snapshot is Snapshot.TRAILING:
+            entry.trails += known.trails > 0
+        elif known.trails:
+            self._make_lasting(known)
+
+    def _forget_trail(self, table: StateTable) -> None:
+        """`table` is at a later boundary: the snapshot that it left at the one before goes, if nobody needs it."""
+        entry, table.trail = table.trail, None
+        if entry is None or self.index.at(entry.page) is not entry or not entry.trails:
+            return
+        entry.trails -= 1
+        if not entry.trails and not self.pager.count(entry.page):
+            self.index.remove(entry)
+            self.pager.drop(entry.page)
+
+    def _make_lasting(self, entry: PrefixEntry) -> None:
+        """A trailing snapshot becomes one like others."""
+        entry.trails = 0
+        self.index.let_go([entry])
+        self.requeue(entry)
 
     def credit(self, table: Table, boundary: int) -> None:
         """Note that somebody will want to go on after `boundary` pages: the pages needed there count as found once."""
@@ -130,10 +164,28 @@ class CacheGroup:
                 self.requeue(entry)
 
     def keep_last(self, table: Table, keys: PageKeys) -> None:
-        """Index the state of `table` if it is at a boundary: whoever comes back for the text may go on from there."""
+        """Keep the last state of `table` at a boundary: whoever comes back for the text may go on from there."""
+        if not isinstance(table, StateTable):
+            return
         boundary, rest = divmod(table.length_tokens, table.page_size)
-        if isinstance(table, StateTable) and boundary and not rest:
-            self.index_pages(table, keys, range(boundary - 1, boundary), Snapshot.LASTING)
+        trail = table.trail
+        if boundary and not rest:
+            self._index_state(table, keys, boundary - 1, Snapshot.LASTING)
+        elif trail is not None and self.index.at(trail.page) is trail:
+            self._make_lasting(trail)
+
+    def list_lasting(self, table: Table, first: int) -> list[tuple[int, int]]:
+        """The full pages of `table` from number `first` on that are worth storing, each with its place.
+
+        Of states that is the last one, if it is not a trailing snapshot.
+        """
+        pages = table.list_full(first)
+        if not isinstance(table, StateTable):
+            return pages
+        trail = table.trail
+        if trail is not None and trail.depth >= first and self.index.at(trail.page) is trail:
+            pages = [(trail.depth, trail.page)]
+        return [(place, page) for place, page in pages if not _is_trailing(self.index.at(page))]
 
     def release(self, table: Table) -> None:
         """Give all pages of `table` back; full ones stay cached."""
@@ -163,7 +215,7 @@ class CacheGroup:
             entry = self._queue.pop()
             if entry is None:
                 raise AssertionError(f"{self.pager.cached_pages} pages are cached and none of them may go")
-            if writer is not None:
+            if writer is not None and not entry.trails:
                 writer.evict(self.number, entry.key, entry.page, entry.depth)
             self.index.remove(entry)
             self.pager.drop(entry.page)
@@ -203,6 +255,10 @@ class CacheGroup:
         if kept_pages != len(self.index):
             raise AssertionError(f"{kept_pages} pages are kept, {len(self.index)} indexed")
         self._queue.check(entry for entry in self.index if self._may_go(entry))
+        trails = Counter(id(table.trail) for table, _ in tables if isinstance(table, StateTable))
+        for entry in self.index:
+            if entry.trails and entry.trails != trails[id(entry)]:
+                raise AssertionError(f"slot {entry.page} trails {trails[id(entry)]} tables, it counts {entry.trails}")
         for table, keys in tables:
             if isinstance(table, StateTable):
                 self._check_states(table, keys)
@@ -242,6 +298,10 @@ class CacheGroup:
 def indexed_pages(groups: Iterable[CacheGroup]) -> Mapping[tuple[int, bytes], int]:
     """The page of every key, by the number of its group."""
     return {(group.number, entry.key): entry.page for group in groups for entry in group.index}
+
+
+def _is_trailing(entry: PrefixEntry | None) -> bool:
+    return entry is not None and entry.trails > 0
 
 
 def _may_go(index: PrefixIndex, pager: Pager, entry: PrefixEntry) -> bool:

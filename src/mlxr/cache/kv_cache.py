@@ -175,7 +175,7 @@ class KVCache:
     def release(self, table: SequenceTable) -> None:
         """Give all pages of `table` back: full ones stay cached, and count as used now in the store, too.
 
-        So does its state, if the last page is full.
+        So does its state at the last boundary, if that is still there.
         """
         if table.keys is not None:
             for group, own in zip(self.groups, table.groups, strict=True):
@@ -343,14 +343,13 @@ class KVCache:
         if self._writer is not None:
             self._writer.offer(self._describe(table, first), table.opened_ns)
 
-    @staticmethod
-    def _describe(table: SequenceTable, first: int = 0) -> list[tuple[PageName, int, int]]:
+    def _describe(self, table: SequenceTable, first: int = 0) -> list[tuple[PageName, int, int]]:
         """Name, page and depth of the full pages of `table` from number `first` on, as the writer wants them."""
         if table.keys is None:
             return []
         names = table.keys.chain
         return [
-            ((number, names[place + 1]), page, place)
-            for number, own in enumerate(table.groups)
-            for place, page in own.list_full(first)
+            ((group.number, names[place + 1]), page, place)
+            for group, own in zip(self.groups, table.groups, strict=True)
+            for place, page in group.list_lasting(own, first)
         ]

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlxr.cache.pager import Pager
-from mlxr.cache.prefix import PageKeys
+from mlxr.cache.prefix import PageKeys, PrefixEntry
 
 RELEASED = -1
 
@@ -146,15 +146,16 @@ class StateTable:
 
     Either is RELEASED when there is none: at the start of a sequence the state is one of zeros, in no slot. A state
     that others hold as well, or whose contents are kept, is read as well as any other: a step writes elsewhere in any
-    case.
+    case. `trail` is the snapshot that was left at the last boundary; it is not held.
     """
 
-    __slots__ = ("_pager", "length_tokens", "spare", "state")
+    __slots__ = ("_pager", "length_tokens", "spare", "state", "trail")
 
     def __init__(self, pager: Pager) -> None:
         self._pager = pager
         self.length_tokens = 0
         self.state = self.spare = RELEASED
+        self.trail: PrefixEntry | None = None
 
     @property
     def page_size(self) -> int:
@@ -240,7 +241,7 @@ class StateTable:
         """Give all slots back; the table is empty afterwards and may be filled again."""
         self._pager.release(self.pages)
         self.state = self.spare = RELEASED
-        self.length_tokens = 0
+        self.length_tokens, self.trail = 0, None
 
 
 class SequenceTable:

@@ -59,7 +59,9 @@ class PrefixEntry:
     """An indexed page. `depth` counts the pages before it, `children` the indexed pages that go on from it.
 
     `last_used` is the index's clock when the page was last taken or let go, `reuses` how often it was found. A page is
-    `passed` when the last one to let go of it went on computing without it, since it had left the window.
+    `passed` when the last one to let go of it went on computing without it, since it had left the window. `trails`
+    counts the sequences that have a state behind them as a trailing snapshot, which is to be forgotten when all of them
+    are a page further; it is 0 as soon as the snapshot is one like others.
     """
 
     key: bytes
@@ -70,6 +72,7 @@ class PrefixEntry:
     last_used: int = 0
     reuses: int = 0
     passed: bool = False
+    trails: int = 0
 
 
 class PrefixIndex:
@@ -95,12 +98,15 @@ class PrefixIndex:
         """The entry of `page`, if it is indexed."""
         return self._by_page.get(page)
 
-    def add(self, key: bytes, parent_key: bytes, page: int, depth: int) -> PrefixEntry:
-        """Index `page` as `key`, after `depth` pages, of which the last is named `parent_key`."""
+    def add(self, key: bytes, parent_key: bytes, page: int, depth: int, *, is_brief: bool = False) -> PrefixEntry:
+        """Index `page` as `key`, after `depth` pages, of which the last is named `parent_key`.
+
+        The clock does not count one that `is_brief`, which is to be forgotten soon.
+        """
         if key in self._by_key or page in self._by_page:
             raise ValueError(f"page {page} or its key is indexed already")
         parent = self._by_key.get(parent_key) if self._linked else None
-        self.clock += 1
+        self.clock += not is_brief
         entry = PrefixEntry(key, page, parent, depth, last_used=self.clock)
         self._by_key[key] = entry
         self._by_page[page] = entry
@@ -114,7 +120,7 @@ class PrefixIndex:
         for entry in entries:
             entry.last_used = self.clock
             entry.reuses += 1
-            entry.passed = False
+            entry.passed, entry.trails = False, 0
 
     def let_go(self, entries: Iterable[PrefixEntry]) -> None:
         """Note that a holder of `entries` has just stopped using them."""
@@ -144,7 +150,7 @@ class PrefixIndex:
                 children[parent.key] = children.get(parent.key, 0) + 1
             if self._linked and entry.depth != (0 if parent is None else parent.depth + 1):
                 raise AssertionError(f"page {entry.page} says depth {entry.depth}")
-            if not 0 < entry.last_used <= self.clock:
+            if not 0 <= entry.last_used <= self.clock:
                 raise AssertionError(f"page {entry.page} was used at {entry.last_used}, it is {self.clock}")
         if len(self._by_page) != len(self._by_key):
             raise AssertionError(f"{len(self._by_page)} pages have {len(self._by_key)} keys")

@@ -3,7 +3,7 @@
 A state is as large as the keys and values of many tokens, so it is kept where somebody is likely to go on: at the last
 boundary of the prompt; where a message ends, if the caller says so; where an earlier text was found to part from this
 one; and, so that no recomputation is long, once in so many tokens. A step can keep only the state that it ends with,
-so the scheduler cuts prompts there, which changes no bit.
+so the scheduler cuts prompts there, which changes no bit. Of an answer the last boundary behind it is kept.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Boundaries:
     `spacing_tokens`, a multiple of the page size.
     """
 
-    __slots__ = ("_lasting", "_page_size", "_spacing_tokens")
+    __slots__ = ("_lasting", "_page_size", "_prompt_tokens", "_spacing_tokens")
 
     def __init__(
         self, page_size: int, spacing_tokens: int, prompt_tokens: int, asked_tokens: Iterable[int] = ()
     ) -> None:
-        self._page_size, self._spacing_tokens = page_size, spacing_tokens
+        self._page_size, self._spacing_tokens, self._prompt_tokens = page_size, spacing_tokens, prompt_tokens
         self._lasting: set[int] = set()
         asked = sorted({position for position in asked_tokens if position < prompt_tokens})
         for position in (*asked[:1], *asked[1:][1 - MAX_ASKED :], prompt_tokens - 1):
@@ -57,4 +57,6 @@ class Boundaries:
         """Whether the state after `position` tokens is kept."""
         if position in self._lasting:
             return Snapshot.LASTING
-        return Snapshot.NONE if position % self._spacing_tokens else Snapshot.PASSING
+        if position % self._spacing_tokens == 0:
+            return Snapshot.PASSING
+        return Snapshot.NONE if position < self._prompt_tokens else Snapshot.TRAILING
