@@ -265,10 +265,11 @@ void append_gate_heads(PythonLayers& self) {
     }
 }
 
-void append_gated_norm(PythonLayers& self, Vector weight, int64_t width, float eps, bool gate_first, int64_t first) {
+void append_gated_norm(PythonLayers& self, OptionalVector weight, int64_t width, float eps, bool gate_first,
+                       int64_t first) {
     mlxr::Operator& op = self.append(mlxr::Kind::gated_norm);
     op.gated_norm = check_gated_norm(weight, self.width(mlxr::Register::x), width, eps, gate_first);
-    self.arrays.push_back(weight);
+    if (weight) self.arrays.push_back(*weight);
     self.check_kept(first, self.width(mlxr::Register::x));
     op.kept_first = first;
 }
@@ -514,7 +515,7 @@ void bind_blocks(nb::module_& m) {
         .def("append_join", &append_join, nb::arg("factor"), nb::arg("target"))
         .def("append_rows", &append_rows, nb::arg("type"), array("data"), nb::arg("columns"), nb::arg("target"))
         .def("append_gate_heads", &append_gate_heads)
-        .def("append_gated_norm", &append_gated_norm, array("weight"), nb::arg("width"), nb::arg("eps"),
+        .def("append_gated_norm", &append_gated_norm, array("weight").none(), nb::arg("width"), nb::arg("eps"),
              nb::arg("gate_first"), nb::arg("first"))
         .def("append_short_conv", &append_short_conv, array("weight"), array("bias").none(), nb::arg("kind"),
              nb::arg("first"), nb::arg("at"))

@@ -86,8 +86,8 @@ void run_mamba2(Runtime& runtime, Matrix xbc, Matrix x, int64_t first, Vector ra
     run_alone(runtime, [&] { mlxr::spread_mamba2(runtime, rule.prepare, rule.call); });
 }
 
-void run_gated_norm(Runtime& runtime, Matrix x, Matrix gate, int64_t first, Vector weight, int64_t width, float eps,
-                    bool gate_first, MatrixOut out) {
+void run_gated_norm(Runtime& runtime, Matrix x, Matrix gate, int64_t first, OptionalVector weight, int64_t width,
+                    float eps, bool gate_first, MatrixOut out) {
     const int64_t rows = size_of(x, 0), columns = size_of(x, 1);
     mlxr::GatedNormCall call = check_gated_norm(weight, columns, width, eps, gate_first);
     check_size("gated_norm: rows of gate", size_of(gate, 0), rows);
@@ -115,5 +115,5 @@ void bind_mixers(nb::module_& m) {
           array("bias"), array("skip"), nb::arg("groups"), nb::arg("rows"), array("out"), array("pool"), nb::arg("at"),
           array("reads"), array("writes"), array("starts"));
     m.def("gated_norm", &run_gated_norm, nb::arg("runtime"), array("x"), array("gate"), nb::arg("first"),
-          array("weight"), nb::arg("width"), nb::arg("eps"), nb::arg("gate_first"), array("out"));
+          array("weight").none(), nb::arg("width"), nb::arg("eps"), nb::arg("gate_first"), array("out"));
 }

@@ -77,15 +77,16 @@ struct Recurrence {
     }
 };
 
-inline mlxr::GatedNormCall check_gated_norm(const Vector& weight, int64_t columns, int64_t width, float eps,
+// Without a weight there is no norm.
+inline mlxr::GatedNormCall check_gated_norm(const OptionalVector& weight, int64_t columns, int64_t width, float eps,
                                             bool gate_first) {
     if (width < 1 || columns % width != 0) {
         refuse("gated_norm: width", std::to_string(width), "a divisor of the columns of x");
     }
-    const int64_t weights = size_of(weight, 0);
+    const int64_t weights = weight ? size_of(*weight, 0) : columns;
     check_size("gated_norm: length of weight", weights, weights == width ? width : columns);
     mlxr::GatedNormCall call{};
-    call.weight = weight.data();
+    call.weight = weight ? weight->data() : nullptr;
     call.columns = columns;
     call.width = width;
     call.weight_columns = weights;

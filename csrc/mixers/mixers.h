@@ -72,12 +72,12 @@ static inline int64_t recurrence_parts(const RecurrenceCall& call) {
 }
 
 // Groups of `width` columns, each normed by its root mean square, and times the silu of a gate: before the norm or
-// after.
+// after. Without a weight there is no norm, but the gate alone.
 struct GatedNormCall {
     const float* x;  // (rows, columns)
     const float* gate;
     int64_t gate_stride;
-    const float* weight;  // (weight_columns): width, the same for all groups, or columns
+    const float* weight;  // (weight_columns): width, the same for all groups, or columns; or null
     float* out;           // (rows, columns)
     int64_t columns, width, weight_columns;
     float eps;

@@ -94,7 +94,10 @@ void spread_mamba2(Runtime& runtime, PrepareRecurrenceCall prepare, RecurrenceCa
 }
 
 void spread_gated_norm(Runtime& runtime, const GatedNormCall& call, int64_t rows) {
-    Counted counted(runtime.tally, {OperatorName::gated_norm, KernelName::plain, call.gate_first ? 1 : 0});
+    Counted counted(runtime.tally, {OperatorName::gated_norm, KernelName::plain,
+                                    call.weight == nullptr ? 2
+                                    : call.gate_first      ? 1
+                                                           : 0});
     counted.does([&] { return Tally::Work{.nanoseconds = 0, .bytes = 3 * kFloat * rows * call.columns, .macs = 0}; });
     const OperatorTable& table = *operator_table(runtime.isa);
     run_ranges(runtime, rows, 4 * call.columns,

@@ -41,7 +41,7 @@ std::string name_form(OperatorName what, int form) {
         case OperatorName::mamba2:
             return form == 1 ? "decay of each channel" : "decay of each head";
         case OperatorName::gated_norm:
-            return form == 1 ? "gate first" : "norm first";
+            return form == 2 ? "gate alone" : form == 1 ? "gate first" : "norm first";
         case OperatorName::short_conv:
             return kConvolutions[form];
         case OperatorName::rope:

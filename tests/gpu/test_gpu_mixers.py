@@ -79,6 +79,18 @@ def test_gated_norm(gpu: Context, gate_first: bool, groups: int, width: int, sha
     check_gated_norm(gpu, groups, width, gate_first=gate_first, shared=shared)
 
 
+@pytest.mark.parametrize("columns", [64, 700])
+def test_a_gate_alone(gpu: Context, columns: int) -> None:
+    check_gate(gpu, columns)
+
+
+def check_gate(ctx: Context, columns: int) -> None:
+    x, gate, mx = random_floats(1, 3, columns), random_floats(2, 3, columns + 2), ctx.gpu.mx
+    result = gated_norm(ctx, mx.array(x), mx.array(gate), None, 0.0, width=columns, gate_first=True, first=1)
+    expected = gated_norm(REFERENCE, x, gate, None, 0.0, width=columns, gate_first=True, first=1)
+    assert relative_error(result, expected) < EXACT
+
+
 def check_gated_norm(ctx: Context, groups: int, width: int, *, gate_first: bool, shared: bool) -> None:
     columns, mx = groups * width, ctx.gpu.mx
     x, gate, weight = random_floats(1, 3, columns), random_floats(2, 3, columns + 2), random_floats(3, width)
@@ -99,6 +111,7 @@ def test_without_kernels(name: str) -> None:
 def test_norm_without_kernels() -> None:
     for gate_first in (False, True):
         check_gated_norm(Context("mlx-cpu"), 3, 17, gate_first=gate_first, shared=gate_first)
+    check_gate(Context("mlx-cpu"), 51)
 
 
 @pytest.mark.parametrize("name", ["gated convolution", "delta rule, odd sizes", "mamba, odd sizes"])

@@ -20,6 +20,7 @@ CASES = [
     "cohere",
     "cohere-heads",
     "cohere2",
+    "falcon-h1",
     "gemma2",
     "gemma3",
     "gemma4",

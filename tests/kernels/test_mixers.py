@@ -170,6 +170,21 @@ def test_gated_norm(rows: int, groups: int, width: int, gate_first: bool, shared
         np.testing.assert_allclose(result, exact, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 85), (40, 1024)])
+def test_a_gate_alone(rows: int, columns: int) -> None:
+    x, gate = random_floats(1, rows, columns), random_floats(2, rows, columns + 3) * 3
+    gate[0, 2] = -200
+
+    def run(ctx: Context) -> Floats:
+        return gated_norm(ctx, x, gate, None, 0.0, width=columns, gate_first=True, first=2)
+
+    gates = gate[:, 2 : 2 + columns].astype(np.float64)
+    with np.errstate(over="ignore"):
+        exact = x * gates * sigmoid(gates)
+    for result in (run_everywhere(run), run(REFERENCE)):
+        np.testing.assert_allclose(result, exact, rtol=1e-5, atol=1e-6)
+
+
 def test_what_does_not_fit_is_refused(cpu: Context) -> None:
     x, batch = random_floats(1, 2, 12), make_batch([2], [-1], [0])
     conv, pool = Convolution(random_floats(2, 3, 4), None, "gated"), np.zeros((SLOTS, 8), np.float32)

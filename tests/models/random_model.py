@@ -34,6 +34,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         return shapes | _list_lfm2(config)
     if kind == "nemotron_h":
         return _list_nemotron(config)
+    if kind == "falcon_h1":
+        return shapes | _list_falcon(config)
     if kind == "granitemoehybrid":
         return shapes | _list_granite_hybrid(config)
     features = config.get("hidden_size_per_layer_input")
@@ -218,6 +220,40 @@ def _list_granite_hybrid(config: Config) -> dict[str, tuple[int, ...]]:
             }
         parts |= _list_granite(config, count_experts(config), config["intermediate_size"])
         shapes |= {layer + name: shape for name, shape in parts.items()}
+    return shapes
+
+
+def _list_falcon(config: Config) -> dict[str, tuple[int, ...]]:
+    """All tensors of a Falcon-H1 but the table of embeddings."""
+    hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim, ffn, states = config["head_dim"], config["intermediate_size"], config["mamba_n_heads"]
+    columns = config["mamba_d_ssm"]
+    channels = columns + 2 * config["mamba_n_groups"] * config["mamba_d_state"]
+    parts: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "pre_ff_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (heads * head_dim, hidden),
+        "self_attn.k_proj.weight": (kv_heads * head_dim, hidden),
+        "self_attn.v_proj.weight": (kv_heads * head_dim, hidden),
+        "self_attn.o_proj.weight": (hidden, heads * head_dim),
+        "mamba.in_proj.weight": (columns + channels + states, hidden),
+        "mamba.conv1d.weight": (channels, 1, config["mamba_d_conv"]),
+        "mamba.conv1d.bias": (channels,),
+        "mamba.dt_bias": (states,),
+        "mamba.A_log": (states,),
+        "mamba.D": (states,),
+        "mamba.out_proj.weight": (hidden, columns),
+        "feed_forward.gate_proj.weight": (ffn, hidden),
+        "feed_forward.up_proj.weight": (ffn, hidden),
+        "feed_forward.down_proj.weight": (hidden, ffn),
+    }
+    if config["mamba_rms_norm"]:
+        parts["mamba.norm.weight"] = (columns,)
+    shapes: dict[str, tuple[int, ...]] = {"model.final_layernorm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    for index in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in parts.items()}
     return shapes
 
 

@@ -24,6 +24,7 @@ from tiny_models import (
     read_golden,
 )
 
+from mlxr.core.errors import ModelError
 from mlxr.formats import TensorSource, TensorToWrite, open_gguf, open_safetensors, write_gguf
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.context import Context
@@ -134,6 +135,10 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("nemotron-h", {"attention_scale": 1.0}),
         ("nemotron-h-moe", {"rope_layers": None}),
         ("nemotron-h-moe", {"rms_eps": 1e-2}),
+        ("falcon-h1", {"rope_theta": 500.0}),
+        ("falcon-h1", {"rms_eps": 1e-2}),
+        ("falcon-h1", {"attention_scale": 1.0}),
+        ("falcon-h1", {"rope_interleaved": True}),
         ("starcoder2", {"activation": "silu"}),
         ("starcoder2", {"sliding_window": None}),
         ("starcoder2", {"rope_theta": 10000.0}),
@@ -244,6 +249,9 @@ def test_goldens_see_the_activation_of_experts(case: str, activation: Activation
         ("granite4h", "mamba.D"),
         ("granite4h-moe", "mamba.D"),
         ("granite4h-moe", "shared_mlp.output_linear.weight"),
+        ("falcon-h1", "self_attn.o_proj.weight"),
+        ("falcon-h1", "mamba.out_proj.weight"),
+        ("falcon-h1", "mamba.D"),
         ("nemotron-h", "mixer.D"),
         ("nemotron-h", "mixer.dt_bias"),
         ("nemotron-h-moe", "mixer.gate.e_score_correction_bias"),
@@ -271,6 +279,50 @@ def test_goldens_see_tensors_that_few_families_have(case: str, ending: str) -> N
         Context("reference"), config_from_hf(config), make_hf_tensors(weights, architecture=config["model_type"])
     )
     assert np.abs(TinyRun(model).run(tokens) - golden).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: 1.0} for name in ("embedding", "logits", "attention_in", "keys", "attention_out", "recurrent_in")),
+        *({name: 1.0} for name in ("recurrent_out", "gate", "down")),
+        *({"parts": (*(0.9, 1.4, 0.8, 1.1)[:part], 1.0, *(1.4, 0.8, 1.1, 0.7)[part:])} for part in range(5)),
+    ],
+)
+def test_goldens_see_each_multiplier(change: dict[str, object]) -> None:
+    stated = config_from_hf(read_golden("falcon-h1")[0]).multipliers
+    assert stated is not None
+    test_goldens_see_every_feature("falcon-h1", {"multipliers": replace(stated, **change)})  # type: ignore[arg-type]
+
+
+def test_folders_of_falcon_that_mlx_wrote_are_refused() -> None:
+    """Whose convolutions have their channels last, and whose weights are multiplied by some of the numbers."""
+    config, seed, _, _ = read_golden("falcon-h1")
+    tensors = make_hf_tensors(make_weights(config, seed), architecture="falcon_h1")
+    name = "blk.1.ssm_conv1d.weight"
+    tensors[name] = make_source(name, np.ascontiguousarray(tensors[name].to_float32().swapaxes(1, 2)))
+    with pytest.raises(ModelError, match=f"tensor {name} is laid out as MLX does, .* take the original folder"):
+        Decoder(Context("reference"), config_from_hf(config), tensors)
+
+
+@pytest.mark.parametrize("type_name", ["bf16", "f16", "q8_0"])
+def test_weights_that_are_multiplied_keep_their_type(type_name: str) -> None:
+    """Types of blocks become f32; what floats lose is less than half of the last bit."""
+    config, seed, _, _ = read_golden("falcon-h1")
+    right = config_from_hf(config)
+    plain = make_hf_tensors(make_weights(config, seed), type_name, "falcon_h1")
+    made = arrange_tensors(right, plain)
+    for name, factor in (("token_embd", 3.1), ("blk.0.attn_k", 1.3 * 0.7), ("blk.1.ffn_down", 0.4)):
+        tensor, source = made[f"{name}.weight"], plain[f"{name}.weight"]
+        assert tensor.type_name == ("f32" if type_name == "q8_0" else type_name)
+        stored = make_source(f"{name}.weight", tensor.to_float32(), tensor.type_name)
+        assert bytes(stored.data) == bytes(tensor.data)
+        assert tensor.nbytes == tensor.data.size
+        exact, last = source.to_float32(3, 5) * np.float32(factor), {"f16": 2**-11, "bf16": 2**-8}.get(type_name, 1e-6)
+        np.testing.assert_allclose(tensor.to_float32(3, 5), exact, rtol=last, atol=1e-7)
+        assert bytes(tensor.take_rows(3, 5).data) == bytes(stored.take_rows(3, 5).data)
+        tensor.release()
+        assert bytes(stored.data) == bytes(tensor.data)
 
 
 @pytest.mark.parametrize("change", [{"truncate": True}, {"attention_factor": 1.0}, {"factor": 3.0}])

@@ -9,6 +9,7 @@ import pytest
 from random_model import make_weights
 from tiny_models import TinyRun, make_gguf, make_source, read_golden
 
+from mlxr.cache.shapes import CacheShape, PagesAndState, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
@@ -46,8 +47,8 @@ def test_layers_have_two_spellings(types: list[str]) -> None:
     ("changes", "message"),
     [
         ({"mamba_n_heads": None}, "mamba_n_heads is missing, expected a whole number"),
-        ({"mamba_n_heads": 5}, "mamba_d_head is 'auto', expected so many that 5 heads have the 192 columns"),
-        ({"mamba_d_head": 64}, "mamba_d_head is 64, expected so many that 6 heads have the 192 columns"),
+        ({"mamba_n_heads": 5}, "mamba_d_head is 'auto', expected so many that 5 heads have the 192 columns of all"),
+        ({"mamba_d_head": 64}, "mamba_d_head is 64, expected so many that 6 heads have the 192 columns of all"),
         ({"mamba_n_groups": 4}, "mamba_n_groups is 4, expected a divisor of the 6 heads"),
         ({"mamba_d_state": 0}, "mamba_d_state is 0"),
         ({"mamba_d_conv": 17}, "mamba_d_conv is 17, expected a whole number from 2 to 16"),
@@ -120,6 +121,31 @@ def test_layers_of_one_block_have_letters_or_words(stated: dict[str, Any]) -> No
 def test_refusals_of_nemotron_name_the_key(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         config_from_hf(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mamba_d_ssm": 121}, "mamba_d_head is 'auto', expected so many that 6 heads have the 121 columns of all"),
+        ({"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate is True: norms before"),
+        ({"projectors_bias": True}, "projectors_bias is True: not supported"),
+        ({"mlp_multipliers": [1.0]}, r"mlp_multipliers is \[1.0\], expected a list of 2 numbers"),
+        ({"ssm_multipliers": [1.0, 1, 1, 1, 0]}, r"ssm_multipliers\[4\] is 0, expected a number from 1e-09"),
+        ({"key_multiplier": "2"}, "key_multiplier is '2', expected a number"),
+    ],
+)
+def test_refusals_of_falcon_name_the_key(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        config_from_hf(read_golden("falcon-h1")[0] | changes)
+
+
+def test_two_mixers_in_a_layer_keep_both() -> None:
+    config = config_from_hf(read_golden("falcon-h1")[0] | {"ssm_multipliers": None, "mamba_d_ssm": None})
+    mixer = Mamba2(6, 32, 2, 24, 4, normed=False)
+    kept = PagesAndState(CacheShape(2, 32), StateShape(mixer.state_floats))
+    assert (config.recurrence, config.cache_layers) == (mixer, (kept, kept))
+    assert config.multipliers is not None
+    assert config.multipliers.parts == (1.0,) * 5
 
 
 def test_blocks_and_experts_in_one_model_cannot_be_stated_in_gguf() -> None:

@@ -22,7 +22,7 @@ from random_model import make_weights
 from tiny_models import CASES, Windows, build_hf, give_windows, make_hf_tensors, map_tensors, read_golden
 
 from mlxr.cache.arena import Arena
-from mlxr.cache.shapes import CacheShape
+from mlxr.cache.shapes import form_groups
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
@@ -113,7 +113,7 @@ def run_schedule(chance: random.Random, kind: Kind, folder: Path | None, **build
     model = build(kind, **build_options)
     kv_type = chance.choice(["bf16", "f32", "f16", "q8"] if model.config.head_dim % 32 == 0 else ["bf16", "f32", "f16"])
     page_size, chunk_tokens = chance.choice([1, 5, 16, 32]), chance.choice([3, 40, 200])
-    shapes = [layer for layer in model.config.cache_layers if isinstance(layer, CacheShape)]
+    shapes = form_groups(model.config.cache_layers).paged
     least_pages = max(shape.count_peak(LONGEST, chunk_tokens, page_size) for shape in shapes)  # for one sequence
     vocabulary = model.config.vocab_size
     engine = make_engine(

@@ -101,6 +101,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "granite4h-moe",
         {"intermediate_size": 256, "shared_intermediate_size": 512, "mamba_n_heads": 8, "mamba_d_head": 64},
     ),
+    "falcon-h1": ("falcon-h1", {"mamba_d_ssm": 512, "mamba_n_heads": 8}),
+    "falcon-h1-norm": ("falcon-h1-norm", {"mamba_d_ssm": 512, "mamba_n_heads": 8}),
     "nemotron-h": ("nemotron-h", {"mamba_num_heads": 8, "mamba_head_dim": 64}),
     "nemotron-h-moe": (
         "nemotron-h-moe",

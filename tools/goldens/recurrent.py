@@ -39,6 +39,28 @@ _NEMOTRON: dict[str, Any] = {
     "chunk_size": 16,
     "time_step_min": 1e-30,
 }
+_FALCON: dict[str, Any] = {
+    "rms_norm_eps": 1e-4,
+    "rope_theta": 50000.0,
+    "mamba_d_ssm": 120,
+    "mamba_n_heads": 6,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+    "mamba_norm_before_gate": False,
+    "embedding_multiplier": 3.1,
+    "lm_head_multiplier": 0.45,
+    "attention_in_multiplier": 1.3,
+    "key_multiplier": 0.7,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.9, 1.4, 0.8, 1.1, 0.7],
+    "mlp_multipliers": [1.5, 0.4],
+}
 
 CASES: dict[str, Config] = {
     # a feed-forward block of 160 features: two thirds of 160, times 1.3, in multiples of 32
@@ -116,6 +138,8 @@ CASES: dict[str, Config] = {
         norm_topk_prob=True,
         **_NEMOTRON,
     ),
+    "falcon-h1": make_config("falcon_h1", 4, 2, 32, mamba_rms_norm=False, **_FALCON),
+    "falcon-h1-norm": make_config("falcon_h1", 4, 2, 32, mamba_rms_norm=True, tie_word_embeddings=True, **_FALCON),
     # all layers attend: a Granite 4 without H
     "granite4": make_config(
         "granitemoehybrid",

@@ -12,7 +12,7 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.layers.block import NormKind
 from mlxr.models import families
 from mlxr.models.mixture import MixtureRow
-from mlxr.models.recurrence_config import GRANITE_KEYS, NEMOTRON_KEYS, Mamba2Keys
+from mlxr.models.recurrence_config import FALCON_KEYS, GRANITE_KEYS, NEMOTRON_KEYS, Mamba2Keys
 from mlxr.models.recurrent import RecurrenceKind
 from mlxr.models.specs import LayerSpec
 
@@ -51,12 +51,14 @@ class Architecture:
     `state_keys`: what `config.json` calls the sizes of Mamba-2. `rope_key` there says whether layers that attend
     rotate. `dense_key` is what it calls the features of a feed-forward block in a model without experts, and
     `gguf_experts_name` the `general.architecture` of one with them, where that is another one. `single_blocks`: each
-    layer is one block, and GGUF files say so by feed-forward blocks without features.
+    layer is one block, and GGUF files say so by feed-forward blocks without features. `beside`: the recurrent mixer
+    stands beside the attention of each layer, and `config.json` states what results are multiplied by.
     `gated_attention`: what attention gives is gated, by rows of the queries' weight.
     `eps_key` is what `config.json` calls what norms add to the variance, where its name is a rare one, and
     `theta_default` the base of rotations that it does not state.
     `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
-    Face folders that mean something else than elsewhere, `gguf_names` what GGUF files call those of layers.
+    Face folders that mean something else than elsewhere, `gguf_names` what GGUF files call those of layers, and
+    `gguf_bare` the weights whose names do not end in `.weight` there.
     `truncates_yarn`: yarn's range is rounded to whole pairs, of which GGUF says nothing. `mixture` says how files state
     experts.
     """
@@ -104,12 +106,14 @@ class Architecture:
     dense_key: str = "intermediate_size"
     gguf_experts_name: str | None = None
     single_blocks: bool = False
+    beside: bool = False
     rope_key: str | None = None
     gated_attention: bool = False
     eps_key: str | None = None
     theta_default: float = 10000.0
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
     gguf_names: dict[str, str] = field(default_factory=dict, hash=False)
+    gguf_bare: tuple[str, ...] = ()
     truncates_yarn: bool = True
     mixture: MixtureRow | None = None
 
@@ -408,6 +412,26 @@ ARCHITECTURES = (
             "feed_forward.w3": "ffn_up",
             "feed_forward.w2": "ffn_down",
         },
+    ),
+    Architecture(
+        "falcon_h1",
+        "falcon-h1",
+        "FalconH1ForCausalLM",
+        build=families.build_falcon,
+        recurrence="mamba2",
+        state_keys=FALCON_KEYS,
+        beside=True,
+        layer_names={
+            "pre_ff_layernorm": "ffn_norm",
+            "mamba.in_proj": "ssm_in",
+            "mamba.conv1d": "ssm_conv1d",
+            "mamba.norm": "ssm_norm",
+            "mamba.out_proj": "ssm_out",
+            "feed_forward.gate_proj": "ffn_gate",
+            "feed_forward.up_proj": "ffn_up",
+            "feed_forward.down_proj": "ffn_down",
+        },
+        gguf_bare=("ffn_norm",),
     ),
     Architecture(
         "nemotron_h",

@@ -13,7 +13,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
 from mlxr.models.architectures import build_layers
-from mlxr.models.specs import Attention, LayerSpec, Mixture, Recurrence
+from mlxr.models.specs import Attention, LayerSpec, Mixture, Multipliers, Recurrence
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 20  # hidden and feed-forward size
@@ -43,9 +43,9 @@ class ModelConfig:
     `input_features` of each token by an embedding of its own. In the layers for which
     `mixture_layers` is true, or in all, the feed-forward block is a `mixture` of experts, if there is one. Those for
     which `recurrent_layers` is true, or all, have a `recurrence` instead of attention, if there is one. With
-    `mixer_layers` each layer is one block, of these the mixer and of others the feed-forward block. What attention
-    gives is gated with `gated_attention`. `rms_eps` is that of all norms. `context_length` is the longest sequence the
-    model is meant for.
+    `mixer_layers` each layer is one block, of these the mixer and of others the feed-forward block. The file's
+    weights are still to be multiplied by `multipliers`. What attention gives is gated with `gated_attention`. `rms_eps`
+    is that of all norms. `context_length` is the longest sequence the model is meant for.
     Raises ModelError, naming the field, for values that contradict each other.
     """
 
@@ -92,6 +92,7 @@ class ModelConfig:
     recurrence: Recurrence | None = None
     recurrent_layers: tuple[bool, ...] | None = None
     mixer_layers: tuple[bool, ...] | None = None
+    multipliers: Multipliers | None = None
     gated_attention: bool = False
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlxr.models.specs import Attention, Both, FeedForward, LayerInputs, LayerSpec, Mixture, Norms, Rope
+from mlxr.models.specs import Attention, Beside, Both, FeedForward, LayerInputs, LayerSpec, Mixture, Norms, Rope
 
 if TYPE_CHECKING:
     from mlxr.kernels.split_heads import HeadNormKind
@@ -36,6 +36,17 @@ def build_nemotron(config: ModelConfig) -> tuple[LayerSpec, ...]:
     return tuple(
         replace(layer, feed_forward=None) if is_mixer else replace(layer, mixer=None)
         for layer, is_mixer in zip(layers, config.mixer_layers or (True,) * config.layers, strict=True)
+    )
+
+
+def build_falcon(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Llama's layers, whose attention has a recurrent mixer beside it: Falcon-H1."""
+    assert config.recurrence is not None
+    attending = replace(config, recurrence=None, recurrent_layers=None)
+    return tuple(
+        replace(layer, mixer=Beside(layer.attention, config.recurrence))
+        for layer in _build_layers(attending, Norms(config.rms_eps))
+        if layer.attention is not None
     )
 
 

@@ -84,7 +84,9 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     kv_heads, ffn = differing.pop("kv_heads", None), differing.pop("ffn", None)
     if row.single_blocks:
         ffn, differing["mixer_layers"] = _read_blocks(fields, layers)
-    recurrence, recurrent = read_gguf_recurrence(fields, row.recurrence, layers, hidden)
+    recurrence, recurrent = read_gguf_recurrence(fields, row.recurrence, layers, hidden, tensors)
+    if row.beside:
+        recurrent = (True,) * layers
     kv_heads = kv_heads or _read_kv_heads(fields, None if recurrent is None else layers, heads)
     if heads % kv_heads:
         fields.refuse("attention.head_count_kv", f"a divisor of the {heads} heads")

@@ -15,6 +15,7 @@ from mlxr.models.architectures import Architecture, by_hf_class, by_name, defaul
 from mlxr.models.config import ModelConfig
 from mlxr.models.fields import Fields
 from mlxr.models.mixture import read_hf_mixture
+from mlxr.models.multipliers import read_multipliers
 from mlxr.models.recurrence_config import BlockKind, read_block_kinds, read_hf_recurrence
 from mlxr.models.specs import Mixture, Recurrence
 
@@ -61,7 +62,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     whole = Fields(config)
     fields = whole.mapping("text_config") or whole
     row = _find_architecture(fields)
-    read = [_SOFTCAPS] * row.softcaps + [_MULTIPLIERS] * row.multipliers + [_EXPERTS] * (row.mixture is not None)
+    read: list[tuple[str, ...]] = [_SOFTCAPS] * row.softcaps + [_EXPERTS] * (row.mixture is not None)
+    read += [_MULTIPLIERS] * (row.multipliers or row.beside)
     for names, harmless, why in _REFUSED:
         if names not in read and names not in ((row.head_norm_key,), (row.parallel_key,)):
             fields.refuse_unless(names, harmless, why)
@@ -93,9 +95,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     rope, window_rope = _find_rope(fields, row)
     stated_theta = fields.number("rope_theta", 1.0001, 1e15, row.theta_default)
     rope_theta = rope.number("rope_theta", 1.0001, 1e15, default=stated_theta)
-    recurrence, recurrent = read_hf_recurrence(
-        fields, row.recurrence, layers, hidden, row.state_keys, _flag_blocks(blocks, "recurrent")
-    )
+    flags = (True,) * layers if row.beside else _flag_blocks(blocks, "recurrent")
+    recurrence, recurrent = read_hf_recurrence(fields, row.recurrence, layers, hidden, row.state_keys, flags)
     window, window_layers = _read_window(fields, row, layers)
     scaling = _read_scaling(fields, rope, context_length)
     activation = _read_activation(fields, row)
@@ -138,7 +139,8 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         ffn_bias=mlp_bias,
         qk_norm=row.qk_norm or (row.head_norm_key is not None and fields.flag(row.head_norm_key, False)),
         parallel_blocks=row.parallel_key is not None and fields.flag(row.parallel_key, False),
-        tied_embeddings=whole.flag(
+        tied_embeddings=not row.beside  # multiplied by other numbers, the output has a weight of its own
+        and whole.flag(
             "tie_word_embeddings",
             fields.flag("tie_word_embeddings", fields.flag("tie_embedding", row.tied_default)),
         ),
@@ -151,6 +153,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         recurrence=recurrence,
         recurrent_layers=recurrent,
         mixer_layers=_flag_blocks(blocks, "recurrent", "attention"),
+        multipliers=read_multipliers(fields) if row.beside else None,
         **(_read_two_sizes(fields, layers) if row.two_sizes else {}),
     )
 

@@ -44,6 +44,7 @@ _MODEL_NAMES = {
     "model.embedding_norm.weight": "token_embd_norm.weight",
     "model.embeddings.weight": "token_embd.weight",
     "model.norm_f.weight": "output_norm.weight",
+    "model.final_layernorm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
 _LAYER_NAMES = {
@@ -116,6 +117,7 @@ _EXPERT = re.compile(_BLOCK + r"experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
 _STACKED = re.compile(rf"(?:{_BLOCK})?(?:switch_mlp|experts\.switch_glu|experts)\.(\w+_proj)(_bias)?")
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)\.(weight|bias)")
 _LAYER_PREFIX = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,4})\.(.+)")
+_CANONICAL_PREFIX = re.compile(r"(blk\.[0-9]+)\.(.+)")
 _CANONICAL = re.compile(r"(blk\.[0-9]+)\.(.+)\.(weight|bias)")
 # Models that also see images have their text's tensors below one of two prefixes, and others that text does not need;
 # Nemotron has a prefix of its own.
@@ -182,14 +184,23 @@ def adds_one(name: str, architecture: Architecture) -> bool:
 
 def gguf_name(name: str, config: ModelConfig) -> str:
     """What GGUF files of the model's architecture call the tensor of that canonical name."""
-    names = by_name(config.architecture).gguf_names
+    row = by_name(config.architecture)
     layer = _CANONICAL.fullmatch(name)
-    return name if layer is None or layer[2] not in names else f"{layer[1]}.{names[layer[2]]}.{layer[3]}"
+    if layer is not None and layer[2] in row.gguf_bare:
+        return f"{layer[1]}.{layer[2]}"
+    return _rename(name, row.gguf_names)
 
 
 def from_gguf_name(name: str, config: ModelConfig) -> str:
     """The other way round."""
-    names = {gguf: canonical for canonical, gguf in by_name(config.architecture).gguf_names.items()}
+    row = by_name(config.architecture)
+    bare = _CANONICAL_PREFIX.fullmatch(name)
+    if bare is not None and bare[2] in row.gguf_bare:
+        return f"{name}.weight"
+    return _rename(name, {gguf: canonical for canonical, gguf in row.gguf_names.items()})
+
+
+def _rename(name: str, names: Mapping[str, str]) -> str:
     layer = _CANONICAL.fullmatch(name)
     return name if layer is None or layer[2] not in names else f"{layer[1]}.{names[layer[2]]}.{layer[3]}"
 

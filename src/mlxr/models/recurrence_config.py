@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,8 +28,9 @@ Flags = tuple[bool, ...]  # of each layer
 class Mamba2Keys:
     """How a family's `config.json` spells what Mamba-2 has.
 
-    All heads together have `expand` times as many columns as the stream, if there is such a key. `needed` are the only
-    values of some others that are supported.
+    All heads together have `columns`, or `expand` times as many as the stream, where there are such keys. `norm` says
+    whether the result is normed; without that key it is. `needed` are the only values of some others that are
+    supported.
     """
 
     heads: str = "mamba_n_heads"
@@ -38,6 +39,8 @@ class Mamba2Keys:
     state_dim: str = "mamba_d_state"
     taps: str = "mamba_d_conv"
     expand: str | None = "mamba_expand"
+    columns: str | None = None
+    norm: str | None = None
     needed: tuple[tuple[str, object], ...] = (("mamba_proj_bias", False), ("mamba_conv_bias", True))
 
 
@@ -51,6 +54,11 @@ NEMOTRON_KEYS = Mamba2Keys(
     expand=None,
     needed=(("use_bias", False), ("mamba_proj_bias", False), ("use_conv_bias", True), ("mamba_hidden_act", "silu")),
 )
+FALCON_KEYS = Mamba2Keys(
+    columns="mamba_d_ssm",
+    norm="mamba_rms_norm",
+    needed=(("mamba_proj_bias", False), ("mamba_conv_bias", True), ("projectors_bias", False)),
+)
 
 BlockKind = Literal["recurrent", "attention", "dense", "experts"]  # of a layer that is one block
 _LETTERS: dict[str, BlockKind] = {"M": "recurrent", "*": "attention", "-": "dense", "E": "experts"}
@@ -63,9 +71,9 @@ _WORDS: dict[str, BlockKind] = {
 
 
 def read_gguf_recurrence(
-    fields: Fields, kind: RecurrenceKind | None, layers: int, hidden: int
+    fields: Fields, kind: RecurrenceKind | None, layers: int, hidden: int, tensors: Container[str]
 ) -> tuple[Recurrence | None, Flags | None]:
-    """The recurrent mixer of a GGUF file, and which layers have it."""
+    """The recurrent mixer of a GGUF file that has `tensors`, and which layers have it."""
     match kind:
         case None:
             return None, None
@@ -83,7 +91,9 @@ def read_gguf_recurrence(
             heads, head_dim = _read_gguf_heads(fields, "heads")
             groups = _read_divisor(fields, "ssm.group_count", heads, "heads", default=1)
             state_dim = fields.integer("ssm.state_size", 1, MAX_SIZE)
-            mamba = Mamba2(heads, head_dim, groups, state_dim, fields.integer("ssm.conv_kernel", 2, MAX_TAPS))
+            taps = fields.integer("ssm.conv_kernel", 2, MAX_TAPS)
+            normed = any(f"blk.{index}.ssm_norm.weight" in tensors for index in range(layers))
+            mamba = Mamba2(heads, head_dim, groups, state_dim, taps, normed)
             return mamba, _read_without_keys(fields, layers)
 
 
@@ -168,9 +178,10 @@ def read_hf_recurrence(
                 return delta, make_flags(layers, every)
             return delta, _read_layer_types(fields, layers, kind)
         case "mamba2":
-            flags = flags or _read_layer_types(fields, layers, kind)
-            if all(flags):
-                fields.refuse("layer_types", "a layer that attends")
+            if flags is None:
+                flags = _read_layer_types(fields, layers, kind)
+                if all(flags):
+                    fields.refuse("layer_types", "a layer that attends")
             return (_read_mamba2(fields, keys, hidden), flags) if any(flags) else (None, None)
 
 
@@ -184,10 +195,20 @@ def _read_mamba2(fields: Fields, keys: Mamba2Keys, hidden: int) -> Mamba2:
     if keys.expand is None:
         head_dim = fields.integer(keys.head_dim, 1, MAX_SIZE)
     else:
-        head_dim = _read_part(fields, keys, heads, hidden * fields.integer(keys.expand, 1, MAX_SIZE, default=2))
+        head_dim = _read_part(fields, keys, heads, _read_columns(fields, keys, hidden))
     groups = _read_divisor(fields, keys.groups, heads, "heads", default=1)
     taps = fields.integer(keys.taps, 2, MAX_TAPS, default=4)
-    return Mamba2(heads, head_dim, groups, fields.integer(keys.state_dim, 1, MAX_SIZE), taps)
+    normed = keys.norm is None or fields.flag(keys.norm, False)
+    if keys.norm is not None and normed:
+        fields.refuse_unless(("mamba_norm_before_gate",), (False,), "norms before gates are not supported")
+    return Mamba2(heads, head_dim, groups, fields.integer(keys.state_dim, 1, MAX_SIZE), taps, normed)
+
+
+def _read_columns(fields: Fields, keys: Mamba2Keys, hidden: int) -> int:
+    """The columns of all heads."""
+    if keys.columns is not None and fields.get(keys.columns) is not None:
+        return fields.integer(keys.columns, 1, MAX_WIDTH)
+    return hidden * fields.integer(keys.expand or "", 1, MAX_SIZE, default=2)
 
 
 def _read_part(fields: Fields, keys: Mamba2Keys, heads: int, columns: int) -> int:
@@ -195,7 +216,7 @@ def _read_part(fields: Fields, keys: Mamba2Keys, heads: int, columns: int) -> in
     is_stated = fields.get(keys.head_dim) not in (None, "auto")
     head_dim = fields.integer(keys.head_dim, 1, MAX_SIZE) if is_stated else columns // heads
     if heads * head_dim != columns:
-        fields.refuse(keys.head_dim, f"so many that {heads} heads have the {columns} columns of {keys.expand}")
+        fields.refuse(keys.head_dim, f"so many that {heads} heads have the {columns} columns of all")
     return head_dim
 
 
@@ -220,7 +241,7 @@ def _read_layer_types(fields: Fields, layers: int, kind: RecurrenceKind) -> Flag
 
 def gguf_recurrence(mixer: Recurrence, recurrent: Flags, attends: Flags, kv_heads: int) -> dict[str, object]:
     """What a GGUF file says of the recurrent layers, and of the heads of keys of those that attend."""
-    counts = [kv_heads if flag else 0 for flag in attends]
+    counts = kv_heads if all(attends) else [kv_heads if flag else 0 for flag in attends]
     match mixer:
         case ShortConv(_, taps):
             return {"shortconv.l_cache": taps, "attention.head_count_kv": counts}

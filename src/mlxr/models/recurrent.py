@@ -68,7 +68,8 @@ def list_recurrent(mixer: Recurrence, hidden: int) -> Iterator[tuple[str, Shape]
             yield "ssm_dt.bias", (heads,)
             yield "ssm_a", (heads, 1)
             yield "ssm_d", (heads, 1)
-            yield "ssm_norm.weight", (groups, mixer.results // groups)
+            if mixer.normed:
+                yield "ssm_norm.weight", (groups, mixer.results // groups)
     for name, count in zip(inputs, rows, strict=True):
         yield f"{name}.weight", (count, hidden)
     yield f"{output}.weight", (hidden, results)
@@ -129,11 +130,11 @@ def read_recurrent(
             rule = DeltaRule(key_heads, value_heads, key_dim, value_dim, rates, bias, tiled)
             gated = MixerNorm(vector("ssm_norm.weight"), norms.eps, mixer.results, value_dim, gate_first=False)
             return make_recurrent(norm, first, last, convolve("ssm_conv1d", "silu"), rule, gated, post_norm)
-        case Mamba2(heads, head_dim, groups, state_dim):
+        case Mamba2(heads, head_dim, groups, state_dim, _, normed):
             numbers = vector("ssm_a"), vector("ssm_dt.bias"), vector("ssm_d")
             space = StateSpace(heads, head_dim, groups, state_dim, *numbers)
-            width = mixer.results // groups
-            gated = MixerNorm(vector("ssm_norm.weight"), norms.eps, mixer.results, width, gate_first=True)
+            gain = vector("ssm_norm.weight") if normed else None
+            gated = MixerNorm(gain, norms.eps, mixer.results, mixer.results // groups, gate_first=True)
             conv = convolve("ssm_conv1d", "silu", vector("ssm_conv1d.bias"))
             return make_recurrent(norm, first, last, conv, space, gated, post_norm)
 

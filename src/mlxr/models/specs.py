@@ -117,13 +117,15 @@ class GatedDelta:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """Mamba-2: a convolution with a bias of its columns, B and C, then its recurrence, normed in `groups` groups."""
+    """Mamba-2: a convolution with a bias of its columns, B and C, then its recurrence, which is gated, and then normed
+    in `groups` groups, if it is `normed`."""
 
     heads: int
     head_dim: int
     groups: int
     state_dim: int
     taps: int
+    normed: bool = True
 
     @property
     def channels(self) -> int:
@@ -204,6 +206,26 @@ class Both:
 
     dense: FeedForward
     mixture: Mixture
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """What results of products are multiplied by in folders of Falcon-H1, where other files have it in the weights.
+
+    `attention_in` and `recurrent_in` multiply what the mixers read, and `keys` those of attention besides; `parts` are
+    those of Mamba-2's gate, its columns, B, C and steps; `gate` and `down` are of the feed-forward block.
+    """
+
+    embedding: float = 1.0
+    logits: float = 1.0
+    attention_in: float = 1.0
+    keys: float = 1.0
+    attention_out: float = 1.0
+    recurrent_in: float = 1.0
+    recurrent_out: float = 1.0
+    parts: tuple[float, ...] = (1.0,) * 5
+    gate: float = 1.0
+    down: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

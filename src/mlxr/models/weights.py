@@ -12,6 +12,7 @@ from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.experts import arrange_mixture, rename_shared
 from mlxr.models.layer import PROJECTIONS, Shape, list_inputs_tensors, list_tensors
+from mlxr.models.multipliers import multiply_weights
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, from_gguf_name
 from mlxr.models.recurrent import fold_tensors
 from mlxr.models.specs import FeedForward, LayerSpec
@@ -67,6 +68,7 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
 
     Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. The norms of all
     heads are one tensor (heads, head_dim), too, and small tensors of recurrent mixers have the shapes of GGUF files.
+    Weights are multiplied by what a folder says beside them.
     Layers at the end that only draft tokens are left out. Raises ModelError for an expert or a norm that is missing and
     for experts of different shapes.
     """
@@ -77,6 +79,8 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
         for name, tensor in tensors.items()
         if ".".join(name.split(".", 2)[:2]) not in drafting
     }
+    if config.multipliers is not None:
+        multiply_weights(arranged, config)
     for index, layer in enumerate(config.layer_specs):
         attention, prefix = layer.attention, f"blk.{index}."
         if attention is not None and attention.head_norms == "layer":

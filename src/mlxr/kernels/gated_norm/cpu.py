@@ -11,7 +11,7 @@ def gated_norm(
     ctx: Context,
     x: FloatArray,
     gate: FloatArray,
-    weight: FloatArray,
+    weight: FloatArray | None,
     eps: float,
     width: int,
     gate_first: bool,

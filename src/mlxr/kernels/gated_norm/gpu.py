@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.gated_norm import name_variant
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.tensor import FloatArray
@@ -23,24 +24,32 @@ KERNELS = (NORM,)
 
 
 def gated_norm(
-    ctx: Context, x: Any, gate: Any, weight: FloatArray, eps: float, width: int, gate_first: bool, first: int
+    ctx: Context, x: Any, gate: Any, weight: FloatArray | None, eps: float, width: int, gate_first: bool, first: int
 ) -> Any:
     """The norm of each group and the gate."""
-    gpu, x, gate, gain = ctx.gpu, settle(x), settle(gate), ctx.gpu.hold(weight)
+    gpu, x, gate = ctx.gpu, settle(x), settle(gate)
+    gain = None if weight is None else gpu.hold(weight)
     rows, columns = x.shape
     if gpu.launcher is None:
-        variant = "gate first" if gate_first else "norm first"
         return gpu.watch.run_mlx(
-            "gated_norm", variant, lambda: _compose(gpu, x, gate, gain, eps, width, gate_first, first), x, gate
+            "gated_norm",
+            name_variant(weight, gate_first),
+            lambda: _compose(gpu, x, gate, gain, eps, width, gate_first, first),
+            x,
+            gate,
         )
     numbers = gpu.launcher.numbers
     (out,) = gpu.launcher.launch(
         NORM,
-        [x, gate, gain, numbers(float(eps)), numbers(columns, width, gate.shape[1], first)],
+        [x, gate, x if gain is None else gain, numbers(float(eps)), numbers(columns, width, gate.shape[1], first)],
         groups=(columns // width, rows, 1),
         threads=min(MOST_THREADS, -(-width // LANES) * LANES),
         outputs=[((rows, columns), gpu.operands)],
-        constants={"GATE_FIRST": int(gate_first), "SHARED_WEIGHT": int(len(weight) == width)},
+        constants={
+            "GATE_FIRST": int(gate_first),
+            "SHARED_WEIGHT": int(weight is not None and len(weight) == width),
+            "NORMED": int(weight is not None),
+        },
         types={"Y": gpu.operands},
     )
     return out
@@ -50,6 +59,8 @@ def _compose(gpu: Any, x: Any, gate: Any, gain: Any, eps: float, width: int, gat
     mx, (rows, columns) = gpu.mx, x.shape
     gates = gate[:, first : first + columns]
     silu = gates * mx.sigmoid(gates)
+    if gain is None:
+        return (x * silu).astype(gpu.operands)
     groups = mx.fast.rms_norm((x * silu if gate_first else x).reshape(rows, -1, width), None, eps)
     normed = (groups * gain.reshape(-1, width)).reshape(rows, columns)
     return (normed if gate_first else normed * silu).astype(gpu.operands)

@@ -148,7 +148,8 @@ def make_recurrent(
         check_size("recurrent", "channels of the convolution", conv.channels, rule.columns)
         columns, made = columns + rule.gates, rule.results
     if gated_norm is not None:
-        check_floats("recurrent", "weight of the gated norm", gated_norm.weight, 1)
+        if gated_norm.weight is not None:
+            check_floats("recurrent", "weight of the gated norm", gated_norm.weight, 1)
         check_size("recurrent", "columns of the gated norm", gated_norm.columns, made)
         columns += gated_norm.columns
     check_size("recurrent", "columns of input", input.out_features, columns)

@@ -62,9 +62,9 @@ class AttentionBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixerNorm:
-    """The norm of what a recurrence gives, with a gate: see `gated_norm`."""
+    """The norm of what a recurrence gives, with a gate: see `gated_norm`. Without a weight it is the gate alone."""
 
-    weight: FloatArray
+    weight: FloatArray | None
     eps: float
     columns: int
     width: int

@@ -343,7 +343,7 @@ def count_weight_bytes(operator: Operator) -> int:
         case Recur(rule):
             return rule.nbytes
         case GatedNorm(norm):
-            return norm.weight.nbytes
+            return 0 if norm.weight is None else norm.weight.nbytes
         case _:
             return 0
 
