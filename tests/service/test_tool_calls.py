@@ -36,6 +36,7 @@ FORMATS: dict[str, ToolFormat] = {
     "mistral-args": MistralFormat(has_args_marker=True),
     "phi4": Phi4Format("<|tool_call|>", "<|/tool_call|>"),
     "granite3": Phi4Format("<|tool_call|>", ""),
+    "nemotron": Phi4Format("<TOOLCALL>", "</TOOLCALL>"),
     "cohere": CohereFormat(),
     "olmo3": Olmo3Format(),
     "gemma4": Gemma4Format(),
@@ -92,6 +93,7 @@ CASES: list[tuple[str, str, list[object]]] = [
     ("phi4", f"Well: <|tool_call|>{CALL}<|/tool_call|>\n<|tool_call|> {NOW_CALL}", ["Well:", FIRST, SECOND]),
     ("phi4", f"<|tool_call|>[{CALL}] <|/tool_call|> and so", [FIRST, " and so"]),
     ("granite3", f"<|tool_call|>[{CALL}, {NOW_CALL}]", [FIRST, SECOND]),
+    ("nemotron", f"Well: <TOOLCALL>[{CALL}, {NOW_CALL}]</TOOLCALL>", ["Well:", FIRST, SECOND]),
     ("cohere", f"<|START_ACTION|>{ACTIONS}<|END_ACTION|>", [FIRST, SECOND]),
     ("olmo3", f"<function_calls>weather(city={CITY[9:-1]})\nnow()</function_calls>", [FIRST, SECOND]),
     ("olmo3", f"Well: <function_calls>\nweather(city={CITY[9:-1]})\n", ["Well:", FIRST]),
@@ -263,6 +265,7 @@ def test_enforced_calls_stream(format_name: str, text: str, expected: list[objec
 def test_enforced_arguments_come_as_they_grow(format_name: str) -> None:
     leads = {"hermes": "<tool_call>\n", "mistral": "[TOOL_CALLS][", "mistral-args": "[TOOL_CALLS]"}
     leads |= {"cohere": "<|START_ACTION|>["} | dict.fromkeys(("phi4", "granite3"), "<|tool_call|>[")
+    leads["nemotron"] = "<TOOLCALL>["
     lead = leads.get(format_name, "")
     heads = {"mistral-args": "now[ARGS]", "cohere": '{"tool_call_id": "0", "tool_name": "now", "parameters": '}
     head = heads.get(format_name, '{"name": "now", "arguments": ')
@@ -287,6 +290,7 @@ def test_only_the_first_call_counts_where_one_is_allowed() -> None:
         ("<tool_call><function=x> tools", True, GenericFormat),
         ("[TOOL_CALLS]", True, MistralFormat),
         ("<|tool_call|> tools", True, Phi4Format),
+        ("<TOOLCALL> tools", True, Phi4Format),
         ("xml_tools <tool_call>", True, SmolLM3Format),
         ("<function_calls> tools", True, Olmo3Format),
         ("<|START_ACTION|> tools", True, CohereFormat),
@@ -329,6 +333,7 @@ EXAMPLES = {
 LISTS = {
     "phi4": ("<|tool_call|>", "<|/tool_call|>"),
     "granite3": ("<|tool_call|>", ""),
+    "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
     "mistral": ("[TOOL_CALLS]", ""),
 }
 

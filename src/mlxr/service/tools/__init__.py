@@ -20,7 +20,7 @@ from mlxr.service.tools.llama3 import Llama3Format
 from mlxr.service.tools.mistral import MistralFormat
 from mlxr.service.tools.olmo3 import START as OLMO_START
 from mlxr.service.tools.olmo3 import Olmo3Format
-from mlxr.service.tools.phi4 import END, START, Phi4Format
+from mlxr.service.tools.phi4 import END, NEMOTRON_END, NEMOTRON_START, START, Phi4Format
 from mlxr.service.tools.qwen_xml import FUNCTION, QwenXmlFormat
 from mlxr.service.tools.smollm3 import TOOLS_VARIABLE, SmolLM3Format
 
@@ -46,6 +46,8 @@ def find_format(template_source: str, *, takes_tools: bool) -> ToolFormat:
             return HermesFormat()
         if START in template_source:
             return Phi4Format(START, END if END in template_source else "")
+        if NEMOTRON_START in template_source:
+            return Phi4Format(NEMOTRON_START, NEMOTRON_END)
         if OLMO_START in template_source:
             return Olmo3Format()
         if GEMMA4_START in template_source:

@@ -1,7 +1,7 @@
 """Calls as Phi-4-mini and Granite 3 write them: `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]`.
 
-Phi-4-mini closes the list with `<|/tool_call|>`. Source: the model card of microsoft/Phi-4-mini-instruct and the chat
-templates of Granite 3.
+Phi-4-mini closes the list with `<|/tool_call|>`; Nemotron Nano 2 has `<TOOLCALL>` and `</TOOLCALL>`. Source: the model
+card of microsoft/Phi-4-mini-instruct and the chat templates of Granite 3 and Nemotron Nano 2.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from mlxr.service.tools.format import CallParser, ToolFormat, quote_lark, write_
 from mlxr.service.tools.mistral import MarkedParser
 
 START, END = "<|tool_call|>", "<|/tool_call|>"
+NEMOTRON_START, NEMOTRON_END = "<TOOLCALL>", "</TOOLCALL>"
 
 
 class Phi4Format(ToolFormat):
