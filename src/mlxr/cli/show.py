@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,14 +14,17 @@ from mlxr.cli.completion import complete_models
 from mlxr.cli.experts import describe_experts, format_experts
 from mlxr.cli.flags import Json, RegistrySettings
 from mlxr.cli.list import describe as describe_entry
+from mlxr.cli.states import describe_states, list_states
 from mlxr.cli.terminal import format_bytes, format_count, make_printable, print_fields, print_json, print_table
 from mlxr.core.errors import MlxrError
+from mlxr.core.settings import Settings
 from mlxr.formats import GGUFFile, SafetensorsFolder, TensorSource, open_gguf, open_safetensors
 from mlxr.loading import Footprint, find_model, read_footprint, read_sampling, read_template
 from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import list_parameters
 from mlxr.service.capabilities import describe_template
 from mlxr.service.opening import find_record
+from mlxr.service.state_use import StateUse, read_state_use
 
 MAX_ITEMS = 8
 MAX_CHARACTERS = 100
@@ -44,19 +47,28 @@ def show(file: File, settings: RegistrySettings, tensors: ShowTensors = False, j
         if json:
             fields: dict[str, object] = {} if record is None else {"record": describe_record(record)}
             recommended = {"sampling": read_sampling(path), "chat": describe_template(read_template(path))}
-            read = describe_footprint(find_footprint(path))
+            read = describe_footprint(find_footprint(path)) | {"states": describe_states(find_states(path, settings))}
             print_json(fields | describe(opened, with_tensors=tensors) | read | recommended)
             return
         if record is not None:
             print_record(record)
         print_chat(path)
-        print_description(opened, find_footprint(path), with_tensors=tensors)
+        rows = [*list_footprint(find_footprint(path)), *list_states(find_states(path, settings))]
+        print_description(opened, rows, with_tensors=tensors)
 
 
 def find_footprint(path: Path) -> Footprint | None:
     """What a token reads of a model; None for files of which no model is made here."""
     try:
         return read_footprint(path)
+    except MlxrError:
+        return None
+
+
+def find_states(path: Path, settings: Settings) -> StateUse | None:
+    """What a conversation takes; None without recurrent layers, and for files of which no model is made here."""
+    try:
+        return read_state_use(path, settings)
     except MlxrError:
         return None
 
@@ -135,15 +147,17 @@ def describe(opened: GGUFFile | SafetensorsFolder, *, with_tensors: bool) -> dic
     return fields
 
 
-def print_description(opened: GGUFFile | SafetensorsFolder, footprint: Footprint | None, *, with_tensors: bool) -> None:
-    """Print the description of a file as text for people."""
+def print_description(
+    opened: GGUFFile | SafetensorsFolder, rows: Sequence[tuple[str, str]], *, with_tensors: bool
+) -> None:
+    """Print the description of a file as text for people, with `rows` in its head."""
     parameters = sum(math.prod(tensor.shape) for tensor in opened.tensors.values())
     head = [
         ("format", name_format(opened)),
         ("files", ", ".join(str(path) for path in opened.paths)),
         ("size", format_bytes(opened.size_bytes)),
         ("parameters", format_count(parameters)),
-        *list_footprint(footprint),
+        *rows,
     ]
     print_fields(head)
     print()
@@ -151,11 +165,11 @@ def print_description(opened: GGUFFile | SafetensorsFolder, footprint: Footprint
         [(make_printable(key), format_value(value)) for key, value in read_metadata(opened).items()], "metadata"
     )
     print()
-    rows = [
+    types = [
         (name, format_count(row["tensors"]), format_count(row["parameters"]), format_bytes(row["bytes"]))
         for name, row in sum_by_type(opened.tensors).items()
     ]
-    print_table(("type", " tensors", " parameters", " size"), rows, "tensors")
+    print_table(("type", " tensors", " parameters", " size"), types, "tensors")
     if with_tensors:
         print()
         listed = [_list_tensor(tensor) for tensor in opened.tensors.values()]

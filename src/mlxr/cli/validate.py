@@ -8,6 +8,7 @@ import typer
 
 from mlxr.cli.experts import describe_experts, format_reading, list_experts
 from mlxr.cli.flags import Json, OptionalModel
+from mlxr.cli.states import describe_states, list_states
 from mlxr.cli.terminal import format_bytes, format_count, print_fields, print_json, print_table, show_progress
 from mlxr.core.live import MachineLimits
 from mlxr.core.settings import Settings
@@ -82,6 +83,7 @@ def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
             "gqa_saved_bytes": engine.gqa_saved_bytes,
             "window_saved_bytes": engine.window_saved_bytes,
             "full_use": asdict(result.full_use),
+            "states": describe_states(result.state_use),
             "groups": [{**asdict(group), "peak_bytes": group.peak_bytes} for group in engine.cache.groups],
         },
         "sharing": asdict(result.cache),
@@ -112,6 +114,7 @@ def print_result(loaded: LoadedModel, result: Validation, limits: MachineLimits 
             ),
             *list_groups(result),
             ("full use", format_full_use(result.full_use)),
+            *list_states(result.state_use),
             ("memory", format_memory(result.cache.after)),
             (
                 "sharing",

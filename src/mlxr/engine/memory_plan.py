@@ -122,10 +122,10 @@ def compare_windows(
     """Bytes of the cache that `sequences` of `tokens` need, and that they would need if no layer had a window."""
     groups, kind = form_groups(config.cache_layers), parse_kv_type(kv_type)
     needs = PageNeeds(groups.shapes, page_size, sequences, tokens, step_tokens)
-    return needs.compare_bytes(_measure_pages(ctx, groups, page_size, kind))
+    return needs.compare_bytes(measure_pages(ctx, groups, page_size, kind))
 
 
-def _measure_pages(ctx: Context, groups: CacheGroups, page_size: int, kind: KVType | None) -> tuple[int, ...]:
+def measure_pages(ctx: Context, groups: CacheGroups, page_size: int, kind: KVType | None) -> tuple[int, ...]:
     """Bytes of one page of each group, or of one state."""
     return tuple(
         measure_state_bytes(shape)
@@ -147,7 +147,7 @@ def plan_arena(
 ) -> ArenaPlan:
     """The arena that `Engine` makes of the arguments of the same names; nothing is allocated. Raises SettingError."""
     groups, kind = form_groups(config.cache_layers), parse_kv_type(settings.kv_type)
-    page_bytes = _measure_pages(ctx, groups, plan.page_size, kind)
+    page_bytes = measure_pages(ctx, groups, plan.page_size, kind)
     needs = PageNeeds(groups.shapes, plan.page_size, settings.max_sequences, context_tokens, settings.max_batch_tokens)
     if plan.shares_prefixes:
         needs = replace(needs, snapshot_pages=space_snapshots(page_bytes, needs, settings.snapshot_percent))

@@ -25,6 +25,7 @@ from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
 from mlxr.loading import LoadedModel, Progress, list_native_operators
 from mlxr.service.opening import build_engine, open_model
+from mlxr.service.state_use import StateUse, find_state_use
 from mlxr.service.stats import MemoryUse, OperatorCount, collect_stats, measure_memory
 
 Floats = npt.NDArray[np.float32]
@@ -131,6 +132,7 @@ class Validation:
     logits: LogitsCheck
     cache: CacheCheck
     full_use: FullUse
+    state_use: StateUse | None
     implementation: str = "cpu"
 
     @property
@@ -220,6 +222,7 @@ def validate_model(
         logits=compare_logits(answer_rows, reference, len(prompt_ids) - 1),
         cache=check_cache(loaded, settings, prompt_ids),
         full_use=measure_full_use(loaded, settings),
+        state_use=find_state_use(loaded, settings),
         implementation="cpu" if loaded.ctx.gpu is None else "gpu",
     )
 
