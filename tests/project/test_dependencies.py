@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-TRACING = {"opentelemetry"}  # imported only where the extra `tracing` is installed; its packages share one module
+EXTRAS = {"opentelemetry", "ray"}  # imported only where the extras `tracing` and `ray` are installed
 
 
 def canonical(requirement: str) -> str:
@@ -40,6 +40,6 @@ def test_imports_are_declared() -> None:
     for module, path in imported_modules().items():
         packages = {canonical(name) for name in owners.get(module, [module])}
         used |= packages
-        assert packages & declared or module in TRACING, f"{path} imports {module}: pyproject.toml does not declare it"
+        assert packages & declared or module in EXTRAS, f"{path} imports {module}: pyproject.toml does not declare it"
     unused = declared - used - {"mlx"}  # imported by name, where it is installed
     assert not unused, f"pyproject.toml declares {unused}, which nothing imports"

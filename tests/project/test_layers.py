@@ -26,9 +26,9 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"kernels", "cache", "models"},
     "service": {"engine", "loading", "conversion", "templates", "tokenizers", "registry"},
     "server": {"service", "registry"},
-    "cluster": set(),
+    "cluster": {"server", "service", "engine"},
     "llm": {"service", "loading"},
-    "cli": {"llm", "service", "server", "registry", "loading", "conversion", "formats"},
+    "cli": {"llm", "service", "server", "cluster", "registry", "loading", "conversion", "formats"},
     "__init__": {"llm"},
     "__main__": {"cli"},
 }

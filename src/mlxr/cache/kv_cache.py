@@ -21,7 +21,7 @@ from dataclasses import replace
 from mlxr.cache.boundary import Boundary, find_boundary
 from mlxr.cache.group import CacheGroup, Snapshot, indexed_pages
 from mlxr.cache.page_table import PageCopy, SequenceTable
-from mlxr.cache.prefix import PageKeys, PrefixEntry, hash_fields
+from mlxr.cache.prefix import NameChanges, PageKeys, PrefixEntry, hash_fields
 from mlxr.cache.stats import CacheStats, CacheTotals, EvictionCause
 from mlxr.cache.store import PageName, PageStore
 from mlxr.cache.store_writer import StoreWriter
@@ -218,6 +218,18 @@ class KVCache:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+
+    def read_names(self, *, whole: bool = False) -> NameChanges:
+        """Which names of pages came and went since the last call; if `whole` or at the first, all there are.
+
+        They are those of the first group whose pages all lie before one another, else of the first group.
+        """
+        index = next((group.index for group in self.groups if group.is_linked), self.groups[0].index)
+        changes, index.changes = index.changes, {}
+        if changes is None or whole:
+            return NameChanges([entry.key for entry in index], [], whole=True)
+        came = [key for key, is_there in changes.items() if is_there]
+        return NameChanges(came, [key for key, is_there in changes.items() if not is_there], whole=False)
 
     def describe_page(self, group: int, page: int) -> PageRecord | None:
         """One page of a group in full, its sequences aside; None if there is no such page."""

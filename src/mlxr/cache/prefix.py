@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 KEY_BYTES = 32
+MAX_CHANGES = 1 << 16
 
 
 def hash_fields(*fields: bytes) -> bytes:
@@ -54,6 +55,15 @@ class PageKeys:
         return twin
 
 
+@dataclass(frozen=True, slots=True)
+class NameChanges:
+    """Keys of pages that came and went between two readings; if `whole`, `added` are all there are."""
+
+    added: list[bytes]
+    dropped: list[bytes]
+    whole: bool
+
+
 @dataclass(slots=True, eq=False)
 class PrefixEntry:
     """An indexed page. `depth` counts the pages before it, `children` the indexed pages that go on from it.
@@ -76,13 +86,18 @@ class PrefixEntry:
 
 
 class PrefixIndex:
-    """Entries by key and by page. The clock counts pages as they are added or found, not time."""
+    """Entries by key and by page. The clock counts pages as they are added or found, not time.
+
+    While somebody wants to know, `changes` has the keys that came (True) or went (False) since it was emptied, without
+    those that did both; otherwise it is None. It becomes None when it has grown to MAX_CHANGES.
+    """
 
     def __init__(self, *, linked: bool = True) -> None:
         self._linked = linked
         self._by_key: dict[bytes, PrefixEntry] = {}
         self._by_page: dict[int, PrefixEntry] = {}
         self.clock = 0
+        self.changes: dict[bytes, bool] | None = None
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -112,6 +127,7 @@ class PrefixIndex:
         self._by_page[page] = entry
         if parent is not None:
             parent.children += 1
+        self._note(key, is_there=True)
         return entry
 
     def reuse(self, entries: Sequence[PrefixEntry]) -> None:
@@ -136,6 +152,17 @@ class PrefixIndex:
         del self._by_key[entry.key], self._by_page[entry.page]
         if entry.parent is not None:
             entry.parent.children -= 1
+        self._note(entry.key, is_there=False)
+
+    def _note(self, key: bytes, *, is_there: bool) -> None:
+        if self.changes is None:
+            return
+        if self.changes.get(key, is_there) is is_there:
+            self.changes[key] = is_there
+        else:
+            del self.changes[key]
+        if len(self.changes) > MAX_CHANGES:
+            self.changes = None
 
     def check(self) -> None:
         """Prove that keys, pages, parents and children agree; raises AssertionError."""

@@ -29,6 +29,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("chat", "mlxr.cli.chat", "Talk with a model."),
     CommandRow("embed", "mlxr.cli.embed", "Print a vector of length 1 for each text."),
     CommandRow("serve", "mlxr.cli.serve", "Answer OpenAI, Ollama and Anthropic clients over HTTP."),
+    CommandRow("cluster", "mlxr.cli.cluster", "Serve a model from several engines behind one address."),
     CommandRow("list", "mlxr.cli.list", "List the models here."),
     CommandRow("pull", "mlxr.cli.pull", "Fetch a model from Hugging Face."),
     CommandRow("import", "mlxr.cli.import_", "Give a model on disk a name."),

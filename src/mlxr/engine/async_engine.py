@@ -20,7 +20,7 @@ from mlxr.engine.engine import Engine
 from mlxr.engine.live import LiveReading
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
-from mlxr.engine.stats import EngineStats
+from mlxr.engine.stats import EngineReport, EngineStats
 from mlxr.engine.worker import Job, Receiver, Worker
 from mlxr.models.step_work import StepWork
 
@@ -131,6 +131,10 @@ class AsyncEngine:
     async def stats(self) -> EngineStats:
         """The engine's numbers between two steps."""
         return await self._call(lambda engine: engine.stats())
+
+    async def read_report(self, *, whole: bool = False) -> EngineReport:
+        """What there is to do and which pages can be found, for one reader; see `Engine.read_report`."""
+        return await self._call(lambda engine: engine.read_report(whole=whole))
 
     async def run_between_steps(self, work: Callable[[], T]) -> T:
         """What `work()` returns, on the engine's thread while it computes nothing; answers pause for as long."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict
 
 from mlxr.cache.kv_cache import KVCache
+from mlxr.cache.prefix import PageKeys
 from mlxr.core.errors import InvalidRequest, SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
@@ -29,7 +30,7 @@ from mlxr.engine.scheduler import Chunk, Scheduler
 from mlxr.engine.scoring import Doubles, PromptScores, choose_chunk_tokens, score_tokens
 from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.shares import Shares
-from mlxr.engine.stats import EngineStats, Work
+from mlxr.engine.stats import EngineReport, EngineStats, Work
 from mlxr.kernels.context import Context
 from mlxr.kernels.rows import repeat_rows
 from mlxr.kernels.sample import NO_TOKEN, SampleResult, sample
@@ -292,6 +293,22 @@ class Engine:
             cache=self._cache.stats(),
             **asdict(self._work),
         )
+
+    def read_report(self, *, whole: bool = False) -> EngineReport:
+        """What there is to do, and which pages came and went since the last report; if `whole`, all pages."""
+        scheduler, names = self._scheduler, self._cache.read_names(whole=whole)
+        prompts = [row for row in (*scheduler.waiting, *scheduler.running) if not row.is_decoding]
+        return EngineReport(
+            waiting_tokens=sum(row.pending_tokens for row in prompts),
+            running=len(scheduler.running),
+            steps=self._work.steps,
+            prefill_tokens=self._work.prefill_tokens,
+            names=names,
+        )
+
+    def start_keys(self) -> PageKeys:
+        """Names of pages of no tokens yet, from which those of any prompt follow."""
+        return self._cache.start_keys()
 
     def check(self) -> None:
         """Prove that every page is free, cached or held by exactly the answers that are there; else AssertionError."""

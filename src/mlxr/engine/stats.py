@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from mlxr.cache.prefix import NameChanges
 from mlxr.cache.stats import CacheStats
 from mlxr.engine.scheduler import Chunk
 
@@ -29,6 +30,21 @@ class Work:
             self.decode_tokens += chunk.tokens
         else:
             self.prefill_tokens += chunk.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What decides where a further request is best computed.
+
+    `waiting_tokens` are prompt tokens still to compute, `running` the answers that have a place, `steps` and
+    `prefill_tokens` what was computed since the engine was made, and `names` tells which pages can be found.
+    """
+
+    waiting_tokens: int
+    running: int
+    steps: int
+    prefill_tokens: int
+    names: NameChanges
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,22 @@ from mlxr.server.logs import log_prompt
 from mlxr.server.metrics import RequestMetrics
 from mlxr.server.streaming import until_disconnected
 from mlxr.server.tracing import Span, start_span
+from mlxr.service.identity import current_identity
 from mlxr.service.requests import ChatRequest, TextRequest
 
 if TYPE_CHECKING:
-    from mlxr.service.async_session import AsyncStream
+    from mlxr.service.async_session import AsyncStream, PageNames
     from mlxr.service.model_pool import ModelLease
+
+PLAN_ONLY = "plan_only"  # set in the state of a request by whoever wants no answer but `Planned`
+
+
+class Planned(Exception):  # the answer to a request that only wants to know
+    """The request is not computed, as it asks only which pages its prompt fills; see PLAN_ONLY."""
+
+    def __init__(self, names: PageNames) -> None:
+        super().__init__("the request is only planned")
+        self.names = names
 
 
 async def borrow(
@@ -64,6 +75,9 @@ async def _acquire(request: Request, model: str | None, keep_alive_s: float | No
 async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatRequest) -> Generation:
     """Start the answers; raises InvalidRequest, QueueFull, OutOfPages, TemplateError or EngineStopped here."""
     row, settings = in_flight(request), request.app.state.settings
+    if request.scope["state"].get(PLAN_ONLY):
+        raise Planned(await lease.session.name_pages(wanted))
+    wanted = fill_seed(wanted)
     if settings.log_prompts:
         log_prompt(row, wanted.prompt if isinstance(wanted, TextRequest) else wanted.messages)
     stream = await lease.session.start(limit_deadline(wanted, settings), client=row.peer)
@@ -75,6 +89,14 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
     counts = RequestMetrics(request.app.state.metrics, row, lease.name, operation, len(stream.prompt_ids))
     row.stack.callback(lambda: counts.count_left(stream.growing))  # before the stream is closed
     return Generation(stream, lease, row, counts, span)
+
+
+def fill_seed(wanted: TextRequest | ChatRequest) -> TextRequest | ChatRequest:
+    """The request with the seed of the identity in use, where there is one and the request has no seed itself."""
+    identity = current_identity()
+    if identity is None or wanted.params.seed is not None:
+        return wanted
+    return replace(wanted, params=replace(wanted.params, seed=identity.seed))
 
 
 def note_prompts(request: Request, lease: ModelLease, prompts: Sequence[Sequence[int]]) -> None:

@@ -10,7 +10,6 @@ dialect and no route.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 from pydantic_core import PydanticCustomError
 
 from mlxr.core.errors import InvalidRequest
+from mlxr.service.identity import draw_hex
 
 Text = Annotated[str, Field(min_length=1)]
 JsonObject = dict[str, object]
@@ -75,7 +75,7 @@ def dump_json(value: object, field: str) -> str:
 
 def make_id(prefix: str) -> str:
     """A new name for something in a reply, which nobody can guess: who knows a response's name may read it."""
-    return f"{prefix}{secrets.token_hex(16)}"
+    return f"{prefix}{draw_hex(16, prefix)}"
 
 
 def describe_call(call_id: str, name: str, arguments: str) -> JsonObject:

@@ -12,6 +12,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from mlxr.core.events import Event, Finish
@@ -21,7 +22,9 @@ from mlxr.engine.async_engine import AsyncEngine, Ticket
 from mlxr.engine.live import LiveReading
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
+from mlxr.engine.stats import EngineReport
 from mlxr.loading import LoadedModel, ModelConfig
+from mlxr.service.identity import current_identity, use_identity
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine
 from mlxr.service.preparation import Preparation, Prepared
@@ -35,6 +38,15 @@ logger = logging.getLogger(__name__)
 # Preparing longer requests takes long enough to be felt by others on the loop.
 INLINE_CHARACTERS = 4096
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PageNames:
+    """A prompt of `tokens` tokens and the names of the pages that it fills, of `page_size` tokens each."""
+
+    keys: list[bytes]
+    tokens: int
+    page_size: int
 
 
 class AsyncSession:
@@ -62,6 +74,7 @@ class AsyncSession:
         self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
         self._measuring: asyncio.Task[MachineLimits] | None = None
         self._kv_cache, self._kept_limits = engine.plan.kv_cache, KeptLimits(settings)
+        self._keys, self.page_size = engine.start_keys(), engine.plan.page_size
         self._engine = AsyncEngine(engine)
         self._threads = PreparingThreads()
         self._preparation = Preparation(
@@ -162,6 +175,22 @@ class AsyncSession:
         token_ids = self._preparation.encode_prompt(prompt)
         return await self._engine.embed(token_ids, pooling, client=client, deadline_s=deadline_s)
 
+    async def name_pages(self, request: TextRequest | ChatRequest) -> PageNames:
+        """Which pages the prompt of a request fills, by the names under which the cache knows them.
+
+        Raises as `start` does for what cannot be a prompt.
+        """
+        token_ids = await self.run(self._preparation.encode_request, request, reads=request)
+        keys = self._keys.fork(0).cover(token_ids, len(token_ids) // self.page_size)
+        return PageNames(keys, len(token_ids), self.page_size)
+
+    async def read_report(self, *, whole: bool = False) -> EngineReport:
+        """What the engine has to do, and which pages came and went since the last report, of which there is one reader.
+
+        If `whole`, all pages that can be found are named.
+        """
+        return await self._engine.read_report(whole=whole)
+
     async def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed."""
         return collect_stats(self._loaded, await self._engine.stats())
@@ -245,6 +274,7 @@ class AsyncStream:
         self._unfetched = len(self._answers)  # Finish events that nobody has taken
         self._waiter: asyncio.Future[None] | None = None
         self._ticket: Ticket | None = None
+        self._identity = current_identity()
         self._unwanted: list[int | None] = []  # what was to be cancelled before there was a ticket
 
     @property
@@ -265,7 +295,8 @@ class AsyncStream:
             return
         was_over = answer.is_over
         try:
-            self._events.extend(answer.push(event))
+            with use_identity(self._identity):  # the loop calls this outside of the request's own task
+                self._events.extend(answer.push(event))
         except Exception as error:  # one answer's failure must not take along the others of this step
             logger.exception("an answer failed")
             self._events.extend(answer.fail(f"{type(error).__name__}: {error}"))

@@ -118,13 +118,25 @@ class Preparation:
         """The text of a conversation's prompt, special tokens spelt out; raises as `encode_chat` does."""
         return self._require_chat(request).render(request)
 
-    def prepare(self, request: TextRequest | ChatRequest) -> Prepared:
-        """Everything about a request but the engine's own refusals."""
+    def encode_request(self, request: TextRequest | ChatRequest) -> list[int]:
+        """The token ids that `prepare` would give to the engine, without anything else; raises as it does."""
+        self._check_size(request)
+        if isinstance(request, ChatRequest):
+            token_ids = self.encode_chat(request)
+        else:
+            token_ids = self.encode_prompt(request.prompt)
+        return list(_fit(token_ids, request)[0])
+
+    def _check_size(self, request: TextRequest | ChatRequest) -> None:
         if request.window is None:  # with one, what is too long is cut
             if isinstance(request, ChatRequest):
                 self._size_bound.check("messages", request.messages)
             else:
                 self._size_bound.check("prompt", request.prompt)
+
+    def prepare(self, request: TextRequest | ChatRequest) -> Prepared:
+        """Everything about a request but the engine's own refusals."""
+        self._check_size(request)
         if isinstance(request, ChatRequest):
             prepared = self._prepare_chat(request)
         else:

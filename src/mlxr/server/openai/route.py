@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from mlxr.server.openai.errors import ErrorReply, render_error
 from mlxr.server.openai.replies import TokenBytes
 from mlxr.server.routes import describe_errors, describe_stream
 from mlxr.server.streaming import sse
+from mlxr.service.identity import read_clock
 from mlxr.service.model_pool import ModelLease
 from mlxr.service.requests import ChatRequest
 
@@ -35,7 +35,7 @@ class Head:
     @classmethod
     def make(cls, prefix: str, lease: ModelLease, model: str | None) -> Head:
         """The head of a new reply."""
-        created = int(time.time())
+        created = int(read_clock())
         name = model or lease.record.short_name
         return cls(make_id(prefix), created, name, f"fp_{lease.record.digest[:12]}")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mlxr.service.identity import draw_hex
 from mlxr.service.reasoning import Thought
 from mlxr.service.requests import Tool
 
@@ -136,7 +136,7 @@ class ToolFormat(ABC):
 
 def make_call_id() -> str:
     """As OpenAI spells them: `call_` and 24 characters."""
-    return f"call_{secrets.token_hex(12)}"
+    return "call_" + draw_hex(12, "call")
 
 
 def describe_tool(tool: Tool) -> dict[str, object]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from mlxr.service.identity import draw_hex
 from mlxr.service.reasoning import hold_back
 from mlxr.service.requests import Tool
 from mlxr.service.tools.format import (
@@ -41,7 +41,7 @@ class MistralFormat(ToolFormat):
 
     def make_id(self) -> str:
         """Nine letters and digits: the templates refuse anything else."""
-        return secrets.token_hex(5)[:9]
+        return draw_hex(5, "call")[:9]
 
     def prepare_messages(self, messages: list[dict[str, object]], tools: Sequence[Tool]) -> list[dict[str, object]]:
         """Ids of calls in the form that the templates want, the same for a call and its result."""

@@ -1,0 +1,397 @@
+"""The one address of a cluster: passes each request to the replica where its first token will come soonest.
+
+Requests and answers pass as they are, so all that a server checks and says is checked and said by a replica. Before an
+answer is begun, some replica tells which pages its prompt fills (a plan), and the router chooses by them. When a
+replica dies, or drains and ends, the request is made again elsewhere. It has the same identity, so the answer is the
+same, and the client gets what it has not got yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from mlxr.cluster.fleet import Fleet, Member
+from mlxr.cluster.frames import Continuation, FrameReader, separator_of
+from mlxr.cluster.metrics import count_choice, join_metrics, render_own
+from mlxr.cluster.paths import GENERATING, STORED, is_refused
+from mlxr.cluster.prefix_table import KEY_BYTES
+from mlxr.cluster.replica import IDENTITY, PLAN, Report
+from mlxr.core.errors import NoReplica, RequestFailed
+from mlxr.server.app import DIALECTS
+from mlxr.server.dialect import find_dialect
+from mlxr.server.errors import ServerError
+from mlxr.server.streaming import dump_json, ndjson, sse
+from mlxr.service.identity import Identity
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+WAIT_S = 60.0  # for a replica to come, while there is none
+MAX_TRIES = 20
+CONNECT_S = 5.0
+HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "content-length"})
+BROKEN = (httpx.TransportError, httpx.StreamError)
+REFUSED = ServerError(
+    501, "not_supported", "a cluster changes no models: bring the model to all machines and use `mlxr cluster update`"
+)
+
+
+class Gone(Exception):  # not an error of ours
+    """The replica has died, or cannot go on, in the middle of an answer."""
+
+
+@dataclass(slots=True)
+class Passing:
+    """One request on its way. `keys` and `tokens` are its plan, `tried` the replicas that could not answer it."""
+
+    request: Request
+    body: bytes
+    headers: list[tuple[bytes, bytes]]
+    keys: list[bytes] = field(default_factory=list)
+    tokens: int = 1
+    tried: set[str] = field(default_factory=set)
+    owner: Member | None = None  # the only one that can answer it
+
+    @property
+    def path(self) -> str:
+        """Return the path with the query."""
+        url = self.request.url
+        return f"{url.path}?{url.query}" if url.query else url.path
+
+
+class Front:
+    """See the module. For one event loop; `note` takes the reports of replicas."""
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30.0)
+        self._client = httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S))
+        self._watching: asyncio.Task[None] | None = None
+
+    async def note(self, report: Report) -> bool:
+        """Take in a report; whether the next one should name all pages."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        return await self.fleet.note(report)
+
+    async def answer(self, request: Request) -> Response:
+        """Answer one request of a client."""
+        path = request.url.path
+        if path in ("/health", "/health/ready", "/health/live"):
+            return self._tell_health(path)
+        if is_refused(request.method, path):
+            return _render(request, REFUSED)
+        passing = Passing(request, await request.body(), _clean_headers(request))
+        try:
+            if path == "/metrics":
+                return await self._collect_metrics(passing)
+            if path.startswith(STORED):
+                return await self._ask_all(passing)
+            if request.method == "POST" and path in GENERATING:
+                refusal = await self._plan(passing)
+                if refusal is not None:
+                    return refusal
+            return await self._pass_on(passing)
+        except NoReplica as error:
+            return _render(request, ServerError(503, "no_replica", str(error), retry_after_s=1.0))
+
+    def _tell_health(self, path: str) -> Response:
+        count = len(self.fleet.members)
+        if count or path == "/health/live":
+            return JSONResponse({"status": "ok", "replicas": count})
+        return JSONResponse({"status": "not ready", "reason": "no replica is ready", "replicas": 0}, 503)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self.fleet.bury_silent()
+
+    async def _plan(self, passing: Passing) -> Response | None:
+        """Find out which pages the prompt fills; the answer, where it is an error already."""
+        needs_owner = _names_stored(passing)
+        if len(self.fleet.members) == 1 and not needs_owner:
+            return None
+        header = (PLAN, b"1")
+        for _ in range(MAX_TRIES):
+            member = await self.fleet.take_turn(passing.tried, WAIT_S)
+            try:
+                reply = await self._ask(member, passing, header)
+            except BROKEN:
+                self._note_failure(passing, member)
+                continue
+            if reply.status_code == 503 and len(passing.tried) + 1 < len(self.fleet.members):
+                passing.tried.add(member.name)
+                continue
+            if PLAN.decode() in reply.headers:
+                plan = reply.json()
+                keys, passing.tokens = bytes.fromhex(plan["keys"]), plan["tokens"]
+                passing.keys = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
+                passing.owner = member if needs_owner else None
+                passing.tried.clear()
+                return None
+            if needs_owner and reply.status_code in (400, 404) and len(passing.tried) + 1 < len(self.fleet.members):
+                passing.tried.add(member.name)  # another replica may have what the request goes on from
+                continue
+            return _copy_reply(reply)
+        raise NoReplica("no replica can read the request")
+
+    async def _pass_on(self, passing: Passing) -> Response:
+        """Give the request to a replica, or to others when that fails, and pass on what comes back."""
+        passing.headers.append((IDENTITY, str(Identity.draw()).encode()))
+        progress = Continuation()
+        stream = await self._open(passing)
+        if isinstance(stream, Response):
+            return stream
+        separator = separator_of(stream.reply.headers.get("content-type", ""))
+        assert separator is not None
+        frames = self._stream(passing, stream, separator, progress)
+        reply = PassedStream(frames, stream.reply.status_code)
+        reply.raw_headers = _reply_headers(stream.reply)
+        return reply
+
+    async def _open(self, passing: Passing) -> Response | _Stream:
+        """The first reply that is one: whole, or a stream that has begun."""
+        for _ in range(MAX_TRIES):
+            member = await self._choose(passing)
+            try:
+                stream = await self._begin(member, passing)
+                if stream.is_stream:
+                    return stream
+                try:
+                    content = await stream.read_all()
+                finally:
+                    await stream.close()
+            except (*BROKEN, Gone):
+                self._note_failure(passing, member)
+                continue
+            if stream.reply.status_code == 503 and passing.owner is None and self._has_other(passing, member):
+                passing.tried.add(member.name)
+                continue
+            return _copy_reply(stream.reply, content)
+        raise NoReplica("no replica could answer the request")
+
+    async def _stream(
+        self, passing: Passing, stream: _Stream, separator: bytes, progress: Continuation
+    ) -> AsyncIterator[bytes]:
+        """The frames of one answer, from as many replicas as it takes."""
+        for _ in range(MAX_TRIES):
+            reader = FrameReader(separator)
+            progress.begin()
+            try:
+                async for data in stream.read():
+                    frames = [frame for frame in reader.push(data) if progress.take(frame)]
+                    if frames:
+                        yield b"".join(frames)
+                if rest := reader.take_rest():
+                    yield rest
+                return
+            except (*BROKEN, Gone):
+                self._note_failure(passing, stream.member)
+            except RequestFailed as error:
+                yield _render_frame(passing.request, separator, ServerError(500, "internal", str(error)))
+                return
+            finally:
+                await stream.close()
+            try:
+                again = await self._open(passing)
+            except NoReplica as error:
+                yield _render_frame(passing.request, separator, ServerError(503, "no_replica", str(error)))
+                return
+            if isinstance(again, Response):
+                yield _render_frame(passing.request, separator, _read_refusal(again))
+                return
+            stream = again
+            count_choice("continued")
+        yield _render_frame(passing.request, separator, ServerError(503, "no_replica", "too many replicas have died"))
+
+    async def _choose(self, passing: Passing) -> Member:
+        if passing.owner is not None:
+            return passing.owner
+        member, choice = await self.fleet.choose(passing.keys, passing.tokens, passing.tried, WAIT_S)
+        count_choice(choice.reason)
+        return member
+
+    def _has_other(self, passing: Passing, member: Member) -> bool:
+        return any(one.name not in passing.tried and one is not member for one in self.fleet.members)
+
+    def _note_failure(self, passing: Passing, member: Member) -> None:
+        """The replica did not answer: it gets nothing until it reports again, and this request never again."""
+        logger.warning("replica %s has broken off", member.name)
+        passing.tried.add(member.name)
+        if member is passing.owner:
+            raise NoReplica("the replica that held the conversation has died")
+        self.fleet.suspend(member)
+
+    async def _begin(self, member: Member, passing: Passing) -> _Stream:
+        request = self._client.build_request(
+            passing.request.method, member.url + passing.path, headers=passing.headers, content=passing.body
+        )
+        sending = asyncio.ensure_future(self._client.send(request, stream=True))
+        return _Stream(member, await _unless_gone(member, sending))
+
+    async def _ask(self, member: Member, passing: Passing, *headers: tuple[bytes, bytes]) -> httpx.Response:
+        """A reply that is read whole."""
+        asking = self._client.request(
+            passing.request.method,
+            member.url + passing.path,
+            headers=[*passing.headers, *headers],
+            content=passing.body,
+        )
+        return await _unless_gone(member, asyncio.ensure_future(asking))
+
+    async def _ask_all(self, passing: Passing) -> Response:
+        """The first reply that is not "not found": what is asked for lies in one replica."""
+        reply = None
+        for member in self.fleet.members:
+            try:
+                reply = await self._ask(member, passing)
+            except (*BROKEN, Gone):
+                continue
+            if reply.status_code != 404:
+                break
+        if reply is None:
+            raise NoReplica("no replica is ready")
+        return _copy_reply(reply)
+
+    async def _collect_metrics(self, passing: Passing) -> Response:
+        """The metrics of all replicas, each with the label `replica`, and those of the front."""
+        texts: dict[str, str] = {}
+        for member in self.fleet.members:
+            try:
+                reply = await self._ask(member, passing)
+            except (*BROKEN, Gone):
+                continue
+            if reply.status_code != 200:
+                return _copy_reply(reply)
+            texts[member.name] = reply.text
+        if not texts:
+            raise NoReplica("no replica is ready")
+        text = join_metrics(texts) + render_own(len(texts))
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class PassedStream(StreamingResponse):
+    """An answer as it grows. When the client leaves, the frames are closed, and with them the replica's answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all frames, or as many as the client stays for."""
+        del scope
+        sending = asyncio.ensure_future(self.stream_response(send))
+        watching = asyncio.ensure_future(self.listen_for_disconnect(receive))
+        try:
+            await asyncio.wait([sending, watching], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            sending.cancel()
+            watching.cancel()
+            await asyncio.gather(sending, watching, return_exceptions=True)
+            if isinstance(self.body_iterator, AsyncGenerator):
+                await self.body_iterator.aclose()
+
+
+class _Stream:
+    """A reply that has begun, of one replica."""
+
+    def __init__(self, member: Member, reply: httpx.Response) -> None:
+        self.member, self.reply = member, reply
+
+    @property
+    def is_stream(self) -> bool:
+        return self.reply.status_code == 200 and separator_of(self.reply.headers.get("content-type", "")) is not None
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """The bytes as they come; raises Gone when the replica counts as dead."""
+        chunks = self.reply.aiter_raw()
+        while (chunk := await _unless_gone(self.member, asyncio.ensure_future(_take(chunks)))) is not None:
+            yield chunk
+
+    async def read_all(self) -> bytes:
+        return await _unless_gone(self.member, asyncio.ensure_future(self.reply.aread()))
+
+    async def close(self) -> None:
+        """Let go of the connection, so that a replica that still answers stops."""
+        await self.reply.aclose()
+
+
+async def _take(chunks: AsyncIterator[bytes]) -> bytes | None:
+    """The next chunk, None at the end: a future cannot hold StopAsyncIteration."""
+    return await anext(chunks, None)
+
+
+async def _unless_gone(member: Member, work: asyncio.Future[T]) -> T:
+    """The result of `work`; raises Gone when the replica counts as dead before."""
+    gone = asyncio.ensure_future(member.gone.wait())
+    try:
+        both: list[asyncio.Future[Any]] = [work, gone]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise Gone
+        return work.result()
+    finally:
+        gone.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+def _clean_headers(request: Request) -> list[tuple[bytes, bytes]]:
+    """What a client said, without what concerns its connection and what only the front may say."""
+    own = {IDENTITY, PLAN, b"accept-encoding"}
+    kept = [(name, value) for name, value in request.headers.raw if name not in own]
+    kept = [(name, value) for name, value in kept if name.decode("latin-1") not in HOP_HEADERS]
+    return [*kept, (b"accept-encoding", b"identity")]
+
+
+def _names_stored(passing: Passing) -> bool:
+    """Whether the request goes on from a reply that one replica has kept."""
+    if passing.request.url.path.removeprefix("/v1") != "/responses" or b"previous_response_id" not in passing.body:
+        return False
+    try:
+        return bool(json.loads(passing.body).get("previous_response_id"))
+    except (ValueError, AttributeError, RecursionError):
+        return False
+
+
+def _copy_reply(reply: httpx.Response, content: bytes | None = None) -> Response:
+    copy = Response(reply.content if content is None else content, reply.status_code)
+    copy.raw_headers = [*_reply_headers(reply), (b"content-length", str(len(copy.body)).encode())]
+    return copy
+
+
+def _reply_headers(reply: httpx.Response) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.lower(), value) for name, value in reply.headers.raw if name.decode("latin-1").lower() not in HOP_HEADERS
+    ]
+
+
+def _render(request: Request, failure: ServerError) -> Response:
+    """An error of the front's own, as the dialect of the path spells it."""
+    body = dump_json(_spell(request, failure))
+    return Response(body, failure.status, failure.headers, "application/json")
+
+
+def _render_frame(request: Request, separator: bytes, failure: ServerError) -> bytes:
+    spelt = _spell(request, failure)
+    if separator == b"\n":
+        return ndjson(spelt)
+    return sse(spelt, "error" if request.url.path == "/v1/messages" else None)
+
+
+def _spell(request: Request, failure: ServerError) -> Any:
+    dialect = find_dialect(DIALECTS, request.url.path)
+    return dialect.render_error(failure, request.headers.get("x-request-id", "cluster"))
+
+
+def _read_refusal(reply: Response) -> ServerError:
+    """Why a request that was accepted once is refused now."""
+    return ServerError(reply.status_code, "internal", f"the answer broke off and is refused now: {reply.body[:300]!r}")

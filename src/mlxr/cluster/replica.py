@@ -1,0 +1,175 @@
+"""One engine of a cluster: the server of one machine on a port of its own, which also tells how it is.
+
+The front passes requests on to it as they came. Three things are added to the server: a request may bring the identity
+that its reply shall have, it may ask which pages its prompt fills instead of being answered, and several times a second
+a `Report` goes to the front.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import monotonic, sleep
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mlxr.cluster.pace import Pace
+from mlxr.cluster.prefix_table import KEY_BYTES, PageDelta
+from mlxr.cluster.router import Load
+from mlxr.core.errors import MlxrError, SettingError
+from mlxr.core.settings import Settings
+from mlxr.server.generation import PLAN_ONLY, Planned
+from mlxr.server.listen import Server, build_app, name_address, open_socket
+from mlxr.service.identity import Identity, use_identity
+
+logger = logging.getLogger(__name__)
+IDENTITY, PLAN = b"x-mlxr-identity", b"x-mlxr-plan"  # headers that only the front sends
+REPORT_S = 0.2  # between reports
+DRAIN_STEP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica tells the front: how to reach it, what it has to do, and which pages it can find."""
+
+    replica: str
+    url: str
+    page_size: int
+    is_draining: bool
+    load: Load
+    pages: PageDelta
+
+
+SendReport = Callable[[Report], Awaitable[bool]]  # gives True where all pages should be told next time
+
+
+class Inner:
+    """Around the whole server: takes the front's headers off a request and does what they say."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on to the server."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (IDENTITY, PLAN)}
+        scope["headers"] = [header for header in scope["headers"] if header[0] not in given]
+        scope.setdefault("state", {})[PLAN_ONLY] = PLAN in given
+        with use_identity(Identity.parse(given[IDENTITY]) if IDENTITY in given else None):
+            await self._app(scope, receive, send)
+
+
+async def tell_plan(_: Request, planned: Exception) -> Response:
+    """The answer to who asks for a plan: the names of the prompt's pages, cut as the router knows them."""
+    assert isinstance(planned, Planned)
+    names = planned.names
+    keys = b"".join(key[:KEY_BYTES] for key in names.keys)
+    return JSONResponse({"keys": keys.hex(), "tokens": names.tokens}, headers={PLAN.decode(): "1"})
+
+
+def build_replica_app(settings: Settings) -> Starlette:
+    """The server's application with what the front asks for."""
+    app = build_app(settings)
+    app.add_exception_handler(Planned, tell_plan)
+    app.add_middleware(Inner)
+    return app
+
+
+class ReplicaServer(Server):
+    """A server that sends reports while it runs."""
+
+    def __init__(self, app: Starlette, settings: Settings, name: str, url: str, send: SendReport) -> None:
+        super().__init__(app, settings)
+        self._app, self._name, self._url, self._send_report = app, name, url, send
+        self._reporting: asyncio.Task[None] | None = None
+        self.report: Report | None = None  # the last one
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and begin to report."""
+        await super().startup(sockets)
+        self._reporting = asyncio.create_task(self._report_on())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as a server does."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        await super().shutdown(sockets)
+
+    async def _report_on(self) -> None:
+        state = self._app.state
+        await state.lifecycle.loaded.wait()
+        if state.lifecycle.problem is not None:
+            return
+        pace, sequence, wants_whole = Pace(), 0, True
+        async with await state.pool.acquire(None) as lease:  # held, so that the model stays
+            while True:
+                read = await lease.session.read_report(whole=wants_whole)
+                names = read.names
+                delta = PageDelta(sequence, names.added, names.dropped, names.whole)
+                load = pace.note(read, monotonic())
+                report = Report(
+                    self._name, self._url, lease.session.page_size, state.lifecycle.is_draining, load, delta
+                )
+                self.report, sequence = report, sequence + 1
+                try:
+                    wants_whole = await self._send_report(report)
+                except Exception as error:  # the front is being started again
+                    logger.warning("the front takes no report: %s", error)
+                    wants_whole = True
+                await asyncio.sleep(REPORT_S)
+
+
+class Replica:
+    """A server in a thread of this process, from the start until `stop`.
+
+    Raises SettingError when it cannot listen, and MlxrError when the model cannot be loaded.
+    """
+
+    def __init__(self, settings: Settings, name: str, send: SendReport) -> None:
+        self._app = build_replica_app(settings)
+        listener = open_socket(settings)
+        self.url = name_address(listener)
+        self._drain_s = settings.drain_s
+        self._server = ReplicaServer(self._app, settings, name, self.url, send)
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="server", daemon=True)
+        self._thread.start()
+
+    def wait_ready(self) -> None:
+        """Return when the model is loaded; raises MlxrError saying why it cannot be."""
+        lifecycle = self._app.state.lifecycle
+        while not lifecycle.loaded.is_set():
+            if not self._thread.is_alive():
+                raise SettingError("host: the replica's server has ended")
+            sleep(DRAIN_STEP_S)
+        if lifecycle.problem is not None:
+            raise MlxrError(lifecycle.problem)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server runs."""
+        return self._thread.is_alive()
+
+    @property
+    def load(self) -> Load:
+        """What there is to do, as it was reported last."""
+        report = self._server.report
+        return Load(0, 0, 0.0, 0.0) if report is None else report.load
+
+    async def stop(self) -> None:
+        """Take no more requests and let answers go on for `drain_s`; those that are left go on in other replicas."""
+        self._app.state.lifecycle.begin_drain()
+        end_s = monotonic() + self._drain_s
+        while len(self._app.state.activity) and self._thread.is_alive() and monotonic() < end_s:
+            await asyncio.sleep(DRAIN_STEP_S)
+        self._server.force_exit = len(self._app.state.activity) > 0  # connections are cut, which the front mends
+        self._server.should_exit = True
+        await asyncio.to_thread(self._thread.join, 10.0)

@@ -1,0 +1,107 @@
+"""A cluster from its start to its end: Ray, Ray Serve's HTTP proxy, the application, and how it stands."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray import serve
+
+from mlxr.cluster.application import APPLICATION, ENGINE, ENGINES, ClusterPlan, bind_engines, build_front
+from mlxr.core.errors import SettingError
+from mlxr.core.settings import Settings
+
+LOCAL = "127.0.0.1"
+OWN_CPUS = 1  # for what Ray itself runs
+
+
+@contextmanager
+def start_cluster(plan: ClusterPlan, settings: Settings, address: str | None) -> Iterator[str]:
+    """The cluster's address; it runs until the end of the block. `address` is that of Ray, None to start it here.
+
+    Raises SettingError when the application cannot be started.
+    """
+    port = check_port(settings)
+    _connect(address, cpus=max(os.cpu_count() or 1, int((plan.max_replicas or plan.replicas) * plan.cpus) + OWN_CPUS))
+    try:
+        serve.start(http_options={"host": settings.host, "port": port, "keep_alive_timeout_s": 75})
+        serve.run(build_front({}), name=APPLICATION, route_prefix="/")
+        run_engines(plan)
+        yield f"http://{settings.host}:{port}"
+    finally:
+        end_serve: Any = serve.shutdown
+        end_serve()
+        _disconnect()
+
+
+@contextmanager
+def join_cluster(address: str | None) -> Iterator[None]:
+    """Within, one may talk to a cluster that runs; raises SettingError when there is none."""
+    _connect(address or "auto")
+    try:
+        yield
+    finally:
+        _disconnect()
+
+
+def run_engines(plan: ClusterPlan) -> None:
+    """Start the replicas, or change those that run, one after the other; return when they stand.
+
+    Raises SettingError when they cannot be started.
+    """
+    try:
+        serve.run(bind_engines(plan), name=ENGINES, route_prefix=None)
+    except RuntimeError as error:
+        reason = read_status().get("message") or str(error)
+        raise SettingError(f"the cluster cannot be started: {_shorten(reason)}") from None
+
+
+def read_status() -> dict[str, Any]:
+    """How the replicas stand: `status`, `message`, and how many replicas are in which state (`replicas`)."""
+    application = serve.status().applications.get(ENGINES)
+    if application is None:
+        return {"status": "NOT_STARTED", "message": "", "replicas": {}}
+    engine = application.deployments.get(ENGINE)
+    states = {} if engine is None else {str(name): count for name, count in engine.replica_states.items()}
+    message = application.message or ("" if engine is None else engine.message)
+    return {"status": str(application.status.value), "message": message, "replicas": states}
+
+
+def check_port(settings: Settings) -> int:
+    """The port that the proxy can have, a free one for 0; raises SettingError."""
+    if settings.unix_socket is not None:
+        raise SettingError("unix_socket: a cluster listens on an address; leave it out")
+    try:
+        with socket.create_server((settings.host, settings.port)) as probe:
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingError(f"port: {settings.host}:{settings.port} cannot be listened on: {reason}") from error
+
+
+def _connect(address: str | None, cpus: int | None = None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "namespace": APPLICATION}
+    if address is None:
+        options |= {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": LOCAL}
+    try:
+        ray.init(address or "local", **options)
+    except (ConnectionError, ValueError) as error:
+        raise SettingError(f"ray: cannot reach a cluster at {address}: {_shorten(str(error))}") from None
+
+
+def _disconnect() -> None:
+    end: Any = ray.shutdown
+    end()
+
+
+def _shorten(text: str) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:400] if lines else "no reason is known"

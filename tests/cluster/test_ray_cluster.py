@@ -1,0 +1,264 @@
+"""A cluster of two engines on this machine, asked over HTTP: it answers as one server does, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+
+from running_server import RunningServer, start_server
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="replicas are found and killed by way of /proc"),
+    pytest.mark.xdist_group("ray"),
+]
+KEY = "a-key-of-the-tests"
+SETTINGS = {"threads": 1, "arena_bytes": "64M", "api_keys": [KEY], "drain_s": 5}
+READY_S = 120.0
+LONG = {"max_tokens": 300, "ignore_eos": True}
+
+
+@dataclass
+class Cluster:
+    """A process `mlxr cluster serve`, and an ordinary server to compare with."""
+
+    process: subprocess.Popen[str]
+    url: str
+    alone: RunningServer
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+
+    def find_replicas(self) -> list[int]:
+        """Process ids of the engines of this cluster."""
+        return [pid for pid in list_descendants(self.process.pid) if b"ServeReplica:mlxr-engines" in read_title(pid)]
+
+    def wait_for_replicas(self, count: int) -> None:
+        with self.client() as client:
+            wait_until(lambda: client.get("/health").json()["replicas"] == count)
+
+    def count(self, sample: str) -> list[float]:
+        """The values of the metric whose lines begin like that."""
+        with self.client() as client:
+            text = client.get("/metrics").text
+        return [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(sample, line)]
+
+
+def read_title(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def list_descendants(root: int) -> set[int]:
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, size = {root}, 0
+    while len(found) > size:
+        size = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {root}
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + READY_S
+    while not happened():
+        assert time.monotonic() < end_s, "it never happened"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    alone = start_server(folder, **SETTINGS)
+    own = {"MLXR_API_KEYS": KEY, "MLXR_MODELS_FOLDER": str(folder / "models"), "RAY_AUTH_MODE": "disabled"}
+    words = "cluster serve demo --replicas 2 --threads 1 --arena-bytes 64M --drain-s 5 --port 0"
+    command = [sys.executable, "-m", "mlxr", *words.split()]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **own}) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if line.startswith("ready"):
+                break
+        address = re.search(r"http://127\.0\.0\.1:\d+", "".join(lines))
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        try:
+            assert address is not None, f"the cluster does not start: {lines}"
+            running = Cluster(process, address[0], alone)
+            running.wait_for_replicas(2)
+            yield running
+        finally:
+            descendants = list_descendants(process.pid)
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+            alone.stop()
+            wait_until(lambda: not any(read_title(pid) for pid in descendants))
+
+
+def strip(body: bytes) -> object:
+    """Replies without what differs between any two: ids, times and speeds."""
+    text = re.sub(rb"data: |event: .*|\[DONE\]", b"", body).decode()
+    values = [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [drop(value) for value in values]
+
+
+def drop(value: object) -> object:
+    volatile = re.compile("id|item_id|created.*|timings|.*duration|.*cache.*|request_id|completed_at")
+    if isinstance(value, dict):
+        return {name: drop(part) for name, part in value.items() if not volatile.fullmatch(name)}
+    return [drop(part) for part in value] if isinstance(value, list) else value
+
+
+CHAT = {"messages": [{"role": "user", "content": "How do I open a file?"}]}
+ASKED = {
+    "chat": ("/v1/chat/completions", {**CHAT, "max_tokens": 20}),
+    "stream": ("/v1/chat/completions", {**CHAT, "max_tokens": 20, "stream": True}),
+    "seeded": ("/v1/chat/completions", {**CHAT, "max_tokens": 20, "temperature": 1.2, "seed": 7, "n": 2}),
+    "completion": ("/v1/completions", {"prompt": "import os", "max_tokens": 12, "temperature": 0, "stream": True}),
+    "messages": ("/v1/messages", {**CHAT, "model": "demo", "max_tokens": 12, "stream": True}),
+    "ollama": ("/api/chat", {**CHAT, "model": "demo", "options": {"num_predict": 12, "temperature": 0}}),
+    "embedding": ("/v1/embeddings", {"model": "demo", "input": "a text"}),
+    "unknown model": ("/api/chat", {**CHAT, "model": "no-such-model:7b"}),
+    "wrong field": ("/v1/chat/completions", {"messages": []}),
+    "count": ("/v1/messages/count_tokens", {**CHAT, "model": "demo"}),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
+def test_replies_are_those_of_one_server(cluster: Cluster, asked: tuple[str, dict[str, object]]) -> None:
+    path, body = asked
+    with cluster.client() as client, cluster.alone.client(KEY) as other:
+        reply, expected = client.post(path, json=body), other.post(path, json=body)
+    assert reply.status_code == expected.status_code
+    assert reply.headers["content-type"] == expected.headers["content-type"]
+    assert strip(reply.content) == strip(expected.content)
+
+
+def test_keys_and_refusals(cluster: Cluster) -> None:
+    with httpx.Client(base_url=cluster.url, timeout=60) as stranger:
+        for path in ("/v1/models", "/metrics"):
+            assert stranger.get(path).status_code == 401
+        assert stranger.post("/v1/chat/completions", json=CHAT).status_code == 401
+        assert stranger.get("/health").json() == {"status": "ok", "replicas": 2}
+    with cluster.client() as client:
+        refused = client.post("/api/pull", json={"model": "a/b"})
+        assert (refused.status_code, "cluster" in refused.json()["error"]) == (501, True)
+
+
+def test_conversations_stay_where_their_pages_are(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        for number in range(4):
+            text = f"Conversation {number}. " + "Tell me about the module os and what it has. " * 6
+            messages = [{"role": "user", "content": text}]
+            known = 0
+            for _ in range(3):
+                asked = {"messages": messages, "max_tokens": 16}
+                reply = client.post("/v1/chat/completions", json=asked).json()
+                usage, answer = reply["usage"], reply["choices"][0]["message"]["content"]
+                assert usage["prompt_tokens_details"]["cached_tokens"] >= known // 16 * 16 - 16
+                known = usage["prompt_tokens"]
+                messages = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": "More?"}]
+    assert len(cluster.count(r"mlxr_prompt_tokens_total\{replica=")) == 2
+    assert sum(cluster.count(r'mlxr_cluster_requests_total\{reason="longest_prefix"')) >= 8
+
+
+def test_replies_that_are_kept_are_found(cluster: Cluster) -> None:
+    with cluster.client() as client:
+        for _ in range(3):
+            first = client.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 8}).json()
+            again = {"input": "And?", "previous_response_id": first["id"], "max_output_tokens": 8}
+            assert client.post("/v1/responses", json=again).status_code == 200
+            assert client.get(f"/v1/responses/{first['id']}").status_code == 200
+        assert client.get("/v1/responses/resp_none").status_code == 404
+
+
+def test_who_leaves_frees_the_pages(cluster: Cluster) -> None:
+    body = {**CHAT, "stream": True, "max_tokens": 400, "ignore_eos": True, "n": 8}
+    used, made = r'mlxr_pages\{.*state="used"', r"mlxr_generated_tokens_total\{"
+    before = sum(cluster.count(made))
+    with cluster.client() as client:
+        with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            assert reply.status_code == 200
+            next(reply.iter_bytes())
+        wait_until(lambda: cluster.count(used) == [0.0, 0.0])
+    assert sum(cluster.count(made)) - before < 8 * 400
+
+
+def ask_stream(cluster: Cluster, number: int, got: list[bytes] | None = None) -> bytes:
+    sampling = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0}
+    body = {"prompt": f"{number} import os\n", "stream": True, **sampling, **LONG}
+    pieces = [] if got is None else got
+    with cluster.client() as client, client.stream("POST", "/v1/completions", json=body) as reply:
+        assert reply.status_code == 200
+        for piece in reply.iter_bytes():
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def text_of(body: bytes) -> str:
+    chunks = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: {")]
+    assert body.rstrip().endswith(b"data: [DONE]"), body[-300:]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+def test_an_answer_goes_on_when_its_replica_is_killed(cluster: Cluster) -> None:
+    expected = [text_of(ask_stream(cluster, number)) for number in range(8)]
+    continued = sum(cluster.count(r'mlxr_cluster_requests_total\{reason="continued"'))
+    pieces: list[list[bytes]] = [[] for _ in expected]
+    with ThreadPoolExecutor(len(expected)) as threads:
+        asked = [threads.submit(ask_stream, cluster, number, got) for number, got in enumerate(pieces)]
+        wait_until(lambda: all(len(got) > 10 for got in pieces) or any(one.done() for one in asked))
+        os.kill(cluster.find_replicas()[0], signal.SIGKILL)
+        assert [text_of(one.result()) for one in asked] == expected
+    assert sum(cluster.count(r'mlxr_cluster_requests_total\{reason="continued"')) > continued
+    cluster.wait_for_replicas(2)
+
+
+def test_an_update_loses_no_request(cluster: Cluster) -> None:
+    """Replicas are replaced one after the other while requests go on."""
+    expected = {number: text_of(ask_stream(cluster, number)) for number in range(2)}
+    before, ended, failures = set(cluster.find_replicas()), threading.Event(), []
+
+    def ask_on(number: int) -> None:
+        while not ended.is_set():
+            try:
+                assert text_of(ask_stream(cluster, number)) == expected[number]
+            except Exception as error:
+                failures.append(error)
+
+    words = "cluster update demo --replicas 2 --threads 1 --arena-bytes 65M --drain-s 5"
+    own = {"MLXR_API_KEYS": KEY, "RAY_AUTH_MODE": "disabled"}
+    with ThreadPoolExecutor(2) as threads:
+        asking = [threads.submit(ask_on, number) for number in expected]
+        try:
+            command = [sys.executable, "-m", "mlxr", *words.split()]
+            done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
+        finally:
+            ended.set()
+        for one in asking:
+            one.result()
+    assert done.returncode == 0, done.stderr
+    assert failures == []
+    wait_until(lambda: not before & set(cluster.find_replicas()))
