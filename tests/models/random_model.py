@@ -21,16 +21,16 @@ LAYER_NORMS = ("stablelm", "starcoder2")  # whose norms have a bias
 
 def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Every tensor a model folder with this configuration has."""
-    hidden, ffn, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    hidden, ffn, vocabulary = config["hidden_size"], config.get("intermediate_size", 0), config["vocab_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     kind = config["model_type"]
     bias = config.get("use_bias", False)
     qkv_bias = bias or kind in ("qwen2", "qwen2_moe") or config.get("attention_bias", config.get("use_qkv_bias", False))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
-    if kind == "qwen3_5_text":
+    if kind.startswith("qwen3_5"):
         return shapes | _list_qwen35(config)
-    if kind == "lfm2":
+    if kind.startswith("lfm2"):
         return shapes | _list_lfm2(config)
     if kind == "nemotron_h":
         return _list_nemotron(config)
@@ -117,7 +117,7 @@ def count_experts(config: Config) -> int:
 
 def _list_qwen35(config: Config) -> dict[str, tuple[int, ...]]:
     """All tensors of a Qwen3.5 but the table of embeddings."""
-    hidden, ffn, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    hidden, ffn, head_dim = config["hidden_size"], config.get("intermediate_size", 0), config["head_dim"]
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     heads, key_dim = config["linear_num_value_heads"], config["linear_key_head_dim"]
     values, all_keys = heads * config["linear_value_head_dim"], config["linear_num_key_heads"] * key_dim
@@ -130,10 +130,15 @@ def _list_qwen35(config: Config) -> dict[str, tuple[int, ...]]:
         parts: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),
             "post_attention_layernorm.weight": (hidden,),
-            "mlp.gate_proj.weight": (ffn, hidden),
-            "mlp.up_proj.weight": (ffn, hidden),
-            "mlp.down_proj.weight": (hidden, ffn),
         }
+        if count_experts(config):
+            parts |= list_mixture(config)
+        else:
+            parts |= {
+                "mlp.gate_proj.weight": (ffn, hidden),
+                "mlp.up_proj.weight": (ffn, hidden),
+                "mlp.down_proj.weight": (hidden, ffn),
+            }
         if kind == "full_attention":
             parts |= {
                 "self_attn.q_proj.weight": (2 * queries, hidden),
@@ -163,7 +168,7 @@ def _list_lfm2(config: Config) -> dict[str, tuple[int, ...]]:
     """All tensors of an LFM2 but the table of embeddings, to which its output is tied."""
     hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     head_dim, ffn = hidden // heads, config["intermediate_size"]
-    if config["block_auto_adjust_ff_dim"]:
+    if config.get("block_auto_adjust_ff_dim"):
         multiple = config["block_multiple_of"]
         ffn = -(-int(config["block_ffn_dim_multiplier"] * int(2 * ffn / 3)) // multiple) * multiple
     shapes: dict[str, tuple[int, ...]] = {"model.embedding_norm.weight": (hidden,)}
@@ -172,10 +177,13 @@ def _list_lfm2(config: Config) -> dict[str, tuple[int, ...]]:
         parts: dict[str, tuple[int, ...]] = {
             "operator_norm": (hidden,),
             "ffn_norm": (hidden,),
-            "feed_forward.w1": (ffn, hidden),
-            "feed_forward.w2": (hidden, ffn),
-            "feed_forward.w3": (ffn, hidden),
         }
+        if has_experts(config, index):
+            shapes[f"{layer}feed_forward.expert_bias"] = (count_experts(config),)
+            shapes |= {f"{layer}{name}": shape for name, shape in list_mixture(config).items()}
+        else:
+            parts |= dict.fromkeys(("feed_forward.w1", "feed_forward.w3"), (ffn, hidden))
+            parts["feed_forward.w2"] = (hidden, ffn)
         if kind == "conv":
             parts["conv.in_proj"], parts["conv.out_proj"] = (3 * hidden, hidden), (hidden, hidden)
             parts["conv.conv"] = (hidden, 1, config["conv_L_cache"])
@@ -313,7 +321,7 @@ def _list_nemotron_experts(config: Config, hidden: int) -> dict[str, tuple[int, 
 
 def has_experts(config: Config, index: int) -> bool:
     """Whether a layer has a mixture of experts."""
-    if not count_experts(config) or index < config.get("first_k_dense_replace", 0):
+    if not count_experts(config) or index < config.get("first_k_dense_replace", config.get("num_dense_layers", 0)):
         return False
     return (index + 1) % config.get("decoder_sparse_step", 1) == 0 and index not in config.get("mlp_only_layers", [])
 
@@ -321,7 +329,7 @@ def has_experts(config: Config, index: int) -> bool:
 def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a mixture, as folders of its family have them."""
     kind, experts, hidden = config["model_type"], count_experts(config), config["hidden_size"]
-    ffn = config.get("moe_intermediate_size", config["intermediate_size"])
+    ffn = config.get("moe_intermediate_size") or config["intermediate_size"]
     if kind in ("granitemoe", "granitemoeshared"):
         return _list_granite(config, experts, ffn)
     if kind == "gemma4_text":
@@ -342,8 +350,9 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
             "mlp.experts.down_proj_bias": (experts, hidden),
         }
     block, names = "mlp", {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
-    if kind == "mixtral":
-        block, names = "block_sparse_moe", {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
+    if kind in ("mixtral", "lfm2_moe"):
+        block = "block_sparse_moe" if kind == "mixtral" else "feed_forward"
+        names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
     shapes: dict[str, tuple[int, ...]] = {f"{block}.gate.weight": (experts, hidden)}
     for expert in range(experts):
         shapes |= {f"{block}.experts.{expert}.{name}.weight": shape for name, shape in names.items()}
@@ -409,7 +418,7 @@ def make_weights(config: Config, seed: int) -> Weights:
     """Values of such a size that attention is neither flat nor sharp and logits are of order one."""
     made = {name: _make_tensor(name, shape, seed) for name, shape in make_shapes(config).items()}
     for name, values in made.items():
-        from_one = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text")
+        from_one = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text")
         if from_one and name.endswith("norm.weight") and "linear_attn" not in name:
             values -= np.float32(1.0)  # as these families store them
         if config["model_type"] == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):

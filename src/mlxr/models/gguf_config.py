@@ -96,6 +96,9 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     context_length = fields.integer("context_length", 1, limits.MAX_CONTEXT)
     rope_theta = fields.number("rope.freq_base", 1.0001, 1e15, default=10000.0)
     mixture, mixture_layers = read_gguf_mixture(fields, row.mixture, tensors, layers, row.activation)
+    unstated_ffn = (
+        mixture.features if mixture is not None and mixture_layers is None else None
+    )  # none has another block
     return ModelConfig(
         architecture=row.name,
         layers=layers,
@@ -103,7 +106,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=ffn or fields.integer("feed_forward_length", 1, limits.MAX_WIDTH),
+        ffn=ffn or fields.integer("feed_forward_length", 1, limits.MAX_WIDTH, default=unstated_ffn),
         vocab_size=_read_vocab_size(metadata, fields),
         context_length=context_length,
         rms_eps=fields.number(EPS_KEYS[row.norm_kind], 1e-30, 0.5),

@@ -113,7 +113,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=_read_ffn(fields, row, mixture, blocks),
+        ffn=_read_ffn(fields, row, mixture, mixture_layers is not None, blocks),
         vocab_size=fields.integer("vocab_size", 1, limits.MAX_VOCABULARY),
         context_length=_extend_context(context_length, scaling),
         rms_eps=fields.number(_find_eps(fields, row), 1e-30, 0.5),
@@ -168,12 +168,17 @@ def _flag_blocks(blocks: tuple[BlockKind, ...] | None, *kinds: BlockKind) -> tup
     return None if blocks is None else tuple(block in kinds for block in blocks)
 
 
-def _read_ffn(fields: Fields, row: Architecture, mixture: Mixture | None, blocks: tuple[BlockKind, ...] | None) -> int:
-    """Features of the feed-forward blocks. LFM2 states how many a block without a gate would have."""
+def _read_ffn(
+    fields: Fields, row: Architecture, mixture: Mixture | None, mixed: bool, blocks: tuple[BlockKind, ...] | None
+) -> int:
+    """Features of the feed-forward blocks; `mixed`: not all of these are mixtures. LFM2 states how many a block without
+    a gate would have."""
     if mixture is not None and blocks is not None and "dense" not in blocks:
         return mixture.features
+    if mixture is not None:  # where every layer has one, folders may state no other features
+        return fields.integer("intermediate_size", 1, limits.MAX_WIDTH, default=None if mixed else mixture.features)
     if row.recurrence != "short_conv":
-        return fields.integer(row.dense_key if mixture is None else "intermediate_size", 1, limits.MAX_WIDTH)
+        return fields.integer(row.dense_key, 1, limits.MAX_WIDTH)
     stated = fields.integer("intermediate_size", 1, limits.MAX_WIDTH, default=12288)
     stated = fields.integer("block_ff_dim", 1, limits.MAX_WIDTH, default=stated)
     if not fields.flag("block_auto_adjust_ff_dim", True):

@@ -31,7 +31,8 @@ class MixtureRow:
 
     `renormalises` holds where `norm_topk_prob` is not stated, and in GGUF, by the sum plus `floor`. With a
     `switch_key` a model may have no experts at all, as `config.json` says there, or with `optional` by their number;
-    then the block that all tokens go through is that of the layer. `used_key` there gives how many each token has.
+    then the block that all tokens go through is that of the layer. `used_key` there gives how many each token has,
+    `first_key` how many of the first layers have none.
     `states_rule`: GGUF files say how scores are made, whether shares are divided by their sum, and how many of the
     first layers have no experts. `activation` is that of the experts, where it is not
     the model's. `shared_key` gives the features of the block that all tokens go through, or with `shared` "count" how
@@ -47,6 +48,7 @@ class MixtureRow:
     floor: float = 0.0
     switch_key: str | None = None
     optional: bool = False
+    first_key: str = "first_k_dense_replace"
     used_key: str = "num_experts_per_tok"
     states_rule: bool = False
     activation: Activation | None = None
@@ -83,7 +85,7 @@ def read_hf_mixture(
     features = fields.integer(row.features_key, 1, _MAX_WIDTH)
     shared = 0 if row.shared_key is None else fields.integer(row.shared_key, 0, _MAX_WIDTH, default=0)
     mixture = _make_mixture(row, experts, features, shared, activation, rule)
-    return mixture, _read_hf_layers(fields, layers)
+    return mixture, _read_hf_layers(fields, row, layers)
 
 
 def _make_mixture(
@@ -104,10 +106,10 @@ def _make_mixture(
     )
 
 
-def _read_hf_layers(fields: Fields, layers: int) -> MixtureLayers:
+def _read_hf_layers(fields: Fields, row: MixtureRow, layers: int) -> MixtureLayers:
     """Which layers have experts: each one at the end of a step, but for those that are named and for the first ones."""
     step = fields.integer("decoder_sparse_step", 1, layers, default=1)
-    first = fields.integer("first_k_dense_replace", 0, layers, default=0)
+    first = fields.integer(row.first_key, 0, layers, default=0)
     dense = fields.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(index) is not int or not 0 <= index < layers for index in dense):
         fields.refuse("mlp_only_layers", f"a list of layers below {layers}")

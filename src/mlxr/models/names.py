@@ -92,6 +92,7 @@ _WHOLE_NAMES = {  # without .weight or .bias at their end
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
+    "feed_forward.expert_bias": "exp_probs_b.bias",
     "linear_attn.A_log": "ssm_a",
     "linear_attn.dt_bias": "ssm_dt.bias",
     "mamba.A_log": "ssm_a",
@@ -111,7 +112,7 @@ _EXPERT_NAMES = {
     "w3": "ffn_up",
     "w2": "ffn_down",
 }
-_BLOCK = r"(?:mlp|mixer|block_sparse_moe)\."
+_BLOCK = r"(?:mlp|mixer|feed_forward|block_sparse_moe)\."
 _EXPERT = re.compile(_BLOCK + r"experts\.(0|[1-9][0-9]{0,3})\.(\w+)")
 # Stacks of all experts: MLX's have a module for each, transformers' are parameters.
 _STACKED = re.compile(rf"(?:{_BLOCK})?(?:switch_mlp|experts\.switch_glu|experts)\.(\w+_proj)(_bias)?")
