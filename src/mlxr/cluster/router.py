@@ -12,6 +12,7 @@ processes, and it is not safe for several threads.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -27,6 +28,8 @@ __all__ = ["Choice", "Load", "NoReplica", "PageDelta", "Rates", "Reason", "Route
 
 HOLDERS = 8  # candidates because of their pages
 DRAWN = 4  # candidates drawn from all replicas
+BALANCE = 0.2  # how much of the work that a replica was lately sent counts as a wait
+LATELY_S = 60.0  # work of that age counts 1/e
 EXPECTED_EXTRA_S = 5.0  # how much longer than twice its estimate a request may take to leave its pages
 UNKNOWN = Load(0, 0, 0.0, 0.0)
 
@@ -57,12 +60,15 @@ class _Replica:
     step_s: float = 0.0
     backlog_tokens: float = 0.0
     at_s: float = 0.0
+    lately_tokens: float = 0.0
     sent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def pass_time(self, now_s: float) -> None:
         """Take off what has been computed since."""
         if now_s > self.at_s:
-            self.backlog_tokens = max(0.0, self.backlog_tokens - (now_s - self.at_s) / self.token_s)
+            passed_s = now_s - self.at_s
+            self.backlog_tokens = max(0.0, self.backlog_tokens - passed_s / self.token_s)
+            self.lately_tokens *= math.exp(-passed_s / LATELY_S)
             self.at_s = now_s
 
 
@@ -132,9 +138,9 @@ class Router:
         now_s = self._clock()
         while known.sent and known.sent[0][0] <= now_s - self._rates.flight_s:
             known.sent.popleft()
+        known.pass_time(now_s)
         self._weigh(known, load)
         known.backlog_tokens = max(0, load.waiting_tokens) + sum(tokens for _, tokens in known.sent)
-        known.at_s = now_s
         self._table.expire(replica, now_s)
 
     def choose(self, keys: Sequence[bytes], tokens: int, without: Collection[str] = ()) -> Choice:
@@ -148,7 +154,8 @@ class Router:
         for replica, pages in candidates.items():
             replica.pass_time(now_s)
             compute = self._count_to_compute(tokens, pages)
-            seconds = first_token_s(replica.backlog_tokens, compute, replica.token_s, replica.step_s)
+            waiting = replica.backlog_tokens + BALANCE * replica.lately_tokens
+            seconds = first_token_s(waiting, compute, replica.token_s, replica.step_s)
             cost = (seconds, replica.load.running + len(replica.sent))
             if best is None or cost < best_cost:
                 best, best_pages, best_cost = replica, pages, cost
@@ -197,6 +204,7 @@ class Router:
     def _send(self, replica: _Replica, now_s: float, compute: int, keys: Sequence[bytes], seconds: float) -> None:
         replica.sent.append((now_s, compute))
         replica.backlog_tokens += compute
+        replica.lately_tokens += compute
         if keys:
             self._table.expect(replica.name, keys, now_s + 2 * seconds + EXPECTED_EXTRA_S)
 

@@ -1,0 +1,152 @@
+"""How requests find a node, for `cluster_sim.py`: the router of mlxr, and what it is compared with."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from random import Random
+
+from cluster_nodes import Machine, Node
+from cluster_traces import PAGE_TOKENS, Request
+from mlxr.cluster.costs import Rates, first_token_s
+from mlxr.cluster.prefix_table import PageDelta, PrefixTable
+from mlxr.cluster.router import Load, Router
+
+KEY_TAIL = bytes(24)  # keys are 32 bytes when the router gets them
+DELTA_HEAD_BYTES = 32  # of a report of pages: name, number, lengths
+
+
+class Policy:
+    """Chooses a node by its number. `note_change` is called after anything happened in a node."""
+
+    reports = False
+
+    def __init__(self, nodes: Sequence[Node], seed: int) -> None:
+        self.nodes, self.random = nodes, Random(seed)
+
+    def choose(self, request: Request, now_s: float) -> int:
+        """The number of the node for `request`."""
+        raise NotImplementedError
+
+    def note_change(self, node: int, now_s: float) -> None:
+        """Something happened in the node."""
+
+
+class RandomNode(Policy):
+    """Any node."""
+
+    def choose(self, request: Request, now_s: float) -> int:  # noqa: ARG002
+        """One drawn."""
+        return self.random.randrange(len(self.nodes))
+
+
+class RoundRobin(Policy):
+    """One node after another."""
+
+    place = -1
+
+    def choose(self, request: Request, now_s: float) -> int:  # noqa: ARG002
+        """The next one."""
+        self.place = (self.place + 1) % len(self.nodes)
+        return self.place
+
+
+class Sticky(Policy):
+    """The same node for all requests of a session."""
+
+    def choose(self, request: Request, now_s: float) -> int:  # noqa: ARG002
+        """One drawn for the session."""
+        return Random(request.session).randrange(len(self.nodes))
+
+
+class Oracle(Policy):
+    """The same cost as the router's, over all nodes, with every cache and queue known exactly and at once."""
+
+    def __init__(self, nodes: Sequence[Node], seed: int) -> None:
+        super().__init__(nodes, seed)
+        self._table = PrefixTable(seed)
+        self._numbers = {node.name: number for number, node in enumerate(nodes)}
+        for node in nodes:
+            self._table.add(node.name)
+        machine = nodes[0].machine
+        self._rates = Rates(machine.prefill_tokens_per_s, machine.step_s, machine.chunk_tokens)
+        self._ready_s = array("d", [0.0] * len(nodes))  # when each would begin with one more prompt
+        self._order = list(range(len(nodes)))
+
+    def note_change(self, node: int, now_s: float) -> None:
+        """The table and the time when the node is ready are those of this moment."""
+        changed = self.nodes[node]
+        delta = changed.report_pages()
+        if delta is not None:
+            self._table.apply(changed.name, delta)
+        load = changed.load(now_s)
+        self._ready_s[node] = now_s + load.waiting_tokens * self._rates.token_s(load) + self._tie(node)
+
+    def _tie(self, node: int) -> float:
+        return 1e-9 * self.nodes[node].computed_tokens
+
+    def _cost(self, node: int, request: Request, pages: int, now_s: float) -> float:
+        load = self.nodes[node].load(now_s)
+        compute = max(1, request.tokens - pages * PAGE_TOKENS)
+        step_s = self._rates.decode_step_s(load)
+        return first_token_s(load.waiting_tokens, compute, self._rates.token_s(load), step_s) + self._tie(node)
+
+    def choose(self, request: Request, now_s: float) -> int:
+        """The node with the lowest cost of all that hold a prefix, and of the one that is ready first."""
+        found = self._table.find(request.keys[: request.pages], len(self.nodes))
+        pages = {self._numbers[name]: count for name, count in found.items()}
+        first = self._ready_s.index(min(self._ready_s))
+        pages.setdefault(first, 0)
+        return min(pages, key=lambda node: self._cost(node, request, pages[node], now_s))
+
+
+class Routed(Policy):
+    """The router of mlxr, which is told what nodes report, some time after it was so. Its own time is taken."""
+
+    reports = True
+
+    def __init__(self, nodes: Sequence[Node], seed: int) -> None:
+        super().__init__(nodes, seed)
+        machine: Machine = nodes[0].machine
+        rates = Rates(machine.prefill_tokens_per_s, machine.step_s, machine.chunk_tokens)
+        self._now_s = 0.0
+        self._router = Router(PAGE_TOKENS, rates, clock=lambda: self._now_s, seed=seed)
+        self._numbers = {node.name: number for number, node in enumerate(nodes)}
+        for node in nodes:
+            self._router.add(node.name)
+        self.choice_s = array("d")
+        self.report_s = 0.0
+        self.delta_bytes = 0
+        self.reasons: dict[str, int] = {}
+
+    def choose(self, request: Request, now_s: float) -> int:
+        """The router's choice."""
+        self._now_s = now_s
+        keys = [key + KEY_TAIL for key in request.keys[: request.pages]]
+        start_s = time.perf_counter()
+        choice = self._router.choose(keys, request.tokens)
+        self.choice_s.append(time.perf_counter() - start_s)
+        self.reasons[choice.reason] = self.reasons.get(choice.reason, 0) + 1
+        return self._numbers[choice.replica]
+
+    def take_report(self, node: int, load: Load, delta: PageDelta | None, now_s: float) -> None:
+        """A report arrives."""
+        self._now_s = now_s
+        name = self.nodes[node].name
+        start_s = time.perf_counter()
+        self._router.note_load(name, load)
+        if delta is not None:
+            self._router.note_pages(name, delta)
+        self.report_s += time.perf_counter() - start_s
+        if delta is not None:
+            self.delta_bytes += DELTA_HEAD_BYTES + 8 * (len(delta.added) + len(delta.dropped))
+
+
+POLICIES: dict[str, type[Policy]] = {
+    "mlxr": Routed,
+    "random": RandomNode,
+    "round-robin": RoundRobin,
+    "sticky": Sticky,
+    "oracle": Oracle,
+}
