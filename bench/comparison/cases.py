@@ -75,6 +75,8 @@ PLANS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "llama-3-8b": {"q4_k_m": TABLE},
     "olmoe-1b-7b": {"q4_k_m": (*BASIC, "batch-8")},
     "gpt-oss-20b": {"mxfp4": BASIC},
+    "lfm2-1.2b": {"q4_k_m": (*BASIC, "batch-8")},
+    "qwen3.5-0.8b": {"q4_k_m": (*BASIC, "batch-8")},
     "tiny-spm": {"q4_k_m": (*TABLE, *CURVE), "q8_0": BASIC},
 }
 QUICK: Mapping[str, tuple[str, ...]] = {"q4_k_m": ("prefill-512", "decode-128", "batch-8")}
@@ -109,6 +111,12 @@ TARGETS: Mapping[tuple[str, str, str], Target] = {
     ("olmoe-1b-7b", "q4_k_m", "prefill-512"): Target(2.5),
     ("olmoe-1b-7b", "q4_k_m", "decode-128"): Target(1.3, 0.85),
     ("olmoe-1b-7b", "q4_k_m", "batch-8"): Target(2.0),
+    ("lfm2-1.2b", "q4_k_m", "prefill-512"): Target(2.2),
+    ("lfm2-1.2b", "q4_k_m", "decode-128"): Target(1.2),
+    ("lfm2-1.2b", "q4_k_m", "batch-8"): Target(3.5),
+    ("qwen3.5-0.8b", "q4_k_m", "prefill-512"): Target(2.2),
+    ("qwen3.5-0.8b", "q4_k_m", "decode-128"): Target(1.2),
+    ("qwen3.5-0.8b", "q4_k_m", "batch-8"): Target(3.5),
 }
 
 

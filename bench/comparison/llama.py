@@ -157,9 +157,16 @@ class Side:
         api.llama_synchronize(self._held.context)
 
     def _cut(self, sequence: int, tokens: int) -> None:
-        """Forget what a sequence has from position `tokens` on."""
-        if not api.llama_memory_seq_rm(api.llama_get_memory(self._held.context), sequence, tokens, -1):
+        """Forget what a sequence has from position `tokens` on.
+
+        The state of recurrent layers cannot be cut. Such a sequence is forgotten whole and computed again, untimed.
+        """
+        memory = api.llama_get_memory(self._held.context)
+        if api.llama_memory_seq_rm(memory, sequence, tokens, -1):
+            return
+        if not api.llama_memory_seq_rm(memory, sequence, -1, -1):
             raise RuntimeError(f"llama.cpp does not cut sequence {sequence} at {tokens}")
+        self._compute(sequence, draw_tokens(self._vocab_size, tokens, sequence), 0)
 
     @property
     def _held(self) -> Held:

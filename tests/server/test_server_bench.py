@@ -49,3 +49,5 @@ def test_resume_across_restarts(tmp_path: Path) -> None:
     assert done.returncode == int(figures["again_share"] > 0.05), done.stderr
     assert len(figures["turns"]) == 6
     assert all(row["cached_tokens"] >= 576 for row in figures["turns"] if row["turn"])
+    assert figures["cached_bytes_per_conversation"] > 0
+    assert figures["snapshots"] > 0

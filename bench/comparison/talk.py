@@ -1,0 +1,58 @@
+"""llama.cpp as one who answers prompts in turn, through the `Llama` class of llama-cpp-python, for bench/resume.py.
+
+Run as `python -m comparison.talk` by an interpreter that has llama_cpp. It keeps what it has of the prompt and answer
+before, as far as its library can go on from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import time
+from typing import Any
+
+from comparison.protocol import read_memory, serve
+
+
+class Talker:
+    """A model with one context."""
+
+    def __init__(self) -> None:
+        self._llama: Any = None
+        self._computed_tokens = 0
+
+    def open(self, model: str, threads: int, context_tokens: int) -> dict[str, Any]:
+        """Load a model file."""
+        library = importlib.import_module("llama_cpp")
+        self._llama = library.Llama(
+            model, n_ctx=context_tokens, n_threads=threads, n_threads_batch=threads, flash_attn=True, verbose=False
+        )
+        evaluate = self._llama.eval
+
+        def count(tokens: list[int]) -> None:
+            self._computed_tokens += len(tokens)
+            evaluate(tokens)
+
+        self._llama.eval = count
+        return {"version": library.__version__, **read_memory()}
+
+    def complete(self, prompt: list[int], tokens: int) -> dict[str, Any]:
+        """The likeliest `tokens` tokens after a prompt, how many of its tokens were kept, and the time to the first."""
+        self._computed_tokens = 0
+        start_s = time.perf_counter()
+        answer = self._llama.generate(prompt, temp=0.0, repeat_penalty=1.0)
+        first = next(answer)
+        first_ms = 1e3 * (time.perf_counter() - start_s)
+        cached_tokens = len(prompt) - self._computed_tokens
+        rest = list(itertools.islice(answer, tokens - 1))
+        return {"tokens": [first, *rest], "cached_tokens": cached_tokens, "first_ms": first_ms}
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    talker = Talker()
+    serve({"open": talker.open, "complete": talker.complete})
+
+
+if __name__ == "__main__":
+    main()
