@@ -33,7 +33,7 @@ class Side:
 
     def open(self, model: str, threads: int, settings: Mapping[str, object]) -> dict[str, Any]:
         """Load a model file."""
-        self._given = {"threads": threads, **settings}
+        self._given = {"threads": threads, "draft": "off", **settings}
         start_s = time.perf_counter()
         self._loaded = open_model(model, resolve(self._given))
         return {

@@ -56,7 +56,7 @@ def test_every_command_explains_itself(name: str, mlxr: Run, monkeypatch: pytest
     assert f"Usage: mlxr {name}" in text
     for setting in SETTINGS:
         scopes = {"model"} if name in WITH_MODEL else {"registry"} if name in WITH_REGISTRY else set()
-        if name == "serve":
+        if name in ("serve", "cluster"):
             scopes = {"model", "registry", "hub", "server"}
         elif name == "pull":
             scopes = {"registry", "hub"}

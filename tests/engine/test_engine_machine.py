@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from amounts import choose_amount
 from fake_constraint import FakeConstraint, expect_constrained
+from fake_drafts import draft_eagerly
 from fake_model import FULL, STATE, VOCABULARY, FakeConfig, FakeModel, fake_logits, make_engine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -70,12 +71,15 @@ class EngineMachine(RuleBasedStateMachine):
         stores=st.booleans(),
         kv_cache=st.sampled_from(["paged", "paged", "paged", "simple"]),
         chunk_tokens=st.sampled_from([3, 8, 64]),
+        drafts=st.sampled_from([None, (0.3, 2), (0.8, 6), (1.0, 15)]),
     )
-    def begin(self, spare_pages: int, stores: bool, kv_cache: str, chunk_tokens: int) -> None:
+    def begin(
+        self, spare_pages: int, stores: bool, kv_cache: str, chunk_tokens: int, drafts: tuple[float, int] | None
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp()) if stores and kv_cache == "paged" else None
         self.now = 0.0
         self.fails = ""
-        self.kv_cache, self.chunk_tokens = kv_cache, chunk_tokens
+        self.kv_cache, self.chunk_tokens, self.drafts = kv_cache, chunk_tokens, drafts
         self.pages = 4 + spare_pages if kv_cache == "simple" else 12 + spare_pages  # the longest request needs 12
         self.requests: dict[int, tuple[tuple[int, ...], SamplingParams, int | None]] = {}
         self.texts: dict[int, tuple[tuple[int, ...], Pooling]] = {}
@@ -84,7 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = self.open_engine()
 
     def open_engine(self) -> Engine:
-        return make_engine(
+        engine = make_engine(
             FakeModel(
                 FakeConfig(self.layers),
                 on_forward=lambda batch: self.fail_if_told("early"),
@@ -101,6 +105,7 @@ class EngineMachine(RuleBasedStateMachine):
             store_bytes=2**15,
             clock=lambda: self.now,
         )
+        return engine if self.drafts is None else draft_eagerly(engine, *self.drafts)
 
     def fail_if_told(self, moment: str) -> None:
         if self.fails == moment:

@@ -170,7 +170,7 @@ for machine in (WatchedMachine, WatchedWindowsMachine, WatchedStatesMachine):
 
 def test_the_record_ends_when_nobody_reads() -> None:
     machine = WatchedMachine()
-    machine.begin(20, False, "paged", 8)
+    machine.begin(20, False, "paged", 8, None)
     machine.submit((1, 2, 3), 0.0, 12, 1, 0, None, None, True, None)
     machine.look(full=True)
     machine.step(1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_drafts import draft_eagerly
 from fake_model import VOCABULARY, make_engine, run_all
 
 from mlxr.core.types import FinishReason, SamplingParams
@@ -144,7 +145,7 @@ def compare(answers: Answers, alone: Answers) -> None:
 def draw_engine(chance: random.Random, store_folder: Path | None) -> Engine:
     page_size = chance.choice([1, 4, 7, 32])
     needed_pages = -(-64 // page_size)  # the longest request
-    return make_engine(
+    engine = make_engine(
         page_size=page_size,
         pages=needed_pages + chance.choice([0, 1, needed_pages, 8 * needed_pages]),
         max_batch_tokens=chance.choice([4, 5, 16, 64]),
@@ -155,6 +156,8 @@ def draw_engine(chance: random.Random, store_folder: Path | None) -> Engine:
         store_folder=store_folder,
         store_bytes=chance.choice([2**14, 2**22]),
     )
+    right, most_tokens = chance.random(), chance.choice([0, 1, 5, 15])
+    return draft_eagerly(engine, right, most_tokens) if most_tokens else engine
 
 
 @pytest.mark.parametrize("seed", range(100))

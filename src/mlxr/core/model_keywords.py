@@ -55,5 +55,11 @@ class ModelKeywords(TypedDict, total=False):
     prefill_chunk_tokens: int | None
     """Most tokens of one prompt that one step computes."""
 
+    draft: str | None
+    """Guess the next tokens and check them in one pass: ngram: by what the text had before; auto: where it can pay."""
+
+    draft_tokens: int | None
+    """Most tokens guessed at a time for one answer."""
+
     max_waiting: int | None
     """Most requests that may wait for their turn; more are refused."""

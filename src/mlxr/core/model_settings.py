@@ -76,6 +76,13 @@ class ModelSettings:
     prefill_chunk_tokens: int = setting(
         "int", 512, "Most tokens of one prompt that one step computes.", minimum=1, maximum=2**20
     )
+    draft: str = setting(
+        "choice",
+        "auto",
+        "Guess the next tokens and check them in one pass: ngram: by what the text had before; auto: where it can pay.",
+        choices=("auto", "ngram", "off"),
+    )
+    draft_tokens: int = setting("int", 15, "Most tokens guessed at a time for one answer.", minimum=1, maximum=15)
     max_waiting: int = setting(
         "int", 1024, "Most requests that may wait for their turn; more are refused.", minimum=1, maximum=2**20
     )

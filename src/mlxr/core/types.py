@@ -48,11 +48,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one answer: in the queue, from there to its first token, and from the first token to the last."""
+    """Seconds of one answer: in the queue, from there to its first token, and from the first token to the last.
+
+    Of the `drafted_tokens` that were computed for it, the `accepted_tokens` became part of it; see `docs/drafts.md`.
+    """
 
     queue_s: float
     prompt_s: float
     generate_s: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

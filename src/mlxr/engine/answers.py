@@ -100,6 +100,7 @@ class Answers:
 
     def forget(self, sequence: Sequence) -> None:
         """Return the pages of an answer that ends, unless others still wait for the prompt in them."""
+        sequence.has_ended = True
         answers = self._requests[sequence.id].growing.values()
         leader = next((answer for answer in answers if sequence in answer.followers), None)
         if leader is not None:

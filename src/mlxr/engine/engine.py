@@ -14,12 +14,15 @@ from dataclasses import asdict
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.prefix import PageKeys
+from mlxr.cache.shapes import StatesShape
 from mlxr.core.errors import InvalidRequest, SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.answers import Answers
 from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource, TokenConstraint
+from mlxr.engine.drafts import Drafter, open_planner
+from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import open_store, plan_arena, plan_memory
@@ -88,6 +91,9 @@ class Engine:
         )
         self._runner = Runner(model, self._arena, self._cache)
         self._shares = Shares()
+        is_recurrent = any(isinstance(group.arena.shape, StatesShape) for group in groups)
+        self._planner = open_planner(settings, ctx.device, is_recurrent=is_recurrent)
+        self._open_drafter: Callable[[Collection[int]], Drafter] | None = None if self._planner is None else Lookup
         self._scheduler = Scheduler(
             self._cache,
             self._runner.reserve,
@@ -96,6 +102,7 @@ class Engine:
             max_sequences=settings.max_sequences,
             prefill_chunk_tokens=settings.prefill_chunk_tokens,
             shares_prefixes=self.plan.shares_prefixes,
+            drafts=self._planner,
         )
         step_tokens = min(settings.prefill_chunk_tokens, settings.max_batch_tokens)
         self._limits = Limits(
@@ -187,6 +194,7 @@ class Engine:
                 masks=None
                 if constraint is None
                 else MaskSource(constraint.fork(), self._config.vocab_size, end_tokens - len(token_ids)),
+                open_drafter=self._open_drafter,
             )
             for index in range(params.streams)
         ]
@@ -242,13 +250,20 @@ class Engine:
         step = None if record is None else record.begin_step(chunks)
         try:
             outputs = self._runner.forward([chunk.to_part() for chunk in chunks])
-            results = self._sample(outputs.logits, [chunk.sequence for chunk in chunks if chunk.draws_token])
+            drawing, rows = _list_drawing(chunks)
+            has_drafts = any(chunk.draft for chunk in drawing)
+            first_rows = outputs.logits[rows] if has_drafts else outputs.logits
+            results = self._sample(first_rows, [chunk.sequence for chunk in drawing])
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))
             return events + self._fail(chunks, error)
+        is_decoding = all(chunk.sequence.is_decoding for chunk in chunks)
         events += self._update(chunks, results, outputs.hidden, start)
-        seconds = self._clock() - start
-        self._answers.count_step(seconds, sum(chunk.tokens for chunk in chunks))
+        events += self._verify([pair for pair in zip(drawing, rows, strict=True) if pair[0].draft], outputs.logits)
+        seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
+        self._answers.count_step(seconds, computed_rows)
+        if self._planner is not None and is_decoding:
+            self._planner.count(computed_rows, seconds)
         if record is not None and step is not None:
             record.end_step(step, seconds)
             self.live.stop_if_forgotten(start)
@@ -361,6 +376,32 @@ class Engine:
                     events += self._accept(answer, next(remaining), now)
         return events
 
+    def _verify(self, drafted: list[tuple[Chunk, int]], logits: Floats) -> list[TokenEvent]:
+        """Draw on from each draft for as long as what was drawn last is what was drafted; the rest is dropped.
+
+        Each chunk comes with the row of its first logits, from which one token has been drawn. Every token is drawn
+        as if it were the only one of a step, so the answer is the same. An accepted token counts as written only then:
+        the cache never hears of the others, whose places the next step writes over.
+        """
+        events: list[TokenEvent] = []
+        place = 0
+        while drafted := [pair for pair in drafted if _is_accepted(pair[0], place)]:
+            place += 1
+            for chunk, _ in drafted:
+                self._work.count_accepted(chunk.sequence)
+                self._cache.commit(chunk.sequence.table, chunk.sequence.tokens, 1)
+            try:
+                rows = [row + place for _, row in drafted]
+                chosen = logits[rows[0] : rows[0] + 1] if len(rows) == 1 else logits[rows]
+                results = self._sample(chosen, [chunk.sequence for chunk, _ in drafted])
+            except Exception as error:  # as in `step`
+                logger.exception("drawing from drafts failed")
+                return events + self._fail([chunk for chunk, _ in drafted], error)
+            now = self._clock()
+            for (chunk, _), result in zip(drafted, results, strict=True):
+                events += self._accept(chunk.sequence, result, now)
+        return events
+
     def _part(self, leader: Sequence) -> list[Sequence]:
         """All answers that a sequence stands for, each on its own from now on, sharing the pages of the prompt."""
         followers, leader.followers = leader.followers, []
@@ -385,6 +426,19 @@ class Engine:
         text = f"the step failed: {type(error).__name__}: {error}"
         answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.followers)]
         return self._answers.end(answers, FinishReason.ERROR, text)
+
+
+def _list_drawing(chunks: list[Chunk]) -> tuple[list[Chunk], list[int]]:
+    """The chunks after which a token is drawn, and the row of the logits that it is drawn from."""
+    drawing = [chunk for chunk in chunks if chunk.draws_token]
+    return drawing, list(itertools.accumulate((chunk.output_rows for chunk in drawing[:-1]), initial=0))[: len(drawing)]
+
+
+def _is_accepted(chunk: Chunk, place: int) -> bool:
+    """Whether the answer goes on and its last token is the drafted one in this place."""
+    sequence = chunk.sequence
+    goes_on = not sequence.has_ended and place < len(chunk.draft)
+    return goes_on and sequence.tokens[-1] == chunk.draft[place]
 
 
 def _check_positive(settings: ModelSettings, *names: str) -> None:

@@ -274,9 +274,9 @@ class _Meter:
         tokens = outputs = macs = 0
         read_bytes = 0.0
         for chunk in chunks:
-            count, start = chunk.tokens, chunk.sequence.table.length_tokens
+            count, start = chunk.rows, chunk.sequence.table.length_tokens
             tokens += count
-            outputs += chunk.draws_token
+            outputs += chunk.output_rows
             if chunk.sequence.scores is not None:
                 outputs += chunk.hidden_tokens
             for attention, position_bytes in self._groups:

@@ -28,6 +28,7 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.core.errors import OutOfPages
 from mlxr.engine.batch import BatchPart
+from mlxr.engine.drafts import Planner
 from mlxr.engine.room import Pages, Room, count_room, fits
 from mlxr.engine.sequence import Rank, Sequence
 from mlxr.engine.shares import Shares
@@ -48,10 +49,21 @@ def compute_arrival(now: float, priority: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next `tokens` pending tokens of `sequence` are computed in this step."""
+    """The next `tokens` pending tokens of `sequence` and the drafted ones after them are computed in this step."""
 
     sequence: Sequence
     tokens: int
+    draft: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Tokens that are computed, drafted ones included."""
+        return self.tokens + len(self.draft)
+
+    @property
+    def output_rows(self) -> int:
+        """How many rows of logits are wanted: of the last pending token, and of each drafted one."""
+        return 1 + len(self.draft) if self.draws_token else 0
 
     @property
     def completes(self) -> bool:
@@ -75,7 +87,7 @@ class Chunk:
         """The chunk as the batch wants it."""
         table = self.sequence.table
         token_ids = self.sequence.tokens[table.length_tokens : table.length_tokens + self.tokens]
-        return BatchPart(table, token_ids, int(self.draws_token), self.hidden_tokens)
+        return BatchPart(table, [*token_ids, *self.draft], self.output_rows, self.hidden_tokens)
 
 
 class Scheduler:
@@ -84,7 +96,8 @@ class Scheduler:
     A step computes at most `max_batch_tokens` tokens, at most `prefill_chunk_tokens` of one prompt. At most
     `max_sequences` answers run at a time, and never more than a step has tokens, so that none of them is left out for
     long. `reserve(table, tokens)` makes room in a table for good, or raises OutOfPages. With `shares_prefixes`, prompts
-    that begin alike are computed one after the other, so that the later ones find the pages.
+    that begin alike are computed one after the other, so that the later ones find the pages. `drafts` plans how many
+    tokens are drafted for answers in steps that compute no prompt.
     """
 
     def __init__(
@@ -97,10 +110,12 @@ class Scheduler:
         max_sequences: int,
         prefill_chunk_tokens: int,
         shares_prefixes: bool,
+        drafts: Planner | None = None,
     ) -> None:
         self._cache = cache
         self._reserve = reserve
         self._shares = shares
+        self._drafts = drafts
         self._max_batch_tokens = max_batch_tokens
         self.max_running = min(max_sequences, max_batch_tokens)
         self._prefill_chunk_tokens = prefill_chunk_tokens
@@ -165,7 +180,23 @@ class Scheduler:
                 self._take(sequence, tokens, chunks)
                 if sequence.client is not None:
                     shares[sequence.client] -= tokens
+        if self._drafts is not None and len(chunks) == len(decoding):
+            self._add_drafts(self._drafts, chunks)
         return list(chunks.values())
+
+    def _add_drafts(self, planner: Planner, chunks: dict[Sequence, Chunk]) -> None:
+        """Let chunks of answers that decode have drafts, as far as there are pages that nobody has to give up."""
+        drafters = {
+            sequence: (drafter, sequence.end_tokens - len(sequence.tokens) - 1)
+            for sequence in chunks
+            if (drafter := sequence.get_drafter()) is not None
+        }
+        for sequence, draft in planner.plan(drafters, self._max_batch_tokens - len(chunks)).items():
+            try:
+                self._reserve(sequence.table, 1 + len(draft))
+            except OutOfPages:
+                continue
+            chunks[sequence] = Chunk(sequence, 1, tuple(draft))
 
     def _share_prompts(self) -> dict[str | None, int]:
         """Tokens of prompts that each client may have in a step.

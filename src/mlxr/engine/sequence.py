@@ -10,8 +10,8 @@ goes its own way on a fork of the pages.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 from mlxr.cache.group import Snapshot
 from mlxr.cache.page_table import SequenceTable
@@ -20,6 +20,7 @@ from mlxr.core.events import PromptProgress, TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource
+from mlxr.engine.drafts import Drafter
 from mlxr.engine.pooling import Floats, Pool
 from mlxr.engine.sampling import Sampler
 from mlxr.engine.scoring import PromptScores
@@ -64,18 +65,25 @@ class Sequence:
     name its pages in the cache; without them its pages are neither found there nor left there for others. With a `pool`
     it is a text to embed, which ends where an answer would begin, as does an answer of at most 0 tokens: neither
     `draws`. `scores` takes down how likely the prompt's tokens are. `boundaries` say where the state of recurrent
-    layers is kept; None where there are none, or nobody would find it.
+    layers is kept; None where there are none, or nobody would find it. `open_drafter` makes who drafts for the answer,
+    from its tokens so far; None: nobody does. Of the `drafted_tokens` that were computed, the `accepted_tokens` were
+    drawn.
     """
 
     __slots__ = (
+        "_drafter",
+        "_open_drafter",
         "_stop_ids",
+        "accepted_tokens",
         "boundaries",
         "cached_tokens",
         "client",
         "computed_tokens",
+        "drafted_tokens",
         "draws",
         "end_tokens",
         "followers",
+        "has_ended",
         "id",
         "index",
         "keys",
@@ -109,6 +117,7 @@ class Sequence:
         pool: Pool | None = None,
         scores: PromptScores | None = None,
         boundaries: Boundaries | None = None,
+        open_drafter: Callable[[Collection[int]], Drafter] | None = None,
     ) -> None:
         self.id = sequence_id
         self.index = index
@@ -130,6 +139,10 @@ class Sequence:
         self.cached_tokens = 0
         self.computed_tokens = 0
         self.logprob_sum = 0.0
+        self.drafted_tokens = self.accepted_tokens = 0
+        self.has_ended = False
+        self._open_drafter = open_drafter
+        self._drafter: Drafter | None = None
         self._stop_ids = frozenset(stop_ids)
 
     @property
@@ -158,6 +171,12 @@ class Sequence:
     def usage(self) -> Usage:
         """Tokens of prompt and answer so far."""
         return Usage(self.prompt_tokens, len(self.tokens) - self.prompt_tokens, self.cached_tokens)
+
+    def get_drafter(self) -> Drafter | None:
+        """Who drafts for the answer, made when it is first wanted."""
+        if self._drafter is None and self._open_drafter is not None:
+            self._drafter = self._open_drafter(self.tokens)
+        return self._drafter
 
     def adopt(self, table: SequenceTable) -> None:
         """Go on with a table that holds what the cache has of the tokens; what was never computed here counts.
@@ -195,6 +214,8 @@ class Sequence:
         """Add a generated token; tells whether, and why, the answer ends with it."""
         self.tokens.append(result.token_id)
         self.logprob_sum += result.logprob
+        if self._drafter is not None:
+            self._drafter.add(result.token_id)
         self.watch.count_token(now_s)
         reason = FinishReason.LENGTH if len(self.tokens) >= self.end_tokens else None
         if result.token_id in self._stop_ids:
@@ -214,7 +235,7 @@ class Sequence:
             top=tuple(result.top),
             finish_reason=reason,
             index=self.index,
-            timings=None if reason is None else self.watch.read(now_s),
+            timings=None if reason is None else self._read_timings(now_s),
             prompt=self._read_scores(first_of=1),
         )
 
@@ -227,7 +248,7 @@ class Sequence:
             finish_reason=reason,
             error=error,
             index=self.index,
-            timings=self.watch.read(now_s),
+            timings=self._read_timings(now_s),
             embedding=self.pool.read() if self.pool is not None and reason is FinishReason.STOP else None,
             prompt=self._read_scores(first_of=0),
         )
@@ -245,6 +266,11 @@ class Sequence:
         is_first = before_tokens == self.cached_tokens
         told = (PromptProgress(*counts, before_tokens), reached) if is_first else (reached,)
         return [TokenEvent(self.id, None, self.usage, index=self.index, progress=progress) for progress in told]
+
+    def _read_timings(self, now_s: float) -> Timings:
+        """The times if the answer ends now, and what drafts had to do with them."""
+        times = self.watch.read(now_s)
+        return replace(times, drafted_tokens=self.drafted_tokens, accepted_tokens=self.accepted_tokens)
 
     def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:
         """Return what the answer's first event has of the prompt; it is the first with `first_of` tokens generated."""

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from mlxr.cache.prefix import NameChanges
 from mlxr.cache.stats import CacheStats
 from mlxr.engine.scheduler import Chunk
+from mlxr.engine.sequence import Sequence
 
 _SUMS = ("pages", "used_pages", "shared_pages", "cached_pages", "free_pages", "peak_pages", "page_bytes")
 
@@ -22,14 +23,25 @@ class Work:
     failed_steps: int = 0
     late_answers: int = 0
     refused_requests: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def count(self, chunk: Chunk) -> None:
         """`chunk` was computed, and its tokens do not count as cached yet."""
         self.recomputed_tokens += chunk.sequence.count_computed(chunk.tokens)
         if chunk.sequence.is_decoding:
             self.decode_tokens += chunk.tokens
+            self.drafted_tokens += len(chunk.draft)
+            chunk.sequence.drafted_tokens += len(chunk.draft)
         else:
             self.prefill_tokens += chunk.tokens
+
+    def count_accepted(self, sequence: Sequence) -> None:
+        """A drafted token of `sequence` is right, and does not count as cached yet."""
+        self.recomputed_tokens += sequence.count_computed(1)
+        self.decode_tokens += 1
+        self.accepted_tokens += 1
+        sequence.accepted_tokens += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,8 @@ class EngineStats:
     of layers, of which those here are the sums. `heads` are the model's query heads.
     `preemptions` counts the times a running answer had to give its pages back, `recomputed_tokens` what was computed
     once more because of that. `late_answers` were ended by their deadline, `refused_requests` found the queue full.
+    `decode_tokens` are those of answers that were written to the cache; `drafted_tokens` were computed on a guess, and
+    `accepted_tokens` of them were right.
     """
 
     kv_cache: str
@@ -72,6 +86,8 @@ class EngineStats:
     failed_steps: int
     late_answers: int
     refused_requests: int
+    drafted_tokens: int
+    accepted_tokens: int
 
     def to_fields(self) -> dict[str, object]:
         """All numbers by name, with the sums over the groups."""

@@ -95,6 +95,8 @@ def _work(stats: SessionStats) -> Iterator[tuple[str, float]]:
     yield "decode_tokens", engine.decode_tokens
     yield "recomputed_tokens", engine.recomputed_tokens
     yield "preemptions", engine.preemptions
+    yield "drafted_tokens", engine.drafted_tokens
+    yield "accepted_tokens", engine.accepted_tokens
     yield "failed_steps", engine.failed_steps
     yield "late_answers", engine.late_answers
     yield "refused_requests", engine.refused_requests

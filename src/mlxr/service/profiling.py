@@ -13,7 +13,7 @@ from mlxr.core.profile import Profile
 from mlxr.core.settings import Settings
 from mlxr.loading import LoadedModel
 from mlxr.service.opening import build_engine
-from mlxr.service.speed import Load, LoadRunner, bound_lead, list_plain_tokens
+from mlxr.service.speed import Load, LoadRunner, bound_lead, list_plain_tokens, without_drafts
 
 PHASES = ("prefill", "decode")
 STEPS_ROW, KERNELS_ROW = 1, 2  # rows of the trace
@@ -41,7 +41,7 @@ def profile_model(loaded: LoadedModel, settings: Settings, load: Load) -> list[P
     device without kernels.
     """
     lead_tokens, watcher = bound_lead(load, settings), _Watcher(loaded.ctx.make_profiler())
-    with closing(build_engine(loaded, settings)) as engine:
+    with closing(build_engine(loaded, without_drafts(settings))) as engine:
         plain = LoadRunner(engine, list_plain_tokens(loaded), random.Random(0))
         plain_seconds = plain.run(load, lead_tokens)
         watched = LoadRunner(engine, list_plain_tokens(loaded), random.Random(1), watcher.watch)

@@ -7,9 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.errors import InvalidRequest, MlxrError, SettingError
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
@@ -69,7 +69,7 @@ def measure_speed(
         raise InvalidRequest("repeat", f"must be at least 1, got {repeat}")
     lead_tokens = bound_lead(load, settings)
     prefill, decode = [], []
-    with closing(build_engine(loaded, settings)) as engine:
+    with closing(build_engine(loaded, without_drafts(settings))) as engine:
         bench = LoadRunner(engine, list_plain_tokens(loaded), random.Random(0))
         bench.run(Load(min(load.prompt_tokens, WARM_UP_TOKENS), 1, 1), 0)
         for index in range(repeat):
@@ -79,6 +79,15 @@ def measure_speed(
             if progress is not None:
                 progress(index + 1, repeat)
     return Speed(tuple(prefill), tuple(decode))
+
+
+def without_drafts(settings: Settings) -> Settings:
+    """The settings for steps that give one token of each answer; raises SettingError where drafts are asked for."""
+    if settings.draft == "ngram":
+        raise SettingError(
+            "draft: random tokens tell nothing of drafts; leave it at auto. bench/drafts.py measures them"
+        )
+    return replace(settings, draft="off")
 
 
 def list_plain_tokens(loaded: LoadedModel) -> list[int]:

@@ -198,7 +198,7 @@ def validate_model(
     What is measured and compared is all computed, nothing comes out of the cache; the cache is looked at afterwards.
     """
     tap = LogitsTap(loaded.model)
-    engine = build_engine(loaded, replace(settings, kv_cache="paged", store_bytes=0), tap)
+    engine = build_engine(loaded, replace(settings, kv_cache="paged", store_bytes=0, draft="off"), tap)
     _generate(engine, prompt_ids[::-1], 2)  # another prompt, so that none of it is found again
     tap.rows.clear()
     loaded.ctx.ledger.reset()

@@ -37,7 +37,10 @@ class UsageReply(ReplyModel):
 
 
 class TimingsReply(ReplyModel):
-    """Where the time went (an addition to the dialect). Prompt tokens that came from the cache are `cache_n`."""
+    """Where the time went (an addition to the dialect). Prompt tokens that came from the cache are `cache_n`.
+
+    Of `draft_n` tokens that were guessed and computed, `draft_n_accepted` were right.
+    """
 
     cache_n: int
     prompt_n: int
@@ -49,6 +52,8 @@ class TimingsReply(ReplyModel):
     predicted_per_token_ms: float | None
     predicted_per_second: float | None
     queue_ms: float
+    draft_n: int
+    draft_n_accepted: int
 
 
 class TopLogprob(ReplyModel):
@@ -186,6 +191,8 @@ def describe_timings(timings: Timings, cache_n: int, prompt_n: int, predicted_n:
         predicted_per_token_ms=timings.generate_s * 1000 / predicted_n if predicted_n else None,
         predicted_per_second=predicted_n / timings.generate_s if timings.generate_s else None,
         queue_ms=timings.queue_s * 1000,
+        draft_n=timings.drafted_tokens,
+        draft_n_accepted=timings.accepted_tokens,
     )
 
 

@@ -1,0 +1,21 @@
+"""What the engine asks of whoever drafts for one answer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Drafter(Protocol):
+    """Follows one answer and guesses how it goes on. Its guesses may be wrong at any place, and cost time alone."""
+
+    def add(self, token_id: int) -> None:
+        """The answer has one more token."""
+        ...
+
+    def propose(self, most: int) -> list[int]:
+        """Return the next tokens, at most `most`, as far as there is a guess; asking twice gives the same."""
+        ...
+
+    def estimate(self, tokens: int) -> list[float]:
+        """How likely each of the first `tokens` proposed tokens is right, given that those before it are."""
+        ...

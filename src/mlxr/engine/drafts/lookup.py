@@ -1,0 +1,91 @@
+"""Drafts from the text itself: what followed when the last tokens of prompt and answer were there before.
+
+Answers that copy or change a text, or repeat themselves, go on as they went on before; others hardly ever do. So the
+drafter takes count of how often it was right, and it does so whether its drafts are computed or not: it compares every
+token of the answer with the one that it would have drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_KEY_BITS = 32  # of the second of two tokens that name a place
+_LOOKED_AT = 8  # earlier places with the same two last tokens, the latest first
+_LONGEST = 16  # tokens that are compared to find the place that matches best; then longer matches count as one
+_CLASSES = (2, 3, 4, 6, 8, 12, 16)  # lengths of matches from which on the drafts are more often right
+_FIRST_GUESSES = (0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9)  # how often, before anything is counted
+_WEIGHT = 0.1  # of the newest comparison
+_CLASS_OF = [max(0, sum(length >= least for least in _CLASSES) - 1) for length in range(_LONGEST + 1)]
+
+
+class Lookup:
+    """The places of all pairs of tokens of one text, and where the text is likely to go on from."""
+
+    __slots__ = ("_before", "_latest", "_length", "_rates", "_source", "_tokens")
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self._tokens = list(tokens)
+        self._latest: dict[int, int] = {}  # of two tokens, the place after them
+        self._before: list[int] = [-1, -1]  # for each such place, the one before it with the same two tokens
+        self._source = -1  # the place whose token is the guess for the next one; below 0: none
+        self._length = 0  # how many tokens before that place are those at the end
+        self._rates = list(_FIRST_GUESSES)
+        for end in range(2, len(self._tokens) + 1):
+            self._note(end)
+        self._search()
+
+    def add(self, token_id: int) -> None:
+        """The text has one more token, which is compared with the guess."""
+        tokens, source = self._tokens, self._source
+        is_right = source >= 0 and tokens[source] == token_id
+        if source >= 0:
+            number = _CLASS_OF[min(self._length, _LONGEST)]
+            self._rates[number] += _WEIGHT * (is_right - self._rates[number])
+        tokens.append(token_id)
+        if len(tokens) > 1:
+            self._note(len(tokens))
+        if is_right:
+            self._source, self._length = source + 1, self._length + 1
+        else:
+            self._search()
+
+    def propose(self, most: int) -> list[int]:
+        """Return what followed the best match; one that reaches the end of the text goes on with itself."""
+        if self._source < 0:
+            return []
+        proposed = self._tokens[self._source : self._source + most]
+        period = len(self._tokens) - self._source
+        while len(proposed) < most:
+            proposed.append(proposed[-period])
+        return proposed
+
+    def estimate(self, tokens: int) -> list[float]:
+        """How often guesses after matches of such lengths were right lately."""
+        lengths = range(self._length, self._length + tokens)
+        return [self._rates[_CLASS_OF[min(length, _LONGEST)]] for length in lengths]
+
+    def _note(self, end: int) -> None:
+        """Remember the place after the first `end` tokens by the last two of them."""
+        key = self._tokens[end - 2] << _KEY_BITS | self._tokens[end - 1]
+        self._before.append(self._latest.get(key, -1))
+        self._latest[key] = end
+
+    def _search(self) -> None:
+        """Find the earlier place with most of the last tokens before it, the latest of several."""
+        self._source, self._length = -1, 0
+        end = len(self._tokens)
+        place = self._before[end] if end > 1 else -1
+        for _ in range(_LOOKED_AT):
+            if place < 0 or self._length >= _LONGEST:
+                return
+            length = self._match(place)
+            if length > self._length:
+                self._source, self._length = place, length
+            place = self._before[place]
+
+    def _match(self, place: int) -> int:
+        """How many tokens before `place` are those at the end; two at least."""
+        tokens, end, length = self._tokens, len(self._tokens), 2
+        while length < min(place, _LONGEST) and tokens[place - 1 - length] == tokens[end - 1 - length]:
+            length += 1
+        return length

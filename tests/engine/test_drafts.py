@@ -1,0 +1,214 @@
+"""Drafts change no answer: they are found in the text, planned by what pays, checked, and dropped without a trace."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from fake_constraint import FakeConstraint
+from fake_drafts import draft_eagerly
+from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_engine, run_all
+from test_load_invariance import draw_request, run_alone, sort_events
+
+from mlxr.core.errors import SettingError
+from mlxr.core.model_settings import ModelSettings
+from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.drafts import Planner, open_planner
+from mlxr.engine.drafts.costs import StepCosts
+from mlxr.engine.drafts.lookup import Lookup
+from mlxr.engine.engine import Engine
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+@pytest.mark.parametrize("right", range(8))
+def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
+    """Drafts of seven tokens, of which the first `right` are the ones that will be drawn."""
+    expected = expect_greedy(PROMPT, 24)
+    engine = draft_eagerly(make_engine(), 1.0, 7)
+
+    class Wrong:
+        def __init__(self, tokens: Any) -> None:
+            self.given = len(tokens)
+
+        def add(self, _: int) -> None:
+            self.given += 1
+
+        def propose(self, most: int) -> list[int]:
+            start = self.given - len(PROMPT)
+            guess = expected[start : start + most]
+            return [token if place < right else (token + 1) % 50 for place, token in enumerate(guess)]
+
+        def estimate(self, tokens: int) -> list[float]:
+            return [1.0] * tokens
+
+    engine._open_drafter = Wrong
+    request = engine.submit(PROMPT, SamplingParams(max_tokens=24))
+    events = run_all(engine)
+    assert answer_of(events, request) == expected
+    timings = events[-1].timings
+    assert timings is not None
+    assert (timings.accepted_tokens == timings.drafted_tokens) == (right == 7)
+    steps = -(-23 // (right + 1))  # that decode: of each the last token is drawn without a right guess
+    assert timings.accepted_tokens == engine.stats().accepted_tokens == 23 - steps
+    assert engine.stats().decode_tokens == 23  # the last token of an answer is never computed
+    assert engine.stats().steps == 1 + steps
+
+
+def test_drafts_end_with_the_answer() -> None:
+    """With an end token in the middle of a draft nothing comes after it."""
+    expected = expect_greedy(PROMPT, 12)
+    stop = expected[7]
+    length = expected.index(stop) + 1
+    engine = draft_eagerly(make_engine(eos_ids=[stop]), 1.0, 15)
+    request = engine.submit(PROMPT, SamplingParams(max_tokens=40))
+    events = run_all(engine)
+    assert answer_of(events, request) == expected[:length]
+    assert events[-1].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("constraint", [FakeConstraint(7), FakeConstraint(3, fails_at=5), FakeConstraint(2, ends_at=6)])
+def test_a_grammar_follows_what_is_drawn(constraint: FakeConstraint) -> None:
+    """It is never told of a token that is dropped, and what it refuses in the middle of a draft ends the answer."""
+    found = []
+    for right in (None, 0.9):
+        engine = make_engine()
+        if right is not None:
+            draft_eagerly(engine, right, 6)
+        engine.submit(PROMPT, SamplingParams(max_tokens=20, temperature=1, seed=3), constraint=constraint)
+        found.append([(event.token_id, event.finish_reason, event.error) for event in run_all(engine)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_requests_with_eager_drafts(seed: int) -> None:
+    """Every rule of sampling, several answers, their logprobs: those of an engine that does not draft."""
+    chance = random.Random(seed)
+    request = draw_request(chance)
+    engine = draft_eagerly(make_engine(page_size=chance.choice([1, 4, 7])), chance.random(), chance.randrange(1, 9))
+    engine.submit(request.prompt, request.params)
+    found, alone = sort_events(run_all(engine)), run_alone(request)
+    assert {index: [event.token_id for event in events] for index, events in found.items()} == {
+        index: [event.token_id for event in events] for index, events in alone.items()
+    }
+
+
+def test_rejected_tokens_are_never_found_in_the_cache() -> None:
+    """A prompt that has the drafted tokens instead of the drawn ones finds only what is true."""
+    engine = draft_eagerly(make_engine(page_size=2), 0.5, 8)
+    answer = answer_of(run_all(engine), engine.submit(PROMPT, SamplingParams(max_tokens=30)))
+    for cut in range(1, len(answer)):
+        wrong = [*PROMPT, *answer[:cut], (answer[cut] + 1) % 50, 9, 9]
+        request = engine.submit(wrong, SamplingParams(max_tokens=3))
+        events = run_all(engine)
+        assert answer_of(events, request) == expect_greedy(wrong, 3)
+        assert events[-1].usage.cached_tokens <= len(PROMPT) + cut
+
+
+def test_text_that_repeats_itself_takes_fewer_steps() -> None:
+    """The settings' own drafts, with costs that a clock tells: a step of many tokens takes as long as one."""
+    now = iter(range(10**6))
+    prompt = [7, 8, 9, 10] * 4
+    bias = dict.fromkeys((7,), 1000.0)  # the answer is 7 again and again
+    engine = make_engine(clock=lambda: float(next(now)))
+    request = engine.submit(prompt, SamplingParams(max_tokens=60, logit_bias=bias))
+    assert answer_of(run_all(engine), request) == [7] * 60
+    assert engine.stats().steps < 20
+
+
+def test_lookup_finds_the_longest_and_latest_match() -> None:
+    lookup = Lookup([1, 2, 3, 4, 5, 9, 2, 3, 6, 1, 2, 3])
+    assert lookup.propose(3) == [4, 5, 9]  # after 1 2 3, not after the later 2 3
+    lookup.add(4)
+    assert lookup.propose(2) == [5, 9]
+    lookup.add(8)
+    assert lookup.propose(4) == []
+    for token in (2, 3):
+        lookup.add(token)
+    assert lookup.propose(1) == [4]  # 1 2 3 4 8 2 3: of two matches as long the later one, which went on with 4
+
+
+def test_lookup_goes_on_with_itself() -> None:
+    assert Lookup([5, 1, 2, 1, 2]).propose(5) == [1, 2, 1, 2, 1]
+    assert Lookup([]).propose(5) == Lookup([1]).propose(5) == []
+
+
+def test_lookup_counts_how_often_it_is_right() -> None:
+    """Where it is wrong again and again its estimate falls, without any draft computed."""
+    chance = random.Random(1)
+    free, copied = Lookup([]), Lookup([])
+    text = [chance.randrange(4) for _ in range(400)]
+    for token in text:
+        free.add(token)
+    for token in [*range(50), *range(50), *range(50)]:
+        copied.add(token)
+    free.propose(1)
+    assert free.estimate(1)[0] < 0.5
+    assert copied.estimate(1)[0] > 0.9
+
+
+def test_drafts_are_as_long_as_they_pay() -> None:
+    class Sure:
+        def __init__(self, rate: float) -> None:
+            self.rate = rate
+
+        def add(self, token_id: int) -> None:
+            raise AssertionError
+
+        def propose(self, most: int) -> list[int]:
+            return list(range(most))
+
+        def estimate(self, tokens: int) -> list[float]:
+            return [self.rate] * tokens
+
+    planner = Planner(8)
+    for rows in range(1, 40):
+        for _ in range(40):
+            planner.count(1, 1.0)
+            planner.count(rows, 1.0 + 0.01 * rows if rows < 5 else 3.0)
+    sure, unsure = Sure(1.0), Sure(0.001)
+    assert len(planner.plan({"a": (Sure(0.7), 100)}, 100)["a"]) == 3  # four rows cost no more than one
+    assert len(planner.plan({"a": (sure, 2)}, 100)["a"]) == 2
+    assert planner.plan({"a": (unsure, 100)}, 100) == {}
+    both = planner.plan({"a": (unsure, 100), "b": (sure, 100)}, 100)
+    assert list(both) == ["b"]
+    assert planner.plan({"a": (sure, 100)}, 0) == planner.plan({"a": (sure, 0)}, 100) == {}
+
+
+def test_costs_follow_what_is_measured() -> None:
+    costs = StepCosts(8)
+    for _ in range(60):
+        costs.count(1, 1.0)
+        costs.count(4, 2.0)
+    assert costs.estimate(4) == pytest.approx(2.0, rel=0.1)
+    for _ in range(60):  # everything becomes slower alike, and only few steps of one row are there
+        costs.count(4, 6.0)
+    assert costs.estimate(4) == pytest.approx(2.0, rel=0.3)
+
+
+def test_drafts_are_refused_by_name_where_they_cannot_be() -> None:
+    for device, is_recurrent, text in (("metal", False, "device metal"), ("cpu", True, "recurrent")):
+        assert open_planner(ModelSettings(), device, is_recurrent=is_recurrent) is None
+        with pytest.raises(SettingError, match=f"draft: ngram cannot be used: .*{text}"):
+            open_planner(ModelSettings(draft="ngram"), device, is_recurrent=is_recurrent)
+    assert open_planner(ModelSettings(draft="off"), "cpu", is_recurrent=False) is None
+
+
+def test_a_step_that_fails_while_it_draws_ends_its_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Engine = draft_eagerly(make_engine(FakeModel(FakeConfig())), 1.0, 4)
+    draws = 0
+
+    def fail(*args: Any) -> Any:
+        nonlocal draws
+        draws += 1
+        if draws == 4:
+            raise RuntimeError("no luck")
+        return original(*args)
+
+    original = engine._sample
+    monkeypatch.setattr(engine, "_sample", fail)
+    request = engine.submit(PROMPT, SamplingParams(max_tokens=20))
+    events = run_all(engine)
+    assert answer_of(events, request) == expect_greedy(PROMPT, 3)
+    assert events[-1].finish_reason is FinishReason.ERROR
