@@ -93,7 +93,7 @@ class Engine:
         self._shares = Shares()
         is_recurrent = any(isinstance(group.arena.shape, StatesShape) for group in groups)
         self._planner = open_planner(settings, ctx.device, is_recurrent=is_recurrent)
-        self._open_drafter: Callable[[Collection[int]], Drafter] | None = None if self._planner is None else Lookup
+        self._open_drafter: Callable[[list[int]], Drafter] | None = None if self._planner is None else Lookup
         self._scheduler = Scheduler(
             self._cache,
             self._runner.reserve,

@@ -180,7 +180,7 @@ class Scheduler:
                 self._take(sequence, tokens, chunks)
                 if sequence.client is not None:
                     shares[sequence.client] -= tokens
-        if self._drafts is not None and len(chunks) == len(decoding):
+        if self._drafts is not None and len(chunks) == len(decoding) and self._drafts.allows(len(chunks)):
             self._add_drafts(self._drafts, chunks)
         return list(chunks.values())
 

@@ -117,7 +117,7 @@ class Sequence:
         pool: Pool | None = None,
         scores: PromptScores | None = None,
         boundaries: Boundaries | None = None,
-        open_drafter: Callable[[Collection[int]], Drafter] | None = None,
+        open_drafter: Callable[[list[int]], Drafter] | None = None,
     ) -> None:
         self.id = sequence_id
         self.index = index

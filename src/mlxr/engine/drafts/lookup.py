@@ -7,11 +7,12 @@ token of the answer with the one that it would have drafted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 _KEY_BITS = 32  # of the second of two tokens that name a place
 _LOOKED_AT = 8  # earlier places with the same two last tokens, the latest first
 _LONGEST = 16  # tokens that are compared to find the place that matches best; then longer matches count as one
+_MOST_TOKENS = 16_384  # of the text so far that are looked at, the last ones: a pair takes some 100 bytes
 _CLASSES = (2, 3, 4, 6, 8, 12, 16)  # lengths of matches from which on the drafts are more often right
 _FIRST_GUESSES = (0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9)  # how often, before anything is counted
 _WEIGHT = 0.1  # of the newest comparison
@@ -19,12 +20,12 @@ _CLASS_OF = [max(0, sum(length >= least for least in _CLASSES) - 1) for length i
 
 
 class Lookup:
-    """The places of all pairs of tokens of one text, and where the text is likely to go on from."""
+    """The places of all pairs of tokens in the end of one text, and where the text is likely to go on from."""
 
     __slots__ = ("_before", "_latest", "_length", "_rates", "_source", "_tokens")
 
-    def __init__(self, tokens: Iterable[int]) -> None:
-        self._tokens = list(tokens)
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = list(tokens[-_MOST_TOKENS:])
         self._latest: dict[int, int] = {}  # of two tokens, the place after them
         self._before: list[int] = [-1, -1]  # for each such place, the one before it with the same two tokens
         self._source = -1  # the place whose token is the guess for the next one; below 0: none

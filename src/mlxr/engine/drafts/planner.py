@@ -29,6 +29,10 @@ class Planner:
         """Take in a step that only decoded."""
         self._costs.count(rows, seconds)
 
+    def allows(self, answers: int) -> bool:
+        """Whether a step of so many answers has room for drafts."""
+        return answers < _MOST_ROWS
+
     def plan(self, drafters: Mapping[K, tuple[Drafter, int]], room_rows: int) -> dict[K, list[int]]:
         """Drafts for answers that decode: each with its drafter and the most tokens that it has room for.
 
