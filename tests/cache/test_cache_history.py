@@ -152,7 +152,7 @@ class CacheHistory(RuleBasedStateMachine):
 
     @rule()
     def wait_for_disk(self) -> None:
-        """Then every full page is stored, also of sequences that still grow.
+        """Then every full page is stored, also of sequences that still grow, but no trailing snapshot.
 
         Unless there was no room for it, or it was damaged there: then the store removes it when it notices.
         """
@@ -161,8 +161,8 @@ class CacheHistory(RuleBasedStateMachine):
         if store is not None and dropped is not None and not dropped.drops[StoreDrop.ROOM] and dropped.writable:
             for table, _ in self.alive:
                 assert table.keys is not None
-                for number, own in enumerate(table.groups):
-                    names = [table.keys.chain[place + 1] for place, _ in own.list_full(0)]
+                for number, (group, own) in enumerate(zip(self.now.groups, table.groups, strict=True)):
+                    names = [table.keys.chain[place + 1] for place, _ in group.list_lasting(own, 0)]
                     missing = [name for name in names if not store.contains((number, name))]
                     files = {f"{name.hex()}{f'-{number}' if number else ''}.page" for name in missing}
                     assert files <= self.harmed, "a full page is not stored"
