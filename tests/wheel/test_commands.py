@@ -97,6 +97,9 @@ def test_every_command(installed: Installed, hub: FakeHub) -> None:
         mlxr("stop", "demo", "--url", url)
         assert "demo" not in mlxr("ps", "--url", url)
 
+    seen.add("cluster")
+    assert "pip install 'ray[serve]'" in run("mlxr", "cluster", "status", code=2)
+
     section = run("mlxr", "--help").partition("Commands:")[2]
     assert seen == set(re.findall(r"^  ([a-z]+)  ", section, re.MULTILINE)), "this test has forgotten a command"
 
