@@ -8,7 +8,7 @@ there in all groups at once is `kv_cache`'s matter.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import Protocol
@@ -243,10 +243,13 @@ class CacheGroup:
             evictions={cause: self.evictions[cause] for cause in EvictionCause},
         )
 
-    def check(self, tables: Iterable[tuple[Table, PageKeys | None]]) -> None:
-        """Prove all books of the group, given every table that holds its pages, with its keys; else AssertionError."""
+    def check(self, tables: Iterable[tuple[Table, PageKeys | None]], lent: Iterable[Sequence[int]] = ()) -> None:
+        """Prove all books of the group, given every table that holds its pages, with its keys; else AssertionError.
+
+        `lent` are pages that are held beside the tables, each list for as long as somebody reads them.
+        """
         tables = list(tables)
-        self.pager.check(table.held_pages for table, _ in tables)
+        self.pager.check([*(table.held_pages for table, _ in tables), *lent])
         self.index.check()
         for entry in self.index:
             if not self.pager.is_kept(entry.page):

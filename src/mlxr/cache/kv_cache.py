@@ -1,11 +1,11 @@
 """The KV cache as the engine sees it: page tables that start with what is cached and are kept when they end.
 
-Brings together the groups of layers (which page holds which tokens, who holds it, which one goes first) and the store
-(pages on disk). Full pages are indexed as soon as they are written, so requests share them while they run. Indexed
-pages are never written into again. Every group names its pages by the same keys, so a boundary between two pages has a
-name, and each group can be asked what it has there. A text is found up to the longest boundary at which every group has
-what it needs to go on: one whose positions see everything needs all pages before it, one with a window the last ones,
-and the recurrent layers a snapshot of their state there.
+Brings together the groups of layers (which page holds which tokens, who holds it, which one goes first), the store
+(pages on disk) and the inbox (pages that another process has sent). Full pages are indexed as soon as they are written,
+so requests share them while they run. Indexed pages are never written into again. Every group names its pages by the
+same keys, so a boundary between two pages has a name, and each group can be asked what it has there. A text is found up
+to the longest boundary at which every group has what it needs to go on: one whose positions see everything needs all
+pages before it, one with a window the last ones, and the recurrent layers a snapshot of their state there.
 
 Keys, values and states depend on the tokens before them alone, to the bit, so a cached page is as good as a computed
 one. For one thread, except that the store's writer copies indexed pages on its own.
@@ -19,7 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlxr.cache.boundary import Boundary, find_boundary
+from mlxr.cache.exchange import Exchange
 from mlxr.cache.group import CacheGroup, Snapshot, indexed_pages
+from mlxr.cache.inbox import Inbox
 from mlxr.cache.page_table import PageCopy, SequenceTable
 from mlxr.cache.prefix import NameChanges, PageKeys, PrefixEntry, hash_fields
 from mlxr.cache.stats import CacheStats, CacheTotals, EvictionCause
@@ -36,6 +38,8 @@ class KVCache:
     """One per engine. `fingerprint` must differ whenever the same tokens may give other keys and values.
 
     `sharing` False makes it a plain allocator: nothing is indexed, nothing is found, and there can be no store.
+    `exchange` gives pages to other processes with the same model and takes theirs, at most `inbox_bytes` of which wait
+    here; it is None where pages are not shared or the fingerprint is empty.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class KVCache:
         fingerprint: bytes,
         store: PageStore | None = None,
         sharing: bool = True,
+        inbox_bytes: int = 0,
     ) -> None:
         if [group.number for group in groups] != list(range(len(groups))) or not groups:
             raise ValueError(f"a cache needs groups numbered from 0, got {[group.number for group in groups]}")
@@ -56,15 +61,18 @@ class KVCache:
         self.page_size = groups[0].arena.page_size
         self._sharing, self._fingerprint = sharing, fingerprint
         self._layout = "+".join(group.arena.layout for group in groups).encode()
-        self._memory_hit_tokens = self._disk_hit_tokens = self._missed_tokens = 0
+        self._memory_hit_tokens = self._disk_hit_tokens = self._peer_hit_tokens = self._missed_tokens = 0
         self._short_tokens: Counter[int] = Counter()
         self._store = store
         self._writer = None
         self._watch: CacheWatch | None = None
+        self._inbox = Inbox(inbox_bytes)
+        model = hash_fields(b"model", fingerprint, self._layout)
         if store is not None:
             page_bytes = [group.arena.page_bytes for group in groups]
-            store.open(hash_fields(b"model", fingerprint, self._layout), page_bytes)
+            store.open(model, page_bytes)
             self._writer = StoreWriter(store, [group.arena for group in groups])
+        self.exchange = Exchange(groups, model, store, self._inbox) if sharing and fingerprint else None
 
     @property
     def available_pages(self) -> tuple[int, ...]:
@@ -79,10 +87,10 @@ class KVCache:
         return PageKeys(hash_fields(self._fingerprint, namespace, self._layout), self.page_size)
 
     def open_table(self, tokens: Sequence[int], keys: PageKeys, *, limit_tokens: int) -> SequenceTable:
-        """A table that holds what is cached of tokens[:limit_tokens], from memory and from disk.
+        """A table that holds what is cached of tokens[:limit_tokens], from memory, from disk and from the inbox.
 
-        Its `length_tokens` says how far that goes. Pages read back from disk take pages of the arena, which may evict
-        others.
+        Its `length_tokens` says how far that goes. Pages that are not in memory take pages of the arena, which may
+        evict others.
         """
         table = self.open_private_table()
         if not self._sharing:
@@ -90,7 +98,7 @@ class KVCache:
         table.keys = keys
         names = self._name_pages(tokens, keys, limit_tokens)
         sought = self._find(names, len(names))
-        restored = self._fill(table, names, sought.pages)
+        restored, brought = self._fill(table, names, sought.pages)
         if table.full_pages < sought.sought_pages:
             table.sought_pages = sought.sought_pages
         if self._writer is not None:
@@ -99,7 +107,8 @@ class KVCache:
         if sought.short_group is not None:
             self._short_tokens[sought.short_group] += (sought.sought_pages - sought.pages) * self.page_size
         self._disk_hit_tokens += restored * self.page_size
-        self._memory_hit_tokens += table.length_tokens - restored * self.page_size
+        self._peer_hit_tokens += brought * self.page_size
+        self._memory_hit_tokens += table.length_tokens - (restored + brought) * self.page_size
         self._missed_tokens += max(0, min(limit_tokens, len(tokens)) - table.length_tokens)
         return table
 
@@ -193,6 +202,7 @@ class KVCache:
             groups=groups,
             memory_hit_tokens=self._memory_hit_tokens,
             disk_hit_tokens=self._disk_hit_tokens,
+            peer_hit_tokens=self._peer_hit_tokens,
             missed_tokens=self._missed_tokens,
             short_tokens={group.name: self._short_tokens[number] for number, group in enumerate(groups)},
             store=None if self._writer is None else self._writer.stats(),
@@ -203,6 +213,7 @@ class KVCache:
         return CacheTotals(
             memory_hit_tokens=self._memory_hit_tokens,
             disk_hit_tokens=self._disk_hit_tokens,
+            peer_hit_tokens=self._peer_hit_tokens,
             missed_tokens=self._missed_tokens,
             evictions={cause: sum(group.evictions[cause] for group in self.groups) for cause in EvictionCause},
             store=None if self._writer is None else self._writer.stats(),
@@ -255,8 +266,10 @@ class KVCache:
             if table.keys is not None and len(table.keys.chain) - 1 < table.full_pages:
                 keys = len(table.keys.chain) - 1
                 raise AssertionError(f"{keys} keys name the full pages of {table.length_tokens} tokens")
+        lent = [()] * len(self.groups) if self.exchange is None else self.exchange.list_lent()
         for number, group in enumerate(self.groups):
-            group.check((table.groups[number], table.keys) for table in tables)
+            group.check(((table.groups[number], table.keys) for table in tables), lent[number])
+        self._inbox.check()
         if self._writer is not None:
             self._writer.check(indexed_pages(self.groups))
 
@@ -265,23 +278,25 @@ class KVCache:
         return keys.cover(tokens, min(limit_tokens, len(tokens)) // self.page_size)
 
     def _find(self, names: Sequence[bytes], limit_pages: int) -> Boundary:
-        """The longest boundary at which every group has what it needs, in memory or on disk."""
-        indexes, store = [group.index for group in self.groups], self._store
+        """The longest boundary at which every group has what it needs, in memory, on disk or in the inbox."""
+        indexes, store, inbox = [group.index for group in self.groups], self._store, self._inbox
 
         def has(group: int, place: int) -> bool:
             name = names[place]
-            return indexes[group].get(name) is not None or (store is not None and store.contains((group, name)))
+            if indexes[group].get(name) is not None:
+                return True
+            return (store is not None and store.contains((group, name))) or inbox.contains((group, name))
 
         return find_boundary(self.groups, has, limit_pages)
 
-    def _fill(self, table: SequenceTable, names: Sequence[bytes], boundary: int) -> int:
+    def _fill(self, table: SequenceTable, names: Sequence[bytes], boundary: int) -> tuple[int, int]:
         """Let `table` hold what is needed to go on after `boundary` pages, or fewer if not all can be read from disk.
 
-        Returns how many pages of tokens had to be read, at least in part.
+        Returns how many pages of tokens had to be read, at least in part, and how many others came from the inbox.
         """
         held: list[dict[int, int]] = [{} for _ in self.groups]  # by place, the page that is held for the table
         found: list[list[PrefixEntry]] = [[] for _ in self.groups]
-        restored: set[int] = set()
+        restored: dict[int, bool] = {}
         try:
             while (lacking := self._hold(names, boundary, held, found, restored)) is not None:
                 boundary = self._find(names, lacking).pages
@@ -294,7 +309,8 @@ class KVCache:
             group.drop_holds(page for place, page in pages.items() if not first <= place < boundary)
             group.index.reuse([entry for entry in entries if first <= entry.depth < boundary])
             own.take(pages, first, boundary)
-        return len([place for place in restored if place < boundary])
+        came = [is_brought for place, is_brought in restored.items() if place < boundary]
+        return len(came) - sum(came), sum(came)
 
     def _hold(
         self,
@@ -302,9 +318,12 @@ class KVCache:
         boundary: int,
         held: list[dict[int, int]],
         found: list[list[PrefixEntry]],
-        restored: set[int],
+        restored: dict[int, bool],
     ) -> int | None:
-        """Hold what a boundary needs, first the pages in memory, then those on disk; returns one that cannot be had."""
+        """Hold what a boundary needs, first the pages in memory, then the others; returns one that cannot be had.
+
+        `restored` gets the places of the others, and whether all that was lacking there came from the inbox.
+        """
         for group, pages, entries in zip(self.groups, held, found, strict=True):
             for place in range(group.first_needed(boundary), boundary):
                 entry = None if place in pages else group.index.get(names[place])
@@ -315,21 +334,25 @@ class KVCache:
         for group, pages in zip(self.groups, held, strict=True):
             for place in range(group.first_needed(boundary), boundary):
                 if place not in pages:
+                    is_brought = self._inbox.contains((group.number, names[place]))
                     page = self._restore(group, names, place)
                     if page is None:
                         return place
                     pages[place] = page
-                    restored.add(place)
+                    restored[place] = is_brought and restored.get(place, True)
         return None
 
     def _restore(self, group: CacheGroup, names: Sequence[bytes], place: int) -> int | None:
-        """A page read back from disk, held once; None if it is not there, or nothing can be evicted for it."""
-        if self._store is None or not group.available_pages:
+        """A page of the inbox or from disk, held once; None if it is not there, or nothing can be evicted for it."""
+        if not group.available_pages:
             return None
         group.evict(1, EvictionCause.RESTORE, self._writer)
         (page,) = group.pager.allocate(1)
+        name = group.number, names[place]
         try:
-            payload = self._store.read((group.number, names[place]))
+            payload = self._inbox.take(name)
+            if payload is None and self._store is not None:
+                payload = self._store.read(name)
             if payload is not None:
                 group.arena.import_page(page, payload)
         except BaseException:

@@ -11,7 +11,7 @@ class EvictionCause(StrEnum):
     """Why a cached page was given up."""
 
     GROW = "grow"  # a sequence needed a page to write into
-    RESTORE = "restore"  # pages came back from the store
+    RESTORE = "restore"  # pages came back from the store, or from another process
 
 
 class StoreDrop(StrEnum):
@@ -54,6 +54,7 @@ class CacheTotals:
 
     memory_hit_tokens: int
     disk_hit_tokens: int
+    peer_hit_tokens: int
     missed_tokens: int
     evictions: Mapping[EvictionCause, int]
     store: StoreStats | None
@@ -89,7 +90,8 @@ class GroupStats:
 class CacheStats:
     """The pages of all groups of layers, and what was found in them.
 
-    Tokens of prompts are counted when their tables are opened: found in memory, read back from disk, or missed. Of the
+    Tokens of prompts are counted when their tables are opened: found in memory, read back from disk, computed by a peer
+    and brought here, or missed. Of the
     missed ones, `short_tokens` counts by the name of a group those that another group had and this one had not.
     `store` is None when there is no store.
     """
@@ -97,6 +99,7 @@ class CacheStats:
     groups: tuple[GroupStats, ...]
     memory_hit_tokens: int
     disk_hit_tokens: int
+    peer_hit_tokens: int
     missed_tokens: int
     short_tokens: Mapping[str, int]
     store: StoreStats | None
@@ -134,4 +137,4 @@ class CacheStats:
     @property
     def hit_tokens(self) -> int:
         """Tokens that did not need to be computed."""
-        return self.memory_hit_tokens + self.disk_hit_tokens
+        return self.memory_hit_tokens + self.disk_hit_tokens + self.peer_hit_tokens

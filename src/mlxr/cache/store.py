@@ -54,6 +54,11 @@ class _File:
     stamp_ns: int
 
 
+def name_groups(model: bytes, groups: int) -> tuple[bytes, ...]:
+    """What pages of each group of `model` say they belong to."""
+    return tuple(hash_fields(model, group.to_bytes(4)) if group else model for group in range(groups))
+
+
 class PageStore:
     """Pages of one model in `folder`, at most `max_bytes` together with those of other models there.
 
@@ -88,8 +93,7 @@ class PageStore:
 
         Leftovers of processes that died and files of a wrong size are removed. Never raises for what the disk does.
         """
-        groups = range(len(payload_bytes))
-        self._models = tuple(hash_fields(model, group.to_bytes(4)) if group else model for group in groups)
+        self._models = name_groups(model, len(payload_bytes))
         self._entry_bytes = tuple(HEADER_BYTES + size_bytes for size_bytes in payload_bytes)
         self._payloads = tuple(map(allocate_payload, payload_bytes))
         self._own = self.folder / model.hex()[:32]
@@ -124,22 +128,31 @@ class PageStore:
 
     def read(self, name: PageName) -> ByteArray | None:
         """The bytes of the page of that name, proved right; valid until the next `read`. None if it is not there."""
+        payload = self._payloads[name[0]] if name in self._names else None
+        return payload if payload is not None and self.read_into(name, payload) else None
+
+    def read_into(self, name: PageName, payload: ByteArray) -> bool:
+        """Read the page of that name into `payload`, which has its size; whether it is there, and proved right.
+
+        Any thread may call this.
+        """
         if name not in self._names:
-            return None
+            return False
         group, key = name
         try:
-            read_entry(self._path(name), self._models[group], key, self._payloads[group])
+            read_entry(self._path(name), self._models[group], key, payload)
         except FileNotFoundError:  # removed by another process
             self._forget(name)
-            return None
+            return False
         except EntryError as error:
             self._drop(name, error.cause)
-            return None
+            return False
         except OSError:
             self._drop(name, StoreDrop.UNREADABLE)
-            return None
-        self._read_pages += 1
-        return self._payloads[group]
+            return False
+        with self._lock:
+            self._read_pages += 1
+        return True
 
     def write(self, name: PageName, payload: ByteArray, stamp_ns: int) -> bool:
         """Store a page, removing others for it as the bound demands; whether it is there now."""

@@ -14,7 +14,7 @@ Little-endian header, then the page's bytes as the arena exports them:
 
 A file is written under a temporary name and renamed when it is complete, so a process that dies leaves a temporary
 file at worst. Nothing is synchronised to the disk: what a power cut leaves behind a rename is caught by the checksum.
-Knows no bounds, no counts and no policy.
+A page that travels from one process to another has the same form. Knows no bounds, no counts and no policy.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def write_entry(temporary: Path, path: Path, model: bytes, key: bytes, payload: 
 
     Raises OSError, with the temporary file removed where the system allows it.
     """
-    fields = _FIELDS.pack(MAGIC, VERSION, 0, payload.nbytes, model, key)
+    header = pack_header(model, key, payload)
     try:
         with temporary.open("wb", buffering=0) as file:
-            _write_all(file.fileno(), memoryview(fields + _digest(fields, payload)))
+            _write_all(file.fileno(), memoryview(header))
             _write_all(file.fileno(), payload.data)
         os.utime(temporary, ns=(stamp_ns, stamp_ns))
         temporary.replace(path)
@@ -70,15 +70,35 @@ def read_entry(path: Path, model: bytes, key: bytes, payload: ByteArray) -> None
     with path.open("rb", buffering=0) as file:
         header = file.read(HEADER_BYTES)
         size = os.fstat(file.fileno()).st_size
-        fields, digest = header[: _FIELDS.size], header[_FIELDS.size :]
-        check_version(fields)
+        check_version(header)
         if size != HEADER_BYTES + payload.nbytes or _read_all(file.fileno(), payload.data) != payload.nbytes:
             raise EntryError(StoreDrop.HALF_WRITTEN)
-    if _digest(fields, payload) != digest:
-        raise EntryError(StoreDrop.DAMAGED)
-    _, _, _, _, own_model, own_key = _FIELDS.unpack(fields)
+    prove_entry(header, payload)
+    own_model, own_key, _ = read_header(header)
     if (own_model, own_key) != (model, key):
         raise EntryError(StoreDrop.FOREIGN)
+
+
+def pack_header(model: bytes, key: bytes, payload: ByteArray) -> bytes:
+    """What stands before the bytes of a page."""
+    fields = _FIELDS.pack(MAGIC, VERSION, 0, payload.nbytes, model, key)
+    return fields + _digest(fields, payload)
+
+
+def read_header(header: bytes) -> tuple[bytes, bytes, int]:
+    """The model, the key and the bytes of the page that a header speaks of, none of it proved.
+
+    Raises EntryError unless it is a header of this version.
+    """
+    check_version(header)
+    _, _, _, nbytes, model, key = _FIELDS.unpack(header[: _FIELDS.size])
+    return model, key, nbytes
+
+
+def prove_entry(header: bytes, payload: ByteArray) -> None:
+    """Raise EntryError unless header and page are as they were written."""
+    if _digest(header[: _FIELDS.size], payload) != header[_FIELDS.size :]:
+        raise EntryError(StoreDrop.DAMAGED)
 
 
 def check_version(fields: bytes) -> None:

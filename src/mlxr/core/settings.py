@@ -121,6 +121,18 @@ class Settings(ModelSettings):
     drain_s: float = setting(
         "seconds", 30.0, "How long answers may continue after the server is told to end.", scope="server"
     )
+    fetch_bytes: int = setting(
+        "bytes",
+        512 * 2**20,
+        "Most bytes of cache pages that a replica of a cluster fetches from others at a time; 0: none are fetched.",
+        scope="server",
+    )
+    fetch_timeout_s: float = setting(
+        "seconds",
+        3.0,
+        "How long a request may wait for cache pages from another replica, before they are computed.",
+        scope="server",
+    )
     log_level: str = setting(
         "choice",
         "info",

@@ -18,6 +18,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.engine import Engine
 from mlxr.engine.live import LiveReading
+from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineReport, EngineStats
@@ -34,11 +35,14 @@ class AsyncEngine:
             async for event in server.generate(token_ids, SamplingParams(max_tokens=20)):
                 ...
 
-    The thread starts here and ends with `stop`, at the latest when the object or the program goes.
+    The thread starts here and ends with `stop`, at the latest when the object or the program goes. `pages` exchanges
+    pages with other processes; it is None where the engine has no `exchange`.
     """
 
     def __init__(self, engine: Engine) -> None:
+        exchange = engine.exchange
         self._worker = Worker(engine)
+        self.pages = None if exchange is None else PageExchange(self._worker, exchange)
         self._finalizer = weakref.finalize(self, self._worker.stop_and_join)
 
     def generate(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 
+from mlxr.cache.exchange import Exchange
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.prefix import PageKeys
 from mlxr.cache.shapes import StatesShape
@@ -48,7 +49,8 @@ class Engine:
     The `settings` say what the engine may take and how much it does at a time; `memory_plan` and `Scheduler` describe
     them. `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as the
     settings want and free memory allows, of which at most `memory_bytes` count. `fingerprint` names the weights whose
-    pages the store may give back. `clock` gives seconds that only grow.
+    pages the store may give back, and other processes may bring; of those at most `inbox_bytes` wait to be used.
+    `clock` gives seconds that only grow.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Engine:
         pages: int | None = None,
         prefix_sharing: bool = True,
         fingerprint: bytes = b"",
+        inbox_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_positive(
@@ -88,6 +91,7 @@ class Engine:
             fingerprint=fingerprint,
             store=open_store(self.plan),
             sharing=self.plan.shares_prefixes,
+            inbox_bytes=inbox_bytes,
         )
         self._runner = Runner(model, self._arena, self._cache)
         self._shares = Shares()
@@ -132,6 +136,11 @@ class Engine:
     def room_tokens(self) -> int:
         """Most tokens that one prompt and its answer can have together: those of the context, and of the arena."""
         return min(self.context_tokens, self._limits.pages * self._limits.page_size)
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """Gives pages to other processes and takes theirs; None where pages are not shared or have no fingerprint."""
+        return self._cache.exchange
 
     @property
     def has_work(self) -> bool:

@@ -126,7 +126,7 @@ class Live:
             preemptions=self._scheduler.preemptions,
             late_answers=work.late_answers,
             refused_requests=work.refused_requests,
-            memory_hit_tokens=totals.memory_hit_tokens,
+            memory_hit_tokens=totals.memory_hit_tokens + totals.peer_hit_tokens,  # not from disk
             disk_hit_tokens=totals.disk_hit_tokens,
             missed_tokens=totals.missed_tokens,
             evicted_pages=sum(totals.evictions.values()),

@@ -106,6 +106,7 @@ def _prefix(stats: SessionStats) -> Iterator[tuple[str, float]]:
     cache = stats.engine.cache
     yield "memory", cache.memory_hit_tokens
     yield "disk", cache.disk_hit_tokens
+    yield "peer", cache.peer_hit_tokens
     yield "missed", cache.missed_tokens
 
 

@@ -109,11 +109,11 @@ def _usage(families: Families) -> dict[str, float]:
 
 
 def _queries(families: Families) -> dict[str, float]:
-    return _by_model(families, "prefix_tokens", "where", "memory", "disk", "missed")
+    return _by_model(families, "prefix_tokens", "where", "memory", "disk", "peer", "missed")
 
 
 def _hits(families: Families) -> dict[str, float]:
-    return _by_model(families, "prefix_tokens", "where", "memory", "disk")
+    return _by_model(families, "prefix_tokens", "where", "memory", "disk", "peer")
 
 
 def _total(source: str, suffix: str = "", **where: str) -> Number:

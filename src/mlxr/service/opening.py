@@ -88,6 +88,7 @@ def build_engine(
         eos_ids=loaded.tokenizer.eos_ids,
         memory_bytes=memory_bytes,
         fingerprint=loaded.fingerprint,
+        inbox_bytes=settings.fetch_bytes,
     )
 
 
