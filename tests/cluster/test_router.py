@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from mlxr.cache.prefix import PageKeys
-from mlxr.cluster.router import Load, NoReplica, PageDelta, Rates, Router
+from mlxr.cluster.router import Link, Load, NoReplica, PageDelta, Rates, Router
 
 PAGE = 32
 RATES = Rates(prefill_tokens_per_s=1000.0, step_s=0.05, chunk_tokens=512, flight_s=0.05)
@@ -209,3 +210,56 @@ def test_popular_pages_are_served_by_all_that_hold_them() -> None:
         router.note_pages(name, PageDelta(0, keys))
     chosen = {router.choose(keys, 65 * PAGE).replica for _ in range(400)}
     assert chosen == set(names[:100])
+
+
+FAST = Link(page_bytes=1000, boundary_bytes=0, max_bytes=10**6, timeout_s=10.0, bytes_per_s=10**6)
+
+
+def make_moving(link: Link | None, waiting: int = 1000, pages: int = 20) -> tuple[Router, list[bytes]]:
+    """A holds the pages and has much to do, b has nothing of both."""
+    router, keys = make_router("a", "b"), make_keys(20)
+    router.note_pages("a", PageDelta(0, keys[:pages]))
+    router.note_load("a", Load(waiting, 0, 1000.0, 0.0, link))
+    router.note_load("b", Load(0, 0, 1000.0, 0.0, link))
+    return router, keys
+
+
+def test_a_request_takes_its_pages_along_where_that_is_quicker() -> None:
+    router, keys = make_moving(FAST)
+    choice = router.choose(keys, 20 * PAGE + 8)
+    assert (choice.replica, choice.peer, choice.reason) == ("b", "a", "fetched")
+    assert choice.cached_tokens == 20 * PAGE
+    router.check()
+    assert router.choose(keys, 20 * PAGE + 8).replica == "b"  # where the pages are expected now
+
+
+def test_a_slow_link_is_not_used() -> None:
+    for link in (None, replace(FAST, bytes_per_s=1.0), replace(FAST, max_bytes=500), replace(FAST, timeout_s=0.0)):
+        choice = make_moving(link)[0].choose(make_keys(20), 20 * PAGE + 8)
+        assert (choice.replica, choice.peer) == ("b", None)
+
+
+def test_only_as_many_pages_are_fetched_as_the_bounds_allow() -> None:
+    router, keys = make_moving(replace(FAST, max_bytes=5500, boundary_bytes=500))
+    choice = router.choose(keys, 20 * PAGE + 8)
+    assert (choice.peer, choice.cached_tokens) == ("a", 5 * PAGE)
+
+
+def test_pages_that_are_only_expected_are_fetched_from_nobody() -> None:
+    router, keys = make_moving(FAST, waiting=0, pages=0)
+    first = router.choose(keys, 20 * PAGE)
+    router.note_load(first.replica, Load(5000, 0, 1000.0, 0.0, FAST))
+    second = router.choose(keys, 20 * PAGE)
+    assert second.replica != first.replica
+    assert second.peer is None
+
+
+def test_nobody_fetches_from_one_that_has_failed() -> None:
+    router, keys = make_moving(FAST)
+    assert router.choose(keys, 20 * PAGE, without={"a"}).peer is None
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, math.nan, math.inf])
+def test_a_speed_that_is_none_is_replaced(speed: float) -> None:
+    router, keys = make_moving(replace(FAST, bytes_per_s=speed))
+    assert router.choose(keys, 20 * PAGE + 8).peer == "a"

@@ -163,6 +163,7 @@ def make_engine(
         pages=pages,
         prefix_sharing=prefix_sharing,
         fingerprint=b"fake",
+        inbox_bytes=2**20,
         clock=clock,
     )
 

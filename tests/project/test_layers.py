@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"kernels", "cache", "models"},
     "service": {"engine", "loading", "conversion", "templates", "tokenizers", "registry"},
     "server": {"service", "registry"},
-    "cluster": {"server", "service", "engine"},
+    "cluster": {"server", "service", "engine", "cache"},
     "llm": {"service", "loading"},
     "cli": {"llm", "service", "server", "cluster", "registry", "loading", "conversion", "formats"},
     "__init__": {"llm"},

@@ -7,7 +7,7 @@ and any number that bring.
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 
 from mlxr.cache.store import PageName
 from mlxr.kernels.tensor import ByteArray
@@ -20,7 +20,7 @@ class Inbox:
         self.max_bytes = max_bytes
         self._pages: dict[PageName, tuple[ByteArray, Delivery]] = {}
         self._reserved_bytes = 0
-        self._lock = Lock()
+        self._lock = RLock()  # whoever is forgotten closes its delivery, in whichever thread and whatever that is at
 
     @property
     def reserved_bytes(self) -> int:

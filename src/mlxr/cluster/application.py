@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from mlxr.cluster.autoscaling import WAITING, ScaleByWaiting
 from mlxr.cluster.front import Front
-from mlxr.cluster.replica import Replica, Report
+from mlxr.cluster.replica import Replica, Reply, Report
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings, resolve
 from mlxr.server.logs import start_logging
@@ -69,8 +69,8 @@ class FrontDeployment:
         """Answer one request of a client."""
         return await self._front.answer(request)
 
-    async def report(self, report: Report) -> bool:
-        """Take in the report of a replica; whether the next one should name all pages."""
+    async def report(self, report: Report) -> Reply:
+        """Take in the report of a replica, and tell it what it should know."""
         return await self._front.note(report)
 
 
@@ -87,9 +87,10 @@ class EngineDeployment:
         self._replica = Replica(settings, context.replica_id.unique_id, self._send)
         self._replica.wait_ready()
 
-    async def _send(self, report: Report) -> bool:
+    async def _send(self, report: Report) -> Reply:
         handle = serve.get_deployment_handle(FRONT, APPLICATION)
-        return bool(await handle.report.remote(report))
+        reply: Reply = await handle.report.remote(report)
+        return reply
 
     async def check_health(self) -> None:
         """Raise when the server has ended, so that this replica is replaced."""

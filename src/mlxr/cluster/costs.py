@@ -10,6 +10,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+TIME_SHARE = 0.5  # of the time that a fetch may take is planned for
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What it takes a replica to fetch pages from another one.
+
+    A page of a text takes `page_bytes`, and a boundary to go on from `boundary_bytes` besides. At most `max_bytes` are
+    fetched at a time, for `timeout_s` seconds. `bytes_per_s` is what the last fetches had, 0 where that is not known.
+    """
+
+    page_bytes: int
+    boundary_bytes: int
+    max_bytes: int
+    timeout_s: float
+    bytes_per_s: float = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -17,13 +34,15 @@ class Load:
 
     `waiting_tokens` are prompt tokens still to compute, of requests that wait and of those under way, less what the
     cache has; `running` are answers being decoded; `tokens_per_second_prefill` and `step_s` are how fast it lately
-    computed prompts and how long a decode step took, 0 where it cannot tell yet.
+    computed prompts and how long a decode step took, 0 where it cannot tell yet. `link` is None where it cannot fetch
+    pages.
     """
 
     waiting_tokens: int
     running: int
     tokens_per_second_prefill: float
     step_s: float
+    link: Link | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +50,31 @@ class Rates:
     """What is assumed of a replica that has not measured itself.
 
     `chunk_tokens` are the prompt tokens of one step. A request that was sent less than `flight_s` seconds before a
-    report may not have been there when the report was made.
+    report may not have been there when the report was made. Before the first of the pages that are fetched comes,
+    `ask_s` seconds pass.
     """
 
     prefill_tokens_per_s: float = 2000.0
     step_s: float = 0.02
     chunk_tokens: int = 512
     flight_s: float = 0.05
+    link_bytes_per_s: float = 100e6
+    ask_s: float = 0.01
+
+    def count_fetched(self, link: Link, pages: int) -> int:
+        """How many of `pages` can be fetched, with the boundary after them."""
+        room_bytes = min(link.max_bytes, TIME_SHARE * link.timeout_s * self._read_speed(link)) - link.boundary_bytes
+        if room_bytes < 0:
+            return 0
+        return pages if not link.page_bytes else min(pages, int(room_bytes / link.page_bytes))
+
+    def fetch_s(self, link: Link, pages: int) -> float:
+        """Seconds until so many pages are here."""
+        return self.ask_s + (pages * link.page_bytes + link.boundary_bytes) / self._read_speed(link)
+
+    def _read_speed(self, link: Link) -> float:
+        speed = link.bytes_per_s
+        return speed if speed > 0 and math.isfinite(speed) else self.link_bytes_per_s
 
     def token_s(self, load: Load) -> float:
         """Seconds per prompt token: its part of the prefill and, while answers run, of the decode steps meanwhile."""
@@ -53,6 +90,11 @@ class Rates:
         return load.step_s if load.step_s > 0 and math.isfinite(load.step_s) else self.step_s
 
 
-def first_token_s(backlog_tokens: float, compute_tokens: int, token_s: float, step_s: float) -> float:
-    """Seconds until the first token: all tokens before it, its own, and half of the step that is under way."""
-    return (backlog_tokens + compute_tokens) * token_s + 0.5 * step_s
+def first_token_s(
+    backlog_tokens: float, compute_tokens: int, token_s: float, step_s: float, fetch_s: float = 0.0
+) -> float:
+    """Seconds until the first token: all tokens before it, its own, and half of the step that is under way.
+
+    Pages are fetched while the tokens before it are computed.
+    """
+    return max(backlog_tokens * token_s, fetch_s) + compute_tokens * token_s + 0.5 * step_s

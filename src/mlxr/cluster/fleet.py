@@ -61,6 +61,10 @@ class Fleet:
         self._router.note_pages(name, report.pages)
         return self._router.wants_whole(name)
 
+    def find(self, name: str) -> Member | None:
+        """One that is known by name."""
+        return self._members.get(name)
+
     def suspend(self, member: Member) -> None:
         """No more requests for one that cannot be reached, until it reports again."""
         if self._router is not None:

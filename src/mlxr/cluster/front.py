@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,8 +25,9 @@ from mlxr.cluster.fleet import Fleet, Member
 from mlxr.cluster.frames import Continuation, FrameReader, separator_of
 from mlxr.cluster.metrics import count_choice, join_metrics, render_own
 from mlxr.cluster.paths import GENERATING, STORED, is_refused
+from mlxr.cluster.peers import PEER, TOKEN
 from mlxr.cluster.prefix_table import KEY_BYTES
-from mlxr.cluster.replica import IDENTITY, PLAN, Report
+from mlxr.cluster.replica import IDENTITY, OWN_HEADERS, PLAN, Reply, Report
 from mlxr.core.errors import NoReplica, RequestFailed
 from mlxr.server.app import DIALECTS
 from mlxr.server.dialect import find_dialect
@@ -60,6 +62,7 @@ class Passing:
     tokens: int = 1
     tried: set[str] = field(default_factory=set)
     owner: Member | None = None  # the only one that can answer it
+    peer: Member | None = None  # one that has pages for the one that was chosen
 
     @property
     def path(self) -> str:
@@ -73,15 +76,16 @@ class Front:
 
     def __init__(self) -> None:
         self.fleet = Fleet()
+        self._token = secrets.token_urlsafe(32)  # by which replicas know each other
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30.0)
         self._client = httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S))
         self._watching: asyncio.Task[None] | None = None
 
-    async def note(self, report: Report) -> bool:
-        """Take in a report; whether the next one should name all pages."""
+    async def note(self, report: Report) -> Reply:
+        """Take in a report, and tell what its replica should know."""
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
-        return await self.fleet.note(report)
+        return Reply(await self.fleet.note(report), self._token)
 
     async def answer(self, request: Request) -> Response:
         """Answer one request of a client."""
@@ -218,6 +222,7 @@ class Front:
             return passing.owner
         member, choice = await self.fleet.choose(passing.keys, passing.tokens, passing.tried, WAIT_S)
         count_choice(choice.reason)
+        passing.peer = None if choice.peer is None else self.fleet.find(choice.peer)
         return member
 
     def _has_other(self, passing: Passing, member: Member) -> bool:
@@ -232,8 +237,11 @@ class Front:
         self.fleet.suspend(member)
 
     async def _begin(self, member: Member, passing: Passing) -> _Stream:
+        headers = passing.headers
+        if passing.peer is not None:
+            headers = [*headers, (PEER, passing.peer.url.encode()), (TOKEN, self._token.encode())]
         request = self._client.build_request(
-            passing.request.method, member.url + passing.path, headers=passing.headers, content=passing.body
+            passing.request.method, member.url + passing.path, headers=headers, content=passing.body
         )
         sending = asyncio.ensure_future(self._client.send(request, stream=True))
         return _Stream(member, await _unless_gone(member, sending))
@@ -346,7 +354,7 @@ async def _unless_gone(member: Member, work: asyncio.Future[T]) -> T:
 
 def _clean_headers(request: Request) -> list[tuple[bytes, bytes]]:
     """What a client said, without what concerns its connection and what only the front may say."""
-    own = {IDENTITY, PLAN, b"accept-encoding"}
+    own = {*OWN_HEADERS, b"accept-encoding"}
     kept = [(name, value) for name, value in request.headers.raw if name not in own]
     kept = [(name, value) for name, value in kept if name.decode("latin-1") not in HOP_HEADERS]
     return [*kept, (b"accept-encoding", b"identity")]

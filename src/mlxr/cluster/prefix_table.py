@@ -141,14 +141,14 @@ class PrefixTable:
                 break
         return found
 
-    def count_pages(self, replica: str, keys: Sequence[bytes], at_most: int) -> int:
-        """How many of the first `at_most` pages `keys` the replica holds, by bisection."""
+    def count_pages(self, replica: str, keys: Sequence[bytes], at_most: int, *, is_reported: bool = False) -> int:
+        """How many of the first `at_most` pages `keys` the replica holds, or has reported to hold, by bisection."""
         pages = self._replicas[replica]
         low, high = 0, at_most
         while low < high:
             middle = (low + high + 1) // 2
             cut = keys[middle - 1][:KEY_BYTES]
-            if cut in pages.reported or cut in pages.expected:
+            if cut in pages.reported or (cut in pages.expected and not is_reported):
                 low = middle
             else:
                 high = middle - 1

@@ -1,8 +1,8 @@
 """One engine of a cluster: the server of one machine on a port of its own, which also tells how it is.
 
-The front passes requests on to it as they came. Three things are added to the server: a request may bring the identity
-that its reply shall have, it may ask which pages its prompt fills instead of being answered, and several times a second
-a `Report` goes to the front.
+The front passes requests on to it as they came. Some things are added to the server: a request may bring the identity
+that its reply shall have, it may ask which pages its prompt fills instead of being answered, and it may name a replica
+that has pages of its prompt. Other replicas may ask for pages. And several times a second a `Report` goes to the front.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 
 from starlette.applications import Starlette
@@ -20,17 +20,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from mlxr.cluster.fetching import Fetcher
+from mlxr.cluster.lending import Lender
 from mlxr.cluster.pace import Pace
+from mlxr.cluster.peers import PAGES_PATH, PEER, TOKEN, Peers
 from mlxr.cluster.prefix_table import KEY_BYTES, PageDelta
 from mlxr.cluster.router import Load
 from mlxr.core.errors import MlxrError, SettingError
 from mlxr.core.settings import Settings
-from mlxr.server.generation import PLAN_ONLY, Planned
+from mlxr.server.generation import PAGE_SOURCE, PLAN_ONLY, Planned
 from mlxr.server.listen import Server, build_app, name_address, open_socket
 from mlxr.service.identity import Identity, use_identity
 
 logger = logging.getLogger(__name__)
-IDENTITY, PLAN = b"x-mlxr-identity", b"x-mlxr-plan"  # headers that only the front sends
+IDENTITY, PLAN = b"x-mlxr-identity", b"x-mlxr-plan"
+OWN_HEADERS = frozenset({IDENTITY, PLAN, PEER, TOKEN})  # that only the front sends
 REPORT_S = 0.2  # between reports
 DRAIN_STEP_S = 0.05
 
@@ -47,23 +51,38 @@ class Report:
     pages: PageDelta
 
 
-SendReport = Callable[[Report], Awaitable[bool]]  # gives True where all pages should be told next time
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the front tells a replica: whether all pages should be told next time, and the token of the cluster."""
+
+    wants_whole: bool
+    token: str
+
+
+SendReport = Callable[[Report], Awaitable[Reply]]
 
 
 class Inner:
-    """Around the whole server: takes the front's headers off a request and does what they say."""
+    """Around the whole server: takes the front's headers off a request and does what they say, and lends pages."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, peers: Peers) -> None:
+        self._app, self._peers = app, peers
+        self._fetcher, self._lender = Fetcher(peers), Lender(peers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on to the server."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = {name: value.decode("latin-1") for name, value in scope["headers"] if name in (IDENTITY, PLAN)}
+        if scope["path"] == PAGES_PATH:
+            await self._lender.answer(scope, receive, send)
+            return
+        given = {name: value.decode("latin-1") for name, value in scope["headers"] if name in OWN_HEADERS}
         scope["headers"] = [header for header in scope["headers"] if header[0] not in given]
-        scope.setdefault("state", {})[PLAN_ONLY] = PLAN in given
+        state = scope.setdefault("state", {})
+        state[PLAN_ONLY] = PLAN in given
+        if PEER in given and self._peers.admits(given.get(TOKEN, "")):
+            state[PAGE_SOURCE] = self._fetcher.from_peer(given[PEER])
         with use_identity(Identity.parse(given[IDENTITY]) if IDENTITY in given else None):
             await self._app(scope, receive, send)
 
@@ -79,8 +98,9 @@ async def tell_plan(_: Request, planned: Exception) -> Response:
 def build_replica_app(settings: Settings) -> Starlette:
     """The server's application with what the front asks for."""
     app = build_app(settings)
+    app.state.peers = Peers(app.state.metrics.registry, settings.fetch_bytes, settings.fetch_timeout_s)
     app.add_exception_handler(Planned, tell_plan)
-    app.add_middleware(Inner)
+    app.add_middleware(Inner, peers=app.state.peers)
     return app
 
 
@@ -111,17 +131,19 @@ class ReplicaServer(Server):
             return
         pace, sequence, wants_whole = Pace(), 0, True
         async with await state.pool.acquire(None) as lease:  # held, so that the model stays
+            state.peers.exchange = lease.session.pages
             while True:
                 read = await lease.session.read_report(whole=wants_whole)
                 names = read.names
                 delta = PageDelta(sequence, names.added, names.dropped, names.whole)
-                load = pace.note(read, monotonic())
+                load = replace(pace.note(read, monotonic()), link=state.peers.describe_link())
                 report = Report(
                     self._name, self._url, lease.session.page_size, state.lifecycle.is_draining, load, delta
                 )
                 self.report, sequence = report, sequence + 1
                 try:
-                    wants_whole = await self._send_report(report)
+                    reply = await self._send_report(report)
+                    wants_whole, state.peers.token = reply.wants_whole, reply.token
                 except Exception as error:  # the front is being started again
                     logger.warning("the front takes no report: %s", error)
                     wants_whole = True

@@ -2,7 +2,9 @@
 
 That is where its pages are, unless that replica has too much to do. The candidates are a few replicas that hold the
 longest known prefixes of the request, and a few drawn from all; the cost of each is an estimate in seconds (`costs`).
-A choice costs a look-up per page key and an estimate per candidate, however many replicas there are.
+A replica that lacks pages can fetch them from one that has them, if that takes less time than to compute them. So where
+there is too much to do, a request goes elsewhere and takes its pages along. A choice costs a look-up per page key and
+an estimate per candidate, however many replicas there are.
 
 Replicas report what they have to do and which pages they hold (`note_load`, `note_pages`). Between two reports the
 router counts on: what it sends is work that waits and pages that will be there, and work is done as time passes. So a
@@ -15,38 +17,43 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from random import Random
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from mlxr.cluster.costs import Load, Rates, first_token_s
+from mlxr.cluster.costs import Link, Load, Rates, first_token_s
 from mlxr.cluster.prefix_table import PageDelta, PrefixTable
 from mlxr.core.errors import NoReplica
 
-__all__ = ["Choice", "Load", "NoReplica", "PageDelta", "Rates", "Reason", "Router"]
+__all__ = ["Choice", "Link", "Load", "NoReplica", "PageDelta", "Rates", "Reason", "Router"]
 
 HOLDERS = 8  # candidates because of their pages
 DRAWN = 4  # candidates drawn from all replicas
+PEERS = 2  # holders of the longest prefixes that are looked at as those to fetch from
+FETCH_GAIN = 0.9  # a fetch must save as much of the time, as it takes the network's and another replica's
 BALANCE = 0.2  # how much of the work that a replica was lately sent counts as a wait
 LATELY_S = 60.0  # work of that age counts 1/e
 EXPECTED_EXTRA_S = 5.0  # how much longer than twice its estimate a request may take to leave its pages
 UNKNOWN = Load(0, 0, 0.0, 0.0)
 
-Reason = Literal["longest_prefix", "less_work", "no_prefix"]
+Reason = Literal["longest_prefix", "fetched", "less_work", "no_prefix"]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Where a request goes.
 
-    `cached_tokens` are expected in the cache there. `reason` is `longest_prefix` when no candidate holds more of it,
-    `less_work` when one does but would take longer, and `no_prefix` when nobody holds any of it.
+    `cached_tokens` are expected in the cache there, or come from the replica `peer`, which has them. `reason` is
+    `longest_prefix` when no candidate holds more of it, `fetched` and `less_work` when one does but would take longer,
+    with and without a peer, and `no_prefix` when nobody holds any of it.
     """
 
     replica: str
     cached_tokens: int
     reason: Reason
+    peer: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +77,16 @@ class _Replica:
             self.backlog_tokens = max(0.0, self.backlog_tokens - passed_s / self.token_s)
             self.lately_tokens *= math.exp(-passed_s / LATELY_S)
             self.at_s = now_s
+
+
+class _Offer(NamedTuple):
+    """A request in one place: `pages` are there, `fetched` come, `compute` tokens are left, for `cost`."""
+
+    replica: _Replica
+    pages: int
+    fetched: int
+    compute: int
+    cost: tuple[float, int]
 
 
 class Router:
@@ -150,22 +167,46 @@ class Router:
         """
         now_s = self._clock()
         candidates = self._find_candidates(keys, without)
-        best, best_pages, best_cost = None, 0, (0.0, 0)
+        peer, most = self._find_peer(keys, candidates)
+        best: _Offer | None = None
         for replica, pages in candidates.items():
             replica.pass_time(now_s)
-            compute = self._count_to_compute(tokens, pages)
-            waiting = replica.backlog_tokens + BALANCE * replica.lately_tokens
-            seconds = first_token_s(waiting, compute, replica.token_s, replica.step_s)
-            cost = (seconds, replica.load.running + len(replica.sent))
-            if best is None or cost < best_cost:
-                best, best_pages, best_cost = replica, pages, cost
+            offer = self._estimate(replica, tokens, pages, 0)
+            link = replica.load.link
+            if pages < most and link is not None and (more := self._rates.count_fetched(link, most - pages)):
+                fetched = self._estimate(replica, tokens, pages, more)
+                if fetched.cost[0] < FETCH_GAIN * offer.cost[0]:
+                    offer = fetched
+            if best is None or offer.cost < best.cost:
+                best = offer
         if best is None:
             raise NoReplica(f"none of {len(self._order)} replicas can take the request")
         longest = max(candidates.values())
-        compute = self._count_to_compute(tokens, best_pages)
-        self._send(best, now_s, compute, keys[best_pages:], best_cost[0])
-        reason: Reason = "less_work" if best_pages < longest else "longest_prefix" if longest else "no_prefix"
-        return Choice(best.name, tokens - compute, reason)
+        self._send(best.replica, now_s, best.compute, keys[best.pages :], best.cost[0])
+        if best.fetched:
+            return Choice(best.replica.name, tokens - best.compute, "fetched", peer)
+        reason: Reason = "less_work" if best.pages < longest else "longest_prefix" if longest else "no_prefix"
+        return Choice(best.replica.name, tokens - best.compute, reason)
+
+    def _estimate(self, replica: _Replica, tokens: int, pages: int, fetched: int) -> _Offer:
+        """What the request costs there, with so many `pages` and so many more `fetched`."""
+        compute = self._count_to_compute(tokens, pages + fetched)
+        fetch_s = self._rates.fetch_s(replica.load.link, fetched) if fetched and replica.load.link is not None else 0.0
+        seconds = first_token_s(replica.backlog_tokens, compute, replica.token_s, replica.step_s, fetch_s)
+        seconds += BALANCE * replica.lately_tokens * replica.token_s
+        return _Offer(replica, pages, fetched, compute, (seconds, replica.load.running + len(replica.sent)))
+
+    def _find_peer(self, keys: Sequence[bytes], candidates: Mapping[_Replica, int]) -> tuple[str | None, int]:
+        """Who has the most pages of the request for sure, and how many; others may fetch them there."""
+        longest = max(candidates.values(), default=0)
+        if not longest or min(candidates.values()) == longest:
+            return None, 0
+        peer, most = None, 0
+        for replica, pages in islice(candidates.items(), PEERS):  # those that hold most come first
+            has = self._table.count_pages(replica.name, keys, pages, is_reported=True)
+            if has > most:
+                peer, most = replica.name, has
+        return peer, most
 
     def check(self) -> None:
         """Prove that all that is kept agrees; raises AssertionError."""

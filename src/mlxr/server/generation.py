@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mlxr.service.model_pool import ModelLease
 
 PLAN_ONLY = "plan_only"  # set in the state of a request by whoever wants no answer but `Planned`
+PAGE_SOURCE = "page_source"  # set there by whoever knows where pages of the prompt may come from
 
 
 class Planned(Exception):  # the answer to a request that only wants to know
@@ -80,7 +81,8 @@ async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatR
     wanted = fill_seed(wanted)
     if settings.log_prompts:
         log_prompt(row, wanted.prompt if isinstance(wanted, TextRequest) else wanted.messages)
-    stream = await lease.session.start(limit_deadline(wanted, settings), client=row.peer)
+    source = request.scope["state"].get(PAGE_SOURCE)
+    stream = await lease.session.start(limit_deadline(wanted, settings), client=row.peer, source=source)
     note_ignored(request, (f"schema.{keyword}" for keyword in stream.relaxed))
     await row.stack.enter_async_context(stream)
     row.cancels.append(stream.cancel)

@@ -80,6 +80,11 @@ class Metrics:
         self._stored = Gauge("mlxr_models_stored_bytes", "Models in the store on disk", registry=self._registry)
         self._in_flight = Gauge("mlxr_requests_in_flight", "Requests being served", registry=self._registry)
 
+    @property
+    def registry(self) -> CollectorRegistry:
+        """For metrics of others that are told beside these."""
+        return self._registry
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"mlxr_{name}", text, labels, registry=self._registry)
 

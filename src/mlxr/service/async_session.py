@@ -20,6 +20,7 @@ from mlxr.core.live import MachineLimits, PageRecord, WatchedModel
 from mlxr.core.settings import Settings
 from mlxr.engine.async_engine import AsyncEngine, Ticket
 from mlxr.engine.live import LiveReading
+from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineReport
@@ -27,6 +28,7 @@ from mlxr.loading import LoadedModel, ModelConfig
 from mlxr.service.identity import current_identity, use_identity
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine
+from mlxr.service.page_source import Brought, PageSource
 from mlxr.service.preparation import Preparation, Prepared
 from mlxr.service.preparing_threads import PreparingThreads
 from mlxr.service.prompt import Prompt
@@ -138,10 +140,18 @@ class AsyncSession:
         """
         return await self._threads.run(work, *arguments, reads=reads)
 
-    async def start(self, request: TextRequest | ChatRequest, *, client: str | None = None) -> AsyncStream:
+    @property
+    def pages(self) -> PageExchange | None:
+        """Exchanges pages with other processes that have the same model; None where pages are not shared."""
+        return self._engine.pages
+
+    async def start(
+        self, request: TextRequest | ChatRequest, *, client: str | None = None, source: PageSource | None = None
+    ) -> AsyncStream:
         """Start the answers to a request. It is refused here and now, or its events follow.
 
-        Clients share the engine evenly, however many requests each of them sends.
+        Clients share the engine evenly, however many requests each of them sends. A `source` is asked first for the
+        pages of the prompt.
 
         Raises InvalidRequest, OutOfPages, QueueFull, TemplateError or EngineStopped.
         """
@@ -150,18 +160,25 @@ class AsyncSession:
         else:
             prepared = self._preparation.prepare(request)
         stream = AsyncStream(prepared)
-        ticket = await self._engine.submit(
-            prepared.token_ids,
-            prepared.params,
-            _forward_to(stream),
-            priority=prepared.priority,
-            client=client,
-            deadline_s=prepared.deadline_s,
-            uses_cache=prepared.uses_cache,
-            boundary_tokens=prepared.boundary_tokens,
-            constraint=prepared.constraint,
-            scores_prompt=prepared.scores_prompt,
-        )
+        if source is not None and prepared.uses_cache and not prepared.scores_prompt:
+            found_tokens = prepared.token_ids[:-1]  # the last one is always computed
+            stream.keep(await source.bring(self._name_pages(found_tokens)))
+        try:
+            ticket = await self._engine.submit(
+                prepared.token_ids,
+                prepared.params,
+                _forward_to(stream),
+                priority=prepared.priority,
+                client=client,
+                deadline_s=prepared.deadline_s,
+                uses_cache=prepared.uses_cache,
+                boundary_tokens=prepared.boundary_tokens,
+                constraint=prepared.constraint,
+                scores_prompt=prepared.scores_prompt,
+            )
+        except BaseException:
+            stream.keep(None)
+            raise
         stream.attach(ticket)
         return stream
 
@@ -181,8 +198,10 @@ class AsyncSession:
         Raises as `start` does for what cannot be a prompt.
         """
         token_ids = await self.run(self._preparation.encode_request, request, reads=request)
-        keys = self._keys.fork(0).cover(token_ids, len(token_ids) // self.page_size)
-        return PageNames(keys, len(token_ids), self.page_size)
+        return PageNames(self._name_pages(token_ids), len(token_ids), self.page_size)
+
+    def _name_pages(self, token_ids: Sequence[int]) -> list[bytes]:
+        return self._keys.fork(0).cover(token_ids, len(token_ids) // self.page_size)
 
     async def read_report(self, *, whole: bool = False) -> EngineReport:
         """What the engine has to do, and which pages came and went since the last report, of which there is one reader.
@@ -275,6 +294,7 @@ class AsyncStream:
         self._waiter: asyncio.Future[None] | None = None
         self._ticket: Ticket | None = None
         self._identity = current_identity()
+        self._brought: Brought | None = None  # pages that wait for this request
         self._unwanted: list[int | None] = []  # what was to be cancelled before there was a ticket
 
     @property
@@ -288,8 +308,15 @@ class AsyncStream:
         for index in self._unwanted:
             ticket.cancel(index)
 
+    def keep(self, brought: Brought | None) -> None:
+        """Pages have been brought for this request; those before are dropped. They are until its first event."""
+        if self._brought is not None:
+            self._brought.close()
+        self._brought = brought
+
     def receive(self, event: TokenEvent) -> None:
         """Take one event of the engine; called on the loop."""
+        self.keep(None)
         answer = self._answers[event.index]
         if answer.finished:
             return
@@ -313,6 +340,7 @@ class AsyncStream:
     def close(self) -> None:
         """Stop what still grows and forget it; there are no more events."""
         self.cancel()
+        self.keep(None)
         self._unfetched = 0
         self._events.clear()
 
@@ -347,6 +375,7 @@ class AsyncStream:
 
     def __del__(self) -> None:
         self.cancel()
+        self.keep(None)
 
     def _cancel(self, index: int | None) -> None:
         if self._ticket is None:
