@@ -1,4 +1,5 @@
-"""Simulated replicas for `cluster_sim.py`: a cache of pages, a queue, and the time that prompts and answers take.
+"""Simulated replicas for `cluster_sim.py`: a cache of pages, a queue, and the time that prompts, answers and fetched
+pages take.
 
 A node computes one prompt after another. A prompt takes its tokens that are not in the cache, at the rate of prefill,
 and for each chunk the decode step of the answers that run meanwhile. An answer takes its tokens times the decode step
@@ -14,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster_traces import PAGE_TOKENS, Request
-from mlxr.cluster.router import Load, PageDelta
+from mlxr.cluster.router import Link, Load, PageDelta
+
+ASK_S = 0.005  # until the first page comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,17 @@ class Machine:
     chunk_tokens: int
     max_sequences: int
     cache_pages: int
+    page_bytes: int
+    link_bytes_per_s: float
+    fetch_bytes: int = 512 * 2**20
+    fetch_timeout_s: float = 3.0
+
+    @property
+    def link(self) -> Link | None:
+        """What a node says of its link; None where it fetches nothing."""
+        if not self.link_bytes_per_s:
+            return None
+        return Link(self.page_bytes, 0, self.fetch_bytes, self.fetch_timeout_s, self.link_bytes_per_s)
 
     def decode_step_s(self, running: int) -> float:
         """Seconds of a step with so many answers."""
@@ -91,7 +105,27 @@ class Node:
         self.under_way: Request | None = None
         self.until_s = 0.0
         self.computed_tokens = 0
+        self.coming_tokens = 0  # to compute when pages have come
+        self.link_free_s = 0.0  # pages come and go one fetch after the other
         self.sequence = 0
+
+    def fetch(self, request: Request, peer: Node, now_s: float) -> tuple[float, int]:
+        """When the pages of `peer` that are lacking here have come, and how many there are then.
+
+        Both links are taken meanwhile, so who fetches from a popular node waits. As many come as the bounds allow.
+        """
+        have = self.cache.count(request.keys, request.pages)
+        has = peer.cache.count(request.keys, request.pages)
+        if self.machine.link is None or has <= have:
+            return now_s, have
+        start_s = max(now_s, self.link_free_s, peer.link_free_s) + ASK_S
+        rate = self.machine.link_bytes_per_s
+        room_bytes = min(self.machine.fetch_bytes, (now_s + self.machine.fetch_timeout_s - start_s) * rate)
+        pages = min(has - have, int(room_bytes / self.machine.page_bytes))
+        if pages <= 0:
+            return now_s + self.machine.fetch_timeout_s, have
+        self.link_free_s = peer.link_free_s = start_s + pages * self.machine.page_bytes / rate
+        return self.link_free_s, have + pages
 
     def take(self, request: Request) -> None:
         """A request comes."""
@@ -128,11 +162,16 @@ class Node:
         self.running -= 1
         self.cache.use(request.keys)
 
-    def load(self, now_s: float) -> Load:
-        """What it has to do."""
+    def load(self, now_s: float, *, knows_all: bool = False) -> Load:
+        """What it has to do; if `knows_all`, with the requests whose pages are on their way."""
         left_s = max(0.0, self.until_s - now_s) if self.under_way is not None else 0.0
-        waiting = self.queued_tokens + int(left_s * self.machine.prefill_tokens_per_s)
-        return Load(waiting, self.running, self.machine.prefill_tokens_per_s, self.machine.decode_step_s(self.running))
+        waiting = (
+            self.queued_tokens
+            + (self.coming_tokens if knows_all else 0)
+            + int(left_s * self.machine.prefill_tokens_per_s)
+        )
+        step_s = self.machine.decode_step_s(self.running)
+        return Load(waiting, self.running, self.machine.prefill_tokens_per_s, step_s, self.machine.link)
 
     def report_pages(self) -> PageDelta | None:
         """What changed in the cache, if anything did."""

@@ -17,6 +17,9 @@ KEY_TAIL = bytes(24)  # keys are 32 bytes when the router gets them
 DELTA_HEAD_BYTES = 32  # of a report of pages: name, number, lengths
 
 
+Placed = tuple[int, int | None]
+
+
 class Policy:
     """Chooses a node by its number. `note_change` is called after anything happened in a node."""
 
@@ -25,8 +28,8 @@ class Policy:
     def __init__(self, nodes: Sequence[Node], seed: int) -> None:
         self.nodes, self.random = nodes, Random(seed)
 
-    def choose(self, request: Request, now_s: float) -> int:
-        """The number of the node for `request`."""
+    def choose(self, request: Request, now_s: float) -> Placed:
+        """The number of the node for `request`, and of the one that it fetches pages from, if from any."""
         raise NotImplementedError
 
     def note_change(self, node: int, now_s: float) -> None:
@@ -36,9 +39,9 @@ class Policy:
 class RandomNode(Policy):
     """Any node."""
 
-    def choose(self, request: Request, now_s: float) -> int:  # noqa: ARG002
+    def choose(self, request: Request, now_s: float) -> Placed:  # noqa: ARG002
         """One drawn."""
-        return self.random.randrange(len(self.nodes))
+        return self.random.randrange(len(self.nodes)), None
 
 
 class RoundRobin(Policy):
@@ -46,18 +49,18 @@ class RoundRobin(Policy):
 
     place = -1
 
-    def choose(self, request: Request, now_s: float) -> int:  # noqa: ARG002
+    def choose(self, request: Request, now_s: float) -> Placed:  # noqa: ARG002
         """The next one."""
         self.place = (self.place + 1) % len(self.nodes)
-        return self.place
+        return self.place, None
 
 
 class Sticky(Policy):
     """The same node for all requests of a session."""
 
-    def choose(self, request: Request, now_s: float) -> int:  # noqa: ARG002
+    def choose(self, request: Request, now_s: float) -> Placed:  # noqa: ARG002
         """One drawn for the session."""
-        return Random(request.session).randrange(len(self.nodes))
+        return Random(request.session).randrange(len(self.nodes)), None
 
 
 class Oracle(Policy):
@@ -80,25 +83,39 @@ class Oracle(Policy):
         delta = changed.report_pages()
         if delta is not None:
             self._table.apply(changed.name, delta)
-        load = changed.load(now_s)
+        load = changed.load(now_s, knows_all=True)
         self._ready_s[node] = now_s + load.waiting_tokens * self._rates.token_s(load) + self._tie(node)
 
     def _tie(self, node: int) -> float:
         return 1e-9 * self.nodes[node].computed_tokens
 
-    def _cost(self, node: int, request: Request, pages: int, now_s: float) -> float:
-        load = self.nodes[node].load(now_s)
-        compute = max(1, request.tokens - pages * PAGE_TOKENS)
+    def _cost(self, node: int, request: Request, pages: int, now_s: float, fetched: int = 0) -> float:
+        load = self.nodes[node].load(now_s, knows_all=True)
+        compute = max(1, request.tokens - (pages + fetched) * PAGE_TOKENS)
         step_s = self._rates.decode_step_s(load)
-        return first_token_s(load.waiting_tokens, compute, self._rates.token_s(load), step_s) + self._tie(node)
+        fetch_s = self._rates.fetch_s(load.link, fetched) if fetched and load.link is not None else 0.0
+        seconds = first_token_s(load.waiting_tokens, compute, self._rates.token_s(load), step_s, fetch_s)
+        return seconds + self._tie(node)
 
-    def choose(self, request: Request, now_s: float) -> int:
-        """The node with the lowest cost of all that hold a prefix, and of the one that is ready first."""
+    def choose(self, request: Request, now_s: float) -> Placed:
+        """The node with the lowest cost of all that hold a prefix, and of the one that is ready first.
+
+        Each may fetch what the node with the longest prefix has.
+        """
         found = self._table.find(request.keys[: request.pages], len(self.nodes))
         pages = {self._numbers[name]: count for name, count in found.items()}
+        peer, most = max(pages.items(), key=lambda item: item[1], default=(None, 0))
         first = self._ready_s.index(min(self._ready_s))
         pages.setdefault(first, 0)
-        return min(pages, key=lambda node: self._cost(node, request, pages[node], now_s))
+        offers = [(self._cost(node, request, pages[node], now_s), node, None) for node in pages]
+        link = self.nodes[0].machine.link
+        if link is not None:
+            for node, count in pages.items():
+                more = self._rates.count_fetched(link, most - count)
+                if more:
+                    offers.append((self._cost(node, request, count, now_s, more), node, peer))
+        _, node, source = min(offers, key=lambda offer: offer[0])
+        return node, source
 
 
 class Routed(Policy):
@@ -120,7 +137,7 @@ class Routed(Policy):
         self.delta_bytes = 0
         self.reasons: dict[str, int] = {}
 
-    def choose(self, request: Request, now_s: float) -> int:
+    def choose(self, request: Request, now_s: float) -> Placed:
         """The router's choice."""
         self._now_s = now_s
         keys = [key + KEY_TAIL for key in request.keys[: request.pages]]
@@ -128,7 +145,7 @@ class Routed(Policy):
         choice = self._router.choose(keys, request.tokens)
         self.choice_s.append(time.perf_counter() - start_s)
         self.reasons[choice.reason] = self.reasons.get(choice.reason, 0) + 1
-        return self._numbers[choice.replica]
+        return self._numbers[choice.replica], None if choice.peer is None else self._numbers[choice.peer]
 
     def take_report(self, node: int, load: Load, delta: PageDelta | None, now_s: float) -> None:
         """A report arrives."""

@@ -8,8 +8,11 @@ page that was ever computed were cached everywhere; the column `ideal` has the h
 router's cost, over all nodes and with exact knowledge, and no limit on its own time. In the first
 `--warm-up` part of the time requests become more and more, caches fill, and nothing is counted.
 
-Spread is the most that a node computed, divided by the mean. Router times are taken with the clock while the
-simulation runs, on one core: a choice, and the reports that come between two choices.
+Spread is the most tokens that a node computed, divided by the mean. `chance` is that of the same pieces of work, had
+each gone to a node drawn at random: what few pieces per node come to where nobody balances. Where the router says so, a
+node fetches pages from another one first, over links that carry one fetch at a time (`--link-bytes-per-s`, 0 for none);
+tokens of such pages count as hits. Router times are taken with the clock while the simulation runs, on one core: a
+choice, and the reports that come between two choices.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import gc
 import heapq
 import json
 import math
+import random
 import statistics
 import sys
 import time
@@ -31,6 +35,7 @@ from cluster_nodes import Machine, Node
 from cluster_policies import POLICIES, Policy, Routed
 from cluster_traces import PAGE_TOKENS, TRACES, Request, make_trace, spread
 
+LINK_BYTES_PER_S = 350e6  # bench/cluster_pages.py, where both ends share two cores
 # As measured: TinyLlama 1.1B Q4_K_M on two cores, prefill of 1,024 tokens and batches of 1 and 16
 # (bench/results/cpu/zen5), and Llama 3 8B BF16 on an H200, prefill of 2,048 and batches of 32 and 128 (docs/gpu.md).
 MACHINES = {
@@ -41,6 +46,8 @@ MACHINES = {
         chunk_tokens=256,
         max_sequences=32,
         cache_pages=4096,
+        page_bytes=32 * 22_528,
+        link_bytes_per_s=LINK_BYTES_PER_S,
     ),
     "h200-8b": Machine(
         prefill_tokens_per_s=41_927.0,
@@ -49,10 +56,12 @@ MACHINES = {
         chunk_tokens=2048,
         max_sequences=256,
         cache_pages=16_384,
+        page_bytes=32 * 131_072,
+        link_bytes_per_s=LINK_BYTES_PER_S,
     ),
 }
 MAX_ROUTER_US, MAX_DELTA_BYTES_PER_S, MAX_SPREAD, MAX_HITS_MISSED = 200.0, 1e6, 1.3, 0.05
-ARRIVAL, PROMPT, ANSWER, REPORT, REPORTED = range(5)
+ARRIVAL, PROMPT, ANSWER, REPORT, REPORTED, FETCHED = range(6)
 
 
 class Simulation:
@@ -71,6 +80,9 @@ class Simulation:
         self.hit_tokens = self.prompt_tokens = 0
         self.busy_s = 0.0
         self.computed = [0] * given.nodes
+        self.pieces: list[int] = []  # tokens of each prompt that were computed
+        self.fetches = self.fetched_bytes = 0
+        self._random = random.Random(given.seed)
 
     def put(self, at_s: float, what: int, node: int, data: Any = None) -> None:
         """Let something happen at a time."""
@@ -93,7 +105,14 @@ class Simulation:
             self._happen(now_s, what, number, data)
 
     def _arrive(self, request: Request) -> None:
-        number = self.policy.choose(request, request.at_s)
+        number, peer = self.policy.choose(request, request.at_s)
+        if peer is not None:
+            node = self.nodes[number]
+            until_s, pages = node.fetch(request, self.nodes[peer], request.at_s)
+            node.coming_tokens += max(1, request.tokens - pages * PAGE_TOKENS)
+            self.put(until_s, FETCHED, number, (request, pages))
+            self.policy.note_change(number, request.at_s)
+            return
         self.nodes[number].take(request)
         self._go_on(number, request.at_s)
 
@@ -106,6 +125,16 @@ class Simulation:
         elif what == REPORTED:
             assert isinstance(self.policy, Routed)
             self.policy.take_report(number, *data, now_s)
+        elif what == FETCHED:
+            request, pages = data
+            node.coming_tokens -= max(1, request.tokens - pages * PAGE_TOKENS)
+            had = node.cache.count(request.keys, request.pages)
+            if request.at_s >= self.from_s and pages > had:
+                self.fetches += 1
+                self.fetched_bytes += (pages - had) * node.machine.page_bytes
+            node.cache.use(request.keys[:pages])
+            node.take(request)
+            self._go_on(number, now_s)
         elif what == PROMPT:
             request, until_s = node.finish_prompt(now_s)
             if request.at_s >= self.from_s:
@@ -127,8 +156,19 @@ class Simulation:
                 self.prompt_tokens += request.tokens
                 self.hit_tokens += request.tokens - compute
                 self.computed[number] += compute
+                self.pieces.append(compute)
                 self.busy_s += node.until_s - now_s
         self.policy.note_change(number, now_s)
+
+    def _draw_spread(self) -> float:
+        """The spread that the same pieces of work have if each goes anywhere, the median of a few draws."""
+        spreads = []
+        for _ in range(5):
+            computed = [0] * len(self.nodes)
+            for tokens in self.pieces:
+                computed[self._random.randrange(len(computed))] += tokens
+            spreads.append(max(computed) / statistics.fmean(computed))
+        return statistics.median(spreads)
 
     def figures(self) -> dict[str, Any]:
         """What came out."""
@@ -139,6 +179,10 @@ class Simulation:
             "p50_s": quantiles[49],
             "p99_s": quantiles[98],
             "spread": max(self.computed) / statistics.fmean(self.computed),
+            "chance": self._draw_spread(),
+            "pieces_per_node": len(self.pieces) / len(self.nodes),
+            "fetches_per_request": self.fetches / len(self.pieces),
+            "fetched_bytes_per_s": self.fetched_bytes / counted_s / len(self.nodes),
             "busy": self.busy_s / counted_s / len(self.nodes),
         }
         if isinstance(self.policy, Routed):
@@ -224,16 +268,20 @@ def print_result(result: dict[str, Any]) -> None:
         f"in {result['duration_s']:.0f} s, {result['mean_prompt_tokens']:,.0f} prompt tokens on average, "
         f"ideal hit rate {result['ideal_hit_rate']:.1%}\n"
     )
-    print("| policy | hit rate | first token p50 | p99 | spread | busy | choice (p99) + reports | deltas per node |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    print(
+        "| policy | hit rate | first token p50 | p99 | spread | chance | busy | fetches, per node "
+        "| choice (p99) + reports | deltas per node |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name, row in result["policies"].items():
         router = deltas = ""
+        fetches = f"{row['fetches_per_request']:.1%}, {row['fetched_bytes_per_s'] / 1e6:.1f} MB/s"
         if "choice_us" in row:
             router = f"{row['choice_us']:.0f} ({row['choice_p99_us']:.0f}) + {row['reports_us']:.0f} µs"
             deltas = f"{row['delta_bytes_per_s'] / 1000:.2f} kB/s"
         print(
             f"| {name} | {row['hit_rate']:.1%} | {row['p50_s']:.3f} s | {row['p99_s']:.3f} s | {row['spread']:.2f} "
-            f"| {row['busy']:.0%} | {router} | {deltas} |",
+            f"| {row['chance']:.2f} | {row['busy']:.0%} | {fetches} | {router} | {deltas} |",
             flush=True,
         )
 
@@ -245,9 +293,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", nargs="+", choices=TRACES, default=list(TRACES))
     parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--machine", choices=MACHINES, default="cpu-1b")
-    for name in ("prefill-tokens-per-s", "step-s", "sequence-s"):
+    for name in ("prefill-tokens-per-s", "step-s", "sequence-s", "link-bytes-per-s", "fetch-timeout-s"):
         parser.add_argument(f"--{name}", type=float, help="instead of the machine's")
-    for name in ("chunk-tokens", "max-sequences", "cache-pages"):
+    for name in ("chunk-tokens", "max-sequences", "cache-pages", "page-bytes", "fetch-bytes"):
         parser.add_argument(f"--{name}", type=int, help="instead of the machine's")
     parser.add_argument("--requests", type=int, default=100, help="per node")
     parser.add_argument("--load", type=float, default=0.5)

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -32,7 +34,7 @@ __all__ = ["Choice", "Link", "Load", "NoReplica", "PageDelta", "Rates", "Reason"
 HOLDERS = 8  # candidates because of their pages
 DRAWN = 4  # candidates drawn from all replicas
 PEERS = 2  # holders of the longest prefixes that are looked at as those to fetch from
-FETCH_GAIN = 0.9  # a fetch must save as much of the time, as it takes the network's and another replica's
+FETCH_PRICE = 2.0  # so many times a fetch counts beside the wait for it: it takes the network's time and memory, too
 BALANCE = 0.2  # how much of the work that a replica was lately sent counts as a wait
 LATELY_S = 60.0  # work of that age counts 1/e
 EXPECTED_EXTRA_S = 5.0  # how much longer than twice its estimate a request may take to leave its pages
@@ -58,7 +60,10 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """`backlog_tokens` waited at `at_s`, `sent` with the time of each request that no report can have counted yet."""
+    """`backlog_tokens` waited at `at_s`, `sent` with the time of each request that no report can have counted yet.
+
+    That of a request whose pages are fetched is when they will have come, as it does not wait there before.
+    """
 
     name: str
     place: int
@@ -80,13 +85,16 @@ class _Replica:
 
 
 class _Offer(NamedTuple):
-    """A request in one place: `pages` are there, `fetched` come, `compute` tokens are left, for `cost`."""
+    """A request in one place: `pages` are there, others come in `fetch_s`, `compute` tokens are left, for `cost`."""
 
     replica: _Replica
     pages: int
-    fetched: int
+    fetch_s: float
     compute: int
     cost: tuple[float, int]
+
+
+_COST = attrgetter("cost")
 
 
 class Router:
@@ -175,15 +183,14 @@ class Router:
             link = replica.load.link
             if pages < most and link is not None and (more := self._rates.count_fetched(link, most - pages)):
                 fetched = self._estimate(replica, tokens, pages, more)
-                if fetched.cost[0] < FETCH_GAIN * offer.cost[0]:
-                    offer = fetched
+                offer = min(offer, fetched, key=_COST)
             if best is None or offer.cost < best.cost:
                 best = offer
         if best is None:
             raise NoReplica(f"none of {len(self._order)} replicas can take the request")
         longest = max(candidates.values())
-        self._send(best.replica, now_s, best.compute, keys[best.pages :], best.cost[0])
-        if best.fetched:
+        self._send(best, now_s, keys[best.pages :])
+        if best.fetch_s:
             return Choice(best.replica.name, tokens - best.compute, "fetched", peer)
         reason: Reason = "less_work" if best.pages < longest else "longest_prefix" if longest else "no_prefix"
         return Choice(best.replica.name, tokens - best.compute, reason)
@@ -193,8 +200,8 @@ class Router:
         compute = self._count_to_compute(tokens, pages + fetched)
         fetch_s = self._rates.fetch_s(replica.load.link, fetched) if fetched and replica.load.link is not None else 0.0
         seconds = first_token_s(replica.backlog_tokens, compute, replica.token_s, replica.step_s, fetch_s)
-        seconds += BALANCE * replica.lately_tokens * replica.token_s
-        return _Offer(replica, pages, fetched, compute, (seconds, replica.load.running + len(replica.sent)))
+        seconds += BALANCE * replica.lately_tokens * replica.token_s + FETCH_PRICE * fetch_s
+        return _Offer(replica, pages, fetch_s, compute, (seconds, replica.load.running + len(replica.sent)))
 
     def _find_peer(self, keys: Sequence[bytes], candidates: Mapping[_Replica, int]) -> tuple[str | None, int]:
         """Who has the most pages of the request for sure, and how many; others may fetch them there."""
@@ -242,12 +249,13 @@ class Router:
         """Tokens not found in the cache; the last one never is, as its logits are wanted."""
         return max(1, tokens - pages * self._page_tokens)
 
-    def _send(self, replica: _Replica, now_s: float, compute: int, keys: Sequence[bytes], seconds: float) -> None:
-        replica.sent.append((now_s, compute))
-        replica.backlog_tokens += compute
-        replica.lately_tokens += compute
+    def _send(self, offer: _Offer, now_s: float, keys: Sequence[bytes]) -> None:
+        replica = offer.replica
+        insort(replica.sent, (now_s + offer.fetch_s, offer.compute))
+        replica.backlog_tokens += offer.compute
+        replica.lately_tokens += offer.compute
         if keys:
-            self._table.expect(replica.name, keys, now_s + 2 * seconds + EXPECTED_EXTRA_S)
+            self._table.expect(replica.name, keys, now_s + 2 * offer.cost[0] + EXPECTED_EXTRA_S)
 
     def _weigh(self, replica: _Replica, load: Load) -> None:
         replica.load = load
