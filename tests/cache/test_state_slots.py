@@ -81,6 +81,29 @@ def test_a_step_reads_one_slot_and_writes_another() -> None:
     assert world.cache.stats().held_pages == world.cache.stats().cached_pages == 0
 
 
+def test_the_slot_after_the_next_one_is_told_where_it_is_known() -> None:
+    """It is the one that is read now, unless that is zeros, a twin's as well, or at a boundary, where it may stay."""
+    world = World(layers=HYBRID)
+    table = world.open(TEXT)
+    own = table.states
+    assert own is not None
+    known = []
+    for _ in range(2 * PAGE_SIZE + 1):
+        world.prepare(table, 1)
+        told, read = own.find_next(), own.state
+        assert told in (-1, read)
+        world.fill(table, TEXT, table.length_tokens + 1)
+        if told >= 0:
+            assert own.spare == told
+            known.append(table.length_tokens - 1)
+    assert known == [place for place in range(2 * PAGE_SIZE + 1) if place % PAGE_SIZE]
+    world.write(table, TEXT, 1)
+    assert own.find_next() == own.state
+    twin = world.cache.fork(table)
+    assert own.find_next() == -1
+    world.cache.check([table, twin])
+
+
 def test_what_a_failed_step_wrote_is_read_by_nobody() -> None:
     world = World(layers=HYBRID)
     table = world.open(TEXT)
@@ -201,3 +224,8 @@ def test_a_batch_refuses_slots_that_two_would_write(reads: list[int], writes: li
     fine = batch.with_states(np.array([-1, 1], np.int32), np.array([2, 3], np.int32))
     assert fine.has_states
     assert fine.state_reads.tolist() == [-1, 1]
+    assert fine.state_nexts.tolist() == [-1, -1]
+    padded = np.array([9, 9], np.int32)
+    with pytest.raises(ValueError, match="state_writes"):
+        batch.with_states(padded, padded)
+    assert batch.with_states(fine.state_reads, padded, spare=9).state_writes.tolist() == [9, 9]

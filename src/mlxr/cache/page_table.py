@@ -211,6 +211,15 @@ class StateTable:
         self.spare = before
         return []
 
+    def find_next(self) -> int:
+        """The slot that the step after the next one will write; RELEASED where that is not known.
+
+        It is the one with the state now, if that is this table's alone, and nobody will go on from there even if the
+        next step fails.
+        """
+        is_lasting = self.state == RELEASED or not self.length_tokens % self.page_size
+        return RELEASED if is_lasting or not self._pager.is_own(self.state) else self.state
+
     def take(self, pages: Mapping[int, int], _first: int, boundary: int) -> None:
         """Begin with what is cached of `boundary` pages: the slot that `pages` has in the last place."""
         self.state = pages.get(boundary - 1, RELEASED)

@@ -107,8 +107,9 @@ def _add_states(batch: RaggedBatch, parts: Sequence[BatchPart]) -> RaggedBatch:
     tables = [part.table.states for part in parts if part.table.states is not None]
     if not tables:
         return batch
-    reads, writes = ([table.state for table in tables], [table.spare for table in tables])
-    return batch.with_states(np.array(reads, dtype=np.int32), np.array(writes, dtype=np.int32))
+    rows = [[table.state, table.spare, table.find_next()] for table in tables]
+    reads, writes, nexts = np.array(rows, dtype=np.int32).T.copy()
+    return batch.with_states(reads, writes, nexts)
 
 
 def _stack_tables(tables: Sequence[list[int]]) -> Ints:

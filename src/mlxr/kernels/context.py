@@ -113,19 +113,26 @@ class Context:
                 self.gpu.operands = self.gpu.mx.bfloat16
 
     def run_step(
-        self, compute: Callable[[RaggedBatch], Any], batch: RaggedBatch, pools: Sequence[Any], key: object
+        self,
+        compute: Callable[[RaggedBatch], Any],
+        batch: RaggedBatch,
+        pools: Sequence[Any],
+        key: object,
+        states: Any = None,
     ) -> Any:
         """`compute(batch)`, which gives the logits; a GPU starts on it, and records steps of single tokens.
 
         Recorded steps are found again by their shape and `key`, which must change with anything else that `compute`
-        depends on. `pools` has one pool for each group of the batch, with the pages that the group names.
+        depends on. `pools` has one pool for each group of the batch that has pages, and `states` is one of states, if
+        sequences have any.
         """
         if self.gpu is None:
             return compute(batch)
         from mlxr.kernels.gpu.graph import run_step, takes_step
+        from mlxr.kernels.gpu.steps import StepPools
 
         if self.gpu.launcher is not None and takes_step(batch):
-            return run_step(self.gpu, compute, batch, pools, key)
+            return run_step(self.gpu, compute, batch, StepPools(pools, states), key)
         from mlxr.kernels.gpu.deferred import settle
 
         logits = settle(compute(batch)).astype(self.gpu.mx.float32)

@@ -34,7 +34,8 @@ class RaggedBatch:
 
     Recurrent layers keep one state for each sequence: they begin with that in slot state_reads[s] of their pools, where
     NO_STATE is a state of zeros, and leave that after the sequence's last token in slot state_writes[s], which nobody
-    reads in this step. Both are (S,), and empty for a model without such layers. A model without any pages has slots of
+    reads in this step. state_nexts[s] is the slot that the step after this one may write, where that is known, else
+    NO_STATE. All are (S,), and empty for a model without such layers. A model without any pages has slots of
     -1 and a page table without columns.
     """
 
@@ -47,6 +48,7 @@ class RaggedBatch:
     output_rows: IntArray
     state_reads: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     state_writes: IntArray = field(init=False, default_factory=lambda: NO_STATES)
+    state_nexts: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     longest_context: int = field(init=False)  # tokens of the longest context
     others: tuple[RaggedBatch, ...] = field(init=False, default=())
 
@@ -68,7 +70,8 @@ class RaggedBatch:
         rows = np.array((token_ids, positions, slots, lengths, order[:-1]), dtype=np.int32)
         batch = cls.__new__(cls)
         values = (rows[0], rows[1], rows[2], np.array(order, dtype=np.int32), rows[3], page_table, rows[4])
-        for name, value in zip(_FIELDS, (*values, NO_STATES, NO_STATES, max(lengths), ()), strict=True):
+        states = (NO_STATES, NO_STATES, NO_STATES)
+        for name, value in zip(_FIELDS, (*values, *states, max(lengths), ()), strict=True):
             object.__setattr__(batch, name, value)
         return batch
 
@@ -82,13 +85,18 @@ class RaggedBatch:
             check_size(_NAME, "rows of page_table", other.page_table.shape[0], self.sequences)
         return self._replace(others=others)
 
-    def with_states(self, reads: IntArray, writes: IntArray) -> RaggedBatch:
-        """The batch with the slots that hold the states of its sequences, before it and after it.
+    def with_states(
+        self, reads: IntArray, writes: IntArray, nexts: IntArray | None = None, *, spare: int | None = None
+    ) -> RaggedBatch:
+        """The batch with the slots that hold the states of its sequences, before it, after it and after the next one.
 
-        Raises ValueError unless each sequence has a slot of its own to write, which no sequence reads.
+        Without `nexts` it is not known what the step after this one writes. Sequences whose states nobody wants may all
+        write slot `spare`. Raises ValueError unless each other one has a slot of its own to write, which no sequence
+        reads.
         """
-        batch = self._replace(state_reads=reads, state_writes=writes)
-        batch._check_states()
+        unknown = np.full(len(writes), NO_STATE, np.int32) if nexts is None else nexts
+        batch = self._replace(state_reads=reads, state_writes=writes, state_nexts=unknown)
+        batch._check_states(spare)
         return batch
 
     @property
@@ -133,16 +141,16 @@ class RaggedBatch:
         if not self.tokens or not self.sequences:
             refuse(_NAME, "the batch", f"{self.tokens} tokens of {self.sequences} sequences", "at least one of each")
 
-    def _check_states(self) -> None:
+    def _check_states(self, spare: int | None) -> None:
         """Slots are written by one sequence each, and not read by any."""
-        for name in ("state_reads", "state_writes"):
+        for name in ("state_reads", "state_writes", "state_nexts"):
             slots = getattr(self, name)
             check_ints(_NAME, name, slots)
             check_size(_NAME, f"length of {name}", slots.shape[0], self.sequences)
-        reads, writes = self.state_reads.tolist(), self.state_writes.tolist()
+        reads, writes = self.state_reads.tolist(), self.state_writes[self.state_writes != spare].tolist()
         if min(reads) < NO_STATE:
             refuse(_NAME, "state_reads", reads, f"slots, or {NO_STATE} for none")
-        if min(writes) < 0 or len({*writes}) < len(writes) or not {*writes}.isdisjoint(reads):
+        if min(writes, default=0) < 0 or len({*writes}) < len(writes) or not {*writes}.isdisjoint(reads):
             refuse(_NAME, "state_writes", writes, f"slots of one sequence each, none of which is read: {reads}")
 
     def _check_values(self) -> None:

@@ -213,6 +213,7 @@ class Decoder:
             batch,
             [arena.k_pools[layer] for layer in self._first_layers],
             (id(self), tables[0].positions),
+            next((states for states in arena.states if states is not None), None),
         )
         return logits
 

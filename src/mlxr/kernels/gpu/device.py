@@ -32,6 +32,7 @@ from mlxr.kernels.gpu.machine import Machine
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recording import Recorder
+from mlxr.kernels.gpu.states import PlacedStates
 from mlxr.kernels.gpu.steps import Steps
 from mlxr.kernels.gpu.watch import Watch
 from mlxr.kernels.ledger import Ledger
@@ -203,11 +204,12 @@ class Gpu:
 
     def place_traced(self, batch: RaggedBatch, token_ids: Any, arrays: Sequence[Any]) -> None:
         """Let `arrays` (what `steps.unpack_batch` gives) and tokens stand for those of `batch` in a trace."""
-        positions, lengths, *places = arrays
-        rows = self.mx.arange(batch.tokens, dtype=self.mx.int32)
+        positions, lengths, reads, writes, *places = arrays
+        rows, starts = (self.mx.arange(batch.tokens + more, dtype=self.mx.int32) for more in (0, 1))
+        parts: dict[object, Any] = {PlacedStates: PlacedStates(reads, writes, starts)} if batch.has_states else {}
         self._placed = []
         for group, slots, table in zip(batch.groups, places[::2], places[1::2], strict=True):
-            placed = PlacedBatch(token_ids, positions, slots, rows, lengths, table, rows)
+            placed = PlacedBatch(token_ids, positions, slots, rows, lengths, table, rows, dict(parts))
             self._placed.append((group, placed))
         self.is_traced = True
 

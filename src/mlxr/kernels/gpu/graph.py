@@ -1,13 +1,14 @@
 """Decode steps that are recorded: traced once for each shape class, started with two arrays of integers.
 
 A step of single tokens is the same list of launches every time. Batches are padded to classes: sequences and pages to
-powers of two; what is padded writes into and reads from a page of its own at the end of the pools (`Pool`). What is
+powers of two; what is padded writes into and reads from a page of its own at the end of the pools (`Pool`), and begins
+with a state of zeros. What is
 traced runs the same operators as always; whatever they decide on the host must follow from the class alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from mlxr.kernels.checks import refuse
 from mlxr.kernels.gpu.compiled_step import compile_step
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recorded_step import record_step
-from mlxr.kernels.gpu.steps import Ints, Step
-from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.gpu.steps import Ints, Step, StepPools
+from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 
 if TYPE_CHECKING:
     from mlxr.kernels.gpu.device import Gpu
@@ -27,19 +28,16 @@ MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as t
 
 
 def takes_step(batch: RaggedBatch) -> bool:
-    """Whether the batch is single tokens, each with its logits wanted, and layers have pages alone."""
-    if batch.has_states:
-        return False
+    """Whether the batch is single tokens, each with its logits wanted."""
     return batch.tokens == batch.sequences == len(batch.output_rows) <= MAX_SEQUENCES
 
 
-def run_step(gpu: Gpu, compute: Compute, batch: RaggedBatch, pools: Sequence[Pool], key: object) -> Any:
+def run_step(gpu: Gpu, compute: Compute, batch: RaggedBatch, pools: StepPools, key: object) -> Any:
     """`compute(batch)` by a step, recorded if it is new; `key` is what it depends on besides the shape.
 
-    The step starts, or has run ahead (`Steps`). `pools` has one pool for each group of the batch, whose pages are those
-    of the group's slots and table; the first one owns the steps.
+    The step starts, or has run ahead (`Steps`). `pools` have the pages and slots that the batch names.
     """
-    padded, graphs = pad_batch(batch, pools), pools[0].graphs
+    padded, graphs = pad_batch(batch, pools), pools.graphs
     shape = (key, padded.tokens, *(group.page_table.shape[1] for group in padded.groups))
     step = graphs.get(shape)
     if step is None:
@@ -54,20 +52,25 @@ def _make_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> Step:
     return recorded or compile_step(gpu, compute, batch)
 
 
-def check_step(batch: RaggedBatch, pools: Sequence[Pool]) -> None:
+def check_step(batch: RaggedBatch, pools: StepPools) -> None:
     """What the operators check of a batch when they are traced, for a step that is replayed."""
-    for group, pool in zip(batch.groups, pools, strict=True):
+    for group, pool in pools.pair_groups(batch):
         pages, page_size = pool.shape[0] + 1, pool.shape[2]
         slots, table = group.slots, group.page_table
         if slots.min() < 0 or slots.max() >= pages * page_size or table.min() < 0 or table.max() >= pages:
             refuse("run_step", "slots and pages", f"up to {slots.max()} and {table.max()}", f"within {pages - 1} pages")
+    if pools.states is not None and max(batch.state_reads.max(), batch.state_writes.max()) > pools.states.shape[0]:
+        highest = max(batch.state_reads.max(), batch.state_writes.max())
+        refuse("run_step", "slot", int(highest), f"below {pools.states.shape[0]}")
 
 
-def pad_batch(batch: RaggedBatch, pools: Sequence[Pool]) -> RaggedBatch:
+def pad_batch(batch: RaggedBatch, pools: StepPools) -> RaggedBatch:
     """The batch with sequences and the pages of each group filled up to powers of two."""
     rows = _round_up(batch.sequences)
     more = rows - batch.sequences
-    places = [_pad_places(group, rows, pool) for group, pool in zip(batch.groups, pools, strict=True)]
+    places = [_pad_places(group, rows, pool) for group, pool in pools.pair_groups(batch)]
+    if not places:
+        places = [(_extend(batch.slots, more, NO_STATE), np.empty((rows, 0), np.int32))]
     first = RaggedBatch(
         token_ids=_extend(batch.token_ids, more, 0),
         positions=_extend(batch.positions, more, 0),
@@ -77,7 +80,19 @@ def pad_batch(batch: RaggedBatch, pools: Sequence[Pool]) -> RaggedBatch:
         page_table=places[0][1],
         output_rows=np.arange(rows, dtype=np.int32),
     )
-    return first.with_groups(places[1:]) if places[1:] else first
+    padded = first.with_groups(places[1:]) if places[1:] else first
+    if pools.states is None:
+        return padded
+    spare = pools.states.shape[0]
+    reads, writes, nexts = (
+        _extend(slots, more, filler)
+        for slots, filler in (
+            (batch.state_reads, NO_STATE),
+            (batch.state_writes, spare),
+            (batch.state_nexts, NO_STATE),
+        )
+    )
+    return padded.with_states(reads, writes, nexts, spare=spare)
 
 
 def _pad_places(group: RaggedBatch, rows: int, pool: Pool) -> tuple[Ints, Ints]:

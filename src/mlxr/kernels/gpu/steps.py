@@ -7,6 +7,7 @@ turns out otherwise is dropped, and what it wrote is written again before anybod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,10 +17,32 @@ import numpy.typing as npt
 
 from mlxr.kernels.gpu.draw import split_drawn
 from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 
 Numbers = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPools:
+    """One pool of each group of layers with pages, and one of the recurrent layers' states, if there are such layers.
+
+    At least one of both.
+    """
+
+    pages: Sequence[Pool]
+    states: Pool | None = None
+
+    @property
+    def graphs(self) -> dict[object, Any]:
+        """The recorded steps, which the first pool keeps."""
+        pool = self.pages[0] if self.pages else self.states
+        assert pool is not None
+        return pool.graphs
+
+    def pair_groups(self, batch: RaggedBatch) -> list[tuple[RaggedBatch, Pool]]:
+        """The batch as each group with pages sees it, with the group's pool."""
+        return list(zip(batch.groups, self.pages, strict=True)) if self.pages else []
 
 
 class Results(Protocol):
@@ -71,6 +94,7 @@ class Run:
             and rows == self.rows
             and np.array_equal(batch.positions, self.batch.positions)
             and all(map(_have_same_places, batch.groups, self.batch.groups))
+            and _have_same_states(batch, self.batch)
             and self.token_ids is not None
             and np.array_equal(self.token_ids, batch.token_ids[:rows])
         )
@@ -87,16 +111,14 @@ class Steps:
     def __init__(self) -> None:
         self._current: Run | None = None
         self._ahead: Run | None = None
-        self._pools: Sequence[Pool] = ()
+        self._pools = StepPools(())
 
-    def run(self, step: Step, batch: RaggedBatch, rows: int, pools: Sequence[Pool]) -> Any:
-        """Start the step on `batch`, unless it has run ahead; its logits (rows, vocabulary).
-
-        `pools` has one pool for each group of layers, with the group's pages.
-        """
+    def run(self, step: Step, batch: RaggedBatch, rows: int, pools: StepPools) -> Any:
+        """Start the step on `batch`, unless it has run ahead; its logits (rows, vocabulary)."""
         run, self._ahead = self._ahead, None
         if run is None or not run.is_for(step, batch, rows):
             run = step.start(batch, rows, None)
+        run.batch = batch  # which knows what the step after it writes
         self._current, self._pools = run, pools
         return run.logits
 
@@ -125,12 +147,15 @@ class Steps:
         return ids, logprobs
 
 
-def advance_batch(batch: RaggedBatch, rows: int, pools: Sequence[Pool]) -> RaggedBatch | None:
-    """The step after this one, its tokens unknown; None where one of the `rows` sequences has no page for it yet."""
+def advance_batch(batch: RaggedBatch, rows: int, pools: StepPools) -> RaggedBatch | None:
+    """The step after this one, its tokens unknown; None where one of the `rows` sequences has no page for it yet, or
+    no slot for its state."""
+    if (batch.state_nexts[:rows] == NO_STATE).any():
+        return None
     positions = batch.positions.copy()
     positions[:rows] += 1
-    places = []
-    for group, pool in zip(batch.groups, pools, strict=True):
+    places = [] if pools.pages else [(batch.slots, batch.page_table)]
+    for group, pool in pools.pair_groups(batch):
         slots = _find_slots(group.page_table, positions, rows, pool)
         if slots is None:
             return None
@@ -144,7 +169,13 @@ def advance_batch(batch: RaggedBatch, rows: int, pools: Sequence[Pool]) -> Ragge
         page_table=batch.page_table,
         output_rows=batch.output_rows,
     )
-    return first.with_groups(places[1:])
+    following = first.with_groups(places[1:])
+    if pools.states is None:
+        return following
+    spare = pools.states.shape[0]
+    reads, writes = batch.state_writes.copy(), batch.state_nexts.copy()
+    reads[rows:], writes[rows:] = NO_STATE, spare
+    return following.with_states(reads, writes, spare=spare)
 
 
 def _find_slots(table: Ints, positions: Ints, rows: int, pool: Pool) -> Ints | None:
@@ -159,25 +190,40 @@ def _find_slots(table: Ints, positions: Ints, rows: int, pool: Pool) -> Ints | N
 
 
 def pack_batch(batch: RaggedBatch) -> Ints:
-    """All integers of a step but its tokens, in one array: positions, lengths, and slots and page table of a group."""
+    """All integers of a step but its tokens, in one array.
+
+    They are positions, lengths, the slots of states that are read and written, if there are any, and slots and page
+    table of each group.
+    """
     places = [part for group in batch.groups for part in (group.slots, group.page_table.reshape(-1))]
-    return np.concatenate([batch.positions, batch.context_lengths, *places])
+    return np.concatenate([batch.positions, batch.context_lengths, batch.state_reads, batch.state_writes, *places])
 
 
 def count_packed(batch: RaggedBatch) -> int:
     """How many integers `pack_batch` makes of such a batch."""
-    return 2 * batch.tokens + sum(batch.tokens + group.page_table.size for group in batch.groups)
+    return int(sum(map(math.prod, _list_shapes(batch))))
 
 
 def unpack_batch(batch: RaggedBatch, take: Callable[[int, tuple[int, ...]], Any]) -> list[Any]:
-    """Positions, lengths, and slots and page table of each group, out of what `pack_batch` makes of such a batch.
+    """The arrays out of what `pack_batch` makes of such a batch, those of states empty if it has none.
 
     `take(start, shape)` gives the array of so many numbers from `start` on.
     """
-    shapes = [(batch.tokens,)] * 2
-    shapes += [shape for group in batch.groups for shape in (group.slots.shape, group.page_table.shape)]
-    starts = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+    shapes = _list_shapes(batch)
+    starts = np.cumsum([0, *map(math.prod, shapes)])
     return [take(int(start), shape) for start, shape in zip(starts, shapes, strict=False)]
+
+
+def _list_shapes(batch: RaggedBatch) -> list[tuple[int, ...]]:
+    """The shapes of the arrays in `pack_batch`."""
+    shapes: list[tuple[int, ...]] = [(batch.tokens,)] * 2
+    shapes += [batch.state_reads.shape, batch.state_writes.shape]
+    shapes += [shape for group in batch.groups for shape in (group.slots.shape, group.page_table.shape)]
+    return shapes
+
+
+def _have_same_states(a: RaggedBatch, b: RaggedBatch) -> bool:
+    return np.array_equal(a.state_reads, b.state_reads) and np.array_equal(a.state_writes, b.state_writes)
 
 
 def _have_same_places(a: RaggedBatch, b: RaggedBatch) -> bool:
