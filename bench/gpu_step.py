@@ -66,10 +66,16 @@ def run_engine(engine: Engine) -> tuple[float, list[list[int | None]]]:
     return statistics.median(times[:-1]), tokens
 
 
+def find_step(engine: Engine) -> Any:
+    """The step that was recorded last."""
+    pool = next(pool for pool in (*engine._arena.k_pools, *engine._arena.states) if pool is not None and pool.graphs)
+    return list(pool.graphs.values())[-1]
+
+
 def time_step(ours: Ours, engine: Engine) -> tuple[float, float]:
     """Seconds that starting a step costs the host, and seconds a step takes when many are queued."""
     gpu = ours.ctx.gpu
-    recorded = list(engine._arena.k_pools[0].graphs.values())[-1]
+    recorded = find_step(engine)
     run = gpu.steps._current
 
     def start() -> Any:
@@ -89,7 +95,7 @@ def time_step(ours: Ours, engine: Engine) -> tuple[float, float]:
 def time_parts(ours: Ours, engine: Engine) -> None:
     """Print what each kind of launch of a recorded step takes, all of a kind after one another."""
     machine = ours.ctx.gpu.machine
-    recorded = list(engine._arena.k_pools[0].graphs.values())[-1]
+    recorded = find_step(engine)
     kinds: dict[str, list[Any]] = {}
     for part in ("forward", "largest"):
         for launch in recorded.launches[part]:

@@ -213,6 +213,24 @@ def make_gpt_oss(layers: int, experts: int, used: int, features: int, head_dim: 
     }
 
 
+def make_qwen35(layers: int, value_heads: int, experts: int = 0, used: int = 0, features: int = 0) -> dict[str, Any]:
+    """What a model of Qwen 3.5's kind is besides a llama: of four layers three have a gated delta net."""
+    rule = RoutingRule(used, renormalises=True)
+    mixture = Mixture(experts, features, "silu", rule, shared_features=features, shared_gate=True)
+    return {
+        "architecture": "qwen3_5_moe_text" if experts else "qwen3_5_text",
+        "head_dim": 256,
+        "rope_dim": 64,
+        "rope_interleaved": False,
+        "rms_eps": 1e-6,
+        "qk_norm": True,
+        "gated_attention": True,
+        "recurrence": GatedDelta(16, value_heads, 128, 128, 4, tiled=value_heads > 16),
+        "recurrent_layers": make_flags(layers, 4),
+        **({"mixture": mixture} if experts else {}),
+    }
+
+
 SHAPES = {
     "tinyllama-1.1b": Shape(22, 2048, 32, 4, 5632, 32_000, 2048, make_spm_vocabulary),
     "llama-3-8b": Shape(32, 4096, 32, 8, 14336, 128_256, 8192, make_bpe_vocabulary, 500000.0),
@@ -254,18 +272,23 @@ SHAPES = {
         262_144,
         make_bpe_vocabulary,
         1e7,
-        {
-            "architecture": "qwen3_5_text",
-            "head_dim": 256,
-            "rope_dim": 64,
-            "rope_interleaved": False,
-            "rms_eps": 1e-6,
-            "qk_norm": True,
-            "gated_attention": True,
-            "tied_embeddings": True,
-            "recurrence": GatedDelta(16, 16, 128, 128, 4),
-            "recurrent_layers": make_flags(24, 4),
-        },
+        make_qwen35(24, 16) | {"tied_embeddings": True},
+    ),
+    "qwen3.6-27b": Shape(64, 5120, 24, 4, 17_408, 248_320, 262_144, make_bpe_vocabulary, 1e7, make_qwen35(64, 48)),
+    "qwen3.5-35b-a3b": Shape(
+        40, 2048, 16, 2, 512, 248_320, 262_144, make_bpe_vocabulary, 1e7, make_qwen35(40, 32, 256, 8, 512)
+    ),
+    "tiny-delta": Shape(
+        4,
+        256,
+        2,
+        1,
+        512,
+        512,
+        512,
+        make_bpe_vocabulary,
+        10000.0,
+        make_qwen35(4, 4) | {"recurrence": GatedDelta(2, 4, 32, 32, 4, tiled=True)},
     ),
     "tiny-moe": Shape(2, 256, 4, 2, 512, 512, 512, make_bpe_vocabulary, 10000.0, make_experts(8, 2, 256, 64)),
     "tiny-oss": Shape(4, 256, 8, 2, 192, 512, 512, make_bpe_vocabulary, 10000.0, make_gpt_oss(4, 8, 2, 192, 32, 32)),

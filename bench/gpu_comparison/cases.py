@@ -11,9 +11,13 @@ from synthetic import SHAPES, Shape
 NAMES = {"tinyllama": "tinyllama-1.1b", "llama-8b": "llama-3-8b", "tiny": "tiny-spm"}
 NAMES |= {"qwen3-30b-a3b": "qwen3-30b-a3b", "olmoe-1b-7b": "olmoe-1b-7b", "tinymoe": "tiny-moe"}
 NAMES |= {"gpt-oss-20b": "gpt-oss-20b", "tinyoss": "tiny-oss"}
+NAMES |= {"qwen3.5-0.8b": "qwen3.5-0.8b", "qwen3.6-27b": "qwen3.6-27b", "qwen3.5-35b-a3b": "qwen3.5-35b-a3b"}
+NAMES |= {"tinydelta": "tiny-delta"}
 TITLES = {"tinyllama": "TinyLlama", "llama-8b": "Llama 3 8B", "tiny": "tiny"}
 TITLES |= {"qwen3-30b-a3b": "Qwen 3 30B A3B", "olmoe-1b-7b": "OLMoE 1B 7B", "tinymoe": "tiny experts"}
 TITLES |= {"gpt-oss-20b": "gpt-oss 20B", "tinyoss": "tiny gpt-oss"}
+TITLES |= {"qwen3.5-0.8b": "Qwen 3.5 0.8B", "qwen3.6-27b": "Qwen 3.6 27B", "qwen3.5-35b-a3b": "Qwen 3.5 35B A3B"}
+TITLES |= {"tinydelta": "tiny delta net"}
 SHORT_CONTEXT = 32
 OURS, MLX_LM, MLX_LM_4BIT, TRANSFORMERS = "mlxr", "mlx-lm", "mlx-lm 4-bit", "transformers"
 

@@ -24,7 +24,7 @@ CHUNK_TOKENS = 2048
 
 
 class RandomTensor:
-    """A tensor whose values are made where they are needed; vectors are all ones, as norms begin."""
+    """A tensor whose values are made where they are needed; vectors are all ones, as norms begin, or minus ones."""
 
     def __init__(self, name: str, type_name: str, shape: tuple[int, ...], gain: float) -> None:
         self.name, self.type_name, self.shape, self.gain = name, type_name, shape, gain
@@ -35,7 +35,8 @@ class RandomTensor:
     def to_float32(self, start: int | None = None, stop: int | None = None) -> Any:
         """Values of about the size that the blocks have."""
         if len(self.shape) == 1:
-            return np.ones(self.shape, np.float32)[start:stop]
+            sign = -1 if self.name.endswith("ssm_a") else 1  # a state decays
+            return np.full(self.shape, sign, np.float32)[start:stop]
         rows = range(*slice(start, stop).indices(self.shape[0]))
         values = np.random.default_rng(rows.start).standard_normal((len(rows), self.shape[1]), np.float32)
         return values * np.float32(self.gain / self.shape[1] ** 0.5)
@@ -57,10 +58,13 @@ class RandomGpu(Gpu):
         self._placed_pools: dict[tuple[str, int, float], Any] = {}
 
     def read(self, tensor: Any) -> Any:
-        """Blocks drawn at random."""
-        if not isinstance(tensor, RandomTensor):
+        """Blocks drawn at random, also for rows or columns of a random tensor."""
+        random = tensor
+        while random is not None and not isinstance(random, RandomTensor):
+            random = getattr(random, "tensor", getattr(random, "source", None))
+        if random is None:
             return super().read(tensor)
-        mx, key = self.mx, (tensor.type_name, tensor.shape[-1], tensor.gain)
+        mx, key = self.mx, (tensor.type_name, tensor.shape[-1], random.gain)
         if key not in self._placed_pools:
             self._placed_pools[key] = mx.array(self._pools.get_pool(*key))
         pool = self._placed_pools[key]

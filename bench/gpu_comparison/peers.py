@@ -33,6 +33,8 @@ def _name_sizes(shape: Shape) -> dict[str, Any]:
 
 def _make_mlx_model(shape: Shape) -> Any:
     """mlx-lm's llama, or with a mixture of experts its Qwen 3."""
+    if shape.to_config().recurrence is not None:
+        raise ValueError("recurrent layers are not compared here")
     sizes, mixture = _name_sizes(shape) | {"rope_theta": shape.rope_theta}, shape.mixture
     if mixture is None:
         from mlx_lm.models.llama import Model, ModelArgs

@@ -21,7 +21,8 @@ from mlxr.service.validation import LogitsTap
 TEXT = "Hello the world, 42 t\u00efmes\n"
 
 
-MODELS = [("tiny-bpe", recipe.name) for recipe in RECIPES] + [("tiny-moe", "q4_k_m"), ("tiny-oss", "mxfp4")]
+MODELS = [("tiny-bpe", recipe.name) for recipe in RECIPES]
+MODELS += [("tiny-moe", "q4_k_m"), ("tiny-oss", "mxfp4"), ("tiny-delta", "q4_k_m")]
 
 
 @pytest.mark.parametrize(("shape", "recipe"), MODELS)
