@@ -183,6 +183,35 @@ def test_conversations_stay_where_their_pages_are(cluster: Cluster) -> None:
     assert sum(cluster.count(r'mlxr_cluster_requests_total\{reason="longest_prefix"')) >= 8
 
 
+def test_a_request_that_goes_elsewhere_takes_its_pages_along(cluster: Cluster) -> None:
+    fetched = r"mlxr_fetched_pages_total\{replica="
+    before = sum(cluster.count(fetched))
+
+    def complete(client: httpx.Client, prompt: str, tokens: int) -> str:
+        asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        reply = client.post("/v1/completions", json=asked)
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["choices"][0]["text"])
+
+    with cluster.client() as client, cluster.alone.client(KEY) as other, ThreadPoolExecutor(2) as threads:
+        prompts = [
+            f"# Part {number}\n" + "def read(path):\n    return open(path).read()\n" * 25 for number in range(12)
+        ]
+        for prompt in prompts:
+            complete(client, prompt, 1)
+        for prompt in prompts:  # the pages of all but the last have been reported by now
+            routed = sum(cluster.count(r"mlxr_cluster_requests_total\{"))
+            long = [threads.submit(complete, client, prompt + f"x = {turn}\n" * 100, 1) for turn in range(2)]
+            wait_until(lambda routed=routed: sum(cluster.count(r"mlxr_cluster_requests_total\{")) >= routed + 2)
+            assert complete(client, prompt + "def ", 8) == complete(other, prompt + "def ", 8)
+            assert all(isinstance(one.result(), str) for one in long)
+            if sum(cluster.count(fetched)) > before:
+                break
+    assert sum(cluster.count(fetched)) > before
+    assert sum(cluster.count(r"mlxr_lent_pages_total\{replica=")) > 0
+    assert sum(cluster.count(r'mlxr_cluster_requests_total\{reason="fetched"')) > 0
+
+
 def test_replies_that_are_kept_are_found(cluster: Cluster) -> None:
     with cluster.client() as client:
         for _ in range(3):

@@ -24,7 +24,8 @@ PROMPT = [index * 7 % 50 for index in range(41)]  # ten pages and a token
 
 
 def open_async(kind: str) -> AsyncEngine:
-    return AsyncEngine(make_engine(FakeModel(FakeConfig(KINDS[kind]))))
+    """An engine with room for all that the tests ask of it."""
+    return AsyncEngine(make_engine(FakeModel(FakeConfig(KINDS[kind])), pages=256))
 
 
 async def answer(engine: AsyncEngine, prompt: Sequence[int]) -> tuple[list[int], int]:

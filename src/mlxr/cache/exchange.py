@@ -88,8 +88,12 @@ class Exchange:
         """
         loan = Loan(0, [], [[] for _ in self._groups])
         limit = len(names)
+
+        def has(group: int, place: int) -> bool:
+            return self._has(self._groups[group], names[place])
+
         while limit > lack.pages:
-            boundary = self.seek(names[:limit]).pages
+            boundary = find_boundary(self._groups, has, limit).pages
             places = self._list_lacking(boundary, lack) if boundary > lack.pages else []
             excess_bytes = sum(self.page_bytes[group] for group, _ in places) - max_bytes
             if excess_bytes <= 0:
