@@ -20,6 +20,7 @@ import pytest
 from gpu_cases import skip_unless_emulated
 
 from mlxr import LLM, SamplingParams
+from mlxr.cache.store_file import allocate_payload
 from mlxr.cli.main import main
 from mlxr.core.settings import Settings
 from mlxr.engine.engine import Engine
@@ -252,6 +253,29 @@ def test_pages_come_back_from_disk(demo: Demo, tmp_path: Path) -> None:
         engine.close()
         assert answers == demo.expect(demo.prompts)
         assert (engine.stats().cache.disk_hit_tokens > 0) == bool(starts)
+
+
+def test_pages_come_from_another_engine(demo: Demo) -> None:
+    giver, taker = (demo.open_engine(inbox_bytes=2**24) for _ in range(2))
+    there, here = giver.exchange, taker.exchange
+    assert there is not None
+    assert here is not None
+    prompts = demo.prompts[: max(1, demo.amount.requests // 3)]
+    for prompt in prompts:
+        giver.submit(prompt, SamplingParams(max_tokens=1))
+    finish(giver)
+    for prompt in prompts:
+        names = taker.start_keys().cover(prompt, len(prompt) // PAGE_SIZE)
+        loan, delivery = there.lend(names, here.seek(names), 2**24), here.inbox.open(2**20)
+        for lent in loan.pages:
+            payload = allocate_payload(there.page_bytes[lent.name[0]])
+            assert there.export(lent, payload)
+            assert delivery.put(lent.name, payload)
+        delivery.settle()
+        there.give_back(loan)
+    ids = [taker.submit(prompt, demo.params) for prompt in prompts]
+    assert collect(finish(taker), ids) == demo.expect(prompts)
+    assert taker.stats().cache.peer_hit_tokens > 0
 
 
 def test_probabilities_are_those_of_the_cpu(demo: Demo) -> None:
