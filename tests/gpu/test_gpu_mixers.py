@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_cases import REFERENCE, Floats, random_floats, relative_error
-from mixer_cases import AHEAD, MIXERS, Mixer, make_batch
+from mixer_cases import AHEAD, Mixer, make_batch, make_space
+from mixer_cases import MIXERS as COMMON
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gated_norm import gated_norm
@@ -16,7 +17,8 @@ from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 
 EXACT = 1e-5
-COUNTS, READS, WRITES = [3, 1, 6, 1], [4, -1, 4, 7], [2, 8, 0, 3]
+MIXERS = COMMON | {"mamba, long columns": make_space(1, 20, 1, 500)}  # a block has few tokens
+COUNTS, READS, WRITES = [3, 1, 39, 1], [4, -1, 4, 7], [2, 8, 0, 3]
 
 
 def place_pool(ctx: Context, numbers: Floats) -> Pool:
@@ -57,11 +59,11 @@ def check_mixer(ctx: Context, mixer: Mixer) -> None:
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_cuts_change_no_bit(gpu: Context, name: str) -> None:
-    mixer, whole = MIXERS[name], make_batch([9], [-1], [0])
-    inputs = mixer.inputs(9)
+    mixer, whole = MIXERS[name], make_batch([41], [-1], [0])
+    inputs = mixer.inputs(41)
     expected, states = play(gpu, mixer, inputs, whole)
     pool, start, slot, parts = place_pool(gpu, mixer.pool()), 0, -1, []
-    for stop in (1, 3, 8, 9):
+    for stop in (1, 3, 20, 41):
         after = 0 if slot else 1
         arrays = [gpu.gpu.mx.array(np.ascontiguousarray(array[start:stop])) for array in inputs]
         made = mixer.run(gpu, arrays, make_batch([stop - start], [slot], [after]), pool, AHEAD)
@@ -114,6 +116,6 @@ def test_norm_without_kernels() -> None:
     check_gate(Context("mlx-cpu"), 51)
 
 
-@pytest.mark.parametrize("name", ["gated convolution", "delta rule, odd sizes", "mamba, odd sizes"])
+@pytest.mark.parametrize("name", ["gated convolution", "delta rule, odd sizes", "mamba, odd sizes", "mamba, long columns"])
 def test_no_kernel_leaves_its_arrays(sanitized: Context, name: str) -> None:
     check_mixer(sanitized, MIXERS[name])

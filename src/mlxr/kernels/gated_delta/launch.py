@@ -16,6 +16,7 @@ from mlxr.kernels.tensor import FloatArray
 
 SIMD_GROUPS = 4
 COLUMN_LANES = 8  # lanes that share a column
+MOST_BLOCK, BLOCK_ROWS = 16, 2048  # tokens of a block, and tokens times rows, which lie in a threadgroup's memory
 MOST_ROWS = 64 * COLUMN_LANES  # of a column, which lies in the registers of its lanes
 INPUTS = (
     "qkv", "gates", "rates", "bias", "skip", "reads", "writes", "starts", "pool", "numbers", "sizes",
@@ -36,6 +37,11 @@ class Heads:
 def make_kernel(name: str) -> Kernel:
     """The kernel under the name of an operator."""
     return Kernel(name, Path(__file__).parent, "recur.body", INPUTS, ("out",), ("recur.h",))
+
+
+def choose_block(rows: int) -> int:
+    """For how many tokens at a time a threadgroup makes what its columns share: some for each SIMD-group."""
+    return max(SIMD_GROUPS, min(MOST_BLOCK, BLOCK_ROWS // rows // SIMD_GROUPS * SIMD_GROUPS))
 
 
 def launch_recurrence(
@@ -83,7 +89,13 @@ def launch_recurrence(
         groups=(-(-heads.columns // columns), heads.value_heads, batch.sequences),
         threads=SIMD_GROUPS * LANES,
         outputs=[((batch.tokens, heads.value_heads * heads.columns), gpu.activations)],
-        constants={"ROWS": heads.rows, "LANES": COLUMN_LANES, "SKIP": int(skip is not None), **constants},
+        constants={
+            "ROWS": heads.rows,
+            "LANES": COLUMN_LANES,
+            "BLOCK": choose_block(heads.rows),
+            "SKIP": int(skip is not None),
+            **constants,
+        },
         types={"Y": gpu.activations},
     )
     gpu.pending = [out]
