@@ -17,6 +17,7 @@ from mlxr.kernels.tensor import FloatArray
 SIMD_GROUPS = 4
 COLUMN_LANES = 8  # lanes that share a column
 MOST_BLOCK, BLOCK_ROWS = 16, 2048  # tokens of a block, and tokens times rows, which lie in a threadgroup's memory
+RESIDENT, RESIDENT_ROWS = 4, 256  # threadgroups that fit on a multiprocessor without spills, up to so many rows
 MOST_ROWS = 64 * COLUMN_LANES  # of a column, which lies in the registers of its lanes
 INPUTS = (
     "qkv", "gates", "rates", "bias", "skip", "reads", "writes", "starts", "pool", "numbers", "sizes",
@@ -93,6 +94,7 @@ def launch_recurrence(
             "ROWS": heads.rows,
             "LANES": COLUMN_LANES,
             "BLOCK": choose_block(heads.rows),
+            "RESIDENT": RESIDENT if heads.rows <= RESIDENT_ROWS and not constants["DECAYS"] else 1,
             "SKIP": int(skip is not None),
             **constants,
         },
