@@ -33,16 +33,26 @@ class Connection:
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The events of a streamed answer. Leaving early closes the connection."""
+        lines = self.stream_lines(path, body)
+        try:
+            async for line in lines:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+        finally:
+            await lines.aclose()  # type: ignore[attr-defined]
+
+    async def stream_lines(self, path: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """The lines of a streamed answer as they are, without their ends. Leaving early closes the connection."""
         reader, is_chunked, _ = await self._send(path, body)
         if not is_chunked:
+            self.close()
             raise Refused("the answer is no stream")
         rest, is_whole = b"", False
         try:
             async for piece in _chunks(reader):
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    if line.startswith(b"data: {"):
-                        yield json.loads(line[6:])
+                    yield line
             is_whole = True
         finally:
             if not is_whole:

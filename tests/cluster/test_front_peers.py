@@ -42,9 +42,7 @@ def test_a_request_that_moves_is_told_where_its_pages_are(waiting: int) -> None:
         return httpx.Response(200, json={"text": "hello"})
 
     async def run() -> None:
-        front = Front()
-        await front._client.aclose()
-        front._client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+        front = Front(lambda: httpx.AsyncClient(transport=httpx.MockTransport(answer)))
         loads = {"a": Load(waiting, 0, 1000.0, 0.0, LINK), "b": Load(0, 0, 1000.0, 0.0, LINK)}
         for name, pages in (("a", KEYS), ("b", [])):
             delta = PageDelta(0, pages, whole=True)
@@ -55,7 +53,8 @@ def test_a_request_that_moves_is_told_where_its_pages_are(waiting: int) -> None:
         assert json.loads(response.body) == {"text": "hello"}
         assert front._watching is not None
         front._watching.cancel()
-        await front._client.aclose()
+        for member in front.fleet.members:
+            await member.lines.close()
         headers = answered[0].headers
         assert headers["x-other"] == "kept"
         if waiting:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from mlxr.cluster.lines import Connect, Lines, connect
 from mlxr.cluster.router import Choice, NoReplica, Router
 
 if TYPE_CHECKING:
@@ -22,16 +23,18 @@ STALE_S = 5.0  # without a report
 class Member:
     """One replica. `gone` is set when it has died or counts as dead."""
 
-    def __init__(self, name: str, url: str) -> None:
+    def __init__(self, name: str, url: str, connect: Connect) -> None:
         self.name, self.url = name, url
         self.gone = asyncio.Event()
+        self.lines = Lines(url, self.gone, connect)
         self.seen_s = monotonic()
 
 
 class Fleet:
     """All replicas, for one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect: Connect = connect) -> None:
+        self._connect = connect
         self._members: dict[str, Member] = {}
         self._router: Router | None = None  # until a report says how large pages are
         self._has_come = asyncio.Condition()
@@ -48,7 +51,9 @@ class Fleet:
         name = report.replica
         if self._router is None:
             self._router = Router(report.page_size)
-        member = self._members.setdefault(name, Member(name, report.url))
+        member = self._members.get(name)
+        if member is None:
+            member = self._members[name] = Member(name, report.url, self._connect)
         member.seen_s = monotonic()
         if report.is_draining:
             self._router.remove(name)
@@ -70,14 +75,16 @@ class Fleet:
         if self._router is not None:
             self._router.remove(member.name)
 
-    def bury_silent(self) -> None:
+    def bury_silent(self) -> list[Member]:
         """Give up those that have not reported for a while, if others have: else it is this end that hears nothing."""
-        newest_s = max((member.seen_s for member in self._members.values()), default=0.0)
+        newest_s, buried = max((member.seen_s for member in self._members.values()), default=0.0), []
         for name, member in list(self._members.items()):
             if newest_s - member.seen_s > STALE_S:
                 self.suspend(member)
                 member.gone.set()
                 del self._members[name]
+                buried.append(member)
+        return buried
 
     async def choose(
         self, keys: Sequence[bytes], tokens: int, without: Collection[str], wait_s: float

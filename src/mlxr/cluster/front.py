@@ -14,15 +14,16 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from time import monotonic
+from typing import Any
 
-import httpx
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mlxr.cluster.fleet import Fleet, Member
-from mlxr.cluster.frames import Continuation, FrameReader, separator_of
+from mlxr.cluster.frames import Continuation, FrameReader
+from mlxr.cluster.lines import BROKEN, Connect, Gone, Incoming, connect
 from mlxr.cluster.metrics import count_choice, join_metrics, render_own
 from mlxr.cluster.paths import GENERATING, STORED, is_refused
 from mlxr.cluster.peers import PEER, TOKEN
@@ -36,19 +37,14 @@ from mlxr.server.streaming import dump_json, ndjson, sse
 from mlxr.service.identity import Identity
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 WAIT_S = 60.0  # for a replica to come, while there is none
 MAX_TRIES = 20
-CONNECT_S = 5.0
+BUSY, STOPPING, NOT_FOUND = 429, 503, 404  # what replicas answer when they have too much to do, or end
+BUSY_S = 0.5  # until an answer that broke off asks again
 HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "content-length"})
-BROKEN = (httpx.TransportError, httpx.StreamError)
 REFUSED = ServerError(
     501, "not_supported", "a cluster changes no models: bring the model to all machines and use `mlxr cluster update`"
 )
-
-
-class Gone(Exception):  # not an error of ours
-    """The replica has died, or cannot go on, in the middle of an answer."""
 
 
 @dataclass(slots=True)
@@ -63,6 +59,7 @@ class Passing:
     tried: set[str] = field(default_factory=set)
     owner: Member | None = None  # the only one that can answer it
     peer: Member | None = None  # one that has pages for the one that was chosen
+    member: Member | None = None  # the one that answers it
 
     @property
     def path(self) -> str:
@@ -74,11 +71,9 @@ class Passing:
 class Front:
     """See the module. For one event loop; `note` takes the reports of replicas."""
 
-    def __init__(self) -> None:
-        self.fleet = Fleet()
+    def __init__(self, connect: Connect = connect) -> None:
+        self.fleet = Fleet(connect)
         self._token = secrets.token_urlsafe(32)  # by which replicas know each other
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=30.0)
-        self._client = httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(None, connect=CONNECT_S))
         self._watching: asyncio.Task[None] | None = None
 
     async def note(self, report: Report) -> Reply:
@@ -117,105 +112,104 @@ class Front:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            self.fleet.bury_silent()
+            for member in self.fleet.bury_silent():
+                await member.lines.close()
 
     async def _plan(self, passing: Passing) -> Response | None:
         """Find out which pages the prompt fills; the answer, where it is an error already."""
         needs_owner = _names_stored(passing)
         if len(self.fleet.members) == 1 and not needs_owner:
             return None
-        header = (PLAN, b"1")
         for _ in range(MAX_TRIES):
             member = await self.fleet.take_turn(passing.tried, WAIT_S)
             try:
-                reply = await self._ask(member, passing, header)
-            except BROKEN:
+                reply, content = await self._ask(member, passing, (PLAN, b"1"))
+            except (*BROKEN, Gone):
                 self._note_failure(passing, member)
                 continue
-            if reply.status_code == 503 and len(passing.tried) + 1 < len(self.fleet.members):
-                passing.tried.add(member.name)
+            if reply.status == STOPPING:
+                self._note_failure(passing, member)
                 continue
             if PLAN.decode() in reply.headers:
-                plan = reply.json()
+                plan = json.loads(content)
                 keys, passing.tokens = bytes.fromhex(plan["keys"]), plan["tokens"]
                 passing.keys = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
                 passing.owner = member if needs_owner else None
                 passing.tried.clear()
                 return None
-            if needs_owner and reply.status_code in (400, 404) and len(passing.tried) + 1 < len(self.fleet.members):
-                passing.tried.add(member.name)  # another replica may have what the request goes on from
+            may_be_elsewhere = reply.status == BUSY or (needs_owner and reply.status in (400, 404))
+            if may_be_elsewhere and self._has_other(passing, member):
+                passing.tried.add(member.name)
                 continue
-            return _copy_reply(reply)
+            return _copy_reply(reply, content)
         raise NoReplica("no replica can read the request")
 
     async def _pass_on(self, passing: Passing) -> Response:
         """Give the request to a replica, or to others when that fails, and pass on what comes back."""
         passing.headers.append((IDENTITY, str(Identity.draw()).encode()))
-        progress = Continuation()
-        stream = await self._open(passing)
-        if isinstance(stream, Response):
-            return stream
-        separator = separator_of(stream.reply.headers.get("content-type", ""))
-        assert separator is not None
-        frames = self._stream(passing, stream, separator, progress)
-        reply = PassedStream(frames, stream.reply.status_code)
-        reply.raw_headers = _reply_headers(stream.reply)
+        opened = await self._open(passing)
+        if isinstance(opened, Response):
+            return opened
+        reply = PassedStream(self._stream(passing, opened), opened.status)
+        reply.raw_headers = _reply_headers(opened)
         return reply
 
-    async def _open(self, passing: Passing) -> Response | _Stream:
+    async def _open(self, passing: Passing) -> Response | Incoming:
         """The first reply that is one: whole, or a stream that has begun."""
         for _ in range(MAX_TRIES):
-            member = await self._choose(passing)
+            member = passing.member = await self._choose(passing)
             try:
-                stream = await self._begin(member, passing)
-                if stream.is_stream:
-                    return stream
-                try:
-                    content = await stream.read_all()
-                finally:
-                    await stream.close()
+                reply = await self._begin(member, passing)
+                if reply.separator is not None:
+                    return reply
+                content = await reply.read_all()
             except (*BROKEN, Gone):
                 self._note_failure(passing, member)
                 continue
-            if stream.reply.status_code == 503 and passing.owner is None and self._has_other(passing, member):
+            if reply.status == STOPPING and passing.owner is None:
+                self._note_failure(passing, member)
+                continue
+            if reply.status == BUSY and passing.owner is None and self._has_other(passing, member):
                 passing.tried.add(member.name)
                 continue
-            return _copy_reply(stream.reply, content)
+            return _copy_reply(reply, content)
         raise NoReplica("no replica could answer the request")
 
-    async def _stream(
-        self, passing: Passing, stream: _Stream, separator: bytes, progress: Continuation
-    ) -> AsyncIterator[bytes]:
+    async def _open_again(self, passing: Passing) -> Response | Incoming:
+        """The same for an answer that has broken off, which waits where all replicas have too much to do."""
+        end_s = monotonic() + WAIT_S
+        while True:
+            opened = await self._open(passing)
+            if isinstance(opened, Incoming) or opened.status_code != BUSY or monotonic() >= end_s:
+                return opened
+            await asyncio.sleep(BUSY_S)
+
+    async def _stream(self, passing: Passing, reply: Incoming) -> AsyncIterator[bytes]:
         """The frames of one answer, from as many replicas as it takes."""
-        for _ in range(MAX_TRIES):
-            reader = FrameReader(separator)
-            progress.begin()
-            try:
-                async for data in stream.read():
-                    frames = [frame for frame in reader.push(data) if progress.take(frame)]
-                    if frames:
-                        yield b"".join(frames)
-                if rest := reader.take_rest():
-                    yield rest
-                return
-            except (*BROKEN, Gone):
-                self._note_failure(passing, stream.member)
-            except RequestFailed as error:
-                yield _render_frame(passing.request, separator, ServerError(500, "internal", str(error)))
-                return
-            finally:
-                await stream.close()
-            try:
-                again = await self._open(passing)
-            except NoReplica as error:
-                yield _render_frame(passing.request, separator, ServerError(503, "no_replica", str(error)))
-                return
-            if isinstance(again, Response):
-                yield _render_frame(passing.request, separator, _read_refusal(again))
-                return
-            stream = again
-            count_choice("continued")
-        yield _render_frame(passing.request, separator, ServerError(503, "no_replica", "too many replicas have died"))
+        progress, separator = Continuation(), reply.separator
+        assert separator is not None
+        try:
+            for _ in range(MAX_TRIES):
+                progress.begin()
+                try:
+                    async for frames in _read_new(reply, separator, progress):
+                        yield frames
+                    return
+                except (*BROKEN, Gone):
+                    assert passing.member is not None
+                    self._note_failure(passing, passing.member)
+                finally:
+                    await reply.close()
+                again = await self._open_again(passing)
+                if isinstance(again, Response):
+                    raise _read_refusal(again)
+                reply = again
+                count_choice("continued")
+            raise NoReplica("too many replicas have died")
+        except NoReplica as error:
+            yield _render_frame(passing.request, separator, ServerError(503, "no_replica", str(error)))
+        except RequestFailed as error:
+            yield _render_frame(passing.request, separator, ServerError(500, "internal", str(error)))
 
     async def _choose(self, passing: Passing) -> Member:
         if passing.owner is not None:
@@ -229,58 +223,52 @@ class Front:
         return any(one.name not in passing.tried and one is not member for one in self.fleet.members)
 
     def _note_failure(self, passing: Passing, member: Member) -> None:
-        """The replica did not answer: it gets nothing until it reports again, and this request never again."""
+        """The replica did not answer: it gets nothing until it reports again, and this request only if none is left."""
         logger.warning("replica %s has broken off", member.name)
         passing.tried.add(member.name)
         if member is passing.owner:
             raise NoReplica("the replica that held the conversation has died")
         self.fleet.suspend(member)
 
-    async def _begin(self, member: Member, passing: Passing) -> _Stream:
+    async def _begin(self, member: Member, passing: Passing) -> Incoming:
         headers = passing.headers
         if passing.peer is not None:
             headers = [*headers, (PEER, passing.peer.url.encode()), (TOKEN, self._token.encode())]
-        request = self._client.build_request(
-            passing.request.method, member.url + passing.path, headers=headers, content=passing.body
-        )
-        sending = asyncio.ensure_future(self._client.send(request, stream=True))
-        return _Stream(member, await _unless_gone(member, sending))
+        return await member.lines.send(passing.request.method, passing.path, headers, passing.body)
 
-    async def _ask(self, member: Member, passing: Passing, *headers: tuple[bytes, bytes]) -> httpx.Response:
+    async def _ask(self, member: Member, passing: Passing, *headers: tuple[bytes, bytes]) -> tuple[Incoming, bytes]:
         """A reply that is read whole."""
-        asking = self._client.request(
-            passing.request.method,
-            member.url + passing.path,
-            headers=[*passing.headers, *headers],
-            content=passing.body,
-        )
-        return await _unless_gone(member, asyncio.ensure_future(asking))
+        request = passing.request
+        reply = await member.lines.send(request.method, passing.path, [*passing.headers, *headers], passing.body)
+        return reply, await reply.read_all()
 
     async def _ask_all(self, passing: Passing) -> Response:
         """The first reply that is not "not found": what is asked for lies in one replica."""
-        reply = None
+        found = None
         for member in self.fleet.members:
             try:
-                reply = await self._ask(member, passing)
+                found = await self._ask(member, passing)
             except (*BROKEN, Gone):
                 continue
-            if reply.status_code != 404:
+            if found[0].status != NOT_FOUND:
                 break
-        if reply is None:
+        if found is None:
             raise NoReplica("no replica is ready")
-        return _copy_reply(reply)
+        return _copy_reply(*found)
 
     async def _collect_metrics(self, passing: Passing) -> Response:
         """The metrics of all replicas, each with the label `replica`, and those of the front."""
         texts: dict[str, str] = {}
         for member in self.fleet.members:
             try:
-                reply = await self._ask(member, passing)
+                reply, content = await self._ask(member, passing)
             except (*BROKEN, Gone):
                 continue
-            if reply.status_code != 200:
-                return _copy_reply(reply)
-            texts[member.name] = reply.text
+            if reply.status == STOPPING:
+                continue
+            if reply.status != 200:
+                return _copy_reply(reply, content)
+            texts[member.name] = content.decode()
         if not texts:
             raise NoReplica("no replica is ready")
         text = join_metrics(texts) + render_own(len(texts))
@@ -307,51 +295,6 @@ class PassedStream(StreamingResponse):
                 await self.body_iterator.aclose()
 
 
-class _Stream:
-    """A reply that has begun, of one replica."""
-
-    def __init__(self, member: Member, reply: httpx.Response) -> None:
-        self.member, self.reply = member, reply
-
-    @property
-    def is_stream(self) -> bool:
-        return self.reply.status_code == 200 and separator_of(self.reply.headers.get("content-type", "")) is not None
-
-    async def read(self) -> AsyncIterator[bytes]:
-        """The bytes as they come; raises Gone when the replica counts as dead."""
-        chunks = self.reply.aiter_raw()
-        while (chunk := await _unless_gone(self.member, asyncio.ensure_future(_take(chunks)))) is not None:
-            yield chunk
-
-    async def read_all(self) -> bytes:
-        return await _unless_gone(self.member, asyncio.ensure_future(self.reply.aread()))
-
-    async def close(self) -> None:
-        """Let go of the connection, so that a replica that still answers stops."""
-        await self.reply.aclose()
-
-
-async def _take(chunks: AsyncIterator[bytes]) -> bytes | None:
-    """The next chunk, None at the end: a future cannot hold StopAsyncIteration."""
-    return await anext(chunks, None)
-
-
-async def _unless_gone(member: Member, work: asyncio.Future[T]) -> T:
-    """The result of `work`; raises Gone when the replica counts as dead before."""
-    gone = asyncio.ensure_future(member.gone.wait())
-    try:
-        both: list[asyncio.Future[Any]] = [work, gone]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise Gone
-        return work.result()
-    finally:
-        gone.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-
-
 def _clean_headers(request: Request) -> list[tuple[bytes, bytes]]:
     """What a client said, without what concerns its connection and what only the front may say."""
     own = {*OWN_HEADERS, b"accept-encoding"}
@@ -370,13 +313,24 @@ def _names_stored(passing: Passing) -> bool:
         return False
 
 
-def _copy_reply(reply: httpx.Response, content: bytes | None = None) -> Response:
-    copy = Response(reply.content if content is None else content, reply.status_code)
-    copy.raw_headers = [*_reply_headers(reply), (b"content-length", str(len(copy.body)).encode())]
+async def _read_new(reply: Incoming, separator: bytes, progress: Continuation) -> AsyncIterator[bytes]:
+    """The frames of a reply that the client has not got yet, as many at a time as came together."""
+    reader = FrameReader(separator)
+    async for data in reply.read():
+        frames = [frame for frame in reader.push(data) if progress.take(frame)]
+        if frames:
+            yield b"".join(frames)
+    if rest := reader.take_rest():
+        yield rest
+
+
+def _copy_reply(reply: Incoming, content: bytes) -> Response:
+    copy = Response(content, reply.status)
+    copy.raw_headers = [*_reply_headers(reply), (b"content-length", str(len(content)).encode())]
     return copy
 
 
-def _reply_headers(reply: httpx.Response) -> list[tuple[bytes, bytes]]:
+def _reply_headers(reply: Incoming) -> list[tuple[bytes, bytes]]:
     return [
         (name.lower(), value) for name, value in reply.headers.raw if name.decode("latin-1").lower() not in HOP_HEADERS
     ]
@@ -400,6 +354,6 @@ def _spell(request: Request, failure: ServerError) -> Any:
     return dialect.render_error(failure, request.headers.get("x-request-id", "cluster"))
 
 
-def _read_refusal(reply: Response) -> ServerError:
+def _read_refusal(reply: Response) -> RequestFailed:
     """Why a request that was accepted once is refused now."""
-    return ServerError(reply.status_code, "internal", f"the answer broke off and is refused now: {reply.body[:300]!r}")
+    return RequestFailed("error", f"the answer broke off and is refused now: {bytes(reply.body[:300])!r}")

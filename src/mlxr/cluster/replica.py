@@ -113,21 +113,30 @@ class ReplicaServer(Server):
         self._reporting: asyncio.Task[None] | None = None
         self.report: Report | None = None  # the last one
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it reports no more, as its engine has stopped, say."""
+        return self._reporting is not None and self._reporting.done() and not self._reporting.cancelled()
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and begin to report."""
         await super().startup(sockets)
         self._reporting = asyncio.create_task(self._report_on())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as a server does."""
+        """End as a server does; at a forced end the front sees that answers break off, rather than their last words."""
         if self._reporting is not None:
             self._reporting.cancel()
+        if self.force_exit:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
         await super().shutdown(sockets)
 
     async def _report_on(self) -> None:
         state = self._app.state
         await state.lifecycle.loaded.wait()
         if state.lifecycle.problem is not None:
+            logger.error("the replica has no model: %s", state.lifecycle.problem)
             return
         pace, sequence, wants_whole = Pace(), 0, True
         async with await state.pool.acquire(None) as lease:  # held, so that the model stays
@@ -177,8 +186,8 @@ class Replica:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server runs."""
-        return self._thread.is_alive()
+        """Whether the server runs and its engine too."""
+        return self._thread.is_alive() and not self._server.has_failed
 
     @property
     def load(self) -> Load:
