@@ -224,6 +224,9 @@ def test_a_lost_link_costs_no_more_than_the_timeout(members: tuple[Member, Membe
             else:
                 with serve_as_peer(handle) as url:
                     assert second.ask(prompt, url) == (expected, 0)
+                    avoided = second.count(r"mlxr_fetch_refusals_total\{cause=\"avoided\"\}")
+                    assert second.ask(make_prompt(), url)[1] == 0
+                    assert second.count(r"mlxr_fetch_refusals_total\{cause=\"avoided\"\}") == avoided + 1
                     ended.set()
             assert TIMEOUT_S <= time.monotonic() - start_s < TIMEOUT_S + 5  # the rest is the answer
             assert second.count(r"mlxr_fetch_refusals_total\{cause=\"late\"\}") == late + 1

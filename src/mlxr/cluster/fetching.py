@@ -25,6 +25,7 @@ from mlxr.engine.page_exchange import PageExchange
 
 MAX_FETCHES = 4
 MEASURED_BYTES = 2**18  # fewer say little about the speed of a link
+AVOIDED_S = 10.0  # during which a replica that was lost is not asked again
 CAUSES = {403: Refusal.FORBIDDEN, 409: Refusal.MODEL, 503: Refusal.BUSY}
 
 
@@ -35,6 +36,7 @@ class Fetcher:
         self._peers = peers
         self._threads = ThreadPoolExecutor(MAX_FETCHES, "mlxr-fetch")
         self._fetches = 0
+        self._avoided: dict[str, float] = {}  # replicas that were lost, and until when they are not asked
 
     def from_peer(self, url: str) -> PeerPages:
         """The pages of the replica at `url`, for one request."""
@@ -52,23 +54,25 @@ class Fetcher:
         lack = await exchange.seek(names)
         if lack.pages == len(names):
             return None
-        if self._fetches >= MAX_FETCHES:
-            peers.counts.refusals.labels(Refusal.BUSY.value).inc()
+        self._avoided = {lost: until_s for lost, until_s in self._avoided.items() if monotonic() < until_s}
+        if url in self._avoided or self._fetches >= MAX_FETCHES:
+            cause = Refusal.AVOIDED if url in self._avoided else Refusal.BUSY
+            peers.counts.refusals.labels(cause.value).inc()
             return None
         wanted_bytes = (len(names) - lack.pages) * exchange.linked_bytes + exchange.boundary_bytes
         delivery = exchange.open_delivery(min(wanted_bytes, peers.max_bytes))
         try:
             ask = Ask(exchange.models, names, lack, delivery.limit_bytes)
-            await self._fetch(_Connection(url, peers), ask, exchange, delivery)
+            await self._fetch(url, ask, exchange, delivery)
         except BaseException:
             delivery.close()
             raise
         delivery.settle()
         return delivery
 
-    async def _fetch(self, connection: _Connection, ask: Ask, exchange: PageExchange, delivery: Delivery) -> None:
+    async def _fetch(self, url: str, ask: Ask, exchange: PageExchange, delivery: Delivery) -> None:
         """Wait for pages no longer than is allowed, and count them."""
-        counts, start_s = self._peers.counts, monotonic()
+        counts, start_s, connection = self._peers.counts, monotonic(), _Connection(url, self._peers)
         self._fetches += 1
         reading = self._threads.submit(connection.read, ask, exchange.page_bytes, delivery)
         reading.add_done_callback(lambda _: connection.close())
@@ -91,7 +95,9 @@ class Fetcher:
             counts.bytes.inc(delivery.held_bytes)
         if cause is not None:
             counts.refusals.labels(cause.value).inc()
-        if delivery.held_bytes >= MEASURED_BYTES or cause in (Refusal.LATE, Refusal.UNREACHABLE):
+        if cause in (Refusal.LATE, Refusal.UNREACHABLE):
+            self._avoided[url] = monotonic() + AVOIDED_S
+        if delivery.held_bytes >= (1 if cause is Refusal.LATE else MEASURED_BYTES):
             self._peers.speed.note(delivery.held_bytes, seconds)
 
 

@@ -35,6 +35,7 @@ class Refusal(StrEnum):
 
     UNREACHABLE = "unreachable"  # no connection, or it broke
     LATE = "late"  # the time was up
+    AVOIDED = "avoided"  # it was unreachable or late a moment ago, so it was not asked
     BUSY = "busy"  # here or there, too many fetch already
     FORBIDDEN = "forbidden"  # the other one does not know our token
     MODEL = "model"  # the other one has another model, or pages of another form
