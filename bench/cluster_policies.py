@@ -74,6 +74,7 @@ class Oracle(Policy):
             self._table.add(node.name)
         machine = nodes[0].machine
         self._rates = Rates(machine.prefill_tokens_per_s, machine.step_s, machine.chunk_tokens)
+        self._fetching = self._rates.plan_fetches(machine.link)
         self._ready_s = array("d", [0.0] * len(nodes))  # when each would begin with one more prompt
         self._order = list(range(len(nodes)))
 
@@ -93,7 +94,7 @@ class Oracle(Policy):
         load = self.nodes[node].load(now_s, knows_all=True)
         compute = max(1, request.tokens - (pages + fetched) * PAGE_TOKENS)
         step_s = self._rates.decode_step_s(load)
-        fetch_s = self._rates.fetch_s(load.link, fetched) if fetched and load.link is not None else 0.0
+        fetch_s = self._fetching.seconds(fetched) if fetched else 0.0
         seconds = first_token_s(load.waiting_tokens, compute, self._rates.token_s(load), step_s, fetch_s)
         return seconds + self._tie(node)
 
@@ -108,12 +109,10 @@ class Oracle(Policy):
         first = self._ready_s.index(min(self._ready_s))
         pages.setdefault(first, 0)
         offers = [(self._cost(node, request, pages[node], now_s), node, None) for node in pages]
-        link = self.nodes[0].machine.link
-        if link is not None:
-            for node, count in pages.items():
-                more = self._rates.count_fetched(link, most - count)
-                if more:
-                    offers.append((self._cost(node, request, count, now_s, more), node, peer))
+        for node, count in pages.items():
+            more = min(most - count, self._fetching.most_pages)
+            if more:
+                offers.append((self._cost(node, request, count, now_s, more), node, peer))
         _, node, source = min(offers, key=lambda offer: offer[0])
         return node, source
 

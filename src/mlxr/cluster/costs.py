@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 TIME_SHARE = 0.5  # of the time that a fetch may take is planned for
+MANY_PAGES = 2**31  # of models that keep states alone, which are fetched with a boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,22 @@ class Link:
     max_bytes: int
     timeout_s: float
     bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """At most `most_pages` pages can be fetched; n of them are here after `first_s` + n × `page_s` seconds."""
+
+    first_s: float
+    page_s: float
+    most_pages: int
+
+    def seconds(self, pages: int) -> float:
+        """Seconds until so many pages are here."""
+        return self.first_s + pages * self.page_s
+
+
+NO_FETCHING = Fetching(0.0, 0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +78,16 @@ class Rates:
     link_bytes_per_s: float = 100e6
     ask_s: float = 0.01
 
-    def count_fetched(self, link: Link, pages: int) -> int:
-        """How many of `pages` can be fetched, with the boundary after them."""
-        room_bytes = min(link.max_bytes, TIME_SHARE * link.timeout_s * self._read_speed(link)) - link.boundary_bytes
+    def plan_fetches(self, link: Link | None) -> Fetching:
+        """What can be fetched over `link`, in how long."""
+        if link is None:
+            return NO_FETCHING
+        speed = link.bytes_per_s if link.bytes_per_s > 0 and math.isfinite(link.bytes_per_s) else self.link_bytes_per_s
+        room_bytes = min(link.max_bytes, TIME_SHARE * link.timeout_s * speed) - link.boundary_bytes
         if room_bytes < 0:
-            return 0
-        return pages if not link.page_bytes else min(pages, int(room_bytes / link.page_bytes))
-
-    def fetch_s(self, link: Link, pages: int) -> float:
-        """Seconds until so many pages are here."""
-        return self.ask_s + (pages * link.page_bytes + link.boundary_bytes) / self._read_speed(link)
-
-    def _read_speed(self, link: Link) -> float:
-        speed = link.bytes_per_s
-        return speed if speed > 0 and math.isfinite(speed) else self.link_bytes_per_s
+            return NO_FETCHING
+        pages = int(room_bytes / link.page_bytes) if link.page_bytes else MANY_PAGES
+        return Fetching(self.ask_s + link.boundary_bytes / speed, link.page_bytes / speed, pages)
 
     def token_s(self, load: Load) -> float:
         """Seconds per prompt token: its part of the prefill and, while answers run, of the decode steps meanwhile."""

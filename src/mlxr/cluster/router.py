@@ -21,11 +21,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import attrgetter
 from random import Random
 from typing import Literal, NamedTuple
 
-from mlxr.cluster.costs import Link, Load, Rates, first_token_s
+from mlxr.cluster.costs import NO_FETCHING, Fetching, Link, Load, Rates, first_token_s
 from mlxr.cluster.prefix_table import PageDelta, PrefixTable
 from mlxr.core.errors import NoReplica
 
@@ -70,6 +69,7 @@ class _Replica:
     load: Load = UNKNOWN
     token_s: float = 0.0
     step_s: float = 0.0
+    fetching: Fetching = NO_FETCHING
     backlog_tokens: float = 0.0
     at_s: float = 0.0
     lately_tokens: float = 0.0
@@ -92,9 +92,6 @@ class _Offer(NamedTuple):
     fetch_s: float
     compute: int
     cost: tuple[float, int]
-
-
-_COST = attrgetter("cost")
 
 
 class Router:
@@ -179,11 +176,7 @@ class Router:
         best: _Offer | None = None
         for replica, pages in candidates.items():
             replica.pass_time(now_s)
-            offer = self._estimate(replica, tokens, pages, 0)
-            link = replica.load.link
-            if pages < most and link is not None and (more := self._rates.count_fetched(link, most - pages)):
-                fetched = self._estimate(replica, tokens, pages, more)
-                offer = min(offer, fetched, key=_COST)
+            offer = self._estimate(replica, tokens, pages, most)
             if best is None or offer.cost < best.cost:
                 best = offer
         if best is None:
@@ -195,12 +188,18 @@ class Router:
         reason: Reason = "less_work" if best.pages < longest else "longest_prefix" if longest else "no_prefix"
         return Choice(best.replica.name, tokens - best.compute, reason)
 
-    def _estimate(self, replica: _Replica, tokens: int, pages: int, fetched: int) -> _Offer:
-        """What the request costs there, with so many `pages` and so many more `fetched`."""
-        compute = self._count_to_compute(tokens, pages + fetched)
-        fetch_s = self._rates.fetch_s(replica.load.link, fetched) if fetched and replica.load.link is not None else 0.0
-        seconds = first_token_s(replica.backlog_tokens, compute, replica.token_s, replica.step_s, fetch_s)
-        seconds += BALANCE * replica.lately_tokens * replica.token_s + FETCH_PRICE * fetch_s
+    def _estimate(self, replica: _Replica, tokens: int, pages: int, most: int) -> _Offer:
+        """What the request costs there, where so many `pages` are; up to `most` can be had elsewhere."""
+        token_s, step_s, backlog = replica.token_s, replica.step_s, replica.backlog_tokens
+        compute, fetch_s = self._count_to_compute(tokens, pages), 0.0
+        seconds = first_token_s(backlog, compute, token_s, step_s)
+        if pages < most and replica.fetching.most_pages:
+            more = min(most - pages, replica.fetching.most_pages)
+            less, wait_s = self._count_to_compute(tokens, pages + more), replica.fetching.seconds(more)
+            with_fetch = first_token_s(backlog, less, token_s, step_s, wait_s) + FETCH_PRICE * wait_s
+            if with_fetch < seconds:
+                seconds, compute, fetch_s = with_fetch, less, wait_s
+        seconds += BALANCE * replica.lately_tokens * token_s
         return _Offer(replica, pages, fetch_s, compute, (seconds, replica.load.running + len(replica.sent)))
 
     def _find_peer(self, keys: Sequence[bytes], candidates: Mapping[_Replica, int]) -> tuple[str | None, int]:
@@ -260,3 +259,4 @@ class Router:
     def _weigh(self, replica: _Replica, load: Load) -> None:
         replica.load = load
         replica.token_s, replica.step_s = self._rates.token_s(load), self._rates.decode_step_s(load)
+        replica.fetching = self._rates.plan_fetches(load.link)
