@@ -123,23 +123,32 @@ class PrefixTable:
     def find(self, keys: Sequence[bytes], limit: int) -> dict[str, int]:
         """At most `limit` replicas that hold some of the pages `keys`, with how many; those that hold most come first.
 
-        Costs a look-up per key, however many replicas there are. As a replica that holds a page holds those before it,
-        a key with no more holders than were found already has no others, and its holders are not gone through.
+        Costs some look-ups, however many replicas there are. As a replica that holds a page holds those before it, the
+        holders of a key are among those of each key before it, and the keys where there are more can be bisected for.
         """
         found: dict[str, int] = {}
-        get = self._holders.get
-        for pages in range(len(keys), 0, -1):
-            holders = get(keys[pages - 1][:KEY_BYTES])
-            if holders is None:
-                continue
+        pages = len(keys)
+        while pages:
+            holders = self._holders.get(keys[pages - 1][:KEY_BYTES])
             if isinstance(holders, str):
                 found.setdefault(holders, pages)
-            elif len(holders) > len(found):
+            elif holders is not None:
                 for replica in self._draw(holders, limit):
                     found.setdefault(replica, pages)
-            if len(found) >= limit:
-                break
+            pages = self._find_more(keys, pages - 1, len(found)) if len(found) < limit else 0
         return found
+
+    def _find_more(self, keys: Sequence[bytes], at_most: int, count: int) -> int:
+        """The last of the first `at_most` keys with more holders than `count`, as its place from 1 on; 0 for none."""
+        get, low, high = self._holders.get, 0, at_most
+        while low < high:
+            middle = (low + high + 1) // 2
+            holders = get(keys[middle - 1][:KEY_BYTES])
+            if holders is not None and (not count or (not isinstance(holders, str) and len(holders) > count)):
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def count_pages(self, replica: str, keys: Sequence[bytes], at_most: int, *, is_reported: bool = False) -> int:
         """How many of the first `at_most` pages `keys` the replica holds, or has reported to hold, by bisection."""

@@ -257,6 +257,7 @@ class Router:
             self._table.expect(replica.name, keys, now_s + 2 * offer.cost[0] + EXPECTED_EXTRA_S)
 
     def _weigh(self, replica: _Replica, load: Load) -> None:
+        if load.link != replica.load.link:
+            replica.fetching = self._rates.plan_fetches(load.link)
         replica.load = load
         replica.token_s, replica.step_s = self._rates.token_s(load), self._rates.decode_step_s(load)
-        replica.fetching = self._rates.plan_fetches(load.link)
