@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -15,22 +16,29 @@ from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.attend import KVType, allocate_pools
 from mlxr.kernels.context import Context, load_native
+from mlxr.kernels.gated_delta import DeltaRule
 from mlxr.kernels.layers import (
+    AttentionBlock,
+    BesideBlock,
     BothBlock,
     FeedForwardBlock,
     InputBlock,
     InputsBlock,
     Layer,
     Layers,
+    MixerNorm,
     MixtureBlock,
     NormWeight,
+    RecurrentBlock,
     StepInput,
     make_attention,
+    make_beside,
     make_both,
     make_feed_forward,
     make_input,
     make_inputs,
     make_mixture,
+    make_recurrent,
     prepare_layers,
     run_layers,
 )
@@ -38,9 +46,11 @@ from mlxr.kernels.layers import cpu as native_layers
 from mlxr.kernels.layers import reference as one_by_one
 from mlxr.kernels.layers.block import NormKind
 from mlxr.kernels.linear import LinearWeight, prepare
+from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.moe import RoutingRule, make_experts, make_router
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import QueryTemperature, build_table
+from mlxr.kernels.short_conv import Convolution
 from mlxr.kernels.split_heads import HeadNormKind, HeadNorms, Projected
 
 HIDDEN, HEADS, KV_HEADS, DIM, PAGE, INPUTS = 128, 4, 2, 64, 32, 32
@@ -77,6 +87,8 @@ class Kind:
     ropes: tuple[int, ...] = (0,)  # numbers of the layers' tables, in turn
     inputs: bool = False  # what layers get of each token besides the stream
     experts: int = 0  # beside one block that all tokens have
+    recurrent: str = ""  # conv, delta, mamba: the mixer of the first layer and the last
+    beside: bool = False  # attention in all layers, then
 
 
 @cache
@@ -149,6 +161,25 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
             make_weight(ctx, rng, kind, hidden, 1, weight_type="f32"),
         )
 
+    def make_mixer(before: NormWeight | None) -> RecurrentBlock:
+        """Inputs come in the order in which a block has them: with a gate of Mamba-2 before all others."""
+        gain, taps = rng.uniform(0.5, 1.5, 32).astype(np.float32), rng.standard_normal((3, 192)).astype(np.float32)
+        rates, bias, skip = (rng.uniform(0.1, 2, 4).astype(np.float32) for _ in range(3))
+        match kind.recurrent:
+            case "conv":
+                conv, rule, gated, counts = Convolution(taps, None, "gated"), None, None, [3 * 192]
+            case "delta":
+                conv = Convolution(np.ascontiguousarray(taps[:, :128]), None, "silu")
+                rule = DeltaRule(1, 4, 32, 16, -rates, bias)
+                gated, counts = MixerNorm(gain[:16], 1e-5, 64, 16, gate_first=False), [128, 64, 4, 4]
+            case _:
+                conv = Convolution(taps, norm(192), "silu")
+                rule = StateSpace(4, 32, 2, 16, -rates, bias, skip)
+                gated, counts = MixerNorm(np.tile(gain, 4), 1e-5, 128, 64, gate_first=True), [128, 192, 4]
+        made = conv.channels if rule is None else rule.results
+        first, last = make_weight(ctx, rng, kind, hidden, *counts), make_weight(ctx, rng, kind, made, hidden)
+        return make_recurrent(before, first, last, conv, rule, gated, norm_at("after"))
+
     layers = []
     for index in range(LAYERS):
         attention = make_attention(
@@ -178,10 +209,15 @@ def make_layers(ctx: Context, kind: Kind, seed: int = 5) -> list[Layer]:
             feed_forward = mix_experts(before, gate_up, down)
         else:
             feed_forward = make_feed_forward(before, gate_up, down, kind.activation, norm_at("after"))
+        mixer: AttentionBlock | RecurrentBlock | BesideBlock = attention
+        if kind.recurrent and kind.beside:
+            mixer = make_beside(attention, make_mixer(None))
+        elif kind.recurrent and index != 1:
+            mixer = make_mixer(norm_at("before"))
         own = read_input(index) if kind.inputs else None
         inputs = read_inputs() if kind.inputs and not index else None
         scales = kind.residual_scale, kind.output_scale
-        layers.append(Layer(attention, feed_forward, kind.parallel, *scales, own, inputs))
+        layers.append(Layer(mixer, feed_forward, kind.parallel, *scales, own, inputs))
     return layers
 
 
@@ -215,6 +251,24 @@ def add_group(batch: RaggedBatch, window: int) -> RaggedBatch:
     for row, start in zip(pages, batch.positions[batch.query_starts[:-1]], strict=True):
         row[: max(0, start - window + 1) // PAGE] = -1
     return batch.with_groups([(slots, pages)])
+
+
+def add_states(batch: RaggedBatch) -> RaggedBatch:
+    """Slots in disorder for the states of all sequences; that of one begins with zeros."""
+    slots = np.random.default_rng(6).permutation(2 * batch.sequences).astype(np.int32).reshape(2, -1)
+    reads, writes = slots.copy()
+    reads[batch.sequences // 2] = -1
+    return batch.with_states(reads, writes)
+
+
+def make_states(layers: Sequence[Layer], batch: RaggedBatch) -> list[Floats | None]:
+    """The pools of recurrent layers."""
+    rng, states = np.random.default_rng(8), []
+    for layer in layers:
+        mixer = layer.mixer.recurrent if isinstance(layer.mixer, BesideBlock) else layer.mixer
+        shape = (2 * batch.sequences, mixer.state_floats) if isinstance(mixer, RecurrentBlock) else None
+        states.append(None if shape is None else rng.standard_normal(shape).astype(np.float32))
+    return states
 
 
 def make_pools(ctx: Context, batch: RaggedBatch, kv_type: KVType | None) -> list[tuple[NDArray[np.generic], ...]]:
@@ -269,6 +323,10 @@ KINDS = {
     "keys as values": Kind("q8_0", norms_heads=True, values=True, projected="qk", sinks=True),
     "raw keys as values": Kind("f16", projected="qk"),
     "queries alone": Kind("q8_0", norms_heads=True, projected="q"),
+    "lfm2": Kind("q8_0", recurrent="conv", norms_heads=True),
+    "qwen3.5": Kind("q4_0", "q8_0", recurrent="delta", norms_heads=True),
+    "granite 4 h": Kind("f16", recurrent="mamba", residual_scale=0.22, experts=4),
+    "falcon-h1": Kind("q8_0", recurrent="mamba", beside=True),
     "spans and groups": Kind("q2_k", "q8_0", hidden=256, forward=544),
 }
 
@@ -291,6 +349,8 @@ def test_equal_to_the_operators_one_by_one(shape: str, name: str, isa: str) -> N
     kind, batch = KINDS[name], make_batch(*BATCHES[shape])
     if kind.groups:
         batch = add_group(batch, kind.other_window or 1)
+    if kind.recurrent:
+        batch = add_states(batch)
     tables = [
         build_table(544, DIM, 10000.0, interleaved=kind.interleaved),
         build_table(544, DIM // 2, 1e6, interleaved=kind.interleaved, temperature=QueryTemperature(0.1, 64)),
@@ -303,10 +363,12 @@ def test_equal_to_the_operators_one_by_one(shape: str, name: str, isa: str) -> N
         made = tuple(make_layers(ctx, kind))
         layers = Layers(made, run.prepare(ctx, made))
         keys, values = make_pools(ctx, batch, None)
-        summed, delta = run.run_layers(ctx, stream.copy(), layers, StepInput(batch, tables, keys, values))
+        states = make_states(made, batch)
+        step = StepInput(batch, tables, keys, values, states)
+        summed, delta = run.run_layers(ctx, stream.copy(), layers, step)
         assert (delta is None) == (kind.output_scale != 1.0)
         last = summed if delta is None else delta
-        arrays = [summed, last, *keys, *values]
+        arrays = [summed, last, *keys, *values, *(pool for pool in states if pool is not None)]
         results.append([array.tobytes() for array in arrays])
         ledgers.append(count_apart(ctx))
         assert np.isfinite(last).all()
