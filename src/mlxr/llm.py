@@ -52,9 +52,9 @@ class LLM:
         self._name = str(model)
         record = find_record(model, settings)
         if record is None:
-            loaded = open_model(model, settings, progress, needs_chat_template=needs_chat_template)
+            loaded = open_model(model, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True)
         else:
-            loaded = open_record(record, settings, progress, needs_chat_template=needs_chat_template)
+            loaded = open_record(record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True)
         self._opened: tuple[LoadedModel, Session] | None = (
             loaded,
             build_session(loaded, build_engine(loaded, settings), None if record is None else record.system),

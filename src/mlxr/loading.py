@@ -79,6 +79,7 @@ ASSETS = Path(__file__).parent / "assets"
 KERNEL_TARGETS = TARGETS  # what the GPU kernels can be printed for
 MAX_SHOWN_CHARACTERS = 200
 NAMED_MODELS: Mapping[str, str] = {"demo": "demo.gguf", "demo-draft": "demo-draft.gguf"}
+DRAFT_MODELS: Mapping[str, str] = {"demo.gguf": "demo-draft"}  # that guess tokens for a named model, by its file
 FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # what is read of a folder beside its weights
 Progress = Callable[[int, int], None]
 
@@ -89,7 +90,8 @@ class LoadedModel:
 
     `fingerprint` (32 bytes) changes with everything that can change a bit of what the model computes: its weights and
     configuration, the kind of device and the build of the kernels. It is the same for all instruction sets and
-    numbers of threads, as these change no bit.
+    numbers of threads, as these change no bit. `draft` is a model that guesses tokens for this one; its weights count
+    among the bytes in memory.
     """
 
     name: str
@@ -104,6 +106,7 @@ class LoadedModel:
     file_bytes: int
     file: GGUFFile | SafetensorsFolder
     fingerprint: bytes
+    draft: LoadedModel | None = None
 
     @property
     def kv_type(self) -> str:
@@ -118,6 +121,8 @@ class LoadedModel:
     def close(self) -> None:
         """Let go of the files."""
         self.file.close()
+        if self.draft is not None:
+            self.draft.close()
 
     def __enter__(self) -> LoadedModel:
         return self
@@ -149,8 +154,11 @@ def load(
     expert_bytes: int | None = None,
     needs_chat_template: bool = False,
     progress: Progress | None = None,
+    ctx: Context | None = None,
 ) -> LoadedModel:
     """Open a model and make it ready on `device` ("auto": see `choose_device`) for contexts of up to `context_tokens`.
+
+    With a `ctx`, the model shares the threads of whoever has it.
 
     Of its experts `expert_bytes` are in memory at most; see `Decoder`.
 
@@ -160,7 +168,7 @@ def load(
     """
     start_s = time.perf_counter()
     path = find_model(path_or_name)
-    ctx = Context(choose_device(device), threads, isa)
+    ctx = ctx or Context(choose_device(device), threads, isa)
     parts = _open_folder(path) if path.is_dir() else _open_gguf(path)
     parts = replace(parts, config=parts.config.limit_context(context_tokens))
     if parts.chat_template is not None:
@@ -215,6 +223,23 @@ def find_model(path_or_name: str | Path) -> Path:
     if path.suffix == ".safetensors":
         raise NotFound(f"{path}: give the folder that holds it, with config.json and the tokenizer: {path.parent}")
     return path
+
+
+def find_draft(path: Path) -> str | None:
+    """The named model that guesses tokens for the model in a file, if mlxr comes with one."""
+    return DRAFT_MODELS.get(path.name) if path.parent == ASSETS else None
+
+
+def check_vocabulary(model: LoadedModel, draft: LoadedModel) -> None:
+    """Raise ModelError, with the first token that differs, unless the tokens that both have are the same."""
+    own, other = model.tokenizer, draft.tokenizer
+    for token_id in range(min(own.vocab_size, other.vocab_size)):
+        here, there = own.token_text(token_id), other.token_text(token_id)
+        if here != there:
+            raise ModelError(
+                f"{draft.name} has another vocabulary than {model.name}: token {token_id} is {there!r} instead of "
+                f"{here!r}; take a draft model of the same family"
+            )
 
 
 def list_native_operators(implementation: str = "cpu") -> frozenset[str]:

@@ -6,10 +6,14 @@ import random
 from collections.abc import Collection, Hashable, Mapping
 from typing import TypeVar
 
-from fake_model import VOCABULARY, fake_logits
+from fake_model import VOCABULARY, FakeModel, Floats, fake_logits
 
-from mlxr.engine.drafts import Drafter, Planner
+from mlxr.cache.arena import ModelArena
+from mlxr.engine.drafts.choice import DraftSource
+from mlxr.engine.drafts.draft_model import DraftModel
+from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.engine import Engine
+from mlxr.kernels.ragged import RaggedBatch
 
 K = TypeVar("K", bound=Hashable)
 
@@ -34,22 +38,56 @@ class Guesser:
     def estimate(self, tokens: int) -> list[float]:
         return [1.0] * tokens
 
+    def release(self) -> None:
+        """Nothing is held."""
+
+
+class FakeDraftModel(FakeModel):
+    """The fake model, which has the same logits, but for a part of the texts that chance chooses."""
+
+    right = 1.0
+
+    def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
+        logits = super().forward(batch, arena)
+        for row in logits:
+            if random.Random(row.tobytes()).random() >= self.right:
+                row[:] = row[::-1]
+        return logits
+
 
 class EagerPlanner(Planner):
     """Drafts as much as there is room for, whatever it costs."""
 
-    def plan(self, drafters: Mapping[K, tuple[Drafter, int]], room_rows: int) -> dict[K, list[int]]:
-        drafts: dict[K, list[int]] = {}
-        for key, (drafter, most) in drafters.items():
-            length = min(most, self._most_tokens, room_rows - sum(map(len, drafts.values())))
-            if length > 0:
-                drafts[key] = drafter.propose(length)
-        return drafts
+    def __init__(self, most_tokens: int, model: DraftModel | None = None) -> None:
+        super().__init__(most_tokens, model)
+        self._costs.count(1, 1e3)
+        self._costs._factors = [1.0] * len(self._costs._factors)
+        self._credit.seconds = 1e9
+        if model is not None:
+            model._rates.first = 1.0
+
+    def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
+        """What is measured changes nothing."""
+
+    def _choose(self, rates: Mapping[K, list[float]], answers: int, room_rows: int) -> dict[K, int]:
+        lengths: dict[K, int] = {}
+        for key, own in rates.items():
+            lengths[key] = min(len(own), room_rows - sum(lengths.values()))
+        return {key: length for key, length in lengths.items() if length > 0}
 
 
 def draft_eagerly(engine: Engine, right: float, most_tokens: int) -> Engine:
-    """The engine, whose answers always have drafts from now on, if it drafts at all."""
-    if engine._planner is not None:
-        engine._planner = engine._scheduler._drafts = EagerPlanner(most_tokens)
-        engine._open_drafter = lambda tokens: Guesser(tokens, right)
+    """The engine, whose answers always have drafts from now on, if it drafts at all: by its draft model, if any."""
+    planner = engine._planner
+    if planner is not None:
+        engine._planner = engine._scheduler._drafts = EagerPlanner(most_tokens, planner.model)
+        if planner.model is None:
+            engine._open_drafter = lambda tokens, _: Guesser(tokens, right)
     return engine
+
+
+def make_draft(right: float) -> DraftSource:
+    """A draft model whose likeliest token is right with this chance."""
+    model = FakeDraftModel()
+    model.right = right
+    return DraftSource(model, b"fake draft")

@@ -21,6 +21,7 @@ from mlxr.cache.arena import ModelArena
 from mlxr.cache.shapes import CacheShape, LayerCache, StateShape, form_groups
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
+from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.context import Context
@@ -142,6 +143,7 @@ def make_engine(
     prefix_sharing: bool = True,
     store_folder: Path | None = None,
     store_bytes: int = 2**20,
+    draft: DraftSource | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """An engine over a fake model, small enough that every bound is soon met."""
@@ -164,6 +166,7 @@ def make_engine(
         prefix_sharing=prefix_sharing,
         fingerprint=b"fake",
         inbox_bytes=2**20,
+        draft=draft,
         clock=clock,
     )
 

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from fake_constraint import FakeConstraint
 from fake_drafts import draft_eagerly
-from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_engine, run_all
+from fake_model import STATE, FakeConfig, FakeModel, answer_of, expect_greedy, make_engine, run_all
 from test_load_invariance import draw_request, run_alone, sort_events
 
 from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
-from mlxr.engine.drafts import Planner, open_planner
+from mlxr.engine.drafts.choice import DraftSource, can_draft
 from mlxr.engine.drafts.costs import StepCosts
 from mlxr.engine.drafts.lookup import Lookup
+from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.engine import Engine
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -29,7 +30,7 @@ def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
     engine = draft_eagerly(make_engine(), 1.0, 7)
 
     class Wrong:
-        def __init__(self, tokens: Any) -> None:
+        def __init__(self, tokens: Any, _: bool) -> None:
             self.given = len(tokens)
 
         def add(self, _: int) -> None:
@@ -42,6 +43,9 @@ def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
 
         def estimate(self, tokens: int) -> list[float]:
             return [1.0] * tokens
+
+        def release(self) -> None:
+            """Nothing is held."""
 
     engine._open_drafter = Wrong
     request = engine.submit(PROMPT, SamplingParams(max_tokens=24))
@@ -162,18 +166,25 @@ def test_drafts_are_as_long_as_they_pay() -> None:
         def estimate(self, tokens: int) -> list[float]:
             return [self.rate] * tokens
 
+        def release(self) -> None:
+            """Nothing is held."""
+
     planner = Planner(8)
     for rows in range(1, 40):
         for _ in range(40):
-            planner.count(1, 1.0)
-            planner.count(rows, 1.0 + 0.01 * rows if rows < 5 else 3.0)
+            planner.count(1, 1.0, 1)
+            planner.count(rows, 1.0 + 0.01 * rows if rows < 5 else 3.0, 1)
+
+    def plan(drafters: dict[str, tuple[Sure, int]], room_rows: int) -> dict[str, list[int]]:
+        return planner.plan(drafters, room_rows, len(drafters), lambda _, draft: draft)
+
     sure, unsure = Sure(1.0), Sure(0.001)
-    assert len(planner.plan({"a": (Sure(0.7), 100)}, 100)["a"]) == 3  # four rows cost no more than one
-    assert len(planner.plan({"a": (sure, 2)}, 100)["a"]) == 2
-    assert planner.plan({"a": (unsure, 100)}, 100) == {}
-    both = planner.plan({"a": (unsure, 100), "b": (sure, 100)}, 100)
+    assert len(plan({"a": (Sure(0.7), 100)}, 100)["a"]) == 3  # four rows cost no more than one
+    assert len(plan({"a": (sure, 2)}, 100)["a"]) == 2
+    assert plan({"a": (unsure, 100)}, 100) == {}
+    both = plan({"a": (unsure, 100), "b": (sure, 100)}, 100)
     assert list(both) == ["b"]
-    assert planner.plan({"a": (sure, 100)}, 0) == planner.plan({"a": (sure, 0)}, 100) == {}
+    assert plan({"a": (sure, 100)}, 0) == plan({"a": (sure, 0)}, 100) == {}
 
 
 def test_costs_follow_what_is_measured() -> None:
@@ -188,11 +199,20 @@ def test_costs_follow_what_is_measured() -> None:
 
 
 def test_drafts_are_refused_by_name_where_they_cannot_be() -> None:
-    for device, is_recurrent, text in (("metal", False, "device metal"), ("cpu", True, "recurrent")):
-        assert open_planner(ModelSettings(), device, is_recurrent=is_recurrent) is None
+    state, own = FakeConfig(cache_layers=(STATE,)).cache_layers, FakeConfig().cache_layers
+    recurrent = DraftSource(FakeModel(FakeConfig(cache_layers=(STATE,))))
+    refused = [
+        ("metal", own, None, "device metal"),
+        ("cpu", state, None, "the model has recurrent"),
+        ("cpu", own, recurrent, "the draft model has recurrent"),
+    ]
+    for device, layers, draft, text in refused:
+        assert not can_draft(ModelSettings(), device, layers, draft)
         with pytest.raises(SettingError, match=f"draft: ngram cannot be used: .*{text}"):
-            open_planner(ModelSettings(draft="ngram"), device, is_recurrent=is_recurrent)
-    assert open_planner(ModelSettings(draft="off"), "cpu", is_recurrent=False) is None
+            can_draft(ModelSettings(draft="ngram"), device, layers, draft)
+    with pytest.raises(SettingError, match="draft: little cannot be used: no such model was loaded"):
+        can_draft(ModelSettings(draft="little"), "cpu", own, None)
+    assert not can_draft(ModelSettings(draft="off"), "cpu", own, None)
 
 
 def test_a_step_that_fails_while_it_draws_ends_its_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:

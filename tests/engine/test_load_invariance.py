@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_drafts import draft_eagerly
+from fake_drafts import draft_eagerly, make_draft
 from fake_model import VOCABULARY, make_engine, run_all
 
 from mlxr.core.types import FinishReason, SamplingParams
@@ -155,6 +155,7 @@ def draw_engine(chance: random.Random, store_folder: Path | None) -> Engine:
         prefix_sharing=store_folder is not None or chance.random() < 0.8,
         store_folder=store_folder,
         store_bytes=chance.choice([2**14, 2**22]),
+        draft=make_draft(chance.random()) if chance.random() < 0.5 else None,
     )
     right, most_tokens = chance.random(), chance.choice([0, 1, 5, 15])
     return draft_eagerly(engine, right, most_tokens) if most_tokens else engine

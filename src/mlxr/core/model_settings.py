@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mlxr.core.setting import setting
 
+DRAFT_WORDS = ("auto", "ngram", "off")  # values of `draft` that are no model
 DEVICES = ("auto", "cpu", "metal", "cuda", "reference", "mlx-cpu", "emulated")
 
 
@@ -77,10 +78,10 @@ class ModelSettings:
         "int", 512, "Most tokens of one prompt that one step computes.", minimum=1, maximum=2**20
     )
     draft: str = setting(
-        "choice",
+        "text",
         "auto",
-        "Guess the next tokens and check them in one pass: ngram: by what the text had before; auto: where it can pay.",
-        choices=("auto", "ngram", "off"),
+        "Guess the next tokens and check them in one pass. ngram: by what the text had before; the name or file of a "
+        "small model with the same vocabulary: by that as well; auto: where it can pay; off.",
     )
     draft_tokens: int = setting("int", 15, "Most tokens guessed at a time for one answer.", minimum=1, maximum=15)
     max_waiting: int = setting(

@@ -111,4 +111,4 @@ class Answers:
             self._scheduler.replace(sequence, heir)
         else:
             self._scheduler.remove(sequence)
-            self._cache.release(sequence.table)
+            sequence.rest(self._cache.release)

@@ -75,26 +75,32 @@ def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
 
 def _build_decode(parts: Sequence[BatchPart]) -> RaggedBatch:
     """`build_batch` for one token each."""
-    size = parts[0].table.page_size
-    positions, groups = [part.table.length_tokens for part in parts], len(parts[0].table.paged)
+    tables = [part.table for part in parts]
+    batch = build_single(tables, [part.token_ids[0] for part in parts], [table.length_tokens for table in tables])
+    return _add_states(batch, parts)
+
+
+def build_single(tables: Sequence[SequenceTable], token_ids: Sequence[int], positions: Sequence[int]) -> RaggedBatch:
+    """One token of each sequence in the places given, whose pages are there; states are not looked at."""
+    size, groups = tables[0].page_size, len(tables[0].paged)
 
     def find_places(group: int) -> tuple[list[int], Ints]:
-        tables = [part.table.paged[group].pages for part in parts]
+        own = [table.paged[group].pages for table in tables]
         slots = [
-            pages[position // size] * size + position % size for pages, position in zip(tables, positions, strict=True)
+            pages[position // size] * size + position % size for pages, position in zip(own, positions, strict=True)
         ]
-        return slots, _stack_tables(tables)
+        return slots, _stack_tables(own)
 
     if groups:
         slots, page_table = find_places(0)
     else:
-        no_slots, page_table = _place_nowhere(len(parts), len(parts))
+        no_slots, page_table = _place_nowhere(len(tables), len(tables))
         slots = no_slots.tolist()
-    batch = RaggedBatch.of_single_tokens([part.token_ids[0] for part in parts], positions, slots, page_table)
+    batch = RaggedBatch.of_single_tokens([*token_ids], [*positions], slots, page_table)
     if groups > 1:
         places = map(find_places, range(1, groups))
         batch = batch.with_groups((np.array(slots, dtype=np.int32), table) for slots, table in places)
-    return _add_states(batch, parts)
+    return batch
 
 
 def _place_nowhere(tokens: int, sequences: int) -> tuple[Ints, Ints]:

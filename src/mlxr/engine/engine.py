@@ -15,18 +15,19 @@ from dataclasses import asdict
 from mlxr.cache.exchange import Exchange
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.prefix import PageKeys
-from mlxr.cache.shapes import StatesShape
 from mlxr.core.errors import InvalidRequest, SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.answers import Answers
 from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource, TokenConstraint
-from mlxr.engine.drafts import Drafter, open_planner
-from mlxr.engine.drafts.lookup import Lookup
+from mlxr.engine.drafts import DrafterMaker
+from mlxr.engine.drafts.choice import DraftSource, can_draft
+from mlxr.engine.drafts.opening import open_drafts
+from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
-from mlxr.engine.memory_plan import open_store, plan_arena, plan_memory
+from mlxr.engine.memory_plan import open_store, plan_arenas, plan_memory
 from mlxr.engine.pooling import Floats, Pool, Pooling
 from mlxr.engine.request import Request
 from mlxr.engine.runner import Model, Runner
@@ -50,7 +51,7 @@ class Engine:
     them. `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as the
     settings want and free memory allows, of which at most `memory_bytes` count. `fingerprint` names the weights whose
     pages the store may give back, and other processes may bring; of those at most `inbox_bytes` wait to be used.
-    `clock` gives seconds that only grow.
+    `draft` is a model that guesses tokens, where the settings want that. `clock` gives seconds that only grow.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Engine:
         prefix_sharing: bool = True,
         fingerprint: bytes = b"",
         inbox_bytes: int = 0,
+        draft: DraftSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_positive(
@@ -76,9 +78,12 @@ class Engine:
         self.plan = plan_memory(
             settings, self.context_tokens, shares_prefixes=prefix_sharing, has_fingerprint=bool(fingerprint)
         )
-        arena = plan_arena(
+        drafts = can_draft(settings, ctx.device, self._config.cache_layers, draft)
+        draft = draft if drafts and settings.draft != "ngram" else None
+        arena, draft_arena = plan_arenas(
             ctx,
             self._config,
+            None if draft is None else draft.model.config,
             self.plan,
             settings,
             context_tokens=self.context_tokens,
@@ -95,9 +100,19 @@ class Engine:
         )
         self._runner = Runner(model, self._arena, self._cache)
         self._shares = Shares()
-        is_recurrent = any(isinstance(group.arena.shape, StatesShape) for group in groups)
-        self._planner = open_planner(settings, ctx.device, is_recurrent=is_recurrent)
-        self._open_drafter: Callable[[list[int]], Drafter] | None = None if self._planner is None else Lookup
+        self._planner: Planner | None = None
+        self._open_drafter: DrafterMaker | None = None
+        if drafts:
+            self._planner, self._open_drafter = open_drafts(
+                ctx,
+                settings,
+                draft,
+                draft_arena,
+                vocab_size=self._config.vocab_size,
+                stop_ids=self._eos_ids,
+                shares_prefixes=self.plan.shares_prefixes,
+                clock=clock,
+            )
         self._scheduler = Scheduler(
             self._cache,
             self._runner.reserve,
@@ -252,6 +267,7 @@ class Engine:
         """
         start = self._clock()
         events = self._answers.end_late(start)
+        accepted_tokens = self._work.accepted_tokens
         chunks = self._scheduler.schedule()
         if not chunks:
             return events
@@ -271,8 +287,9 @@ class Engine:
         events += self._verify([pair for pair in zip(drawing, rows, strict=True) if pair[0].draft], outputs.logits)
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
         self._answers.count_step(seconds, computed_rows)
-        if self._planner is not None and is_decoding:
-            self._planner.count(computed_rows, seconds)
+        if self._planner is not None:
+            tokens = len(drawing) + self._work.accepted_tokens - accepted_tokens
+            self._planner.count(computed_rows, seconds, len(drawing) if is_decoding else None, tokens)
         if record is not None and step is not None:
             record.end_step(step, seconds)
             self.live.stop_if_forgotten(start)
@@ -309,7 +326,7 @@ class Engine:
         return EngineStats(
             kv_cache=self.plan.kv_cache,
             page_size=self._cache.page_size,
-            arena_bytes=self._arena.nbytes,
+            arena_bytes=self._arena.nbytes + (0 if self._planner is None else self._planner.arena_bytes),
             heads=self._config.heads,
             waiting_sequences=len(self._scheduler.waiting),
             running_sequences=len(self._scheduler.running),
@@ -339,6 +356,8 @@ class Engine:
         growing = self._answers.list_growing()
         self._scheduler.check(growing)
         self._cache.check(sequence.table for sequence in growing)
+        if self._planner is not None:
+            self._planner.check(sequence.drafter for sequence in growing)
 
     def close(self) -> None:
         """Bring what should outlive the engine to disk, within bounded time; no step may follow."""

@@ -144,8 +144,12 @@ def plan_arena(
     context_tokens: int,
     memory_bytes: int | None,
     pages: int | None = None,
+    share: float = 1.0,
 ) -> ArenaPlan:
-    """The arena that `Engine` makes of the arguments of the same names; nothing is allocated. Raises SettingError."""
+    """The arena that `Engine` makes of the arguments of the same names; nothing is allocated. Raises SettingError.
+
+    Of the bytes that there are it gets this `share`.
+    """
     groups, kind = form_groups(config.cache_layers), parse_kv_type(settings.kv_type)
     page_bytes = measure_pages(ctx, groups, plan.page_size, kind)
     needs = PageNeeds(groups.shapes, plan.page_size, settings.max_sequences, context_tokens, settings.max_batch_tokens)
@@ -154,24 +158,79 @@ def plan_arena(
     chosen = choose_pages(
         page_bytes,
         needs,
-        arena_bytes=settings.arena_bytes,
+        arena_bytes=_part(settings.arena_bytes, share),
         pages=pages,
-        available_bytes=bound_free_bytes(ctx, memory_bytes),
+        available_bytes=_part(bound_free_bytes(ctx, memory_bytes), share),
         available_percent=settings.arena_percent,
     )
     return ArenaPlan(groups, plan.page_size, kind, chosen, page_bytes, needs.snapshot_pages)
 
 
-def estimate_arena(config: ModelShape, settings: ModelSettings, memory_bytes: int | None) -> ArenaPlan:
-    """The arena that an `Engine` with these arguments would make now, on the device of the settings, without a model.
+def plan_arenas(
+    ctx: Context,
+    config: ModelShape,
+    draft: ModelShape | None,
+    plan: MemoryPlan,
+    settings: ModelSettings,
+    *,
+    context_tokens: int,
+    memory_bytes: int | None,
+    pages: int | None = None,
+) -> tuple[ArenaPlan, ArenaPlan | None]:
+    """`plan_arena` for a model, and for the one that drafts for it, if there is one: both hold as many tokens.
 
-    Raises SettingError and DeviceError as making the engine does.
+    They share what one alone would get. With `pages` the draft model's come on top.
+    """
+
+    def measure_token(shape: ModelShape) -> float:
+        groups, kind = form_groups(shape.cache_layers), parse_kv_type(settings.kv_type)
+        return sum(measure_pages(ctx, groups, plan.page_size, kind)) / plan.page_size
+
+    own, other = measure_token(config), 0.0 if draft is None else measure_token(draft)
+    arena = plan_arena(
+        ctx,
+        config,
+        plan,
+        settings,
+        context_tokens=context_tokens,
+        memory_bytes=memory_bytes,
+        pages=pages,
+        share=own / (own + other),
+    )
+    if draft is None:
+        return arena, None
+    draft_plan = MemoryPlan("paged", settings.page_size, plan.shares_prefixes, 0, None)
+    tokens = max(arena.pages) * arena.page_size
+    draft_pages = -(-tokens // draft_plan.page_size)
+    tokens = min(context_tokens, draft.context_length)
+    return arena, plan_arena(
+        ctx,
+        draft,
+        draft_plan,
+        replace(settings, arena_bytes=None),
+        context_tokens=tokens,
+        memory_bytes=None,
+        pages=draft_pages,
+    )
+
+
+def _part(nbytes: int | None, share: float) -> int | None:
+    return None if nbytes is None else int(nbytes * share)
+
+
+def estimate_arena(
+    config: ModelShape, settings: ModelSettings, memory_bytes: int | None, draft: ModelShape | None = None
+) -> int:
+    """Bytes of the arenas that an `Engine` with these arguments would make now, on the device of the settings.
+
+    No model is needed. Raises SettingError and DeviceError as making the engine does.
     """
     chosen = choose_device(settings.device)
     tokens = choose_context(settings.context_tokens, config.context_length)
     plan = plan_memory(replace(settings, store_bytes=0), tokens, shares_prefixes=True, has_fingerprint=True)
     ctx = Context(chosen, 1 if chosen == "cpu" else None)
-    return plan_arena(ctx, config, plan, settings, context_tokens=tokens, memory_bytes=memory_bytes)
+    arenas = plan_arenas(ctx, config, draft, plan, settings, context_tokens=tokens, memory_bytes=memory_bytes)
+    return sum(arena.nbytes for arena in arenas if arena is not None)
 
 
 def open_store(plan: MemoryPlan) -> PageStore | None:

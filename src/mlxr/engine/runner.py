@@ -17,7 +17,7 @@ from mlxr.cache.arena import ModelArena
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.shapes import LayerCache
-from mlxr.engine.batch import BatchPart, build_batch
+from mlxr.engine.batch import BatchPart, build_batch, build_single
 from mlxr.kernels.ragged import RaggedBatch
 
 Floats = npt.NDArray[np.float32]
@@ -112,6 +112,12 @@ class Runner:
         if logits.shape != wanted:
             raise ValueError(f"the model gave logits of shape {logits.shape}, wanted {wanted}")
         return Outputs(logits, hidden)
+
+    def forward_single(
+        self, tables: Sequence[SequenceTable], token_ids: Sequence[int], positions: Sequence[int]
+    ) -> Floats:
+        """Compute one token of each sequence in the places given, which need not follow what counts as written."""
+        return self._model.forward(build_single(tables, token_ids, positions), self._arena)
 
     def project(self, hidden: Floats) -> Floats:
         """The logits of hidden states, (R, vocab_size)."""

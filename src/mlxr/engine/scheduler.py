@@ -28,7 +28,7 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.core.errors import OutOfPages
 from mlxr.engine.batch import BatchPart
-from mlxr.engine.drafts import Planner
+from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.room import Pages, Room, count_room, fits
 from mlxr.engine.sequence import Rank, Sequence
 from mlxr.engine.shares import Shares
@@ -191,7 +191,8 @@ class Scheduler:
             for sequence in chunks
             if (drafter := sequence.get_drafter()) is not None
         }
-        for sequence, draft in planner.plan(drafters, self._max_batch_tokens - len(chunks)).items():
+        room_rows = self._max_batch_tokens - len(chunks)
+        for sequence, draft in planner.plan(drafters, room_rows, len(chunks), Sequence.cut_draft).items():
             try:
                 self._reserve(sequence.table, 1 + len(draft))
             except OutOfPages:
@@ -215,7 +216,7 @@ class Scheduler:
     def preempt(self, sequence: Sequence, reason: str = FOR_PAGES) -> None:
         """Take the pages of a running sequence, which then waits for its next turn; `reason` is for who watches."""
         self.running.remove(sequence)
-        self._cache.release(sequence.table)
+        sequence.rest(self._cache.release)
         self.add(sequence)
         self.preemptions += 1
         if self.preempted is not None:

@@ -20,7 +20,7 @@ from mlxr.core.events import PromptProgress, TokenInfo
 from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource
-from mlxr.engine.drafts import Drafter
+from mlxr.engine.drafts import Drafter, DrafterMaker
 from mlxr.engine.pooling import Floats, Pool
 from mlxr.engine.sampling import Sampler
 from mlxr.engine.scoring import PromptScores
@@ -71,7 +71,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "_drafter",
         "_open_drafter",
         "_stop_ids",
         "accepted_tokens",
@@ -80,6 +79,7 @@ class Sequence:
         "client",
         "computed_tokens",
         "drafted_tokens",
+        "drafter",
         "draws",
         "end_tokens",
         "followers",
@@ -117,7 +117,7 @@ class Sequence:
         pool: Pool | None = None,
         scores: PromptScores | None = None,
         boundaries: Boundaries | None = None,
-        open_drafter: Callable[[list[int]], Drafter] | None = None,
+        open_drafter: DrafterMaker | None = None,
     ) -> None:
         self.id = sequence_id
         self.index = index
@@ -142,7 +142,7 @@ class Sequence:
         self.drafted_tokens = self.accepted_tokens = 0
         self.has_ended = False
         self._open_drafter = open_drafter
-        self._drafter: Drafter | None = None
+        self.drafter: Drafter | None = None
         self._stop_ids = frozenset(stop_ids)
 
     @property
@@ -174,9 +174,23 @@ class Sequence:
 
     def get_drafter(self) -> Drafter | None:
         """Who drafts for the answer, made when it is first wanted."""
-        if self._drafter is None and self._open_drafter is not None:
-            self._drafter = self._open_drafter(self.tokens)
-        return self._drafter
+        if self.drafter is None and self._open_drafter is not None:
+            self.drafter = self._open_drafter(self.tokens, self.keys is not None)
+        return self.drafter
+
+    def cut_draft(self, draft: list[int]) -> list[int]:
+        """The beginning of a draft that can be right: up to an end token, and to the first one a grammar forbids."""
+        for place, token_id in enumerate(draft):
+            if token_id in self._stop_ids:
+                draft = draft[: place + 1]
+                break
+        return draft
+
+    def rest(self, release: Callable[[SequenceTable], None]) -> None:
+        """Give all pages back, those of a draft model too: the answer has ended, or waits to go on."""
+        release(self.table)
+        if self.drafter is not None:
+            self.drafter.release()
 
     def adopt(self, table: SequenceTable) -> None:
         """Go on with a table that holds what the cache has of the tokens; what was never computed here counts.
@@ -214,8 +228,8 @@ class Sequence:
         """Add a generated token; tells whether, and why, the answer ends with it."""
         self.tokens.append(result.token_id)
         self.logprob_sum += result.logprob
-        if self._drafter is not None:
-            self._drafter.add(result.token_id)
+        if self.drafter is not None:
+            self.drafter.add(result.token_id)
         self.watch.count_token(now_s)
         reason = FinishReason.LENGTH if len(self.tokens) >= self.end_tokens else None
         if result.token_id in self._stop_ids:

@@ -15,6 +15,7 @@ from mlxr.engine.memory_plan import estimate_arena, read_room_bytes
 from mlxr.loading import open_source
 from mlxr.registry import ModelRecord
 from mlxr.service.model_pool import MIN_ARENA_BYTES, ModelPool, Room, measure_weights
+from mlxr.service.opening import find_draft_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def _plan_cache(record: ModelRecord, settings: Settings, weight_bytes: int, free
         )
     rooms = [free_bytes] if machine_bytes is None else [free_bytes, machine_bytes]
     try:
-        arena = estimate_arena(source.config, settings, min(rooms) - weight_bytes)
+        draft = find_draft_config(record.path, settings)
+        return estimate_arena(source.config, settings, min(rooms) - weight_bytes, draft), None
     except MlxrError as error:
         return settings.arena_bytes or MIN_ARENA_BYTES, f"{record.short_name}: {error}"
-    return arena.nbytes, None

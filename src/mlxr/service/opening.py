@@ -7,11 +7,23 @@ from pathlib import Path
 
 import platformdirs
 
-from mlxr.core.errors import InvalidRequest, NotFound
+from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, SettingError
+from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
+from mlxr.engine.drafts.choice import DRAFT_DEVICES, DraftSource
 from mlxr.engine.engine import Engine
 from mlxr.engine.runner import Model
-from mlxr.loading import LoadedModel, Progress, choose_device, find_model, load
+from mlxr.loading import (
+    LoadedModel,
+    ModelConfig,
+    Progress,
+    check_vocabulary,
+    choose_device,
+    find_draft,
+    find_model,
+    load,
+    open_source,
+)
 from mlxr.registry import ModelRecord
 from mlxr.service.catalogue import open_registry
 from mlxr.service.session import Session
@@ -39,24 +51,75 @@ def open_model(
     progress: Progress | None = None,
     *,
     needs_chat_template: bool = False,
+    needs_draft: bool = False,
 ) -> LoadedModel:
-    """`loading.load` with the device, threads and instruction set of the settings; names may be the registry's too."""
+    """`loading.load` with the device, threads and instruction set of the settings; names may be the registry's too.
+
+    With `needs_draft` it has the draft model that the settings name.
+    """
     record = find_record(path_or_name, settings)
     if record is None:
-        return _load(path_or_name, settings, progress, needs_chat_template)
-    return open_record(record, settings, progress, needs_chat_template=needs_chat_template)
+        loaded = _load(path_or_name, settings, progress, needs_chat_template)
+        return add_draft(loaded, settings) if needs_draft else loaded
+    return open_record(record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=needs_draft)
 
 
 def open_record(
-    record: ModelRecord, settings: Settings, progress: Progress | None = None, *, needs_chat_template: bool = False
+    record: ModelRecord,
+    settings: Settings,
+    progress: Progress | None = None,
+    *,
+    needs_chat_template: bool = False,
+    needs_draft: bool = False,
 ) -> LoadedModel:
     """The model of a record, under its name and with the record's chat template where it has one."""
     needs_own_template = needs_chat_template and record.template is None
     loaded = replace(_load(record.path, settings, progress, needs_own_template), name=record.short_name)
+    if needs_draft:
+        loaded = add_draft(loaded, settings)
     if record.template is None:
         return loaded
     template = chat_template_from_source(record.template, loaded.tokenizer, loaded.chat_template)
     return replace(loaded, chat_template=template)
+
+
+def add_draft(loaded: LoadedModel, settings: Settings) -> LoadedModel:
+    """The model with the draft model that the settings name, or that belongs to it, on the same threads.
+
+    Where the device takes no drafts it stays as it is, and its engine says so. Raises SettingError, with `loaded`
+    closed, where the draft model cannot be had or has other tokens.
+    """
+    path = find_draft_path(loaded.path, settings)
+    if path is None or loaded.ctx.device not in DRAFT_DEVICES:
+        return loaded
+    draft: LoadedModel | None = None
+    try:
+        draft = load(path, context_tokens=None, ctx=loaded.ctx)
+        draft = replace(draft, name=draft.name if settings.draft == "auto" else settings.draft)
+        check_vocabulary(loaded, draft)
+    except MlxrError as error:
+        for opened in (draft, loaded):
+            if opened is not None:
+                opened.close()
+        raise SettingError(f"draft: {error}") from error
+    return replace(loaded, draft=draft, weight_bytes=loaded.weight_bytes + draft.weight_bytes)
+
+
+def find_draft_path(path: Path, settings: Settings) -> Path | None:
+    """Where the draft model is that the settings name for the model at `path`; None for none.
+
+    Raises SettingError where there is no such model.
+    """
+    if settings.draft == "auto":
+        name = find_draft(path)
+        return None if name is None else find_model(name)
+    if settings.draft in DRAFT_WORDS:
+        return None
+    try:
+        record = find_record(settings.draft, settings)
+        return find_model(settings.draft) if record is None else record.path
+    except MlxrError as error:
+        raise SettingError(f"draft: {error}") from error
 
 
 def _load(
@@ -74,17 +137,33 @@ def _load(
     )
 
 
+def find_draft_config(path: Path, settings: Settings) -> ModelConfig | None:
+    """What the files of the model that drafts say of it; None for none. Raises as loading it does."""
+    draft = find_draft_path(path, settings)
+    if draft is None or find_device(settings) not in DRAFT_DEVICES:
+        return None
+    source = open_source(draft)
+    source.file.close()
+    return source.config
+
+
 def build_engine(
     loaded: LoadedModel, settings: Settings, model: Model | None = None, *, memory_bytes: int | None = None
 ) -> Engine:
     """An engine for a loaded model; `model` stands in for it where calls are to be watched.
 
+    Without a draft model loaded, the settings of one mean auto: what is computed is the same.
     Where the settings do not say what the arena takes, at most `memory_bytes` of the free memory count as such.
     """
+    draft = None if loaded.draft is None else DraftSource(loaded.draft.model, loaded.draft.fingerprint)
+    names_draft = settings.draft not in DRAFT_WORDS
+    takes_drafts = draft is not None or loaded.ctx.device not in DRAFT_DEVICES
+    settings = replace(settings, draft="auto") if names_draft and not takes_drafts else settings
     return Engine(
         model or loaded.model,
         loaded.ctx,
         replace(settings, store_folder=str(find_store_folder(settings))),
+        draft=draft,
         eos_ids=loaded.tokenizer.eos_ids,
         memory_bytes=memory_bytes,
         fingerprint=loaded.fingerprint,

@@ -4,8 +4,6 @@ A draft changes no answer. The engine computes the logits after each drafted tok
 drawn one token at a time; as soon as the draw is another token than the drafted one, the rest of the draft is dropped.
 """
 
-from mlxr.engine.drafts.choice import open_planner
-from mlxr.engine.drafts.drafter import Drafter
-from mlxr.engine.drafts.planner import Planner
+from mlxr.engine.drafts.drafter import Drafter, DrafterMaker
 
-__all__ = ["Drafter", "Planner", "open_planner"]
+__all__ = ["Drafter", "DrafterMaker"]

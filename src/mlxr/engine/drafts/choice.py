@@ -1,29 +1,47 @@
-"""Whether an engine drafts: by its settings, its device and its model."""
+"""Whether an engine drafts: by its settings, its device and its models."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxr.cache.shapes import LayerCache, PagesAndState, StateShape
 from mlxr.core.errors import SettingError
-from mlxr.core.model_settings import ModelSettings
-from mlxr.engine.drafts.planner import Planner
+from mlxr.core.model_settings import DRAFT_WORDS, ModelSettings
+from mlxr.engine.runner import Model
 
-_DEVICES = ("cpu", "reference")  # where one step takes several tokens of one answer and costs little more for them
+DRAFT_DEVICES = ("cpu", "reference")  # where one step takes several tokens of one answer and costs little more for them
 
 
-def open_planner(settings: ModelSettings, device: str, *, is_recurrent: bool) -> Planner | None:
-    """Who plans drafts; None where nobody drafts. Raises SettingError where drafts were asked for and cannot be.
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """A model that drafts, with the same vocabulary as the one it drafts for. `fingerprint` names its weights."""
+
+    model: Model
+    fingerprint: bytes = b""
+
+
+def can_draft(settings: ModelSettings, device: str, layers: Sequence[LayerCache], draft: DraftSource | None) -> bool:
+    """Whether answers get drafts. Raises SettingError where drafts were asked for and cannot be.
 
     On a GPU the recorded decoding step takes one token of each answer. A recurrent layer keeps one state, that after
-    the last token of a step, and cannot go back to the last token that was right.
+    the last token of a step, and cannot go back to the last token that was right; so neither model may have any.
     """
     if settings.draft == "off":
-        return None
+        return False
     reason = None
-    if device not in _DEVICES:
+    if device not in DRAFT_DEVICES:
         reason = f"on the device {device} a decoding step takes one token of each answer"
-    elif is_recurrent:
+    elif _has_states(layers):
         reason = "the model has recurrent layers, whose state cannot drop tokens"
-    if reason is None:
-        return Planner(settings.draft_tokens)
-    if settings.draft == "auto":
-        return None
-    raise SettingError(f"draft: {settings.draft} cannot be used: {reason}; leave it at auto, or off")
+    elif draft is not None and _has_states(draft.model.config.cache_layers):
+        reason = "the draft model has recurrent layers, whose state cannot drop tokens"
+    elif draft is None and settings.draft not in DRAFT_WORDS:
+        reason = "no such model was loaded"
+    if reason is not None and settings.draft != "auto":
+        raise SettingError(f"draft: {settings.draft} cannot be used: {reason}; leave it at auto, or off")
+    return reason is None
+
+
+def _has_states(layers: Sequence[LayerCache]) -> bool:
+    return any(isinstance(layer, StateShape | PagesAndState) for layer in layers)

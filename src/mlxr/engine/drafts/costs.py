@@ -42,3 +42,7 @@ class StepCosts:
         if rows <= last:
             return self._factors[rows]
         return self._factors[last] + _PRIOR_SLOPE * (rows - last)
+
+    def read_seconds(self, rows: int) -> float | None:
+        """The seconds of a step with so many rows; None before any was measured."""
+        return None if self._one_row_s is None else self._one_row_s * self.estimate(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -19,3 +20,11 @@ class Drafter(Protocol):
     def estimate(self, tokens: int) -> list[float]:
         """How likely each of the first `tokens` proposed tokens is right, given that those before it are."""
         ...
+
+    def release(self) -> None:
+        """Give back what is held in memory that others could use; guessing may go on, and takes longer then."""
+        ...
+
+
+# Of the tokens of an answer so far, a list that grows with it; and whether others may find what is computed of them.
+DrafterMaker = Callable[[list[int], bool], Drafter]

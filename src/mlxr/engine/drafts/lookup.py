@@ -65,6 +65,9 @@ class Lookup:
         lengths = range(self._length, self._length + tokens)
         return [self._rates[_CLASS_OF[min(length, _LONGEST)]] for length in lengths]
 
+    def release(self) -> None:
+        """Nothing is held that others could use."""
+
     def _note(self, end: int) -> None:
         """Remember the place after the first `end` tokens by the last two of them."""
         key = self._tokens[end - 2] << _KEY_BITS | self._tokens[end - 1]

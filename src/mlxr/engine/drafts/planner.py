@@ -5,46 +5,106 @@ Knows estimates and measured costs alone. Whatever it decides, no answer changes
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
 from mlxr.engine.drafts.costs import StepCosts
+from mlxr.engine.drafts.credit import Credit
+from mlxr.engine.drafts.draft_model import DraftModel
 from mlxr.engine.drafts.drafter import Drafter
+from mlxr.engine.drafts.model_drafter import ModelDrafter
 
+logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 _LEAST_GAIN = 1.05  # drafts must promise this much, as estimates are never exact
 _MOST_ROWS = 16  # of a step that has drafts: beyond, a step is bound by multiplying
 
 
 class Planner:
-    """Chooses the lengths of drafts, at most `most_tokens` for one answer."""
+    """Chooses the lengths of drafts, at most `most_tokens` for one answer. Without `model` they cost nothing."""
 
-    __slots__ = ("_costs", "_most_tokens")
+    __slots__ = ("_clock", "_costs", "_credit", "_guess_s", "_has_read", "_most_tokens", "model")
 
-    def __init__(self, most_tokens: int) -> None:
-        self._most_tokens = most_tokens
-        self._costs = StepCosts(_MOST_ROWS)
+    def __init__(
+        self, most_tokens: int, model: DraftModel | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._most_tokens, self.model, self._clock = most_tokens, model, clock
+        self._costs, self._credit = StepCosts(_MOST_ROWS), Credit()
+        self._guess_s, self._has_read = 0.0, False
 
-    def count(self, rows: int, seconds: float) -> None:
-        """Take in a step that only decoded."""
-        self._costs.count(rows, seconds)
+    def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
+        """Take in a step that decoded `answers`, with so many rows, and gave so many tokens.
+
+        Its seconds count from before the planning. None: it computed prompts, too.
+        """
+        step_s, guess_s = seconds - self._guess_s, self._guess_s
+        self._guess_s = 0.0
+        if answers is not None:
+            self._costs.count(rows, step_s)
+        self._credit.count_step(step_s, self._costs.read_seconds(1))
+        plain_s = self._costs.read_seconds(answers or 1)
+        usual_s = self._costs.read_seconds(rows)  # this one may have been held up by other programs
+        if guess_s and answers and plain_s and usual_s and self.model is not None:
+            plain_s *= tokens / answers
+            self._credit.save(plain_s - usual_s - min(guess_s, plain_s))
+            if not self._has_read:
+                self.model.count_gain(plain_s / (usual_s + guess_s))
 
     def allows(self, answers: int) -> bool:
         """Whether a step of so many answers has room for drafts."""
         return answers < _MOST_ROWS
 
-    def plan(self, drafters: Mapping[K, tuple[Drafter, int]], room_rows: int) -> dict[K, list[int]]:
+    def plan(
+        self,
+        drafters: Mapping[K, tuple[Drafter, int]],
+        room_rows: int,
+        answers: int,
+        cut: Callable[[K, list[int]], list[int]],
+    ) -> dict[K, list[int]]:
         """Drafts for answers that decode: each with its drafter and the most tokens that it has room for.
 
-        Drafts take `room_rows` rows at most, besides the one of each answer. The likeliest tokens come first.
+        The step has `answers` in all. Drafts take `room_rows` rows at most, besides the one of each answer. The
+        likeliest tokens come first. `cut` leaves of an answer's draft what can be right.
         """
+        room_rows = max(0, min(room_rows, _MOST_ROWS - answers))
+        limits = {key: (drafter, min(most, self._most_tokens)) for key, (drafter, most) in drafters.items()}
+        if self.model is not None:
+            self._guess(self.model, limits, room_rows, answers)
         offers = {}
-        for key, (drafter, most) in drafters.items():
-            proposed = drafter.propose(min(most, self._most_tokens)) if most > 0 else []
+        for key, (drafter, most) in limits.items():
+            proposed = cut(key, drafter.propose(most)) if most > 0 else []
             if proposed:
                 offers[key] = proposed, drafter.estimate(len(proposed))
-        lengths = self._choose({key: rates for key, (_, rates) in offers.items()}, len(drafters), room_rows)
+        lengths = self._choose({key: rates for key, (_, rates) in offers.items()}, answers, room_rows)
         return {key: offers[key][0][:length] for key, length in lengths.items()}
+
+    @property
+    def arena_bytes(self) -> int:
+        """What the draft model's cache takes."""
+        return 0 if self.model is None else sum(group.arena.nbytes for group in self.model.cache.groups)
+
+    def check(self, drafters: Iterable[Drafter | None]) -> None:
+        """Prove that the pages of the draft model are held by exactly these drafters; raises AssertionError."""
+        if self.model is not None:
+            own = [drafter for drafter in drafters if isinstance(drafter, ModelDrafter)]
+            self.model.cache.check(drafter.table for drafter in own if drafter.table is not None)
+
+    def _guess(
+        self, model: DraftModel, drafters: Mapping[K, tuple[Drafter, int]], room_rows: int, answers: int
+    ) -> None:
+        """Let the draft model guess. Should it fail, there are no more guesses of it, and the answers go on."""
+        wanted = [(drafter, most) for drafter, most in drafters.values() if isinstance(drafter, ModelDrafter)]
+        start_s = self._clock()
+        try:
+            self._has_read = model.fill(wanted, answers, room_rows, self._costs, self._credit.seconds)
+        except Exception:  # whatever it was, it concerns guesses alone
+            logger.exception("the draft model failed; answers go on without it")
+            for drafter, _ in wanted:
+                drafter.release()
+            self.model = None
+        self._guess_s = self._clock() - start_s
 
     def _choose(self, rates: Mapping[K, list[float]], answers: int, room_rows: int) -> dict[K, int]:
         """How many tokens of each offer to take, given how likely each is right if those before it are."""
@@ -57,7 +117,7 @@ class Planner:
         steps.sort(key=lambda step: -step[0])  # stable: a token never stands before those that it follows
         estimate, tokens = self._costs.estimate, float(answers)
         best, chosen = answers / estimate(answers) * _LEAST_GAIN, 0
-        for count, (chance, _, _) in enumerate(steps[: max(0, min(room_rows, _MOST_ROWS - answers))], 1):
+        for count, (chance, _, _) in enumerate(steps[:room_rows], 1):
             tokens += chance
             if tokens / estimate(answers + count) > best:
                 best, chosen = tokens / estimate(answers + count), count

@@ -1,0 +1,231 @@
+"""A small model that guesses how answers go on, for all of them at once: one step of it for each place of the drafts.
+
+It has a cache of its own, whose tables follow those of the answers: a table holds what the draft model has computed of
+an answer, and behind that the drafted tokens, of which those that turn out right count as written with the next draft.
+Prompts are caught up with when their answers have become so long that drafts are likely to make up for it.
+
+Its tokens are the likeliest ones. How sure the model is of them tells how often they are right (`Rates`), and a draft
+ends where one more token would cost more than it promises.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+
+from mlxr.cache.kv_cache import KVCache
+from mlxr.core.errors import OutOfPages
+from mlxr.engine.batch import BatchPart
+from mlxr.engine.drafts.costs import StepCosts
+from mlxr.engine.drafts.model_drafter import ModelDrafter
+from mlxr.engine.drafts.rates import Rates
+from mlxr.engine.runner import Floats, Runner
+
+logger = logging.getLogger(__name__)
+SHORT = 32  # tokens that the draft model may lag behind and still draft in this step
+_MOST_ROWS = 16  # of its steps that are told apart
+_GAIN_WEIGHT = 0.05  # of the newest step
+_ANSWER_WEIGHT = 0.1  # of the newest answer
+_FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
+_FIRST_GAIN = 1.3  # times as many tokens in a second, before it is measured
+_LEAST_GAIN = 1.02  # what is hoped for in any case, so that there is a second trial
+
+
+class DraftModel:
+    """The model behind `runner`, with `cache` for its pages.
+
+    It reads and gives tokens below `vocab_size`, in texts of up to `context_tokens`; drafts end with one of `stop_ids`.
+    Of one prompt it computes at most `chunk_tokens` in a step.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        cache: KVCache,
+        *,
+        vocab_size: int,
+        context_tokens: int,
+        stop_ids: Collection[int],
+        chunk_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._runner, self.cache, self._clock = runner, cache, clock
+        self._vocab_size, self._context_tokens = vocab_size, context_tokens
+        self._stop_ids, self._chunk_tokens = frozenset(stop_ids), chunk_tokens
+        self._rates, self._costs = Rates(), StepCosts(_MOST_ROWS)
+        self._prompt_token_s: float | None = None
+        self._gain = _FIRST_GAIN
+        self._answer_tokens = _FIRST_ANSWER_TOKENS
+
+    def open(self, tokens: list[int], shares: bool) -> ModelDrafter:
+        """Who drafts for an answer."""
+        return ModelDrafter(tokens, self.cache.start_keys() if shares else None, self._rates, self.cache.release)
+
+    def count_answer(self, tokens: int) -> None:
+        """An answer has come to its end."""
+        self._answer_tokens += _ANSWER_WEIGHT * (tokens - self._answer_tokens)
+
+    def count_gain(self, gain: float) -> None:
+        """A step with drafts of this model gave so many times the tokens of a second that one without gives."""
+        self._gain += _GAIN_WEIGHT * (min(gain, 2 * self._gain) - self._gain)
+
+    def fill(
+        self,
+        wanted: Sequence[tuple[ModelDrafter, int]],
+        answers: int,
+        room_rows: int,
+        steps: StepCosts,
+        credit_s: float,
+    ) -> bool:
+        """Draft for those who want it and may have so many tokens; whether a prompt was computed for that.
+
+        A step of the other model decodes `answers` and has `room_rows` for drafts; `steps` tell what it costs.
+        `credit_s` may be spent.
+        """
+        plain_s = steps.read_seconds(answers)
+        if plain_s is None or credit_s <= 0 or room_rows < 1:
+            return False
+        row_s = (steps.estimate(answers + room_rows) - steps.estimate(answers)) / room_rows * plain_s
+        prices = _Prices(self._costs, row_s / steps.estimate(answers), plain_s / answers, max(self._gain, 1.0))
+        chosen = [pair for pair in wanted if self._is_worth(pair, prices, len(wanted))]
+        ready, has_read = [], False
+        for drafter, most in chosen:
+            if self._count_lag(drafter) <= SHORT:
+                ready.append((drafter, most))
+            elif not has_read and self._may_read(drafter, most, plain_s / answers, credit_s):
+                has_read = self._read(drafter)
+        if ready := [pair for pair in ready if self._reserve(*pair)]:
+            self._draft(ready, room_rows, prices)
+        return has_read
+
+    def _is_worth(self, pair: tuple[ModelDrafter, int], prices: _Prices, answers: int) -> bool:
+        """Whether the model shall draft for an answer now."""
+        drafter, most = pair
+        is_long = len(drafter.tokens) + 1 >= self._context_tokens
+        if most < 1 or is_long or drafter.is_foreign(self._vocab_size) or drafter.takes_lookup:
+            return False
+        if drafter.rates.first >= prices.find_bound(answers):
+            drafter.note_worth()
+            return True
+        return drafter.try_again()
+
+    def _count_lag(self, drafter: ModelDrafter) -> int:
+        """Bring the books of an answer's table up to date; how many of its tokens are not in it."""
+        if drafter.table is None:
+            tokens, limit = drafter.tokens, len(drafter.tokens) - 1
+            if drafter.keys is None:
+                drafter.table = self.cache.open_private_table()
+            else:
+                drafter.table = self.cache.open_table(tokens, drafter.keys, limit_tokens=limit)
+        elif right := drafter.settle():
+            before_last = len(drafter.tokens) - 1 - drafter.table.length_tokens  # the last one gives the first guess
+            self.cache.commit(drafter.table, drafter.tokens, min(right, before_last))
+        return len(drafter.tokens) - drafter.table.length_tokens
+
+    def _may_read(self, drafter: ModelDrafter, most: int, token_s: float, credit_s: float) -> bool:
+        """Whether to compute a part of the text that the model has not read: when drafts are likely to make up for it.
+
+        An answer is likely to become as long as others did, and one that is longer to have as many tokens more.
+        """
+        lag = len(drafter.tokens) - (0 if drafter.table is None else drafter.table.length_tokens)
+        each_s = self._prompt_token_s
+        if each_s is None:
+            step_s = self._costs.read_seconds(SHORT)
+            each_s = token_s / SHORT if step_s is None else step_s / SHORT
+        saved_s = token_s * (1 - 1 / max(self._gain, _LEAST_GAIN))
+        length = len(drafter.tokens) - drafter.opened_tokens
+        likely = min(max(self._answer_tokens - length, length), most)
+        return lag * each_s <= min(credit_s, likely * saved_s)
+
+    def _read(self, drafter: ModelDrafter) -> bool:
+        """Compute the next part of a text up to its last token, which is left to the draft."""
+        table = drafter.table
+        assert table is not None
+        start = table.length_tokens
+        tokens = drafter.tokens[start : min(len(drafter.tokens) - 1, start + self._chunk_tokens)]
+        try:
+            self._runner.reserve(table, len(tokens))
+        except OutOfPages:
+            return False
+        start_s = self._clock()
+        self._runner.forward([BatchPart(table, tokens, 1)])
+        self.cache.commit(table, drafter.tokens, len(tokens))
+        each_s = (self._clock() - start_s) / len(tokens)
+        self._prompt_token_s = each_s if self._prompt_token_s is None else (self._prompt_token_s + each_s) / 2
+        return True
+
+    def _reserve(self, drafter: ModelDrafter, most: int) -> bool:
+        """Make room for what an answer has and for its draft."""
+        table = drafter.table
+        assert table is not None
+        room = min(len(drafter.tokens) + most, self._context_tokens) - table.length_tokens
+        try:
+            self._runner.reserve(table, room)
+        except OutOfPages:
+            return False
+        return True
+
+    def _draft(self, ready: list[tuple[ModelDrafter, int]], room_rows: int, prices: _Prices) -> None:
+        """Drafts for answers whose pages are reserved, place by place."""
+        tables = {drafter: drafter.table for drafter, _ in ready if drafter.table is not None}
+        parts = []
+        for drafter, table in tables.items():
+            pending = drafter.tokens[table.length_tokens :]
+            parts.append(BatchPart(table, pending, len(pending)))
+        start_s, rows = self._clock(), sum(len(part.token_ids) for part in parts)
+        logits = self._runner.forward(parts).logits
+        self._costs.count(rows, self._clock() - start_s)
+        for drafter, table in tables.items():
+            self.cache.commit(table, drafter.tokens, len(drafter.tokens) - table.length_tokens)
+            drafter.begin()
+        ends = np.cumsum([len(part.token_ids) for part in parts]) - 1
+        growing, drafted = ready, len(ready)
+        self._take([drafter for drafter, _ in growing], logits if len(ends) == rows else logits[ends])
+        while growing := [pair for pair in growing if self._goes_on(*pair, prices.find_bound(len(growing)))]:
+            growing = growing[: max(0, room_rows - drafted)]
+            if not growing:
+                return
+            drafters = [drafter for drafter, _ in growing]
+            start_s = self._clock()
+            logits = self._runner.forward_single(
+                [tables[drafter] for drafter in drafters],
+                [drafter.drafted[-1] for drafter in drafters],
+                [len(drafter.tokens) + len(drafter.drafted) - 1 for drafter in drafters],
+            )
+            self._costs.count(len(drafters), self._clock() - start_s)
+            for drafter in drafters:
+                drafter.written_tokens += 1
+            self._take(drafters, logits)
+            drafted += len(drafters)
+
+    def _take(self, drafters: Sequence[ModelDrafter], logits: Floats) -> None:
+        """Give each answer its likeliest token."""
+        logits = np.asarray(logits)[:, : self._vocab_size]
+        tokens = logits.argmax(axis=1)
+        for drafter, token_id, row in zip(drafters, tokens.tolist(), logits, strict=True):
+            drafter.take(token_id, 1 / float(np.exp(row - row[token_id]).sum()))
+
+    def _goes_on(self, drafter: ModelDrafter, most: int, bound: float) -> bool:
+        """Whether one token more is likely to be worth its while."""
+        last = drafter.drafted[-1]
+        has_room = len(drafter.drafted) < most and len(drafter.tokens) + len(drafter.drafted) < self._context_tokens
+        return has_room and last not in self._stop_ids and drafter.reach * drafter.rates.first >= bound
+
+
+class _Prices:
+    """Seconds of a step's rows and of drafted tokens, compared with those of a token without drafts."""
+
+    __slots__ = ("_costs", "_gain", "_row_s", "_token_s")
+
+    def __init__(self, costs: StepCosts, row_s: float, token_s: float, gain: float) -> None:
+        self._costs, self._row_s, self._token_s, self._gain = costs, row_s, token_s, gain
+
+    def find_bound(self, answers: int) -> float:
+        """How likely a drafted token must be right to be worth its while, when so many answers get one."""
+        step_s = self._costs.read_seconds(answers)
+        if step_s is None:
+            return 0.0  # nothing is measured yet
+        return (step_s / answers + self._row_s) * self._gain / self._token_s

@@ -1,0 +1,125 @@
+"""What a draft model guesses for one answer, and what its cache has of it.
+
+Knows no model: `DraftModel` computes for all answers at once, and leaves here what it found. Where the answer repeats
+an earlier text, the guesses come from there instead, which takes no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlxr.cache.page_table import SequenceTable
+from mlxr.cache.prefix import PageKeys
+from mlxr.engine.drafts.lookup import Lookup
+from mlxr.engine.drafts.rates import Rates
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 8, 256  # tokens of an answer between two trials, where drafts do not pay
+
+
+class ModelDrafter:
+    """Follows the answer in `tokens`, a list that grows. `release_table` takes back its table."""
+
+    __slots__ = (
+        "_highest",
+        "_pause_tokens",
+        "_release_table",
+        "_right_tokens",
+        "_start",
+        "_waits_tokens",
+        "drafted",
+        "keys",
+        "lookup",
+        "opened_tokens",
+        "probabilities",
+        "rates",
+        "reach",
+        "table",
+        "tokens",
+        "written_tokens",
+    )
+
+    def __init__(
+        self,
+        tokens: list[int],
+        keys: PageKeys | None,
+        common: Rates,
+        release_table: Callable[[SequenceTable], None],
+    ) -> None:
+        self.tokens, self.keys, self._release_table = tokens, keys, release_table
+        self.opened_tokens = len(tokens)
+        self.lookup, self.rates = Lookup(tokens), Rates(common)
+        self.table: SequenceTable | None = None
+        self.drafted: list[int] = []
+        self.probabilities: list[float] = []  # that the model gave them
+        self.written_tokens = 0  # of the drafted ones, whose keys and values lie in the pages behind what counts
+        self.reach = 1.0  # how likely all of the drafted tokens are right
+        self._highest = max(tokens, default=0)
+        self._start = self._right_tokens = 0
+        self._pause_tokens = self._waits_tokens = _FIRST_PAUSE
+
+    @property
+    def takes_lookup(self) -> bool:
+        """Whether the text itself is at least as good a source of guesses now as the model."""
+        return bool(self.lookup.propose(1)) and self.lookup.estimate(1)[0] >= self.rates.first
+
+    def is_foreign(self, vocab_size: int) -> bool:
+        """Whether the answer has a token that a model with so many does not know."""
+        return self._highest >= vocab_size
+
+    def begin(self) -> None:
+        """A new draft follows the tokens so far, of which all are in the table."""
+        self.drafted, self.probabilities, self.reach = [], [], 1.0
+        self._start, self._right_tokens, self.written_tokens = len(self.tokens), 0, 0
+
+    def take(self, token_id: int, probability: float) -> None:
+        """The model's likeliest next token."""
+        self.drafted.append(token_id)
+        self.probabilities.append(probability)
+        self.reach *= self.rates.estimate(probability)
+
+    def settle(self) -> int:
+        """End the last draft; how many of its tokens are in the pages and were right, so that they count as written."""
+        right = min(self._right_tokens, self.written_tokens)
+        self._right_tokens = self.written_tokens = 0
+        return right
+
+    def try_again(self) -> bool:
+        """Whether drafts that did not pay are tried once more: less and less often."""
+        self._waits_tokens -= 1
+        if self._waits_tokens > 0:
+            return False
+        self._pause_tokens = self._waits_tokens = min(2 * self._pause_tokens, _LONGEST_PAUSE)
+        return True
+
+    def note_worth(self) -> None:
+        """Drafts pay now; should they cease to, the first trial comes soon."""
+        self._pause_tokens = self._waits_tokens = _FIRST_PAUSE
+
+    def add(self, token_id: int) -> None:
+        """The answer has one more token, which is compared with the guess; it is in the list already."""
+        self.lookup.add(token_id)
+        self._highest = max(self._highest, token_id)
+        place = len(self.tokens) - 1 - self._start
+        if place == self._right_tokens < len(self.drafted):
+            is_right = self.drafted[place] == token_id
+            self.rates.count(self.probabilities[place], is_right=is_right, is_first=place == 0)
+            self._right_tokens += is_right
+
+    def propose(self, most: int) -> list[int]:
+        """Return what the model drafted after the last token, or else what the text itself offers."""
+        if self._start == len(self.tokens) and self.drafted:
+            return self.drafted[:most]
+        return self.lookup.propose(most)
+
+    def estimate(self, tokens: int) -> list[float]:
+        """How often tokens were right of which the model, or the text, was as sure."""
+        if self._start == len(self.tokens) and self.drafted:
+            return [self.rates.estimate(probability) for probability in self.probabilities[:tokens]]
+        return self.lookup.estimate(tokens)
+
+    def release(self) -> None:
+        """Give the pages back; full ones stay cached for a while, and are found when drafts go on."""
+        if self.table is not None:
+            table, self.table = self.table, None
+            self._right_tokens = self.written_tokens = 0
+            self._release_table(table)
