@@ -61,6 +61,11 @@ class Matcher {
         return true;
     }
 
+    size_t count_allowed(const std::vector<uint32_t>& tokens) {
+        const nb::gil_scoped_release release;
+        return inner_->count_allowed(tokens);
+    }
+
     std::string read_error() {
         const nb::gil_scoped_release release;
         return inner_->error();
@@ -101,8 +106,8 @@ std::vector<uint32_t> ask(const nb::callable& find, const std::string& text) {
 // In the order of GrammarFunctions.
 mlxr::GrammarFunctions read_functions(const std::vector<uintptr_t>& addresses) {
     mlxr::GrammarFunctions functions;
-    static_assert(sizeof functions == 5 * sizeof(uintptr_t));
-    if (addresses.size() != 5) throw nb::value_error("GrammarMatcher: five functions are needed");
+    static_assert(sizeof functions == 6 * sizeof(uintptr_t));
+    if (addresses.size() != 6) throw nb::value_error("GrammarMatcher: six functions are needed");
     std::memcpy(&functions, addresses.data(), sizeof functions);
     return functions;
 }
@@ -135,6 +140,7 @@ void bind_grammar(nb::module_& m) {
         .def("accept", &Matcher::accept, nb::arg("token_id"))
         .def("replay", &Matcher::replay, nb::arg("token_ids"))
         .def("write_mask", &Matcher::write_mask, nb::arg("out").noconvert())
+        .def("count_allowed", &Matcher::count_allowed, nb::arg("token_ids"))
         .def("read_error", &Matcher::read_error)
         .def("fork", &Matcher::fork, nb::rv_policy::take_ownership);
     nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {

@@ -76,6 +76,12 @@ const uint32_t* GrammarMatcher::finish() {
     return failed_ ? nullptr : mask_.data();
 }
 
+size_t GrammarMatcher::count_allowed(const std::vector<uint32_t>& tokens) {
+    if (finish() == nullptr) return 0;
+    const int32_t allowed = functions_.validate_tokens(matcher_, tokens.data(), tokens.size());
+    return allowed < 0 ? 0 : static_cast<size_t>(allowed);
+}
+
 std::string GrammarMatcher::error() {
     end_errand();
     const char* const text = functions_.get_error(matcher_);

@@ -22,6 +22,7 @@ struct GrammarFunctions {
     const char* (*get_error)(void* matcher);
     void* (*clone)(const void* matcher);
     void (*free)(void* matcher);
+    int32_t (*validate_tokens)(void* matcher, const uint32_t* tokens, size_t count);
 };
 
 // Asked by the library for the tokens of a text that the grammar leaves no choice about. Answers are kept as long as
@@ -69,6 +70,9 @@ class GrammarMatcher final : public Errand {
     // What may come next, a bit for each token; null after an error.
     const uint32_t* finish();
     size_t mask_words() const { return mask_.size(); }
+
+    // How many of the tokens could come next, one after another; 0 after an error. The state stays as it is.
+    size_t count_allowed(const std::vector<uint32_t>& tokens);
 
     // In the library's words; empty without an error.
     std::string error();

@@ -47,6 +47,14 @@ class FakeConstraint:
         assert (sum(self.accepted) + token_id) % self.divisor == 0
         self.accepted.append(token_id)
 
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        total = sum(self.accepted)
+        for place, token_id in enumerate(token_ids):
+            total += token_id
+            if total % self.divisor:
+                return place
+        return len(token_ids)
+
     def fork(self) -> FakeConstraint:
         twin = FakeConstraint(self.divisor, self.fails_at, self.accepts, self.ends_at)
         twin.accepted = list(self.accepted)

@@ -38,7 +38,7 @@ class Guesser:
     def estimate(self, tokens: int) -> list[float]:
         return [1.0] * tokens
 
-    def release(self) -> None:
+    def release(self, *, has_ended: bool) -> None:
         """Nothing is held."""
 
 

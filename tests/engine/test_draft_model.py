@@ -98,4 +98,5 @@ def test_a_draft_model_that_fails_is_left(caplog: pytest.LogCaptureFixture) -> N
     request = engine.submit(PROMPT, SamplingParams(max_tokens=10))
     assert answer_of(run_all(engine), request) == expect_greedy(PROMPT, 10)
     assert "the draft model failed" in caplog.text
-    assert engine._planner is not None and engine._planner.model is None
+    assert engine._planner is not None
+    assert engine._planner.model is None

@@ -44,7 +44,7 @@ def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
         def estimate(self, tokens: int) -> list[float]:
             return [1.0] * tokens
 
-        def release(self) -> None:
+        def release(self, *, has_ended: bool) -> None:
             """Nothing is held."""
 
     engine._open_drafter = Wrong
@@ -166,7 +166,7 @@ def test_drafts_are_as_long_as_they_pay() -> None:
         def estimate(self, tokens: int) -> list[float]:
             return [self.rate] * tokens
 
-        def release(self) -> None:
+        def release(self, *, has_ended: bool) -> None:
             """Nothing is held."""
 
     planner = Planner(8)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import numpy as np
 import pytest
 from cuts import cut_text, merge
@@ -124,6 +127,9 @@ class OnlyB:
     def accept(self, token_id: int) -> None:
         self.accepted.append(token_id)
 
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        return len(list(takewhile(lambda token_id: token_id == 1, token_ids)))
+
     def fork(self) -> OnlyB:
         return OnlyB()
 
@@ -145,6 +151,7 @@ def test_the_grammar_holds_after_the_reasoning(close: list[int]) -> None:
         assert allowed(gate) == set(range(8))  # anything but the end, and nothing beyond the vocabulary
         gate.accept(token_id)
     assert allowed(gate) == {1, 2, 3}
+    assert [gate.count_allowed(draft) for draft in ([2, 5, 5], [1, 1, 5], [5])] == [3, 2, 0]
     fork = gate.fork()
     gate.accept(3)
     assert allowed(gate) == {1}

@@ -12,6 +12,7 @@ from mlxr.cli.flags import Json, Model
 from mlxr.cli.terminal import format_bytes, print_fields, print_json, show_progress
 from mlxr.core.live import MachineLimits
 from mlxr.core.settings import Settings
+from mlxr.service.draft_speed import DraftSpeed, measure_drafts
 from mlxr.service.machine_limits import KeptLimits, measure_limits
 from mlxr.service.opening import open_model
 from mlxr.service.process import read_peak_memory_bytes
@@ -36,12 +37,18 @@ def bench(
     probe: Probe = False,
     json: Json = False,
 ) -> None:
-    """Measure prefill and decode speed, in tokens per second of the whole batch."""
+    """Measure prefill and decode speed, in tokens per second of the whole batch.
+
+    With --draft, also what drafts bring where text goes on: the same answers come without and with them, in turns.
+    """
     load = Load(prompt_tokens, generate_tokens, batch)
     with show_progress("loading") as progress:
-        loaded = open_model(model, settings, progress)
+        loaded = open_model(model, settings, progress, needs_draft=settings.draft != "auto")
     with loaded, show_progress("measuring") as progress:
         speed = measure_speed(loaded, settings, load, repeat=repeat, progress=progress)
+        drafts = None
+        if settings.draft not in ("auto", "off"):
+            drafts = measure_drafts(loaded, settings, load, repeat=repeat, progress=progress)
         peak_memory_bytes = read_peak_memory_bytes()  # before the probe takes its buffer
         kept = KeptLimits(settings)
         probed = measure_limits(loaded) if probe else None
@@ -71,6 +78,8 @@ def bench(
         "device": loaded.ctx.device,
         "isa": loaded.ctx.isa,
     }
+    if drafts is not None:
+        fields |= describe_drafts(drafts)
     if probed is not None:
         fields |= {
             "probe_read_bytes_per_s": probed.read_bytes_per_s,
@@ -83,6 +92,7 @@ def bench(
         [
             ("prefill", f"{format_spread(prefill)} tokens/s, {batch} × {prompt_tokens} tokens"),
             ("decode", f"{format_spread(decode)} tokens/s, {batch} × {generate_tokens} tokens"),
+            *list_drafts(drafts),
             *list_experts(loaded),
             ("weights", format_reading(loaded, bandwidth, batch, None)),
             *format_limits(limits, bandwidth),
@@ -91,6 +101,29 @@ def bench(
             ("device", f"{loaded.ctx.device} ({loaded.ctx.isa}), {loaded.ctx.threads} threads"),
         ]
     )
+
+
+def describe_drafts(drafts: DraftSpeed) -> dict[str, object]:
+    """What drafts brought, for programs."""
+    return {
+        "text_tokens_per_s": asdict(summarise(drafts.plain_tokens_per_s)),
+        "draft_tokens_per_s": asdict(summarise(drafts.tokens_per_s)),
+        "drafted_tokens": drafts.drafted_tokens,
+        "accepted_tokens": drafts.accepted_tokens,
+    }
+
+
+def list_drafts(drafts: DraftSpeed | None) -> list[tuple[str, str]]:
+    """What drafts brought, for readers."""
+    if drafts is None:
+        return []
+    plain, fast = summarise(drafts.plain_tokens_per_s), summarise(drafts.tokens_per_s)
+    share = drafts.accepted_tokens / max(1, drafts.drafted_tokens)
+    return [
+        ("text", f"{format_spread(plain)} tokens/s without drafts"),
+        ("drafts", f"{format_spread(fast)} tokens/s: {fast.median / plain.median:.2f} times; {share:.0%} of "
+         f"{drafts.drafted_tokens} drafted tokens were right"),
+    ]
 
 
 def format_limits(limits: MachineLimits | None, bandwidth: float) -> list[tuple[str, str]]:

@@ -38,7 +38,7 @@ class SamplingParams:
     best first. They are ranked as whole answers of the engine, which knows no text, so stop strings are refused then.
     For the same reason `dry_breaker_ids` are sequences of tokens that no repetition reaches over, besides the texts of
     `dry_sequence_breakers`, which the service translates. With `reports_progress` events tell how much of the prompt is
-    computed.
+    computed. At most `draft_tokens` are guessed at a time, or as many as pay where it is None; they change no token.
     """
 
     max_tokens: int | None = parameter(
@@ -183,6 +183,7 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None
     reports_progress: bool = False
+    draft_tokens: int | None = None
 
     @property
     def streams(self) -> int:

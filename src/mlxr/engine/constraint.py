@@ -7,6 +7,7 @@ and no text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +37,10 @@ class TokenConstraint(Protocol):
 
     def accept(self, token_id: int) -> None:
         """`token_id` was chosen, and the answer goes on after it. An error may come with the next mask instead."""
+        ...
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens could come next, one after another, as far as can be told; changes nothing."""
         ...
 
     def fork(self) -> TokenConstraint:
@@ -72,6 +77,15 @@ class MaskSource:
         except Exception as error:  # whatever it was, it concerns this answer alone
             self._fail(error)
         self._is_filled = True
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens the constraint allows, one after another; 0 after it failed."""
+        if self.error is not None:
+            return 0
+        try:
+            return self._constraint.count_allowed(token_ids)
+        except Exception:  # whoever fills the mask hears of it
+            return 0
 
     def accept(self, token_id: int) -> None:
         """Tell the constraint that `token_id` was drawn."""

@@ -187,7 +187,7 @@ class Scheduler:
     def _add_drafts(self, planner: Planner, chunks: dict[Sequence, Chunk]) -> None:
         """Let chunks of answers that decode have drafts, as far as there are pages that nobody has to give up."""
         drafters = {
-            sequence: (drafter, sequence.end_tokens - len(sequence.tokens) - 1)
+            sequence: (drafter, sequence.draft_room)
             for sequence in chunks
             if (drafter := sequence.get_drafter()) is not None
         }

@@ -173,10 +173,18 @@ class Sequence:
         return Usage(self.prompt_tokens, len(self.tokens) - self.prompt_tokens, self.cached_tokens)
 
     def get_drafter(self) -> Drafter | None:
-        """Who drafts for the answer, made when it is first wanted."""
+        """Who drafts for the answer, made when it is first wanted; None where nobody does or the request has none."""
+        if self.sampler.params.draft_tokens == 0:
+            return None
         if self.drafter is None and self._open_drafter is not None:
             self.drafter = self._open_drafter(self.tokens, self.keys is not None)
         return self.drafter
+
+    @property
+    def draft_room(self) -> int:
+        """Most tokens of a draft: the one after them must still belong to the answer."""
+        room, wanted = self.end_tokens - len(self.tokens) - 1, self.sampler.params.draft_tokens
+        return room if wanted is None else min(room, wanted)
 
     def cut_draft(self, draft: list[int]) -> list[int]:
         """The beginning of a draft that can be right: up to an end token, and to the first one a grammar forbids."""
@@ -184,13 +192,14 @@ class Sequence:
             if token_id in self._stop_ids:
                 draft = draft[: place + 1]
                 break
-        return draft
+        masks = self.sampler.masks
+        return draft if masks is None or not draft else draft[: masks.count_allowed(draft)]
 
     def rest(self, release: Callable[[SequenceTable], None]) -> None:
         """Give all pages back, those of a draft model too: the answer has ended, or waits to go on."""
         release(self.table)
         if self.drafter is not None:
-            self.drafter.release()
+            self.drafter.release(has_ended=self.has_ended)
 
     def adopt(self, table: SequenceTable) -> None:
         """Go on with a table that holds what the cache has of the tokens; what was never computed here counts.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from llguidance import LLMatcher
@@ -117,6 +117,10 @@ class GrammarConstraint:
         self._accepted.append(token_id)
         self._closer.accept(token_id)
         self._compiled.shared_tokens += 1
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens the grammar allows, one after another; how many may still come is not asked."""
+        return self._matcher.count_allowed(token_ids)
 
     @property
     def relaxed(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ _CALLED_NATIVELY = (
     "llg_matcher_get_error",
     "llg_clone_matcher",
     "llg_free_matcher",
+    "llg_matcher_validate_tokens",
 )
 _MARK = 0xA5  # what memory that the library must not touch is filled with
 _ADDRESS = 0x1234

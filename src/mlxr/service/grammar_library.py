@@ -40,6 +40,10 @@ class Matcher(Protocol):
         """Write the bits of what may come next, (ceil(vocab_size / 32),); False after an error."""
         ...
 
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of the tokens could come next, one after another; 0 after an error. The state stays as it is."""
+        ...
+
     def read_error(self) -> str:
         """What the library says, empty without an error."""
         ...
@@ -119,6 +123,10 @@ class ClassMatcher:
             return False
         mask[:] = self._mask
         return True
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """Ask the library how far it could go on with these tokens."""
+        return 0 if self._inner.is_error() else self._inner.validate_tokens(list(token_ids))
 
     def read_error(self) -> str:
         """The library's words for what went wrong; empty if nothing did."""

@@ -5,6 +5,7 @@ Knows tokens and tags. The engine asks it for masks as it would ask the grammar 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -106,6 +107,13 @@ class ReasoningGate:
         else:
             self._place, self._fresh, self._is_split = _Place.ANSWER, None, False
             self._inner.accept(token_id)
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens may come: anything may in a thought, and what begins with one is not looked into."""
+        before = {_Place.START: self._tokens.open_ids[self._opened :], _Place.BEHIND: self._tokens.space_ids}
+        if self._place is _Place.INSIDE or token_ids[0] in before.get(self._place, ()):
+            return len(token_ids)
+        return 0 if self._is_split else self._inner.count_allowed(token_ids)
 
     def fork(self) -> ReasoningGate:
         """Return a copy that goes on by itself from the same state."""

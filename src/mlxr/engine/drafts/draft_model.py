@@ -62,10 +62,11 @@ class DraftModel:
 
     def open(self, tokens: list[int], shares: bool) -> ModelDrafter:
         """Who drafts for an answer."""
-        return ModelDrafter(tokens, self.cache.start_keys() if shares else None, self._rates, self.cache.release)
+        keys = self.cache.start_keys() if shares else None
+        return ModelDrafter(tokens, keys, self._rates, self.cache.release, self._count_answer)
 
-    def count_answer(self, tokens: int) -> None:
-        """An answer has come to its end."""
+    def _count_answer(self, tokens: int) -> None:
+        """An answer has come to its end after so many tokens."""
         self._answer_tokens += _ANSWER_WEIGHT * (tokens - self._answer_tokens)
 
     def count_gain(self, gain: float) -> None:

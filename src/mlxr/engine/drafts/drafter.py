@@ -21,8 +21,8 @@ class Drafter(Protocol):
         """How likely each of the first `tokens` proposed tokens is right, given that those before it are."""
         ...
 
-    def release(self) -> None:
-        """Give back what is held in memory that others could use; guessing may go on, and takes longer then."""
+    def release(self, *, has_ended: bool) -> None:
+        """Give back what is held in memory that others could use: the answer has ended, or goes on later."""
         ...
 
 

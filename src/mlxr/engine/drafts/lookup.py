@@ -65,7 +65,7 @@ class Lookup:
         lengths = range(self._length, self._length + tokens)
         return [self._rates[_CLASS_OF[min(length, _LONGEST)]] for length in lengths]
 
-    def release(self) -> None:
+    def release(self, *, has_ended: bool) -> None:
         """Nothing is held that others could use."""
 
     def _note(self, end: int) -> None:

@@ -17,10 +17,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 8, 256  # tokens of an answer between two trials,
 
 
 class ModelDrafter:
-    """Follows the answer in `tokens`, a list that grows. `release_table` takes back its table."""
+    """Follows the answer in `tokens`, a list that grows. `release_table` takes its table, `note_end` its length."""
 
     __slots__ = (
         "_highest",
+        "_note_end",
         "_pause_tokens",
         "_release_table",
         "_right_tokens",
@@ -44,8 +45,10 @@ class ModelDrafter:
         keys: PageKeys | None,
         common: Rates,
         release_table: Callable[[SequenceTable], None],
+        note_end: Callable[[int], None],
     ) -> None:
-        self.tokens, self.keys, self._release_table = tokens, keys, release_table
+        self.tokens, self.keys = tokens, keys
+        self._release_table, self._note_end = release_table, note_end
         self.opened_tokens = len(tokens)
         self.lookup, self.rates = Lookup(tokens), Rates(common)
         self.table: SequenceTable | None = None
@@ -117,8 +120,10 @@ class ModelDrafter:
             return [self.rates.estimate(probability) for probability in self.probabilities[:tokens]]
         return self.lookup.estimate(tokens)
 
-    def release(self) -> None:
+    def release(self, *, has_ended: bool) -> None:
         """Give the pages back; full ones stay cached for a while, and are found when drafts go on."""
+        if has_ended:
+            self._note_end(len(self.tokens) - self.opened_tokens)
         if self.table is not None:
             table, self.table = self.table, None
             self._right_tokens = self.written_tokens = 0

@@ -102,7 +102,7 @@ class Planner:
         except Exception:  # whatever it was, it concerns guesses alone
             logger.exception("the draft model failed; answers go on without it")
             for drafter, _ in wanted:
-                drafter.release()
+                drafter.release(has_ended=False)
             self.model = None
         self._guess_s = self._clock() - start_s
 

@@ -18,7 +18,7 @@ from mlxr.core.types import MAX_TOP_LOGPROBS, PARAMETERS, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.server.formats import GrammarFields
 from mlxr.server.json_models import JsonObject, RequestModel
-from mlxr.server.openai.fields import Answers
+from mlxr.server.openai.fields import Answers, DraftFields
 from mlxr.server.parameter_fields import LlamacppParameters
 from mlxr.server.samplers import RULES, SamplerFields, read_samplers
 from mlxr.service.async_session import AsyncSession
@@ -48,7 +48,7 @@ class Adapter(RequestModel):
     scale: float
 
 
-class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters):
+class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFields):
     """How tokens are chosen and what the reply holds. `n_predict` 0 only reads the prompt into the cache."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
@@ -113,6 +113,7 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters):
             logprobs=self._count_logprobs(fields),
             n=self.n_cmpl or self.n or 1,
             reports_progress=bool(self.stream and self.return_progress),
+            draft_tokens=self.draft_tokens,
         )
 
     def _count_logprobs(self, fields: Mapping[str, Any]) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from mlxr.core.sampling import ALL_TOKENS, read_params
 from mlxr.core.types import MAX_ANSWERS, MAX_INT, SamplingParams
@@ -30,7 +30,17 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
-class SamplingFields(GrammarFields, SamplerFields):
+class DraftFields(RequestModel):
+    """How much may be guessed. The answer is the same."""
+
+    draft_tokens: Annotated[int, Field(ge=0, le=MAX_INT)] | None = Field(
+        None,
+        validation_alias=AliasChoices("draft_tokens", "speculative.n_max"),
+        description="Most tokens guessed at a time for the answer; 0: none. Also as `speculative.n_max`.",
+    )
+
+
+class SamplingFields(GrammarFields, SamplerFields, DraftFields):
     """Says what all requests for an answer have besides the sampling parameters. All but `model` are additions."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
@@ -66,6 +76,7 @@ class SamplingFields(GrammarFields, SamplerFields):
             n=1 if n is None else n,
             best_of=best_of,
             reports_progress=bool(self.stream and self.return_progress),
+            draft_tokens=self.draft_tokens,
         )
 
 
