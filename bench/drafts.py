@@ -1,11 +1,15 @@
 """How much faster answers come with drafts, by what is asked, and that drafts change no token.
 
-    python bench/drafts.py [--model NAME] [--threads 2] [--batches 1,4,16] [--tokens 200] [--kinds edit,question,free]
+    python bench/drafts.py [--model NAME] [--draft auto] [--threads 2] [--batches 1,4,16] [--tokens 200]
+        [--kinds chat,edit,question,free] [--peer-python PYTHON]
 
-Each kind of work is answered in turns without and with drafts by the same weights on the same threads: edits write a
-file of code again with a name changed, questions ask about code, free texts go on from a few words at temperature 1. A
-batch is so many prompts of one kind at once. The median of the speeds of all turns counts. Exit code 1 when any token
-differs.
+Each kind of work is answered in turns without and with drafts by the same weights on the same threads: chats ask about
+functions of Python's library, in ChatML, until the answer ends; edits write a file of code again with a name changed;
+questions ask about code; free texts go on from a few words at temperature 1. A batch is so many prompts of one kind at
+once. The median of the speeds of all turns counts. Exit code 1 when any token differs.
+
+With an interpreter that has llama_cpp, batches of one are also measured there, likewise without and with drafts: by its
+lookup in the prompt for `ngram`, else by the likeliest tokens of the same draft model.
 """
 
 from __future__ import annotations
@@ -14,13 +18,21 @@ import argparse
 import inspect
 import statistics
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from comparison.child import Child
 from mlxr import LLM, SamplingParams
+from mlxr.loading import find_draft, find_model
 
 FILE_LINES = 60
+PEER_TOKENS = 8  # that llama.cpp is to guess at a time
+FUNCTIONS = ("os.path.join", "json.dumps", "re.sub", "shutil.copy", "functools.reduce", "itertools.chain", "math.sqrt")
+FUNCTIONS += ("random.choice", "time.sleep", "textwrap.wrap", "glob.glob", "bisect.insort", "copy.deepcopy")
+FUNCTIONS += ("heapq.heappush", "string.capwords", "statistics.median")
 SUBJECTS = ("binary search", "a queue", "threads", "a hash table", "recursion", "sorting", "a regular expression")
 SUBJECTS += ("a decorator", "an iterator", "JSON", "a socket", "a lock", "caching", "unit tests", "floats", "closures")
 
@@ -34,6 +46,9 @@ def read_code(place: int) -> str:
 
 def ask(kind: str, place: int) -> str:
     """The prompt of one answer."""
+    if kind == "chat":
+        question = f"What does {FUNCTIONS[place % len(FUNCTIONS)]} do?"
+        return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     if kind == "edit":
         code = read_code(place)
         return f"# Old version:\n{code}\n\n# New version, with the name `width` changed to `columns`:\n"
@@ -46,50 +61,87 @@ def ask(kind: str, place: int) -> str:
 def measure(llm: LLM, prompts: Sequence[str], kind: str, tokens: int) -> tuple[list[tuple[int, ...]], float]:
     """The answers, and tokens a second of all together once the prompts are in the cache."""
     temperature = 1.0 if kind == "free" else 0.0
-    params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=7, ignore_eos=True)
+    params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=7, ignore_eos=kind != "chat")
     llm.generate(prompts, SamplingParams(max_tokens=1))
     start = time.perf_counter()
-    answers = llm.generate(prompts, params)
+    answers = [answer.token_ids for answer in llm.generate(prompts, params)]
     seconds = time.perf_counter() - start
-    return [answer.token_ids for answer in answers], len(prompts) * tokens / seconds
+    return answers, sum(map(len, answers)) / seconds
+
+
+def measure_both(
+    plain: LLM, drafting: LLM, kind: str, batch: int, args: argparse.Namespace
+) -> tuple[str, list[tuple[int, ...]]]:
+    """A line about one kind of work in one batch, and the answers; none where they differ."""
+    # answers to one chat at a time are short: several of them, one after another, are one measurement
+    rounds = [[ask(kind, place + turn * batch) for place in range(batch)] for turn in range(8 if kind == "chat" else 1)]
+    speeds: dict[LLM, list[float]] = {plain: [], drafting: []}
+    answers: dict[LLM, list[tuple[int, ...]]] = {}
+    before = drafting.stats().engine
+    for _ in range(args.turns):
+        for llm, found in speeds.items():
+            measured = [measure(llm, prompts, kind, args.tokens) for prompts in rounds]
+            answers[llm] = [tokens for part, _ in measured for tokens in part]
+            counts = [sum(map(len, part)) for part, _ in measured]
+            found.append(sum(counts) / sum(count / speed for count, (_, speed) in zip(counts, measured, strict=True)))
+    after = drafting.stats().engine
+    slow, fast = (statistics.median(found) for found in speeds.values())
+    drafted = after.drafted_tokens - before.drafted_tokens
+    accepted = after.accepted_tokens - before.accepted_tokens
+    is_same = answers[plain] == answers[drafting]
+    return (
+        f"{kind:9} batch {batch:2}: {slow:7.1f} tokens/s without, {fast:7.1f} with: {fast / slow:.2f} times; "
+        f"{drafted} drafted, {accepted} accepted; {'same' if is_same else 'OTHER'} tokens"
+    ), answers[plain] if is_same else []
+
+
+def measure_peer(args: argparse.Namespace, llm: LLM, kinds: Sequence[str]) -> None:
+    """What llama.cpp gains from drafts, in answers as long as ours, one prompt at a time."""
+    own_draft = find_draft(find_model(args.model)) if args.draft == "auto" else args.draft
+    draft = "ngram" if own_draft in (None, "ngram") else str(find_model(str(own_draft)))
+    options = {"model": str(find_model(args.model)), "threads": args.threads, "context_tokens": 2048}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Child("llama.cpp", args.peer_python.absolute(), "comparison.talk", Path(folder) / "plain.log") as plain,
+        Child("llama.cpp", args.peer_python.absolute(), "comparison.talk", Path(folder) / "drafts.log") as drafting,
+    ):
+        plain.ask("open", options)
+        drafting.ask("open", {**options, "draft": draft, "draft_tokens": PEER_TOKENS})
+        for kind in kinds:
+            prompt = llm.tokenize(ask(kind, 0))
+            tokens = 24 if kind == "chat" else args.tokens
+            speeds: dict[Child, list[float]] = {plain: [], drafting: []}
+            for _ in range(args.turns):
+                for child, found in speeds.items():
+                    reply = child.ask("complete", {"prompt": prompt, "tokens": tokens})
+                    found.append((len(reply["tokens"]) - 1) / (reply["seconds"] - reply["first_ms"] / 1e3))
+            slow, fast = (statistics.median(found) for found in speeds.values())
+            gain = f"{fast / slow:.2f} times"
+            print(f"{kind:9} llama.cpp: {slow:7.1f} tokens/s without, {fast:7.1f} with: {gain}", flush=True)
 
 
 def main() -> int:
     """Measure in turns, print a line for each kind of work and batch, and fail if any token differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--draft", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--kinds", default="edit,question,free")
+    parser.add_argument("--kinds", default="chat,edit,question,free")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--peer-python", type=Path, help="an interpreter that has llama_cpp")
     args = parser.parse_args()
-    same = True
-    with (
-        LLM(args.model, threads=args.threads, draft="off", context_tokens=2048) as plain,
-        LLM(args.model, threads=args.threads, context_tokens=2048) as drafting,
-    ):
-        for kind in args.kinds.split(","):
+    same, kinds = True, args.kinds.split(",")
+    options = {"threads": args.threads, "context_tokens": 2048, "arena_percent": 20}
+    with LLM(args.model, draft="off", **options) as plain, LLM(args.model, draft=args.draft, **options) as drafting:
+        for kind in kinds:
             for batch in map(int, args.batches.split(",")):
-                prompts = [ask(kind, place) for place in range(batch)]
-                speeds: dict[LLM, list[float]] = {plain: [], drafting: []}
-                answers = {}
-                before = drafting.stats().engine
-                for _ in range(args.turns):
-                    for llm, found in speeds.items():
-                        answers[llm], speed = measure(llm, prompts, kind, args.tokens)
-                        found.append(speed)
-                after = drafting.stats().engine
-                same = same and answers[plain] == answers[drafting]
-                slow, fast = (statistics.median(found) for found in speeds.values())
-                drafted = after.drafted_tokens - before.drafted_tokens
-                accepted = after.accepted_tokens - before.accepted_tokens
-                verdict = "same" if answers[plain] == answers[drafting] else "OTHER"
-                print(
-                    f"{kind:9} batch {batch:2}: {slow:7.1f} tokens/s without, {fast:7.1f} with: "
-                    f"{fast / slow:.2f} times; {drafted} drafted, {accepted} accepted; {verdict} tokens",
-                    flush=True,
-                )
+                line, answers = measure_both(plain, drafting, kind, batch, args)
+                print(line, flush=True)
+                same = same and bool(answers)
+        if args.peer_python is not None:
+            measure_peer(args, plain, [kind for kind in kinds if kind != "free"])
     return 0 if same else 1
 
 

@@ -1,4 +1,5 @@
-"""llama.cpp as one who answers prompts in turn, through the `Llama` class of llama-cpp-python, for bench/resume.py.
+"""llama.cpp as one who answers prompts in turn, through the `Llama` class of llama-cpp-python, for bench/resume.py and
+bench/drafts.py.
 
 Run as `python -m comparison.talk` by an interpreter that has llama_cpp. It keeps what it has of the prompt and answer
 before, as far as its library can go on from there.
@@ -21,12 +22,14 @@ class Talker:
         self._llama: Any = None
         self._computed_tokens = 0
 
-    def open(self, model: str, threads: int, context_tokens: int) -> dict[str, Any]:
-        """Load a model file."""
+    def open(
+        self, model: str, threads: int, context_tokens: int, draft: str = "", draft_tokens: int = 0
+    ) -> dict[str, Any]:
+        """Load a model file; `draft` is the file of a model that guesses tokens, or `ngram`."""
         library = importlib.import_module("llama_cpp")
-        self._llama = library.Llama(
-            model, n_ctx=context_tokens, n_threads=threads, n_threads_batch=threads, flash_attn=True, verbose=False
-        )
+        options = {"n_ctx": context_tokens, "n_threads": threads, "n_threads_batch": threads, "flash_attn": True}
+        guesses = _open_draft(library, draft, draft_tokens, {**options, "verbose": False}) if draft else None
+        self._llama = library.Llama(model, draft_model=guesses, verbose=False, **options)
         evaluate = self._llama.eval
 
         def count(tokens: list[int]) -> None:
@@ -45,7 +48,23 @@ class Talker:
         first_ms = 1e3 * (time.perf_counter() - start_s)
         cached_tokens = len(prompt) - self._computed_tokens
         rest = list(itertools.islice(answer, tokens - 1))
-        return {"tokens": [first, *rest], "cached_tokens": cached_tokens, "first_ms": first_ms}
+        seconds = time.perf_counter() - start_s
+        return {"tokens": [first, *rest], "cached_tokens": cached_tokens, "first_ms": first_ms, "seconds": seconds}
+
+
+def _open_draft(library: Any, draft: str, tokens: int, options: dict[str, Any]) -> Any:
+    """What the library calls a draft model."""
+    if draft == "ngram":
+        lookup = importlib.import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
+        return lookup(num_pred_tokens=tokens)
+    model = library.Llama(draft, **options)
+    numpy = importlib.import_module("numpy")
+
+    def guess(input_ids: Any, /, **_: Any) -> Any:
+        likeliest = model.generate(input_ids, temp=0.0, repeat_penalty=1.0)
+        return numpy.array(list(itertools.islice(likeliest, tokens)), dtype=numpy.intc)
+
+    return guess
 
 
 def main() -> None:

@@ -121,8 +121,11 @@ def list_drafts(drafts: DraftSpeed | None) -> list[tuple[str, str]]:
     share = drafts.accepted_tokens / max(1, drafts.drafted_tokens)
     return [
         ("text", f"{format_spread(plain)} tokens/s without drafts"),
-        ("drafts", f"{format_spread(fast)} tokens/s: {fast.median / plain.median:.2f} times; {share:.0%} of "
-         f"{drafts.drafted_tokens} drafted tokens were right"),
+        (
+            "drafts",
+            f"{format_spread(fast)} tokens/s: {fast.median / plain.median:.2f} times; {share:.0%} of "
+            f"{drafts.drafted_tokens} drafted tokens were right",
+        ),
     ]
 
 
