@@ -164,7 +164,9 @@ def test_an_inbox_never_holds_more_than_was_reserved() -> None:
     assert (first.limit_bytes, second.limit_bytes) == (80, 20)
     assert first.put((0, b"a"), np.zeros(50, np.uint8))
     assert not first.put((0, b"b"), np.zeros(40, np.uint8))
-    assert not second.put((0, b"a"), np.zeros(10, np.uint8))
+    assert second.put((0, b"a"), np.zeros(10, np.uint8))  # from the first one
+    assert not second.names
+    assert not second.put((0, b"c"), np.zeros(30, np.uint8))
     assert inbox.open(1).limit_bytes == 0
     first.settle()
     assert inbox.reserved_bytes == 70

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -144,6 +145,30 @@ def test_pages_of_another_replica_are_as_good_as_computed(members: tuple[Member,
     assert second.ask(prompt) == (expected, found)
     assert second.ask(prompt + "# and on", first.url) == first.ask(prompt + "# and on")
     assert second.reports[-1].load.link is not None
+
+
+def test_pages_on_their_way_are_waited_for(members: tuple[Member, Member]) -> None:
+    """A second request that begins alike is not computed meanwhile, whether a peer is named for it or not."""
+    first, second = members
+    for named in (False, True):
+        prompt = make_prompt()
+        expected, _ = first.ask(prompt)
+        asked, may_go = threading.Event(), threading.Event()
+
+        def wait(pages: bytes, asked: threading.Event = asked, may_go: threading.Event = may_go) -> bytes:
+            asked.set()
+            may_go.wait(TIMEOUT_S / 2)
+            return pages
+
+        before = second.count("mlxr_fetched_pages_total")
+        with serve_as_peer(alter_pages(first, wait)) as url, ThreadPoolExecutor(2) as threads:
+            one = threads.submit(second.ask, prompt, url)
+            assert asked.wait(20)
+            other = threads.submit(second.ask, prompt, url if named else None)
+            answers = [one.result(), other.result()]
+        assert [text for text, _ in answers] == [expected] * 2
+        assert min(found for _, found in answers) >= 200
+        assert second.count("mlxr_fetched_pages_total") - before == answers[0][1] // 32
 
 
 def test_who_has_no_token_gets_nothing(members: tuple[Member, Member]) -> None:

@@ -77,8 +77,11 @@ class Exchange:
         return sum((far - group.first_needed(far)) * size_bytes for group, size_bytes in sizes if not group.is_linked)
 
     def seek(self, names: Sequence[bytes]) -> Lack:
-        """What there is of the pages `names`, which follow one another from the start of a text."""
-        here = [[self._has(group, name) for name in names] for group in self._groups]
+        """What there is of the pages `names`, one after the other from the start of a text, or has been brought."""
+        here = [
+            [self._has(group, name) or self.inbox.contains((group.number, name)) for name in names]
+            for group in self._groups
+        ]
         return Lack(find_boundary(self._groups, lambda group, place: here[group][place], len(names)).pages, here)
 
     def lend(self, names: Sequence[bytes], lack: Lack, max_bytes: int) -> Loan:

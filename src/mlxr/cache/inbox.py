@@ -49,9 +49,11 @@ class Inbox:
             return payload
 
     def put(self, name: PageName, payload: ByteArray, delivery: Delivery) -> bool:
-        """Keep a page of `delivery`, if that has room for it and no page of that name is here; whether it is kept."""
+        """Keep a page of `delivery`, if that has room for it; whether it is here now, from whomever."""
         with self._lock:
-            if name in self._pages or delivery.held_bytes + payload.nbytes > delivery.reserved_bytes:
+            if name in self._pages:
+                return True
+            if delivery.held_bytes + payload.nbytes > delivery.reserved_bytes:
                 return False
             self._pages[name] = payload, delivery
             delivery.names.add(name)

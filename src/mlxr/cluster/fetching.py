@@ -37,18 +37,30 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(MAX_FETCHES, "mlxr-fetch")
         self._fetches = 0
         self._avoided: dict[str, float] = {}  # replicas that were lost, and until when they are not asked
+        self._coming: dict[bytes, asyncio.Future[None]] = {}  # by the first page that is on its way
 
-    def from_peer(self, url: str) -> PeerPages:
-        """The pages of the replica at `url`, for one request."""
+    @property
+    def is_fetching(self) -> bool:
+        """Whether pages are on their way."""
+        return bool(self._coming)
+
+    def from_peer(self, url: str | None) -> PeerPages:
+        """The pages of the replica at `url`, for one request; of None those that are on their way for others."""
         return PeerPages(self, url)
 
-    async def fetch(self, url: str, names: Sequence[bytes]) -> Delivery | None:
+    async def fetch(self, url: str | None, names: Sequence[bytes]) -> Delivery | None:
         """Bring what the replica at `url` has of the pages `names`; None if nothing was asked for.
 
-        The delivery is the caller's to close. Raises EngineStopped.
+        Those that are on their way for another request are waited for. The delivery is the caller's to close. Raises
+        EngineStopped.
         """
         exchange, peers = self._peers.exchange, self._peers
         if exchange is None or not peers.max_bytes or not peers.timeout_s:
+            return None
+        coming = next((self._coming[name] for name in names if name in self._coming), None)
+        if coming is not None:
+            await asyncio.wait([coming])
+        if url is None:
             return None
         names = list(names[:MAX_NAMES])
         lack = await exchange.seek(names)
@@ -61,12 +73,18 @@ class Fetcher:
             return None
         wanted_bytes = (len(names) - lack.pages) * exchange.linked_bytes + exchange.boundary_bytes
         delivery = exchange.open_delivery(min(wanted_bytes, peers.max_bytes))
+        arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._coming.setdefault(names[lack.pages], arrival)
         try:
             ask = Ask(exchange.models, names, lack, delivery.limit_bytes)
             await self._fetch(url, ask, exchange, delivery)
         except BaseException:
             delivery.close()
             raise
+        finally:
+            arrival.set_result(None)
+            if self._coming.get(names[lack.pages]) is arrival:
+                del self._coming[names[lack.pages]]
         delivery.settle()
         return delivery
 
@@ -102,9 +120,9 @@ class Fetcher:
 
 
 class PeerPages:
-    """A source of pages for one request (`service.page_source`): one replica."""
+    """A source of pages for one request (`service.page_source`): one replica, or None."""
 
-    def __init__(self, fetcher: Fetcher, url: str) -> None:
+    def __init__(self, fetcher: Fetcher, url: str | None) -> None:
         self._fetcher, self._url = fetcher, url
 
     async def bring(self, names: Sequence[bytes]) -> Delivery | None:

@@ -81,8 +81,9 @@ class Inner:
         scope["headers"] = [header for header in scope["headers"] if header[0] not in given]
         state = scope.setdefault("state", {})
         state[PLAN_ONLY] = PLAN in given
-        if PEER in given and self._peers.admits(given.get(TOKEN, "")):
-            state[PAGE_SOURCE] = self._fetcher.from_peer(given[PEER])
+        peer = given.get(PEER) if self._peers.admits(given.get(TOKEN, "")) else None
+        if peer is not None or self._fetcher.is_fetching:
+            state[PAGE_SOURCE] = self._fetcher.from_peer(peer)
         with use_identity(Identity.parse(given[IDENTITY]) if IDENTITY in given else None):
             await self._app(scope, receive, send)
 

@@ -3,8 +3,8 @@
 That is where its pages are, unless that replica has too much to do. The candidates are a few replicas that hold the
 longest known prefixes of the request, and a few drawn from all; the cost of each is an estimate in seconds (`costs`).
 A replica that lacks pages can fetch them from one that has them, if that takes less time than to compute them. So where
-there is too much to do, a request goes elsewhere and takes its pages along. A choice costs a look-up per page key and
-an estimate per candidate, however many replicas there are.
+there is too much to do, a request goes elsewhere and takes its pages along. A choice costs some look-ups and an
+estimate per candidate, however many replicas there are.
 
 Replicas report what they have to do and which pages they hold (`note_load`, `note_pages`). Between two reports the
 router counts on: what it sends is work that waits and pages that will be there, and work is done as time passes. So a

@@ -161,8 +161,8 @@ class AsyncSession:
             prepared = self._preparation.prepare(request)
         stream = AsyncStream(prepared)
         if source is not None and prepared.uses_cache and not prepared.scores_prompt:
-            found_tokens = prepared.token_ids[:-1]  # the last one is always computed
-            stream.keep(await source.bring(self._name_pages(found_tokens)))
+            names = await self.run(self._name_pages, prepared.token_ids[:-1])  # the last one is always computed
+            stream.keep(await source.bring(names))
         try:
             ticket = await self._engine.submit(
                 prepared.token_ids,
