@@ -30,7 +30,8 @@ ENGINE = b"ServeReplica:mlxr-engines"
 class ClusterProcess:
     """A cluster of `replicas` engines once all of them take requests; it ends with the block.
 
-    `flags` go to `mlxr cluster serve`, and `variables` to its environment; `key` is an API key that it takes.
+    `flags` go to `mlxr cluster serve`, and `variables` to its environment; `key` is an API key that it takes. `url` is
+    its address, and `ray_address` tells it from other clusters of this machine.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ClusterProcess:
         )
         self._reading: threading.Thread | None = None
         try:
-            self.url = self._read_address()
+            self.url, self.ray_address = self._read_addresses()
             self.wait_for_replicas(replicas)
         except BaseException:
             self.end()
@@ -115,7 +116,7 @@ class ClusterProcess:
     ) -> None:
         self.end()
 
-    def _read_address(self) -> str:
+    def _read_addresses(self) -> tuple[str, str]:
         assert self.process.stderr is not None
         lines = []
         for line in self.process.stderr:
@@ -124,10 +125,10 @@ class ClusterProcess:
                 break
         self._reading = threading.Thread(target=self.process.stderr.read, daemon=True)
         self._reading.start()
-        address = re.search(r"http://127\.0\.0\.1:\d+", "".join(lines))
-        if address is None:
+        found = re.search(r"(http://127\.0\.0\.1:\d+).*\nray: (\S+)", "".join(lines))
+        if found is None:
             raise MlxrError(f"the cluster does not start: {''.join(lines)}")
-        return address[0]
+        return found[1], found[2]
 
 
 def read_title(pid: int) -> bytes:

@@ -14,9 +14,11 @@ settings.load_profile("mlxr")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="random histories, fuzzers and kills at full length")
+    parser.addoption("--cluster", type=int, metavar="N", help="let a cluster of N replicas answer tests of the server")
     parser.addoption("--schedules", type=int, metavar="N", help="random schedules of each family of models")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_server(reason): what a cluster does not do, or each replica does by itself")
     amounts.is_thorough = config.getoption("--thorough")
     amounts.family_schedules = config.getoption("--schedules")

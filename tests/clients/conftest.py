@@ -1,7 +1,8 @@
 """Client libraries against a running server. They live in an environment of their own, without mlxr.
 
 `mlxr serve` is started from `MLXR_COMMAND`, by default the one of `.venv`. The model is the demo; with `--real` it is
-Qwen2.5 Coder 0.5B out of the folder that `MLXR_REAL_MODELS` names.
+Qwen2.5 Coder 0.5B out of the folder that `MLXR_REAL_MODELS` names. With `--cluster N`, `mlxr cluster serve` with N
+replicas takes the place of `mlxr serve`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ WAIT_S = 60
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--real", action="store_true", help=f"serve {REAL} from MLXR_REAL_MODELS instead of the demo")
+    parser.addoption("--cluster", type=int, metavar="N", help="let a cluster of N replicas answer")
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +35,9 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     home = tmp_path_factory.mktemp("home")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
     own = {"HOME": str(home), "MLXR_MODELS_FOLDER": str(home / "models"), "MLXR_ARENA_BYTES": "256M"}
-    command = [COMMAND, "serve", *arguments, "--port", "0", "--log-level", "warning"]
+    replicas = request.config.getoption("--cluster")
+    words = ["cluster", "serve", "--replicas", str(replicas)] if replicas else ["serve"]
+    command = [COMMAND, *words, *arguments, "--port", "0", "--log-level", "warning"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=inherited | own)
     try:
         yield Served(read_address(process), REAL if is_real else "demo", is_real)

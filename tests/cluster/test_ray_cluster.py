@@ -217,10 +217,29 @@ def test_an_answer_goes_on_when_its_replica_is_killed(cluster: Cluster, killed: 
     cluster.process.wait_for_replicas(2)
 
 
+def update(cluster: Cluster, *flags: str) -> None:
+    """Run `mlxr cluster update` for this cluster, of several that may run on the machine."""
+    words = [
+        "cluster",
+        "update",
+        "demo",
+        "--replicas",
+        "2",
+        "--threads",
+        "1",
+        "--ray-address",
+        cluster.process.ray_address,
+    ]
+    own = {"MLXR_API_KEYS": KEY, "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, "-m", "mlxr", *words, *flags]
+    done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_update_loses_no_request(cluster: Cluster) -> None:
-    """Replicas are replaced one after the other while requests go on."""
-    expected = {number: text_of(ask_stream(cluster, number)) for number in range(2)}
-    before, ended, failures = set(cluster.process.find_replicas()), threading.Event(), []
+    """Replicas are replaced one after the other while requests go on, the second time without waiting for answers."""
+    expected = {number: text_of(ask_stream(cluster, number)) for number in range(4)}
+    ended, failures = threading.Event(), []
 
     def ask_on(number: int) -> None:
         while not ended.is_set():
@@ -229,17 +248,15 @@ def test_an_update_loses_no_request(cluster: Cluster) -> None:
             except Exception as error:
                 failures.append(error)
 
-    words = "cluster update demo --replicas 2 --threads 1 --arena-bytes 65M --drain-s 5"
-    own = {"MLXR_API_KEYS": KEY, "RAY_AUTH_MODE": "disabled"}
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(len(expected)) as threads:
         asking = [threads.submit(ask_on, number) for number in expected]
         try:
-            command = [sys.executable, "-m", "mlxr", *words.split()]
-            done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
+            for flags in (("--arena-bytes", "65M", "--drain-s", "0"), ("--arena-bytes", "66M", "--drain-s", "5")):
+                before = set(cluster.process.find_replicas())
+                update(cluster, *flags)
+                wait_until(lambda: not before & set(cluster.process.find_replicas()), "an old replica stays")  # noqa: B023
         finally:
             ended.set()
         for one in asking:
             one.result()
-    assert done.returncode == 0, done.stderr
     assert failures == []
-    wait_until(lambda: not before & set(cluster.process.find_replicas()))

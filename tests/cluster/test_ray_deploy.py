@@ -53,6 +53,17 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own modules
+def test_of_several_clusters_on_a_machine_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    from mlxr.cluster import running
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(running.services, "find_gcs_addresses", lambda: {"127.0.0.1:2", "127.0.0.1:1"})
+    with pytest.raises(SettingError, match=r"--ray-address, one of 127\.0\.0\.1:1, 127\.0\.0\.1:2"):
+        running.join_cluster(None).__enter__()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own modules
 def test_the_manifest_names_what_is_there() -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra `ray`")
     pytest.importorskip("ray", reason="the extra `ray` is not installed")

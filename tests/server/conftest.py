@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,16 +19,33 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     server.stop()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--cluster"):
+        for item in items:
+            for mark in item.iter_markers("one_server"):
+                item.add_marker(pytest.mark.skip(reason=f"one server: {mark.args[0]}"))
+
+
 @pytest.fixture(scope="session")
-def server(running: RunningServer) -> str:
-    """Base address of the shared server."""
-    return running.url
+def server(running: RunningServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Base address of the shared server; with `--cluster`, of a cluster over the same registry."""
+    replicas = request.config.getoption("--cluster")
+    if not replicas:
+        yield running.url
+        return
+    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+    from cluster_process import ClusterProcess
+
+    folder = Path(running.settings.models_folder).parent
+    flags = ("--threads", "1", "--arena-bytes", "64M", "--strict-model-names")
+    with ClusterProcess(folder, "demo", replicas, flags) as cluster:
+        yield cluster.url
 
 
 @pytest.fixture
-def client(running: RunningServer) -> Iterator[httpx.Client]:
+def client(server: str) -> Iterator[httpx.Client]:
     """An HTTP client of the shared server."""
-    with running.client() as client:
+    with httpx.Client(base_url=server, timeout=60) as client:
         yield client
 
 

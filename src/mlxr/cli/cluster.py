@@ -50,7 +50,9 @@ Gpus = Annotated[float, typer.Option("--gpus", min=0.0, help="GPUs that a replic
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        "--ray-address", metavar="ADDRESS", help="A Ray cluster that runs, or auto; without, Ray is started here."
+        "--ray-address",
+        metavar="ADDRESS",
+        help="A Ray cluster that runs. Without, serve starts Ray here; update and status find the only one here.",
     ),
 ]
 
@@ -91,8 +93,9 @@ def cluster(
             run_engines(plan)
         print_note(f"updated: {plan.model}")
         return
-    with start_cluster(plan, settings, ray_address) as address:
-        print_note(describe(settings, address))
+    with start_cluster(plan, settings, ray_address) as addresses:
+        print_note(describe(settings, addresses.url))
+        print_note(f"ray: {addresses.ray} (--ray-address of update and status, where several clusters run here)")
         print_note(f"ready: {plan.model} on {plan.replicas} replicas")
         wait_for_end()
 

@@ -7,10 +7,12 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import serve
+from ray._private import services
 
 from mlxr.cluster.application import APPLICATION, ENGINE, ENGINES, ClusterPlan, bind_engines, build_front
 from mlxr.core.errors import SettingError
@@ -20,9 +22,17 @@ LOCAL = "127.0.0.1"
 OWN_CPUS = 1  # for what Ray itself runs
 
 
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where clients find a cluster, and by which address of Ray it is told from others."""
+
+    url: str
+    ray: str
+
+
 @contextmanager
-def start_cluster(plan: ClusterPlan, settings: Settings, address: str | None) -> Iterator[str]:
-    """The cluster's address; it runs until the end of the block. `address` is that of Ray, None to start it here.
+def start_cluster(plan: ClusterPlan, settings: Settings, address: str | None) -> Iterator[Addresses]:
+    """The cluster's addresses; it runs until the end of the block. `address` is that of Ray, None to start it here.
 
     Raises SettingError when the application cannot be started.
     """
@@ -32,7 +42,8 @@ def start_cluster(plan: ClusterPlan, settings: Settings, address: str | None) ->
         serve.start(http_options={"host": settings.host, "port": port, "keep_alive_timeout_s": 75})
         serve.run(build_front({}), name=APPLICATION, route_prefix="/")
         run_engines(plan)
-        yield f"http://{settings.host}:{port}"
+        context: Any = ray.get_runtime_context()
+        yield Addresses(f"http://{settings.host}:{port}", context.gcs_address)
     finally:
         end_serve: Any = serve.shutdown
         end_serve()
@@ -41,8 +52,11 @@ def start_cluster(plan: ClusterPlan, settings: Settings, address: str | None) ->
 
 @contextmanager
 def join_cluster(address: str | None) -> Iterator[None]:
-    """Within, one may talk to a cluster that runs; raises SettingError when there is none."""
-    _connect(address or "auto")
+    """Within, one may talk to the cluster at Ray's `address`; None is the only one of this machine.
+
+    Raises SettingError when there is none, or when there are several and none is named.
+    """
+    _connect(address or _find_ray())
     try:
         yield
     finally:
@@ -82,6 +96,15 @@ def check_port(settings: Settings) -> int:
     except OSError as error:
         reason = error.strerror or str(error)
         raise SettingError(f"port: {settings.host}:{settings.port} cannot be listened on: {reason}") from error
+
+
+def _find_ray() -> str:
+    """Where the one Ray of this machine is. Ray itself would take any of several."""
+    running: Any = services.find_gcs_addresses
+    addresses = sorted(running())
+    if len(addresses) > 1 and not os.environ.get("RAY_ADDRESS"):
+        raise SettingError(f"ray: several run on this machine: give --ray-address, one of {', '.join(addresses)}")
+    return "auto"
 
 
 def _connect(address: str | None, cpus: int | None = None) -> None:
