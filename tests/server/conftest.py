@@ -37,7 +37,7 @@ def server(running: RunningServer, request: pytest.FixtureRequest) -> Iterator[s
     from cluster_process import ClusterProcess
 
     folder = Path(running.settings.models_folder).parent
-    flags = ("--threads", "1", "--arena-bytes", "64M", "--strict-model-names")
+    flags = ("--threads", "1", "--arena-bytes", "64M", "--strict-model-names", "true")
     with ClusterProcess(folder, "demo", replicas, flags) as cluster:
         yield cluster.url
 

@@ -66,6 +66,7 @@ def test_refused_requests_name_them_too(client: httpx.Client) -> None:
     assert (reply.status_code >= 400, reply.headers[HEADER]) == (True, "messages[].id, foo")
 
 
+@pytest.mark.one_server("replicas log in processes of their own")
 def test_the_debug_log_names_them(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "mlxr")
     request_id = client.post("/tokenize", json={"content": "Hi", "b\nd": 1, "a": 1}).headers["x-request-id"]

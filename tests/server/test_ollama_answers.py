@@ -293,6 +293,7 @@ def test_old_embeddings(api: ollama.Client) -> None:
     assert api.embeddings("demo", "").embedding == []
 
 
+@pytest.mark.one_server("each replica loads and unloads models by itself")
 def test_load_and_unload(api: ollama.Client, client: httpx.Client, running: RunningServer) -> None:
     registry = running.app.state.registry
     registry.copy("demo-draft", "ollama-draft")

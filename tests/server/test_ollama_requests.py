@@ -111,6 +111,17 @@ def test_generate_refuses(client: httpx.Client, change: dict[str, object], start
         ("/api/show", {}, 400, "model: is missing"),
         ("/api/show", {"model": "none"}, 404, "model 'none' not found"),
         ("/api/show", {"model": "a/../b"}, 400, "model: "),
+        ("/api/chat", [], 400, "body"),
+    ],
+)
+def test_other_routes_refuse(client: httpx.Client, path: str, body: object, status: int, start: str) -> None:
+    assert refuse(client, path, body, status).startswith(start)
+
+
+@pytest.mark.one_server("a cluster refuses to change models")
+@pytest.mark.parametrize(
+    ("path", "body", "status", "start"),
+    [
         ("/api/copy", {"source": "demo"}, 400, "destination"),
         ("/api/copy", {"source": "demo", "destination": "../x"}, 400, "destination: '../x' is not the name"),
         ("/api/copy", {"source": "demo", "destination": "demo-draft"}, 400, "NAME: demo-draft comes with mlxr"),
@@ -140,13 +151,15 @@ def test_generate_refuses(client: httpx.Client, change: dict[str, object], start
         ("/api/create", {"model": "x", "files": {"a.gguf": "zz"}, "stream": False}, 400, "files.a.gguf: 'zz'"),
         ("/api/create", {"model": "x", "files": {"a.gguf": "0" * 64}, "stream": False}, 404, "blob sha256:000"),
         ("/api/pull", {}, 400, "model: is missing"),
-        ("/api/chat", [], 400, "body"),
     ],
 )
-def test_other_routes_refuse(client: httpx.Client, path: str, body: object, status: int, start: str) -> None:
+def test_routes_that_change_models_refuse(
+    client: httpx.Client, path: str, body: object, status: int, start: str
+) -> None:
     assert refuse(client, path, body, status).startswith(start)
 
 
+@pytest.mark.one_server("a cluster refuses to change models, whatever the body")
 @pytest.mark.parametrize("content", [b"", b"{", b'{"model": "\xff"}', b"[" * 100_000, b'{"model": NaN}', b"null"])
 def test_bodies_that_are_no_json(client: httpx.Client, content: bytes) -> None:
     for path in ("/api/chat", "/api/generate", "/api/pull", "/api/create"):
@@ -161,6 +174,7 @@ def test_unknown_paths_and_methods(client: httpx.Client) -> None:
     assert list(client.get("/api/chat").json()) == ["error"]
 
 
+@pytest.mark.one_server("a cluster refuses to change models")
 def test_an_error_after_the_start_is_the_last_line(client: httpx.Client) -> None:
     body = {"model": "x", "from": "none"}
     lines = client.post("/api/create", json=body).text.splitlines()
@@ -307,6 +321,7 @@ def test_unknown_options_and_fields_pass_and_are_named(client: httpx.Client, pat
     assert set(plain.json()) == set(reply.json())
 
 
+@pytest.mark.one_server("a cluster refuses to change models")
 def test_unknown_parameters_of_a_new_model_pass(client: httpx.Client) -> None:
     body = {"model": "warm", "from": "demo", "parameters": {"warmth": 1, "top_k": 3}, "stream": False}
     reply = client.post("/api/create", json=body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 from running_server import MakeServer, RunningServer, wait_until
 
 
@@ -64,6 +65,7 @@ def test_a_model_can_be_unloaded_and_comes_back(make_server: MakeServer) -> None
         assert len(client.get("/v1/admin/models").json()["models"]) == 1
 
 
+@pytest.mark.one_server("Ray Serve's proxy takes any id")
 def test_ids_of_requests(client: httpx.Client) -> None:
     ids = {client.get("/health").headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3

@@ -39,9 +39,11 @@ from mlxr.service.identity import Identity
 logger = logging.getLogger(__name__)
 WAIT_S = 60.0  # for a replica to come, while there is none
 MAX_TRIES = 20
-BUSY, STOPPING, NOT_FOUND = 429, 503, 404  # what replicas answer when they have too much to do, or end
+BUSY, STOPPING = 429, 503  # what replicas answer when they have too much to do, or end
+NOT_HERE = (400, 404)  # what they may answer when another one has kept what is asked for
 BUSY_S = 0.5  # until an answer that broke off asks again
 HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "content-length"})
+TOLD_BY_RAY = frozenset({"x-request-id"})
 REFUSED = ServerError(
     501, "not_supported", "a cluster changes no models: bring the model to all machines and use `mlxr cluster update`"
 )
@@ -137,7 +139,7 @@ class Front:
                 passing.owner = member if needs_owner else None
                 passing.tried.clear()
                 return None
-            may_be_elsewhere = reply.status == BUSY or (needs_owner and reply.status in (400, 404))
+            may_be_elsewhere = reply.status == BUSY or (needs_owner and reply.status in NOT_HERE)
             if may_be_elsewhere and self._has_other(passing, member):
                 passing.tried.add(member.name)
                 continue
@@ -243,14 +245,14 @@ class Front:
         return reply, await reply.read_all()
 
     async def _ask_all(self, passing: Passing) -> Response:
-        """The first reply that is not "not found": what is asked for lies in one replica."""
+        """The first reply that does not say "not found": what is asked for lies in one replica."""
         found = None
         for member in self.fleet.members:
             try:
                 found = await self._ask(member, passing)
             except (*BROKEN, Gone):
                 continue
-            if found[0].status != NOT_FOUND:
+            if found[0].status not in NOT_HERE:
                 break
         if found is None:
             raise NoReplica("no replica is ready")
@@ -304,11 +306,15 @@ def _clean_headers(request: Request) -> list[tuple[bytes, bytes]]:
 
 
 def _names_stored(passing: Passing) -> bool:
-    """Whether the request goes on from a reply that one replica has kept."""
-    if passing.request.url.path.removeprefix("/v1") != "/responses" or b"previous_response_id" not in passing.body:
+    """Whether the request goes on from a reply, or names a part of one, that one replica has kept."""
+    if passing.request.url.path.removeprefix("/v1") != "/responses":
+        return False
+    if b"previous_response_id" not in passing.body and b"item_reference" not in passing.body:
         return False
     try:
-        return bool(json.loads(passing.body).get("previous_response_id"))
+        body = json.loads(passing.body)
+        parts = body.get("input") if isinstance(body.get("input"), list) else []
+        return bool(body.get("previous_response_id")) or any(part.get("type") == "item_reference" for part in parts)
     except (ValueError, AttributeError, RecursionError):
         return False
 
@@ -331,8 +337,11 @@ def _copy_reply(reply: Incoming, content: bytes) -> Response:
 
 
 def _reply_headers(reply: Incoming) -> list[tuple[bytes, bytes]]:
+    """What the client is told. Ray Serve tells the request's id itself, the one that the replica had from it."""
     return [
-        (name.lower(), value) for name, value in reply.headers.raw if name.decode("latin-1").lower() not in HOP_HEADERS
+        (name.lower(), value)
+        for name, value in reply.headers.raw
+        if name.decode("latin-1").lower() not in HOP_HEADERS | TOLD_BY_RAY
     ]
 
 

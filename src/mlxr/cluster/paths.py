@@ -17,7 +17,7 @@ GENERATING = frozenset(
         "/infill",
     }
 )
-STORED = "/v1/responses/"  # what one replica has kept, whichever it is
+STORED = ("/v1/responses/", "/responses/")  # what one replica has kept, whichever it is
 ONE_MACHINE = ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/", "/v1/admin/models/")
 
 
