@@ -66,10 +66,9 @@ def run_replica(folder: Path, name: str, **settings: object) -> Iterator[Member]
     try:
         replica.wait_ready()
         end_s = time.monotonic() + 30
-        while not reports:  # with the reply to the first one comes the token
+        while not replica._app.state.peers.token:  # which comes with the reply to the first report
             assert time.monotonic() < end_s
             time.sleep(0.01)
-        time.sleep(0.01)
         yield Member(replica, reports)
     finally:
         replica._server.should_exit = True
