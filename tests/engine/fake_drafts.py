@@ -69,7 +69,7 @@ class EagerPlanner(Planner):
     def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
         """What is measured changes nothing."""
 
-    def _choose(self, rates: Mapping[K, list[float]], answers: int, room_rows: int) -> dict[K, int]:
+    def _choose(self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int) -> dict[K, int]:
         lengths: dict[K, int] = {}
         for key, own in rates.items():
             lengths[key] = min(len(own), room_rows - sum(lengths.values()))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_constraint import FakeConstraint
 from fake_drafts import draft_eagerly
-from fake_model import STATE, FakeConfig, FakeModel, answer_of, expect_greedy, make_engine, run_all
+from fake_model import FULL, STATE, FakeConfig, FakeModel, answer_of, expect_greedy, make_engine, run_all
 from test_load_invariance import draw_request, run_alone, sort_events
 
 from mlxr.core.errors import SettingError
@@ -176,7 +176,7 @@ def test_drafts_are_as_long_as_they_pay() -> None:
             planner.count(rows, 1.0 + 0.01 * rows if rows < 5 else 3.0, 1)
 
     def plan(drafters: dict[str, tuple[Sure, int]], room_rows: int) -> dict[str, list[int]]:
-        return planner.plan(drafters, room_rows, len(drafters), lambda _, draft: draft)
+        return planner.plan(drafters, room_rows, len(drafters), len(drafters), lambda _, draft: draft)
 
     sure, unsure = Sure(1.0), Sure(0.001)
     assert len(plan({"a": (Sure(0.7), 100)}, 100)["a"]) == 3  # four rows cost no more than one
@@ -199,20 +199,18 @@ def test_costs_follow_what_is_measured() -> None:
 
 
 def test_drafts_are_refused_by_name_where_they_cannot_be() -> None:
-    state, own = FakeConfig(cache_layers=(STATE,)).cache_layers, FakeConfig().cache_layers
     recurrent = DraftSource(FakeModel(FakeConfig(cache_layers=(STATE,))))
     refused = [
-        ("metal", own, None, "device metal"),
-        ("cpu", state, None, "the model has recurrent"),
-        ("cpu", own, recurrent, "the draft model has recurrent"),
+        ("metal", None, "device metal"),
+        ("cpu", recurrent, "the draft model has recurrent"),
     ]
-    for device, layers, draft, text in refused:
-        assert not can_draft(ModelSettings(), device, layers, draft)
+    for device, draft, text in refused:
+        assert not can_draft(ModelSettings(), device, draft)
         with pytest.raises(SettingError, match=f"draft: ngram cannot be used: .*{text}"):
-            can_draft(ModelSettings(draft="ngram"), device, layers, draft)
+            can_draft(ModelSettings(draft="ngram"), device, draft)
     with pytest.raises(SettingError, match="draft: little cannot be used: no such model was loaded"):
-        can_draft(ModelSettings(draft="little"), "cpu", own, None)
-    assert not can_draft(ModelSettings(draft="off"), "cpu", own, None)
+        can_draft(ModelSettings(draft="little"), "cpu", None)
+    assert not can_draft(ModelSettings(draft="off"), "cpu", None)
 
 
 def test_a_step_that_fails_while_it_draws_ends_its_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,3 +230,24 @@ def test_a_step_that_fails_while_it_draws_ends_its_answers_alone(monkeypatch: py
     events = run_all(engine)
     assert answer_of(events, request) == expect_greedy(PROMPT, 3)
     assert events[-1].finish_reason is FinishReason.ERROR
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("page_size", [4, 32])
+def test_states_begin_anew_where_a_draft_was_wrong(right: float, page_size: int) -> None:
+    """What was right is computed once more from the state before, with the next draft; nothing is written twice."""
+    expected = expect_greedy(PROMPT, 60)
+    model = FakeModel(FakeConfig(cache_layers=(STATE, FULL)))
+    engine = draft_eagerly(make_engine(model, page_size=page_size), right, 6)
+    request = engine.submit(PROMPT, SamplingParams(max_tokens=60))
+    events = run_all(engine)
+    assert answer_of(events, request) == expected
+    stats = engine.stats()
+    assert stats.steps < 60 or right == 0.0
+    assert (stats.accepted_tokens == stats.drafted_tokens) == (right == 1.0)
+    assert 40 < stats.decode_tokens <= 59  # the end of an answer that ends within a draft is never written
+    again = engine.submit([*PROMPT, *expected[:40], 9], SamplingParams(max_tokens=9))
+    events = run_all(engine)
+    assert answer_of(events, again) == expect_greedy([*PROMPT, *expected[:40], 9], 9)
+    if page_size == 4:
+        assert events[-1].usage.cached_tokens > 0  # the snapshots lie where pages end

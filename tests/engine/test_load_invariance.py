@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fake_drafts import draft_eagerly, make_draft
-from fake_model import VOCABULARY, make_engine, run_all
+from fake_model import FULL, STATE, VOCABULARY, FakeConfig, FakeModel, make_engine, run_all
 
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
@@ -145,7 +145,9 @@ def compare(answers: Answers, alone: Answers) -> None:
 def draw_engine(chance: random.Random, store_folder: Path | None) -> Engine:
     page_size = chance.choice([1, 4, 7, 32])
     needed_pages = -(-64 // page_size)  # the longest request
+    layers = chance.choice([(FULL, FULL), (FULL, FULL), (STATE, FULL), (STATE,)])
     engine = make_engine(
+        FakeModel(FakeConfig(cache_layers=layers)),
         page_size=page_size,
         pages=needed_pages + chance.choice([0, 1, needed_pages, 8 * needed_pages]),
         max_batch_tokens=chance.choice([4, 5, 16, 64]),

@@ -78,7 +78,7 @@ class Engine:
         self.plan = plan_memory(
             settings, self.context_tokens, shares_prefixes=prefix_sharing, has_fingerprint=bool(fingerprint)
         )
-        drafts = can_draft(settings, ctx.device, self._config.cache_layers, draft)
+        drafts = can_draft(settings, ctx.device, draft)
         draft = draft if drafts and settings.draft != "ngram" else None
         arena, draft_arena = plan_arenas(
             ctx,
@@ -389,11 +389,15 @@ class Engine:
             sequence, completes = chunk.sequence, chunk.completes
             sequence.watch.start(start_s)
             computed_tokens = sequence.computed_tokens
-            self._work.count(chunk)
+            if chunk.waits_for_draft:
+                self._work.count_drafted(chunk)
+            else:
+                self._work.count(chunk)
             reader = sequence.scores if sequence.pool is None else sequence.pool
             if reader is not None and chunk.hidden_tokens:
                 reader.add(next(remaining_hidden), is_first=not sequence.table.length_tokens)
-            self._cache.commit(sequence.table, sequence.tokens, chunk.tokens, sequence.judge_state(chunk.tokens))
+            if not chunk.waits_for_draft:
+                self._commit(sequence, chunk.tokens)
             for event in sequence.report_progress(computed_tokens, now):
                 events += self._answers.deliver(sequence, event)
             if completes and not sequence.draws:
@@ -409,15 +413,17 @@ class Engine:
 
         Each chunk comes with the row of its first logits, from which one token has been drawn. Every token is drawn
         as if it were the only one of a step, so the answer is the same. An accepted token counts as written only then:
-        the cache never hears of the others, whose places the next step writes over.
+        the cache never hears of the others, whose places the next step writes over. A state that has gone past the last
+        right token is dropped: the tokens up to there are computed once more, from the state before.
         """
         events: list[TokenEvent] = []
-        place = 0
+        place, waiting = 0, [chunk for chunk, _ in drafted if chunk.waits_for_draft]
         while drafted := [pair for pair in drafted if _is_accepted(pair[0], place)]:
             place += 1
             for chunk, _ in drafted:
-                self._work.count_accepted(chunk.sequence)
-                self._cache.commit(chunk.sequence.table, chunk.sequence.tokens, 1)
+                self._work.count_accepted(chunk)
+                if not chunk.waits_for_draft:
+                    self._commit(chunk.sequence, 1)
             try:
                 rows = [row + place for _, row in drafted]
                 chosen = logits[rows[0] : rows[0] + 1] if len(rows) == 1 else logits[rows]
@@ -428,7 +434,21 @@ class Engine:
             now = self._clock()
             for (chunk, _), result in zip(drafted, results, strict=True):
                 events += self._accept(chunk.sequence, result, now)
+        for chunk in waiting:
+            sequence = chunk.sequence
+            if sequence.has_ended:
+                continue
+            if sequence.pending_tokens == chunk.rows + 1:
+                self._work.count_written(chunk)
+                self._commit(sequence, chunk.rows)
+            else:
+                sequence.replay_tokens = sequence.pending_tokens - 1
         return events
+
+    def _commit(self, sequence: Sequence, tokens: int) -> None:
+        """The next `tokens` pending tokens of a sequence are written."""
+        sequence.replay_tokens = 0
+        self._cache.commit(sequence.table, sequence.tokens, tokens, sequence.judge_state(tokens))
 
     def _part(self, leader: Sequence) -> list[Sequence]:
         """All answers that a sequence stands for, each on its own from now on, sharing the pages of the prompt."""

@@ -76,6 +76,11 @@ class Chunk:
         return self.completes and self.sequence.draws
 
     @property
+    def waits_for_draft(self) -> bool:
+        """Whether nothing counts as written before all of the draft was checked: states do not go back."""
+        return bool(self.draft) and self.sequence.table.states is not None
+
+    @property
     def hidden_tokens(self) -> int:
         """How many hidden states at the end of the chunk are needed, for an embedding or for scores."""
         pool, scores = self.sequence.pool, self.sequence.scores
@@ -166,13 +171,13 @@ class Scheduler:
         for sequence in self.running:
             (decoding if sequence.is_decoding else prefilling).append(sequence)
         for sequence in decoding:
-            self._take(sequence, 1, chunks)
+            self._take(sequence, sequence.pending_tokens, chunks)
         shares = self._share_prompts()
         for sequence in sorted(prefilling, key=self._find_turn):
             waits = sequence not in self.running or self._waits_for_prefix(sequence, chunks)
             budget_tokens = self._max_batch_tokens - sum(chunk.tokens for chunk in chunks.values())
             budget_tokens = min(budget_tokens, shares.get(sequence.client, 0))
-            if budget_tokens and not waits:
+            if budget_tokens > 0 and not waits:
                 self._look_again(sequence)
                 tokens = min(sequence.pending_tokens, self._prefill_chunk_tokens, budget_tokens)
                 if sequence.boundaries is not None:
@@ -180,24 +185,28 @@ class Scheduler:
                 self._take(sequence, tokens, chunks)
                 if sequence.client is not None:
                     shares[sequence.client] -= tokens
-        if self._drafts is not None and len(chunks) == len(decoding) and self._drafts.allows(len(chunks)):
+        if self._drafts is not None and len(chunks) == len(decoding):
             self._add_drafts(self._drafts, chunks)
         return list(chunks.values())
 
     def _add_drafts(self, planner: Planner, chunks: dict[Sequence, Chunk]) -> None:
         """Let chunks of answers that decode have drafts, as far as there are pages that nobody has to give up."""
+        rows = sum(chunk.tokens for chunk in chunks.values())
+        if not planner.allows(rows):
+            return
         drafters = {
             sequence: (drafter, sequence.draft_room)
             for sequence in chunks
             if (drafter := sequence.get_drafter()) is not None
         }
-        room_rows = self._max_batch_tokens - len(chunks)
-        for sequence, draft in planner.plan(drafters, room_rows, len(chunks), Sequence.cut_draft).items():
+        room_rows = self._max_batch_tokens - rows
+        for sequence, draft in planner.plan(drafters, room_rows, len(chunks), rows, Sequence.cut_draft).items():
+            tokens = chunks[sequence].tokens
             try:
-                self._reserve(sequence.table, 1 + len(draft))
+                self._reserve(sequence.table, tokens + len(draft))
             except OutOfPages:
                 continue
-            chunks[sequence] = Chunk(sequence, 1, tuple(draft))
+            chunks[sequence] = Chunk(sequence, tokens, tuple(draft))
 
     def _share_prompts(self) -> dict[str | None, int]:
         """Tokens of prompts that each client may have in a step.

@@ -67,7 +67,8 @@ class Sequence:
     `draws`. `scores` takes down how likely the prompt's tokens are. `boundaries` say where the state of recurrent
     layers is kept; None where there are none, or nobody would find it. `open_drafter` makes who drafts for the answer,
     from its tokens so far; None: nobody does. Of the `drafted_tokens` that were computed, the `accepted_tokens` were
-    drawn.
+    drawn. The `replay_tokens` before the last one were computed in drafts of which another token was wrong: the state
+    of recurrent layers has gone past them and was dropped, so they are computed once more with the next token.
     """
 
     __slots__ = (
@@ -92,6 +93,7 @@ class Sequence:
         "priority",
         "prompt_tokens",
         "rank",
+        "replay_tokens",
         "sampler",
         "scores",
         "table",
@@ -136,6 +138,7 @@ class Sequence:
         self.scores = scores
         self.boundaries = boundaries
         self.followers: list[Sequence] = []
+        self.replay_tokens = 0
         self.cached_tokens = 0
         self.computed_tokens = 0
         self.logprob_sum = 0.0
@@ -152,9 +155,9 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the last generated token is pending."""
+        """Whether only the last generated token is pending, besides those that are computed once more."""
         tokens = len(self.tokens)
-        return tokens - self.table.length_tokens == 1 and tokens > self.prompt_tokens
+        return tokens - self.table.length_tokens == 1 + self.replay_tokens and tokens > self.prompt_tokens
 
     @property
     def width(self) -> int:
@@ -184,6 +187,9 @@ class Sequence:
     def draft_room(self) -> int:
         """Most tokens of a draft: the one after them must still belong to the answer."""
         room, wanted = self.end_tokens - len(self.tokens) - 1, self.sampler.params.draft_tokens
+        if self.boundaries is not None:  # a step ends where a state may be kept
+            page_size, start = self.table.page_size, self.table.length_tokens
+            room = min(room, (start // page_size + 1) * page_size - len(self.tokens))
         return room if wanted is None else min(room, wanted)
 
     def cut_draft(self, draft: list[int]) -> list[int]:
@@ -198,6 +204,7 @@ class Sequence:
     def rest(self, release: Callable[[SequenceTable], None]) -> None:
         """Give all pages back, those of a draft model too: the answer has ended, or waits to go on."""
         release(self.table)
+        self.replay_tokens = 0
         if self.drafter is not None:
             self.drafter.release(has_ended=self.has_ended)
 
@@ -206,7 +213,7 @@ class Sequence:
 
         Where more was found than could be gone on from, a state will be kept for the next one who parts there.
         """
-        self.table = table
+        self.table, self.replay_tokens = table, 0
         if self.boundaries is not None:
             self.boundaries.add(table.sought_pages * table.page_size)
         gained_tokens = table.length_tokens - self.computed_tokens

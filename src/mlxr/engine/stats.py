@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from mlxr.cache.prefix import NameChanges
 from mlxr.cache.stats import CacheStats
 from mlxr.engine.scheduler import Chunk
-from mlxr.engine.sequence import Sequence
 
 _SUMS = ("pages", "used_pages", "shared_pages", "cached_pages", "free_pages", "peak_pages", "page_bytes")
 
@@ -31,17 +30,27 @@ class Work:
         self.recomputed_tokens += chunk.sequence.count_computed(chunk.tokens)
         if chunk.sequence.is_decoding:
             self.decode_tokens += chunk.tokens
-            self.drafted_tokens += len(chunk.draft)
-            chunk.sequence.drafted_tokens += len(chunk.draft)
+            self.count_drafted(chunk)
         else:
             self.prefill_tokens += chunk.tokens
 
-    def count_accepted(self, sequence: Sequence) -> None:
-        """A drafted token of `sequence` is right, and does not count as cached yet."""
-        self.recomputed_tokens += sequence.count_computed(1)
-        self.decode_tokens += 1
+    def count_drafted(self, chunk: Chunk) -> None:
+        """The drafted tokens of `chunk` were computed, whether they are right or not."""
+        self.drafted_tokens += len(chunk.draft)
+        chunk.sequence.drafted_tokens += len(chunk.draft)
+
+    def count_accepted(self, chunk: Chunk) -> None:
+        """A drafted token of `chunk` is right, and does not count as cached yet."""
         self.accepted_tokens += 1
-        sequence.accepted_tokens += 1
+        chunk.sequence.accepted_tokens += 1
+        if not chunk.waits_for_draft:
+            self.recomputed_tokens += chunk.sequence.count_computed(1)
+            self.decode_tokens += 1
+
+    def count_written(self, chunk: Chunk) -> None:
+        """All of `chunk`, whose draft was right, is about to count as cached."""
+        self.recomputed_tokens += chunk.sequence.count_computed(chunk.rows)
+        self.decode_tokens += chunk.rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,19 +21,18 @@ class DraftSource:
     fingerprint: bytes = b""
 
 
-def can_draft(settings: ModelSettings, device: str, layers: Sequence[LayerCache], draft: DraftSource | None) -> bool:
+def can_draft(settings: ModelSettings, device: str, draft: DraftSource | None) -> bool:
     """Whether answers get drafts. Raises SettingError where drafts were asked for and cannot be.
 
     On a GPU the recorded decoding step takes one token of each answer. A recurrent layer keeps one state, that after
-    the last token of a step, and cannot go back to the last token that was right; so neither model may have any.
+    the last token of a step. From the state before, the tokens that were right are computed once more with the next
+    ones; a draft model, whose guesses are often dropped, may have no such layers.
     """
     if settings.draft == "off":
         return False
     reason = None
     if device not in DRAFT_DEVICES:
         reason = f"on the device {device} a decoding step takes one token of each answer"
-    elif _has_states(layers):
-        reason = "the model has recurrent layers, whose state cannot drop tokens"
     elif draft is not None and _has_states(draft.model.config.cache_layers):
         reason = "the draft model has recurrent layers, whose state cannot drop tokens"
     elif draft is None and settings.draft not in DRAFT_WORDS:

@@ -52,23 +52,24 @@ class Planner:
             if not self._has_read:
                 self.model.count_gain(plain_s / (usual_s + guess_s))
 
-    def allows(self, answers: int) -> bool:
-        """Whether a step of so many answers has room for drafts."""
-        return answers < _MOST_ROWS
+    def allows(self, rows: int) -> bool:
+        """Whether a step of so many rows has room for drafts."""
+        return rows < _MOST_ROWS
 
     def plan(
         self,
         drafters: Mapping[K, tuple[Drafter, int]],
         room_rows: int,
         answers: int,
+        rows: int,
         cut: Callable[[K, list[int]], list[int]],
     ) -> dict[K, list[int]]:
         """Drafts for answers that decode: each with its drafter and the most tokens that it has room for.
 
-        The step has `answers` in all. Drafts take `room_rows` rows at most, besides the one of each answer. The
-        likeliest tokens come first. `cut` leaves of an answer's draft what can be right.
+        The step has `answers` in all, with so many `rows`. Drafts take `room_rows` rows at most besides. The likeliest
+        tokens come first. `cut` leaves of an answer's draft what can be right.
         """
-        room_rows = max(0, min(room_rows, _MOST_ROWS - answers))
+        room_rows = max(0, min(room_rows, _MOST_ROWS - rows))
         limits = {key: (drafter, min(most, self._most_tokens)) for key, (drafter, most) in drafters.items()}
         if self.model is not None:
             self._guess(self.model, limits, room_rows, answers)
@@ -77,7 +78,7 @@ class Planner:
             proposed = cut(key, drafter.propose(most)) if most > 0 else []
             if proposed:
                 offers[key] = proposed, drafter.estimate(len(proposed))
-        lengths = self._choose({key: rates for key, (_, rates) in offers.items()}, answers, room_rows)
+        lengths = self._choose({key: rates for key, (_, rates) in offers.items()}, answers, rows, room_rows)
         return {key: offers[key][0][:length] for key, length in lengths.items()}
 
     @property
@@ -106,7 +107,7 @@ class Planner:
             self.model = None
         self._guess_s = self._clock() - start_s
 
-    def _choose(self, rates: Mapping[K, list[float]], answers: int, room_rows: int) -> dict[K, int]:
+    def _choose(self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int) -> dict[K, int]:
         """How many tokens of each offer to take, given how likely each is right if those before it are."""
         steps: list[tuple[float, int, K]] = []
         for key, own in rates.items():
@@ -116,11 +117,11 @@ class Planner:
                 steps.append((chance, place, key))
         steps.sort(key=lambda step: -step[0])  # stable: a token never stands before those that it follows
         estimate, tokens = self._costs.estimate, float(answers)
-        best, chosen = answers / estimate(answers) * _LEAST_GAIN, 0
+        best, chosen = answers / estimate(rows) * _LEAST_GAIN, 0
         for count, (chance, _, _) in enumerate(steps[:room_rows], 1):
             tokens += chance
-            if tokens / estimate(answers + count) > best:
-                best, chosen = tokens / estimate(answers + count), count
+            if tokens / estimate(rows + count) > best:
+                best, chosen = tokens / estimate(rows + count), count
         lengths: dict[K, int] = {}
         for _, place, key in steps[:chosen]:
             lengths[key] = place + 1
