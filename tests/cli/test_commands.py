@@ -465,6 +465,16 @@ def test_bench(batch: int, gguf: Path, mlxr: Run) -> None:
     assert "decode" in mlxr("bench", gguf, *sizes)
 
 
+def test_bench_shows_what_drafts_bring(gguf: Path, mlxr: Run, refused: Run) -> None:
+    sizes = ["--prompt-tokens", 40, "--generate-tokens", 30, "--batch", 2, "--repeat", 1]
+    report = json.loads(mlxr("bench", gguf, *sizes, "--draft", gguf, "--json"))
+    assert report["text_tokens_per_s"]["min"] > 0
+    assert report["draft_tokens_per_s"]["min"] > 0
+    assert 0 <= report["accepted_tokens"] <= report["drafted_tokens"]
+    assert "were right" in mlxr("bench", gguf, *sizes, "--draft", "ngram")
+    assert "draft: demo has another vocabulary" in refused("bench", gguf, *sizes, "--draft", "demo")
+
+
 def test_bench_refuses_what_does_not_run_side_by_side(gguf: Path, refused: Run) -> None:
     small = ["--prompt-tokens", 8, "--generate-tokens", 4]
     assert "side by side" in refused("bench", gguf, *small, "--batch", 3, "--max-sequences", 2)

@@ -27,6 +27,9 @@ class Guesser:
     def add(self, token_id: int) -> None:
         self._tokens.append(token_id)
 
+    def is_due(self) -> bool:
+        return True
+
     def propose(self, most: int) -> list[int]:
         history = list(self._tokens)
         chance = random.Random(str(history))

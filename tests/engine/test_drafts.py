@@ -36,6 +36,9 @@ def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
         def add(self, _: int) -> None:
             self.given += 1
 
+        def is_due(self) -> bool:
+            return True
+
         def propose(self, most: int) -> list[int]:
             start = self.given - len(PROMPT)
             guess = expected[start : start + most]
@@ -160,6 +163,9 @@ def test_drafts_are_as_long_as_they_pay() -> None:
         def add(self, token_id: int) -> None:
             raise AssertionError
 
+        def is_due(self) -> bool:
+            return True
+
         def propose(self, most: int) -> list[int]:
             return list(range(most))
 
@@ -191,7 +197,7 @@ def test_costs_follow_what_is_measured() -> None:
     costs = StepCosts(8)
     for _ in range(60):
         costs.count(1, 1.0)
-        costs.count(4, 2.0)
+        costs.count(4, 2.0, is_plain=False)
     assert costs.estimate(4) == pytest.approx(2.0, rel=0.1)
     for _ in range(60):  # everything becomes slower alike, and only few steps of one row are there
         costs.count(4, 6.0)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from amounts import choose_amount, choose_schedules
 from engines import open_engine
+from oracle import draft_by_oracle
 from random_model import make_weights
 from tiny_models import CASES, Windows, build_hf, give_windows, make_hf_tensors, map_tensors, read_golden
 
@@ -127,12 +128,17 @@ def run_schedule(chance: random.Random, kind: Kind, folder: Path | None, **build
     )
     text = [chance.randrange(vocabulary) for _ in range(150)]
     asked: dict[int, tuple[tuple[int, ...], int, int]] = {}
+    texts: list[list[int]] = []
+    if chance.random() < 0.5:
+        draft_by_oracle(engine, texts)
     events: dict[int, list[TokenEvent]] = {}
     with closing(engine):
         for step in range(2000):
             if step < 24 and chance.random() < 0.25:
                 prompt = (*text[: chance.choice([5, 70, 140])], *(chance.randrange(vocabulary) for _ in range(2)))
                 tokens, n = chance.choice([1, 9, 30]), chance.choice([1, 1, 2])
+                alone = answer_alone(kind, kv_type, prompt, tokens, n).values()
+                texts += [[*prompt, *(token for token, _ in answer if token is not None)] for answer in alone]
                 asked[engine.submit(prompt, make_params(tokens, n))] = prompt, tokens, n
             for event in engine.step():
                 events.setdefault(event.sequence_id, []).append(event)

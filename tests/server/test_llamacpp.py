@@ -42,6 +42,18 @@ def test_a_completion_tells_all_of_itself(client: httpx.Client) -> None:
     assert reply["content"] == same["choices"][0]["text"]
 
 
+@pytest.mark.parametrize("field", ["draft_tokens", "speculative.n_max"])
+def test_a_request_may_do_without_drafts(client: httpx.Client, field: str) -> None:
+    """The answer is the same; a number below 0 is refused by name."""
+    text = {"prompt": PROMPT * 8, "n_predict": 40}
+    with_drafts, without = complete(client, **text), complete(client, **text, **{field: 0})
+    assert with_drafts["content"] == without["content"]
+    assert without["timings"]["draft_n"] == 0
+    refused = client.post("/completion", json={**text, field: -1})
+    assert refused.status_code == 400
+    assert field in refused.text
+
+
 def test_a_stream_is_the_same_in_pieces(client: httpx.Client) -> None:
     *chunks, last = stream(client, timings_per_token=True)
     whole = complete(client, return_tokens=True)

@@ -197,8 +197,10 @@ class Scheduler:
         drafters = {
             sequence: (drafter, sequence.draft_room)
             for sequence in chunks
-            if (drafter := sequence.get_drafter()) is not None
+            if (drafter := sequence.get_drafter()) is not None and drafter.is_due()
         }
+        if not drafters:
+            return
         room_rows = self._max_batch_tokens - rows
         for sequence, draft in planner.plan(drafters, room_rows, len(chunks), rows, Sequence.cut_draft).items():
             tokens = chunks[sequence].tokens

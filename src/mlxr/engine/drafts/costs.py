@@ -21,8 +21,11 @@ class StepCosts:
         self._counts = [0] * (most_rows + 1)
         self._one_row_s: float | None = None
 
-    def count(self, rows: int, seconds: float) -> None:
-        """Take in a step that decoded, with so many rows."""
+    def count(self, rows: int, seconds: float, *, is_plain: bool = True) -> None:
+        """Take in a step that decoded, with so many rows; a plain one, without drafts, tells how fast all steps are.
+
+        If steps with drafts told that too, they would be compared with themselves.
+        """
         if not 1 <= rows < len(self._factors) or seconds <= 0:
             return
         if self._one_row_s is None:
@@ -33,7 +36,7 @@ class StepCosts:
         if rows > 1:
             weight = max(_SHAPE_WEIGHT, 1 / (1 + self._counts[rows]))
             self._factors[rows] *= 1 + weight * (surprise - 1)
-        if rows == 1 or self._counts[rows] > 2:
+        if is_plain and (rows == 1 or self._counts[rows] > 2):
             self._one_row_s *= 1 + _SCALE_WEIGHT * (surprise - 1)
 
     def estimate(self, rows: int) -> float:

@@ -27,6 +27,9 @@ from mlxr.engine.runner import Floats, Runner
 logger = logging.getLogger(__name__)
 SHORT = 32  # tokens that the draft model may lag behind and still draft in this step
 _MOST_ROWS = 16  # of its steps that are told apart
+_READ_PAUSE = 4  # steps until it is asked again whether to read a text
+_CHECK_PAUSE = 8  # steps until it is asked again whether drafts pay for an answer
+_FIRST_PAUSE, _LONGEST_PAUSE = 2, 64  # times that the answer was no, until there is a trial
 _GAIN_WEIGHT = 0.05  # of the newest step
 _ANSWER_WEIGHT = 0.1  # of the newest answer
 _FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
@@ -57,7 +60,8 @@ class DraftModel:
         self._stop_ids, self._chunk_tokens = frozenset(stop_ids), chunk_tokens
         self._rates, self._costs = Rates(), StepCosts(_MOST_ROWS)
         self._prompt_token_s: float | None = None
-        self._gain = _FIRST_GAIN
+        self._gains = [_FIRST_GAIN] * (_MOST_ROWS + 1)  # by the answers of a step
+        self._trial_pause = self._trial_waits = _FIRST_PAUSE
         self._answer_tokens = _FIRST_ANSWER_TOKENS
 
     def open(self, tokens: list[int], shares: bool) -> ModelDrafter:
@@ -69,9 +73,10 @@ class DraftModel:
         """An answer has come to its end after so many tokens."""
         self._answer_tokens += _ANSWER_WEIGHT * (tokens - self._answer_tokens)
 
-    def count_gain(self, gain: float) -> None:
+    def count_gain(self, answers: int, gain: float) -> None:
         """A step with drafts of this model gave so many times the tokens of a second that one without gives."""
-        self._gain += _GAIN_WEIGHT * (min(gain, 2 * self._gain) - self._gain)
+        before = self._gains[answers]
+        self._gains[answers] += _GAIN_WEIGHT * (min(gain, 2 * before) - before)
 
     def fill(
         self,
@@ -90,28 +95,41 @@ class DraftModel:
         if plain_s is None or credit_s <= 0 or room_rows < 1:
             return False
         row_s = (steps.estimate(answers + room_rows) - steps.estimate(answers)) / room_rows * plain_s
-        prices = _Prices(self._costs, row_s / steps.estimate(answers), plain_s / answers, max(self._gain, 1.0))
+        prices = _Prices(
+            self._costs, row_s / steps.estimate(answers), plain_s / answers, max(self._gains[answers], 1.0)
+        )
         chosen = [pair for pair in wanted if self._is_worth(pair, prices, len(wanted))]
         ready, has_read = [], False
         for drafter, most in chosen:
             if self._count_lag(drafter) <= SHORT:
                 ready.append((drafter, most))
-            elif not has_read and self._may_read(drafter, most, plain_s / answers, credit_s):
+            elif not has_read and self._may_read(drafter, most, plain_s / answers, self._gains[answers], credit_s):
                 has_read = self._read(drafter)
+            else:
+                drafter.pause(_READ_PAUSE)
         if ready := [pair for pair in ready if self._reserve(*pair)]:
             self._draft(ready, room_rows, prices)
         return has_read
 
     def _is_worth(self, pair: tuple[ModelDrafter, int], prices: _Prices, answers: int) -> bool:
         """Whether the model shall draft for an answer now."""
-        drafter, most = pair
+        drafter, _ = pair
         is_long = len(drafter.tokens) + 1 >= self._context_tokens
-        if most < 1 or is_long or drafter.is_foreign(self._vocab_size) or drafter.takes_lookup:
+        if is_long or drafter.is_foreign(self._vocab_size) or drafter.takes_lookup:
             return False
         if drafter.rates.first >= prices.find_bound(answers):
-            drafter.note_worth()
+            self._trial_pause = _FIRST_PAUSE
             return True
-        return drafter.try_again()
+        drafter.pause(_CHECK_PAUSE)
+        return self._try()
+
+    def _try(self) -> bool:
+        """Whether drafts that do not pay, as far as is known, are tried once more: less and less often."""
+        self._trial_waits -= 1
+        if self._trial_waits > 0:
+            return False
+        self._trial_pause = self._trial_waits = min(2 * self._trial_pause, _LONGEST_PAUSE)
+        return True
 
     def _count_lag(self, drafter: ModelDrafter) -> int:
         """Bring the books of an answer's table up to date; how many of its tokens are not in it."""
@@ -126,7 +144,7 @@ class DraftModel:
             self.cache.commit(drafter.table, drafter.tokens, min(right, before_last))
         return len(drafter.tokens) - drafter.table.length_tokens
 
-    def _may_read(self, drafter: ModelDrafter, most: int, token_s: float, credit_s: float) -> bool:
+    def _may_read(self, drafter: ModelDrafter, most: int, token_s: float, gain: float, credit_s: float) -> bool:
         """Whether to compute a part of the text that the model has not read: when drafts are likely to make up for it.
 
         An answer is likely to become as long as others did, and one that is longer to have as many tokens more.
@@ -136,7 +154,7 @@ class DraftModel:
         if each_s is None:
             step_s = self._costs.read_seconds(SHORT)
             each_s = token_s / SHORT if step_s is None else step_s / SHORT
-        saved_s = token_s * (1 - 1 / max(self._gain, _LEAST_GAIN))
+        saved_s = token_s * (1 - 1 / max(gain, _LEAST_GAIN))
         length = len(drafter.tokens) - drafter.opened_tokens
         likely = min(max(self._answer_tokens - length, length), most)
         return lag * each_s <= min(credit_s, likely * saved_s)

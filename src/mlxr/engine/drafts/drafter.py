@@ -13,6 +13,10 @@ class Drafter(Protocol):
         """The answer has one more token."""
         ...
 
+    def is_due(self) -> bool:
+        """Whether there may be a guess for the next step; asked once in each, and answered at once."""
+        ...
+
     def propose(self, most: int) -> list[int]:
         """Return the next tokens, at most `most`, as far as there is a guess; asking twice gives the same."""
         ...

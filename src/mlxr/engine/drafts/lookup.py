@@ -31,24 +31,35 @@ class Lookup:
         self._source = -1  # the place whose token is the guess for the next one; below 0: none
         self._length = 0  # how many tokens before that place are those at the end
         self._rates = list(_FIRST_GUESSES)
-        for end in range(2, len(self._tokens) + 1):
-            self._note(end)
+        self._note_all()
         self._search()
 
     def add(self, token_id: int) -> None:
         """The text has one more token, which is compared with the guess."""
         tokens, source = self._tokens, self._source
-        is_right = source >= 0 and tokens[source] == token_id
+        is_right = False
         if source >= 0:
+            is_right = tokens[source] == token_id
             number = _CLASS_OF[min(self._length, _LONGEST)]
             self._rates[number] += _WEIGHT * (is_right - self._rates[number])
         tokens.append(token_id)
-        if len(tokens) > 1:
-            self._note(len(tokens))
+        end = len(tokens)
+        before = -1
+        if end > 1:
+            key = tokens[end - 2] << _KEY_BITS | token_id
+            before = self._latest.get(key, -1)
+            self._before.append(before)
+            self._latest[key] = end
         if is_right:
             self._source, self._length = source + 1, self._length + 1
-        else:
+        elif before >= 0:
             self._search()
+        else:
+            self._source, self._length = -1, 0
+
+    def is_due(self) -> bool:
+        """Whether the last tokens were there before."""
+        return self._source >= 0
 
     def propose(self, most: int) -> list[int]:
         """Return what followed the best match; one that reaches the end of the text goes on with itself."""
@@ -68,11 +79,15 @@ class Lookup:
     def release(self, *, has_ended: bool) -> None:
         """Nothing is held that others could use."""
 
-    def _note(self, end: int) -> None:
-        """Remember the place after the first `end` tokens by the last two of them."""
-        key = self._tokens[end - 2] << _KEY_BITS | self._tokens[end - 1]
-        self._before.append(self._latest.get(key, -1))
-        self._latest[key] = end
+    def _note_all(self) -> None:
+        """Remember the place after each two tokens, as `add` does for one more."""
+        latest, before, last = self._latest, self._before, None
+        for end, token_id in enumerate(self._tokens, 1):
+            if last is not None:
+                key = last << _KEY_BITS | token_id
+                before.append(latest.get(key, -1))
+                latest[key] = end
+            last = token_id
 
     def _search(self) -> None:
         """Find the earlier place with most of the last tokens before it, the latest of several."""

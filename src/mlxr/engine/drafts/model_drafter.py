@@ -13,8 +13,6 @@ from mlxr.cache.prefix import PageKeys
 from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.drafts.rates import Rates
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 8, 256  # tokens of an answer between two trials, where drafts do not pay
-
 
 class ModelDrafter:
     """Follows the answer in `tokens`, a list that grows. `release_table` takes its table, `note_end` its length."""
@@ -22,7 +20,6 @@ class ModelDrafter:
     __slots__ = (
         "_highest",
         "_note_end",
-        "_pause_tokens",
         "_release_table",
         "_right_tokens",
         "_start",
@@ -58,7 +55,7 @@ class ModelDrafter:
         self.reach = 1.0  # how likely all of the drafted tokens are right
         self._highest = max(tokens, default=0)
         self._start = self._right_tokens = 0
-        self._pause_tokens = self._waits_tokens = _FIRST_PAUSE
+        self._waits_tokens = 0
 
     @property
     def takes_lookup(self) -> bool:
@@ -86,17 +83,21 @@ class ModelDrafter:
         self._right_tokens = self.written_tokens = 0
         return right
 
-    def try_again(self) -> bool:
-        """Whether drafts that did not pay are tried once more: less and less often."""
-        self._waits_tokens -= 1
+    def is_due(self) -> bool:
+        """Whether to look at what the model, or the text, could do for the answer now."""
         if self._waits_tokens > 0:
-            return False
-        self._pause_tokens = self._waits_tokens = min(2 * self._pause_tokens, _LONGEST_PAUSE)
+            self._waits_tokens -= 1
+            return self.lookup.is_due()
         return True
 
-    def note_worth(self) -> None:
-        """Drafts pay now; should they cease to, the first trial comes soon."""
-        self._pause_tokens = self._waits_tokens = _FIRST_PAUSE
+    @property
+    def asks_model(self) -> bool:
+        """Whether the model is to be looked at."""
+        return not self._waits_tokens
+
+    def pause(self, tokens: int) -> None:
+        """Do not look for so many steps."""
+        self._waits_tokens = tokens
 
     def add(self, token_id: int) -> None:
         """The answer has one more token, which is compared with the guess; it is in the list already."""

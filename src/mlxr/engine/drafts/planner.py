@@ -19,13 +19,25 @@ from mlxr.engine.drafts.model_drafter import ModelDrafter
 logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 _LEAST_GAIN = 1.05  # drafts must promise this much, as estimates are never exact
+_LOOK_EVERY = 4  # of steps without drafts so many are measured as one
+_PLAIN_EVERY = 48  # steps with drafts, one without shows what they are compared with
 _MOST_ROWS = 16  # of a step that has drafts: beyond, a step is bound by multiplying
 
 
 class Planner:
     """Chooses the lengths of drafts, at most `most_tokens` for one answer. Without `model` they cost nothing."""
 
-    __slots__ = ("_clock", "_costs", "_credit", "_guess_s", "_has_read", "_most_tokens", "model")
+    __slots__ = (
+        "_clock",
+        "_costs",
+        "_credit",
+        "_guess_s",
+        "_has_read",
+        "_most_tokens",
+        "_plain_steps",
+        "_since_plain",
+        "model",
+    )
 
     def __init__(
         self, most_tokens: int, model: DraftModel | None = None, clock: Callable[[], float] = time.perf_counter
@@ -33,24 +45,32 @@ class Planner:
         self._most_tokens, self.model, self._clock = most_tokens, model, clock
         self._costs, self._credit = StepCosts(_MOST_ROWS), Credit()
         self._guess_s, self._has_read = 0.0, False
+        self._since_plain = self._plain_steps = 0
 
     def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
         """Take in a step that decoded `answers`, with so many rows, and gave so many tokens.
 
         Its seconds count from before the planning. None: it computed prompts, too.
         """
+        is_plain = rows == answers
+        if is_plain and not self._guess_s:
+            self._plain_steps += 1
+            if self._plain_steps % _LOOK_EVERY and self._plain_steps > _LOOK_EVERY:
+                self._since_plain = 0
+                return
         step_s, guess_s = seconds - self._guess_s, self._guess_s
         self._guess_s = 0.0
         if answers is not None:
-            self._costs.count(rows, step_s)
-        self._credit.count_step(step_s, self._costs.read_seconds(1))
+            self._costs.count(rows, step_s, is_plain=is_plain)
+            self._since_plain = 0 if is_plain else self._since_plain + 1
+        self._credit.count_step(step_s * (_LOOK_EVERY if is_plain else 1), self._costs.read_seconds(1))
         plain_s = self._costs.read_seconds(answers or 1)
         usual_s = self._costs.read_seconds(rows)  # this one may have been held up by other programs
         if guess_s and answers and plain_s and usual_s and self.model is not None:
             plain_s *= tokens / answers
             self._credit.save(plain_s - usual_s - min(guess_s, plain_s))
             if not self._has_read:
-                self.model.count_gain(plain_s / (usual_s + guess_s))
+                self.model.count_gain(answers, plain_s / (usual_s + guess_s))
 
     def allows(self, rows: int) -> bool:
         """Whether a step of so many rows has room for drafts."""
@@ -69,6 +89,8 @@ class Planner:
         The step has `answers` in all, with so many `rows`. Drafts take `room_rows` rows at most besides. The likeliest
         tokens come first. `cut` leaves of an answer's draft what can be right.
         """
+        if self._since_plain >= _PLAIN_EVERY:
+            return {}
         room_rows = max(0, min(room_rows, _MOST_ROWS - rows))
         limits = {key: (drafter, min(most, self._most_tokens)) for key, (drafter, most) in drafters.items()}
         if self.model is not None:
@@ -96,7 +118,13 @@ class Planner:
         self, model: DraftModel, drafters: Mapping[K, tuple[Drafter, int]], room_rows: int, answers: int
     ) -> None:
         """Let the draft model guess. Should it fail, there are no more guesses of it, and the answers go on."""
-        wanted = [(drafter, most) for drafter, most in drafters.values() if isinstance(drafter, ModelDrafter)]
+        wanted = [
+            (drafter, most)
+            for drafter, most in drafters.values()
+            if isinstance(drafter, ModelDrafter) and most > 0 and drafter.asks_model
+        ]
+        if not wanted:
+            return
         start_s = self._clock()
         try:
             self._has_read = model.fill(wanted, answers, room_rows, self._costs, self._credit.seconds)
