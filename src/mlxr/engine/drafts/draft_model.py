@@ -94,10 +94,9 @@ class DraftModel:
         plain_s = steps.read_seconds(answers)
         if plain_s is None or credit_s <= 0 or room_rows < 1:
             return False
-        row_s = (steps.estimate(answers + room_rows) - steps.estimate(answers)) / room_rows * plain_s
-        prices = _Prices(
-            self._costs, row_s / steps.estimate(answers), plain_s / answers, max(self._gains[answers], 1.0)
-        )
+        room_rows = self._choose_rows(wanted, answers, room_rows, steps)
+        row_s = (steps.estimate(answers + room_rows) / steps.estimate(answers) - 1) * plain_s / room_rows
+        prices = _Prices(self._costs, row_s, plain_s / answers, max(self._gains[answers], 1.0))
         chosen = [pair for pair in wanted if self._is_worth(pair, prices, len(wanted))]
         ready, has_read = [], False
         for drafter, most in chosen:
@@ -110,6 +109,23 @@ class DraftModel:
         if ready := [pair for pair in ready if self._reserve(*pair)]:
             self._draft(ready, room_rows, prices)
         return has_read
+
+    def _choose_rows(
+        self, wanted: Sequence[tuple[ModelDrafter, int]], answers: int, room_rows: int, steps: StepCosts
+    ) -> int:
+        """How many drafted tokens, spread evenly, would make the tokens of a second most: some rows are far dearer."""
+        width, one_s = len(wanted), steps.read_seconds(1)
+        rate = sum(drafter.rates.first for drafter, _ in wanted) / width
+        own_s = self._costs.read_seconds(width)
+        place_cost = 0.0 if one_s is None or own_s is None else own_s / one_s * steps.estimate(1)
+        best, chosen, tokens = 0.0, 1, float(answers)
+        for rows in range(1, room_rows + 1):
+            place = -(-rows // width)
+            tokens += rate**place
+            speed = tokens / (steps.estimate(answers + rows) + place_cost * place)
+            if speed > best:
+                best, chosen = speed, rows
+        return chosen
 
     def _is_worth(self, pair: tuple[ModelDrafter, int], prices: _Prices, answers: int) -> bool:
         """Whether the model shall draft for an answer now."""
