@@ -76,8 +76,8 @@ class Kernel:
     """`body` and `headers` are files in `folder`; `inputs` and `outputs` are the names of the arrays in the body.
 
     `type_names` names what constants TYPE_A and TYPE_B may be. `boxed` are those of the inputs that it brings into
-    rings in its memory, in boxes: a launch has a `Box` for each. A kernel without them does not know the words of
-    rings.
+    rings in its memory, in boxes: a launch has a `Box` for each. A kernel without them knows the words of rings only if
+    it `has_rings`.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Kernel:
     outputs: tuple[str, ...]
     headers: tuple[str, ...] = ()
     boxed: tuple[str, ...] = ()
+    has_rings: bool = False
     type_names: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -142,7 +143,7 @@ def read_prelude(target: Target) -> str:
 @cache
 def read_header(kernel: Kernel, target: Target) -> str:
     """The prelude of `target`, with the words of rings if inputs are boxed, and the kernel's own headers."""
-    rings = _RINGS[target] if kernel.boxed else ()
+    rings = _RINGS[target] if kernel.boxed or kernel.has_rings else ()
     parts = [*(Path(__file__).parent / name for name in rings), *(kernel.folder / name for name in kernel.headers)]
     return "\n".join([read_prelude(target), *(part.read_text() for part in parts)])
 

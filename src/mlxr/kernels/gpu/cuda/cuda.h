@@ -129,6 +129,7 @@ FUNCTION uint widen_byte(uint word, int which) { return __byte_perm(word, 0x4343
 template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
   return __byte_perm(__byte_perm(a, b, 0x0040 + 0x11 * WHICH), __byte_perm(c, d, 0x0040 + 0x11 * WHICH), 0x5410);
 }
+FUNCTION uint pick_bytes(uint a, uint b, uint which) { return __byte_perm(a, b, which); }
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   uint pair;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(pair) : "r"(a), "r"(b), "r"(c));

@@ -13,10 +13,10 @@ FUNCTION void await_slot(const Slot *slot, int turn) {
                "r"(turn & 1)
                : "memory");
 }
-template <int COUNT, int READERS> FUNCTION void open_slots(Slot *slots) {
+template <int COUNT, int READERS, int FILLERS = 1> FUNCTION void open_slots(Slot *slots) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2 * COUNT; ++i) {
-      const int arrivals = i < COUNT ? 1 : READERS;
+      const int arrivals = i < COUNT ? FILLERS : READERS;
       asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(slots + i)), "r"(arrivals));
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -30,6 +30,12 @@ template <int COUNT> FUNCTION void await_full(Slot *slots, int slot, int turn) {
 template <int COUNT> FUNCTION void free_slot(Slot *slots, int slot) {
   if (threadIdx.x % 32 == 0)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(slots + COUNT + slot)) : "memory");
+}
+template <int COUNT> FUNCTION void fill_slot(Slot *slots, int slot) {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncwarp();
+  if (threadIdx.x % 32 == 0)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(slots + slot)) : "memory");
 }
 FUNCTION void expect_bytes(Slot *slots, int slot, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(slots + slot)), "r"(bytes)
@@ -50,26 +56,33 @@ FUNCTION void bring_box(const Box &box, int, int, int row, int column, uint *to,
 
 FUNCTION void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FUNCTION void seal_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-FUNCTION void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int COUNT = 0> FUNCTION void await_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(COUNT) : "memory");
+}
 template <int BLOCKS> FUNCTION unsigned long long describe_panel(const uint *p, int first) {
   const unsigned long long at = ((shared_address(p) + 2 * first) & 0x3FFFF) >> 4, groups = 64 * BLOCKS;
   return at | 1ull << 16 | groups << 32 | 1ull << 62; // rows of 128 bytes, crosswise; eight are `groups` from the next
 }
 template <typename T, int N> struct Panels {};
-#define MLXR_PLACES_48                                                                                                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+#define MLXR_PLACES_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define MLXR_PLACES_32 MLXR_PLACES_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define MLXR_PLACES_48 MLXR_PLACES_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define MLXR_PLACES_64 MLXR_PLACES_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define MLXR_PLACES_96 MLXR_PLACES_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define MLXR_PLACES_112 MLXR_PLACES_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define MLXR_PLACES_128 MLXR_PLACES_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define MLXR_SUMS_8(i)                                                                                                 \
-  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]),        \
-      "+f"(sums[i + 6]), "+f"(sums[i + 7])
-#define MLXR_SUMS_48 MLXR_SUMS_8(0), MLXR_SUMS_8(8), MLXR_SUMS_8(16)
+#define MLXR_PLACES_192 MLXR_PLACES_128 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MLXR_PLACES_256 MLXR_PLACES_192 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define MLXR_SUMS_8(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define MLXR_SUMS_16 MLXR_SUMS_8(0)
+#define MLXR_SUMS_32 MLXR_SUMS_16, MLXR_SUMS_8(8)
+#define MLXR_SUMS_48 MLXR_SUMS_32, MLXR_SUMS_8(16)
 #define MLXR_SUMS_64 MLXR_SUMS_48, MLXR_SUMS_8(24)
 #define MLXR_SUMS_96 MLXR_SUMS_64, MLXR_SUMS_8(32), MLXR_SUMS_8(40)
 #define MLXR_SUMS_112 MLXR_SUMS_96, MLXR_SUMS_8(48)
 #define MLXR_SUMS_128 MLXR_SUMS_112, MLXR_SUMS_8(56)
+#define MLXR_SUMS_192 MLXR_SUMS_128, MLXR_SUMS_8(64), MLXR_SUMS_8(72), MLXR_SUMS_8(80), MLXR_SUMS_8(88)
+#define MLXR_SUMS_256 MLXR_SUMS_192, MLXR_SUMS_8(96), MLXR_SUMS_8(104), MLXR_SUMS_8(112), MLXR_SUMS_8(120)
 #define MLXR_PANELS(T, KIND, N, A, B)                                                                                  \
   template <> struct Panels<T, N> {                                                                                    \
     static FUNCTION void multiply(float *sums, unsigned long long a, unsigned long long b) {                           \
@@ -92,4 +105,25 @@ MLXR_PANELS(f16, "f16", 128, 64, 65)
 template <typename T, int N, int BLOCKS>
 FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int first) {
   Panels<T, N>::multiply(sums, describe_panel<1>(a, first), describe_panel<BLOCKS>(b, first));
+}
+
+template <int N> struct Held {};
+#define MLXR_HELD(N, A, B, C, D, AT)                                                                                   \
+  template <> struct Held<N> {                                                                                         \
+    static FUNCTION void multiply(float *sums, const uint *a, unsigned long long b) {                                  \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" MLXR_PLACES_##N "}, {%" #A ", %" #B    \
+                   ", %" #C ", %" #D "}, %" #AT ", 1, 1, 1, 0;"                                                        \
+                   : MLXR_SUMS_##N                                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                              \
+    }                                                                                                                  \
+  };
+MLXR_HELD(16, 8, 9, 10, 11, 12)
+MLXR_HELD(32, 16, 17, 18, 19, 20)
+MLXR_HELD(64, 32, 33, 34, 35, 36)
+MLXR_HELD(96, 48, 49, 50, 51, 52)
+MLXR_HELD(128, 64, 65, 66, 67, 68)
+MLXR_HELD(192, 96, 97, 98, 99, 100)
+MLXR_HELD(256, 128, 129, 130, 131, 132)
+template <int N> FUNCTION void multiply_held(float *sums, const uint *a, const uint *b, int first) {
+  Held<N>::multiply(sums, a, describe_panel<1>(b, first));
 }

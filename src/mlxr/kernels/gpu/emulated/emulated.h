@@ -30,6 +30,7 @@
 //   widen_bytes           two neighbouring bytes below 128 of a word, as the pair 128 + byte
 //   widen_byte            one byte below 128 of a word, as the same twice
 //   join_bytes<N>         byte N of each of four words, in one word
+//   pick_bytes            the bytes of a, then those of b, that the lowest four nibbles name, each below 8
 //   multiply_pairs        a * b + c of each half
 //   load_pairs            eight neighbours of any type as four pairs of bf16; the address is a multiple of 16 bytes
 //   multiply_tile<T>      sums += a b on the matrix units, by all lanes of a SIMD-group: a is 16 x 16, b 16 x 8, and
@@ -197,6 +198,13 @@ FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0
 template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
   return (a >> 8 * WHICH & 0xFFu) | (b >> 8 * WHICH & 0xFFu) << 8 | (c >> 8 * WHICH & 0xFFu) << 16 |
          (d >> 8 * WHICH & 0xFFu) << 24;
+}
+FUNCTION uint pick_bytes(uint a, uint b, uint which) {
+  const uint64_t all = a | uint64_t(b) << 32;
+  uint picked = 0u;
+  for (int i = 0; i < 4; ++i)
+    picked |= uint(all >> 8 * (which >> 4 * i & 7u) & 0xFFu) << 8 * i;
+  return picked;
 }
 FUNCTION uint multiply_pairs(uint a, uint b, uint c) {
   const double low = double(low_of(a)) * low_of(b) + low_of(c), high = double(high_of(a)) * high_of(b) + high_of(c);

@@ -3,7 +3,8 @@
 //
 //   BOX_ROOM              a ROOM that starts at a multiple of 1,024 bytes
 //   SLOTS                 declares what tells of COUNT slots of a ring whether they are full
-//   open_slots<COUNT, READERS>    before their use, by all threads: so many SIMD-groups free a slot each time
+//   open_slots<COUNT, READERS, FILLERS>    before their use, by all threads: so many SIMD-groups free a slot each time,
+//                         and so many (1) fill it, if not by boxes
 //   expect_bytes          by the lane that fills a slot, before it brings what is so large
 //   bring_box<ROWS, BLOCKS, KEEP>    begins to bring rows and blocks of 64 columns of a matrix of 16-bit numbers, whose
 //                         size is given, into a slot: eight rows of all blocks, block after block, then the next eight.
@@ -11,16 +12,19 @@
 //                         KEEP: others read the same, so it stays in the cache. The launch has a Box for the matrix
 //   await_free, await_full    until what was in the slot before its `turn`th use has been read; until that use's is in
 //   free_slot             by all lanes of a SIMD-group that has read it
+//   fill_slot             by all lanes of a SIMD-group that has written its share of a slot and awaited its copies
 //   begin_products, multiply_panels<T, N, BLOCKS>, seal_products, await_products    by four SIMD-groups: sums += a b^T
 //                         on the matrix units straight from the threadgroup's memory, with 64 rows of a, a box of one
 //                         block, and N rows of b, a block of a box, both from column `first` on, 16 columns. Of
 //                         SIMD-group s, lane 4 g + t has columns 8 j + 2 t and 8 j + 2 t + 1 of rows 16 s + g, then of
 //                         16 s + g + 8. Sums are in, and what was read may be written again, once all that is sealed is
-//                         awaited; here at once
+//                         awaited, or with await_products<COUNT> all but the last COUNT of it; here at once
+//   multiply_held<N>      the same of bf16 with a in registers: each SIMD-group holds 16 rows of 16 columns as for
+//                         multiply_tile, and b is N rows of a box of one block
 
 namespace emulated {
 struct Slot {
-  int freed, filled, readers;
+  int freed, filled, readers, fillers, arrived;
   int expected, bytes; // of the use that is being filled
   std::vector<Copy> copies;
 };
@@ -30,11 +34,12 @@ typedef emulated::Slot Slot;
 #define SLOTS(name, COUNT) static Slot name[COUNT]
 #define BOX_ROOM(name, WORDS) alignas(1024) static uint name[WORDS]
 
-template <int COUNT, int READERS> FUNCTION void open_slots(Slot *slots) {
+template <int COUNT, int READERS, int FILLERS = 1> FUNCTION void open_slots(Slot *slots) {
   if (emulated::group.running->thread == 0)
     for (int i = 0; i < COUNT; ++i) {
       slots[i] = Slot{};
       slots[i].readers = READERS;
+      slots[i].fillers = FILLERS;
     }
   barrier();
 }
@@ -79,9 +84,16 @@ template <int COUNT> FUNCTION void free_slot(Slot *slots, int slot) {
   if (emulated::find_lane() == 0)
     ++slots[slot].freed;
 }
+template <int COUNT> FUNCTION void fill_slot(Slot *slots, int slot) {
+  simd_barrier();
+  if (emulated::find_lane() == 0 && ++slots[slot].arrived == slots[slot].fillers) {
+    slots[slot].arrived = 0;
+    ++slots[slot].filled;
+  }
+}
 FUNCTION void begin_products() {}
 FUNCTION void seal_products() {}
-FUNCTION void await_products() {}
+template <int COUNT = 0> FUNCTION void await_products() {}
 template <typename T> FUNCTION float panel_value(const uint *panel, int blocks, int row, int column) {
   const uint *group = panel + row / 8 * blocks * 256;
   return half_of<T>(group[row % 8 * 32 + (column / 8 ^ row % 8) * 4 + column % 8 / 2], column % 2);
@@ -95,4 +107,14 @@ FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int fir
       for (int k = first; k < first + 16; ++k)
         sums[4 * j + i] += panel_value<T>(a, 1, row, k) * panel_value<T>(b, BLOCKS, column, k);
     }
+}
+template <int N> FUNCTION void multiply_held(float *sums, const uint *a, const uint *b, int first) {
+  const uint *all = emulated::exchange(a, 4);
+  const int lane = emulated::find_lane();
+  for (int j = 0; j < N / 8; ++j)
+    for (int i = 0; i < 4; ++i)
+      for (int k = 0; k < 16; ++k) {
+        const uint pair = all[(lane / 4 * 4 + k % 8 / 2) * emulated::WORDS + k / 8 * 2 + i / 2];
+        sums[4 * j + i] += half_of<bf16>(pair, k % 2) * panel_value<bf16>(b, 1, 8 * j + lane % 4 * 2 + i % 2, first + k);
+      }
 }

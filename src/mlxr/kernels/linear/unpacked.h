@@ -1,0 +1,351 @@
+// Blocks of weights that are unpacked in registers, where the matrix units take them; x is in the threadgroup's memory.
+//
+// A unit is 256 columns of 16 rows, which a SIMD-group copies to its own ring in the threadgroup's memory, plane after
+// plane and row after row. Lane 4 g + t unpacks of rows g and g + 8 what it has to hold of 16 columns: 2 t, 2 t + 1,
+// 2 t + 8 and 2 t + 9. So each weight is unpacked once for all tokens, and columns keep their order.
+
+// One plane of a unit, BYTES of each row STRIDE words apart, behind planes of BEFORE bytes; the second eight rows are
+// `jump` rows further on. Of two bytes, their neighbours come too, one of which is meant.
+template <int COLUMNS, int BEFORE, int BYTES, int STRIDE>
+FUNCTION void bring_plane(Bytes base, uint64_t total, uint row, uint jump, int unit, GROUP uint *to, int lane) {
+  constexpr int EACH = BYTES % 16 ? 4 : 16, PIECES = BYTES < EACH ? 1 : BYTES / EACH;
+  UNROLL
+  for (int i = 0; i < (BYTES ? 16 * PIECES : 0); i += 32) {
+    const int index = i + lane, r = index / PIECES, p = index % PIECES;
+    if (r < 16) {
+      const uint at = (row + r + (r < 8 ? 0u : jump)) * (COLUMNS / 256) + unit;
+      Bytes from = base + BEFORE * total + uint64_t(BYTES < 4 ? at & ~1u : at) * BYTES + EACH * p;
+      if (EACH == 16)
+        stream_words(from, to + r * STRIDE + 4 * p);
+      else
+        copy_word(from, to + r * STRIDE + p);
+    }
+  }
+}
+
+// A unit of up to four planes with A, B, C and D bytes of a row. The rows of the first PADDED planes are four words
+// further apart than they need, so that eight rows lie in different banks; behind `SCALES` words the planes after them
+// lie as in a weight of 16 rows.
+template <int PADDED, int A, int B = 0, int C = 0, int D = 0> struct Unit {
+  enum {
+    STRIDE = A / 4 + (PADDED > 0 ? 4 : 0),
+    SECOND = 16 * STRIDE,
+    SECOND_STRIDE = B / 4 + (PADDED > 1 ? 4 : 0),
+    THIRD = SECOND + 16 * SECOND_STRIDE,
+    LAST = THIRD + 16 * (C / 4),
+    WORDS = LAST + (D ? 16 : 0),
+    SCALES = 64 * PADDED
+  };
+  template <int COLUMNS>
+  static FUNCTION void bring(Bytes base, uint64_t total, uint row, uint jump, int unit, GROUP uint *to, int lane) {
+    bring_plane<COLUMNS, 0, A, STRIDE>(base, total, row, jump, unit, to, lane);
+    bring_plane<COLUMNS, A, B, SECOND_STRIDE>(base, total, row, jump, unit, to + SECOND, lane);
+    bring_plane<COLUMNS, A + B, C, C / 4>(base, total, row, jump, unit, to + THIRD, lane);
+    bring_plane<COLUMNS, A + B + C, D, 1>(base, total, row, jump, unit, to + LAST, lane);
+  }
+};
+
+// Bytes 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the sixteen from `first` on.
+FUNCTION uint read_pairs(const GROUP uint *row, int first, int t) {
+  const GROUP uint8_t *from = reinterpret_cast<const GROUP uint8_t *>(row) + first + 2 * t;
+  return load_u16(from) | load_u16(from + 8) << 16;
+}
+FUNCTION void split_pairs(uint pairs, PRIVATE uint *w) {
+  w[0] = pairs & 0x0F0F0F0Fu;
+  w[1] = pairs >> 4 & 0x0F0F0F0Fu;
+}
+FUNCTION uint repeat_pair(float v) { return pack_pair(v, v); }
+
+// What numbers a type's words hold: integers without signs, of which ZERO is zero; or bytes with signs.
+template <int OFFSETS_, int ZERO> struct Unsigned {
+  enum { OFFSETS = OFFSETS_ };
+  static FUNCTION uint widen(uint word, int which) { // 128 + q is exact in bf16, and so is q then
+    const uint less = 0xC300u + ZERO;
+    return multiply_pairs(widen_bytes(word, which), 0x3F803F80u, less | less << 16);
+  }
+};
+template <int OFFSETS_> struct Signed {
+  enum { OFFSETS = OFFSETS_ };
+  static FUNCTION uint widen(uint word, int which) { // 128 + the lower bits, less 128 or 256
+    return multiply_pairs(widen_bytes(word & 0x80808080u, which), 0xBF80BF80u, widen_bytes(word & 0x7F7F7F7Fu, which));
+  }
+};
+
+// How a type lies in a unit. `split` gives the near and the far four numbers that a lane holds of a run of a row, and
+// `terms` their scales, or with OFFSETS scales and offsets, as pairs; SHARING runs have the same ones.
+struct Singly {
+  enum { SHARING = 1 };
+};
+template <typename Q, typename U> struct ScaledByType {
+  static FUNCTION void terms(const GROUP uint *unit, int r, int run, uint, PRIVATE uint *step, PRIVATE uint *low) {
+    constexpr int EACH = 256 / Q::BLOCK;
+    float scale[2], offset[2];
+    Q::scales(reinterpret_cast<Bytes>(unit + U::SCALES), 16 * EACH, uint64_t(r * EACH + run / Q::RUNS), run % Q::RUNS,
+              scale, offset);
+    UNROLL
+    for (int i = 0; i < 2; ++i)
+      Q::pack_terms(scale[i], offset[i], step + i, low + i);
+  }
+};
+template <typename Q, typename U> struct ScaledInFloats {
+  static FUNCTION void terms(const GROUP uint *unit, int r, int run, uint odd, PRIVATE uint *step, PRIVATE uint *low) {
+    ScaledByType<Q, U>::terms(unit, r, run, odd, step, low);
+    UNROLL
+    for (int i = 0; i < 2; ++i)
+      step[i] = repeat_pair(bits_to_float(step[i]));
+  }
+};
+
+template <typename Q> struct Packed {};
+
+template <typename Q, typename U, int FIRST> struct PackedNibbles : U, ScaledByType<Q, U> {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    split_pairs(read_pairs(unit + r * U::STRIDE, FIRST + 16 * run, t), w);
+  }
+};
+template <> struct Packed<Q4_0> : PackedNibbles<Q4_0, Unit<1, 128, 16>, 0>, Unsigned<0, 8>, Singly {};
+template <> struct Packed<Q4_1> : PackedNibbles<Q4_1, Unit<1, 128, 32>, 0>, Unsigned<1, 0>, Singly {};
+template <> struct Packed<Affine4<1>> : PackedNibbles<Affine4<1>, Unit<1, 128, 64>, 0>, Unsigned<1, 0>, Singly {};
+template <> struct Packed<Affine4<2>> : PackedNibbles<Affine4<2>, Unit<1, 128, 32>, 0>, Unsigned<1, 0> {
+  enum { SHARING = 2 };
+};
+template <> struct Packed<Q4_K> : PackedNibbles<Q4_K, Unit<0, 144>, 16>, Unsigned<1, 0> {
+  enum { SHARING = 2 };
+};
+
+template <> struct Packed<Q5_K> : Unit<0, 176>, ScaledByType<Q5_K, Unit<0, 176>>, Unsigned<1, 0> {
+  enum { SHARING = 2 };
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const uint high = read_pairs(unit + r * STRIDE, 16 + 16 * (run % 2), t);
+    split_pairs(read_pairs(unit + r * STRIDE, 48 + 16 * run, t), w);
+    w[0] |= spread_bit(high, 2 * (run / 2), 4);
+    w[1] |= spread_bit(high, 2 * (run / 2) + 1, 4);
+  }
+};
+
+template <typename Q, typename U> struct PackedFives : U, ScaledByType<Q, U>, Singly {
+  static FUNCTION uint spread(uint bits) {
+    return (bits & 1u) << 4 | (bits & 2u) << 11 | (bits & 256u) << 12 | (bits & 512u) << 19;
+  }
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const uint high = unit[U::SECOND + r * U::SECOND_STRIDE + run] >> (2 * t);
+    split_pairs(read_pairs(unit + r * U::STRIDE, 16 * run, t), w);
+    w[0] |= spread(high);
+    w[1] |= spread(high >> 16);
+  }
+};
+template <> struct Packed<Q5_0> : PackedFives<Q5_0, Unit<1, 128, 32, 16>>, Unsigned<0, 16> {};
+template <> struct Packed<Q5_1> : PackedFives<Q5_1, Unit<1, 128, 32, 32>>, Unsigned<1, 0> {};
+
+template <typename Q, typename U, uint FLIP> struct PackedBytes : U, ScaledByType<Q, U> {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    w[0] = read_pairs(unit + r * U::STRIDE, 32 * run, t) ^ FLIP;
+    w[1] = read_pairs(unit + r * U::STRIDE, 32 * run + 16, t) ^ FLIP;
+  }
+};
+template <> struct Packed<Q8_0> : PackedBytes<Q8_0, Unit<1, 256, 16>, 0u>, Signed<0>, Singly {};
+template <> struct Packed<Q8_K> : PackedBytes<Q8_K, Unit<1, 256, 4>, 0u>, Signed<0>, Singly {};
+template <> struct Packed<Affine8<1>> : PackedBytes<Affine8<1>, Unit<1, 256, 64>, 0x80808080u>, Signed<1>, Singly {};
+template <> struct Packed<Affine8<2>> : PackedBytes<Affine8<2>, Unit<1, 256, 32>, 0x80808080u>, Signed<1> {
+  enum { SHARING = 2 };
+};
+
+// Four numbers out of a table of sixteen bytes, by the nibbles of two bytes: near, far, near, far.
+template <typename Table> FUNCTION uint look_up(uint nibbles) {
+  const uint which = nibbles & 0x7777u;
+  const uint below = pick_bytes(Table::T0, Table::T1, which), above = pick_bytes(Table::T2, Table::T3, which);
+  return pick_bytes(below, above, (nibbles >> 1 & 0x4444u) | 0x3210u);
+}
+template <typename Q, typename U, typename Table> struct PackedTable : U, ScaledInFloats<Q, U>, Signed<0>, Singly {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const uint pairs = read_pairs(unit + r * U::STRIDE, 16 * run, t);
+    const uint first = look_up<Table>(pairs & 0xFFFFu), second = look_up<Table>(pairs >> 16);
+    w[0] = pick_bytes(first, second, 0x6420u);
+    w[1] = pick_bytes(first, second, 0x7531u);
+  }
+};
+struct IQ4Table { // IQ4_VALUES
+  static constexpr uint T0 = 0xBFAD9881u, T1 = 0xF6EADDCFu, T2 = 0x26190D01u, T3 = 0x71594535u;
+};
+struct FP4Table { // FP4_VALUES
+  static constexpr uint T0 = 0x03020100u, T1 = 0x0C080604u, T2 = 0xFDFEFF00u, T3 = 0xF4F8FAFCu;
+};
+template <> struct Packed<IQ4_NL> : PackedTable<IQ4_NL, Unit<1, 128, 16>, IQ4Table> {};
+template <> struct Packed<IQ4_XS> : PackedTable<IQ4_XS, Unit<1, 128, 4, 4>, IQ4Table> {};
+template <> struct Packed<MXFP4> : PackedTable<MXFP4, Unit<1, 128, 8>, FP4Table> {};
+
+template <> struct Packed<Q2_K> : Unit<1, 64, 16, 4>, ScaledByType<Q2_K, Unit<1, 64, 16, 4>>, Unsigned<1, 0>, Singly {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const uint pairs = read_pairs(unit + r * STRIDE, 32 * (run / 4) + 16 * (run % 2), t) >> (4 * (run / 2 % 2));
+    w[0] = pairs & 0x03030303u;
+    w[1] = pairs >> 2 & 0x03030303u;
+  }
+};
+
+// d of a row, of whose two neighbours one is meant.
+FUNCTION float read_half(uint both, uint odd) { return half_bits_to_float(odd ? both >> 16 : both & 0xFFFFu); }
+
+template <> struct Packed<Q3_K> : Unit<2, 64, 32, 12, 2>, Unsigned<0, 4>, Singly {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const uint high = read_pairs(unit + SECOND + r * SECOND_STRIDE, 16 * (run % 2), t);
+    const uint pairs = read_pairs(unit + r * STRIDE, 32 * (run / 4) + 16 * (run % 2), t) >> (4 * (run / 2 % 2));
+    const uint bit = 4 * (run / 4) + 2 * (run / 2 % 2);
+    w[0] = (pairs & 0x03030303u) | spread_bit(high, bit, 2);
+    w[1] = (pairs >> 2 & 0x03030303u) | spread_bit(high, bit + 1, 2);
+  }
+  static FUNCTION void terms(const GROUP uint *unit, int r, int run, uint odd, PRIVATE uint *step, PRIVATE uint *) {
+    const float d = read_half(unit[LAST + r], odd);
+    Bytes groups = reinterpret_cast<Bytes>(unit + THIRD + 3 * r);
+    UNROLL
+    for (int i = 0; i < 2; ++i)
+      step[i] = repeat_pair(d * Q3_K::scale_of(groups, Q3_K::group(run) + 2 * i));
+  }
+};
+
+template <> struct Packed<Q6_K> : Unit<2, 128, 64, 16, 2>, Unsigned<0, 32>, Singly {
+  static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
+    const uint high = read_pairs(unit + SECOND + r * SECOND_STRIDE, 32 * (run / 4) + 16 * (run % 2), t);
+    const uint more = high >> (2 * (run % 4 / 2));
+    split_pairs(read_pairs(unit + r * STRIDE, 16 * run, t), w);
+    w[0] |= (more & 0x03030303u) << 4;
+    w[1] |= more & 0x30303030u;
+  }
+  static FUNCTION void terms(const GROUP uint *unit, int r, int run, uint odd, PRIVATE uint *step, PRIVATE uint *) {
+    const float d = read_half(unit[LAST + r], odd);
+    const uint shift = 8 * (run % 4);
+    UNROLL
+    for (int i = 0; i < 2; ++i)
+      step[i] = repeat_pair(d * float((signed char)(unit[THIRD + 4 * r + 2 * (run / 4) + i] >> shift)));
+  }
+};
+
+// The work of a SIMD-group, one of four: its part of HELD tiles of 64 rows, units [begin, end) of the columns, times N
+// tokens, whose columns pass through the slots of x, 64 to a slot. Scales of a unit go through a table.
+template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES> struct Unpacked {
+  typedef Packed<Q> P;
+  enum {
+    ENTRIES = 8 / P::SHARING,
+    EACH = P::OFFSETS ? 4 : 2,
+    PITCH = ENTRIES * EACH + EACH,
+    SCALED = 16 * PITCH,
+    WORDS = HELD * (STAGES * P::WORDS + SCALED),
+    SPAN = Q::DELTA >= 64 ? 2 : 1, // slots that a step needs
+    LATE = HELD > 1 ? 1 : 2        // steps until the products of one are in
+  };
+  Bytes weights;
+  uint64_t total;
+  uint rows[HELD], jump;
+  int end, asked, lane;
+  GROUP uint *ring;
+  FUNCTION void ask(int stage) {
+    if (asked < end)
+      UNROLL
+      for (int h = 0; h < HELD; ++h)
+        P::template bring<COLUMNS>(weights, total, rows[h], jump, asked, ring + (stage * HELD + h) * P::WORDS, lane);
+    ++asked;
+    seal_copies();
+  }
+  FUNCTION void open(int begin) {
+    asked = begin;
+    UNROLL
+    for (int i = 0; i < STAGES - 1; ++i)
+      ask(i);
+  }
+  FUNCTION void fill_table(const GROUP uint *unit, int h, int at, GROUP uint *table) const {
+    const int r = lane / 2;
+    const uint odd = ((rows[h] + r + (r < 8 ? 0u : jump)) * (COLUMNS / 256) + at) % 2;
+    UNROLL
+    for (int i = 0; i < ENTRIES / 2; ++i) {
+      const int entry = lane % 2 * (ENTRIES / 2) + i;
+      uint terms[4];
+      P::terms(unit, r, P::SHARING * entry, odd, terms, terms + 2);
+      GROUP uint *to = table + r * PITCH + entry * EACH;
+      if (P::OFFSETS)
+        store_words(to, terms);
+      else
+        to[0] = terms[0], to[1] = terms[1];
+    }
+  }
+  // Two runs of rows g and g + 8: 16 near columns of the first, 16 far ones, then those of the second.
+  static FUNCTION void unpack(const GROUP uint *unit, const GROUP uint *table, int step, int lane,
+                              PRIVATE uint (*a)[4]) {
+    const int g = lane / 4, t = lane % 4;
+    UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const int run = 2 * step + j;
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int r = g + 8 * i;
+        uint w[2], terms[4];
+        const GROUP uint *entry = table + r * PITCH + run / P::SHARING * EACH;
+        if (P::OFFSETS)
+          read_words(entry, terms);
+        else
+          terms[0] = entry[0], terms[1] = entry[1];
+        P::split(unit, r, run, t, w);
+        UNROLL
+        for (int side = 0; side < 2; ++side) {
+          UNROLL
+          for (int half = 0; half < 2; ++half)
+            a[2 * j + side][2 * half + i] = multiply_pairs(P::widen(w[side], half), terms[side],
+                                                           P::OFFSETS ? terms[2 + side] : 0x80008000u);
+        }
+      }
+    }
+  }
+  FUNCTION void run(int begin, const GROUP uint *x_room, PRIVATE Slot *x_slots, PRIVATE float (*sums)[N / 2]) {
+    GROUP uint *table = ring + HELD * STAGES * P::WORDS;
+    uint a[2][4][4];
+    int stage = 0, x_slot = 0, x_turn = 0;
+    for (int at = begin; at < end; ++at) {
+      await_copies<STAGES - 2>();
+      simd_barrier();
+      ask(stage ? stage - 1 : STAGES - 1);
+      const GROUP uint *unit = ring + stage * HELD * P::WORDS;
+      UNROLL
+      for (int h = 0; h < HELD; ++h)
+        fill_table(unit + h * P::WORDS, h, at, table + h * SCALED);
+      simd_barrier();
+      UNROLL
+      for (int step = 0; step < 4; ++step) {
+        UNROLL
+        for (int s = step; s < (step % SPAN ? 0 : step + SPAN); ++s) {
+          const bool over = x_slot + s >= X_STAGES;
+          await_full<X_STAGES>(x_slots, over ? x_slot + s - X_STAGES : x_slot + s, over ? x_turn + 1 : x_turn);
+        }
+        UNROLL
+        for (int h = 0; h < HELD; ++h) {
+          PRIVATE uint (*held)[4] = a[(step * HELD + h) % 2];
+          await_products<1>(); // so those before the last have read their registers
+          const int done = step - LATE;
+          if (h == 2 - LATE && (done + 4) % SPAN == SPAN - 1 && (at > begin || done >= 0))
+            UNROLL
+            for (int s = 0; s < SPAN; ++s) {
+              const int old = x_slot + done - s;
+              free_slot<X_STAGES>(x_slots, old < 0 ? old + X_STAGES : old >= X_STAGES ? old - X_STAGES : old);
+            }
+          unpack(unit + h * P::WORDS, table + h * SCALED, step, lane, held);
+          begin_products();
+          UNROLL
+          for (int j = 0; j < 2; ++j) {
+            UNROLL
+            for (int side = 0; side < 2; ++side) {
+              const int column = Q::first((2 * step + j) % Q::RUNS) + (2 * step + j) / Q::RUNS * Q::BLOCK + side * Q::DELTA;
+              const int slot = x_slot + column / 64;
+              multiply_held<N>(sums[h], held[2 * j + side],
+                               x_room + (slot >= X_STAGES ? slot - X_STAGES : slot) * (N * 32), column % 64);
+            }
+          }
+          seal_products();
+        }
+      }
+      stage = stage + 1 < STAGES ? stage + 1 : 0;
+      x_slot += 4;
+      if (x_slot >= X_STAGES) {
+        x_slot -= X_STAGES;
+        ++x_turn;
+      }
+    }
+    await_products<0>();
+  }
+};

@@ -1,0 +1,58 @@
+"""Some rows times blocks that are unpacked in registers, against decoding everything in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu_cases import QUANTISED, Floats, expect_product, make_tensor, random_floats, relative_error
+
+from mlxr.formats import TensorSource
+from mlxr.kernels.context import Context
+from mlxr.kernels.linear import prepare
+from mlxr.kernels.linear.extras import Extras
+from mlxr.kernels.linear.parts import LAYOUTS
+from mlxr.kernels.linear.unpacked import UnpackPlan, multiply_unpacked
+
+NARROW = 5e-3  # weights and scales rounded to bf16; x is exact in it
+SMALL = UnpackPlan(16, 1, 1, stages=2, x_stages=6)
+PLANS = [
+    UnpackPlan(32, 2, 1, shares=2, stages=3, x_stages=7, ahead=3),
+    UnpackPlan(16, 1, 2, stages=2, x_stages=6, fillers=1),
+    UnpackPlan(64, 1, 1, stages=3, x_stages=8, ahead=1, fillers=4),
+]
+
+
+def round_floats(*shape: int) -> Floats:
+    """Random numbers that are exact in bf16."""
+    bits = random_floats(3, *shape).view(np.uint32) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32)
+
+
+def run(
+    gpu: Context,
+    tensors: list[TensorSource],
+    tokens: int,
+    plan: UnpackPlan = SMALL,
+    gate: int = 0,
+    biased: bool = False,
+    added: bool = False,
+) -> float:
+    mx, x = gpu.gpu.mx, round_floats(tokens, tensors[0].shape[1])
+    biases = [random_floats(9, tensor.shape[0]) for tensor in tensors] if biased else None
+    expected, residual = expect_product(tensors, x, biases, gate, added)
+    parts, bias = prepare(gpu, tensors, biases).payload
+    weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in parts]
+    extras = Extras(gate, bias, residual=None if residual is None else mx.array(residual))
+    result = np.array(multiply_unpacked(gpu.gpu, mx.array(x).astype(mx.bfloat16), weights, extras, mx.float32, plan))
+    return relative_error(result.sum(axis=0) if plan.shares > 1 else result, expected)
+
+
+@pytest.mark.parametrize("type_name", QUANTISED)
+def test_every_type(gpu: Context, type_name: str) -> None:
+    assert run(gpu, [make_tensor(type_name, 48, 768)], 13) < NARROW
+
+
+@pytest.mark.parametrize("type_name", ["q4_k", "q6_k"])
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_every_plan(gpu: Context, plan: UnpackPlan, type_name: str) -> None:
+    assert run(gpu, [make_tensor(type_name, 144, 1280)], plan.width + 5, plan) < NARROW
