@@ -16,8 +16,8 @@ from mlxr.kernels.linear.unpacked import UnpackPlan, multiply_unpacked
 NARROW = 5e-3  # weights and scales rounded to bf16; x is exact in it
 SMALL = UnpackPlan(16, 1, 1, stages=2, x_stages=6)
 PLANS = [
-    UnpackPlan(32, 2, 1, shares=2, stages=3, x_stages=7, ahead=3),
-    UnpackPlan(16, 1, 2, stages=2, x_stages=6, fillers=1),
+    UnpackPlan(32, 2, 1, shares=2, stages=3, x_stages=7, ahead=3, depth=1),
+    UnpackPlan(16, 1, 2, stages=2, x_stages=6, fillers=1, depth=1),
     UnpackPlan(64, 1, 1, stages=3, x_stages=8, ahead=1, fillers=4),
 ]
 
@@ -56,3 +56,13 @@ def test_every_type(gpu: Context, type_name: str) -> None:
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_every_plan(gpu: Context, plan: UnpackPlan, type_name: str) -> None:
     assert run(gpu, [make_tensor(type_name, 144, 1280)], plan.width + 5, plan) < NARROW
+
+
+@pytest.mark.parametrize("gate", [1, 2])
+def test_gate_with_bias(gpu: Context, gate: int) -> None:
+    assert run(gpu, [make_tensor("q5_k", 2 * 48, 512)], 10, gate=gate, biased=True) < NARROW
+
+
+def test_parts_of_two_types_with_biases_and_sum(gpu: Context) -> None:
+    tensors = [make_tensor("q4_k", 80, 512), make_tensor("q6_k", 32, 512)]
+    assert run(gpu, tensors, 21, biased=True, added=True) < NARROW

@@ -221,7 +221,7 @@ template <> struct Packed<Q6_K> : Unit<2, 128, 64, 16, 2>, Unsigned<0, 32>, Sing
 
 // The work of a SIMD-group, one of four: its part of HELD tiles of 64 rows, units [begin, end) of the columns, times N
 // tokens, whose columns pass through the slots of x, 64 to a slot. Scales of a unit go through a table.
-template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES> struct Unpacked {
+template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES, int DEPTH> struct Unpacked {
   typedef Packed<Q> P;
   enum {
     ENTRIES = 8 / P::SHARING,
@@ -229,8 +229,7 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES> st
     PITCH = ENTRIES * EACH + EACH,
     SCALED = 16 * PITCH,
     WORDS = HELD * (STAGES * P::WORDS + SCALED),
-    SPAN = Q::DELTA >= 64 ? 2 : 1, // slots that a step needs
-    LATE = HELD > 1 ? 1 : 2        // steps until the products of one are in
+    SPAN = Q::DELTA >= 64 ? 2 : 1 // slots that a step needs
   };
   Bytes weights;
   uint64_t total;
@@ -295,7 +294,7 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES> st
   }
   FUNCTION void run(int begin, const GROUP uint *x_room, PRIVATE Slot *x_slots, PRIVATE float (*sums)[N / 2]) {
     GROUP uint *table = ring + HELD * STAGES * P::WORDS;
-    uint a[2][4][4];
+    uint a[DEPTH + 1][4][4];
     int stage = 0, x_slot = 0, x_turn = 0;
     for (int at = begin; at < end; ++at) {
       await_copies<STAGES - 2>();
@@ -315,16 +314,11 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES> st
         }
         UNROLL
         for (int h = 0; h < HELD; ++h) {
-          PRIVATE uint (*held)[4] = a[(step * HELD + h) % 2];
-          await_products<1>(); // so those before the last have read their registers
-          const int done = step - LATE;
-          if (h == 2 - LATE && (done + 4) % SPAN == SPAN - 1 && (at > begin || done >= 0))
-            UNROLL
-            for (int s = 0; s < SPAN; ++s) {
-              const int old = x_slot + done - s;
-              free_slot<X_STAGES>(x_slots, old < 0 ? old + X_STAGES : old >= X_STAGES ? old - X_STAGES : old);
-            }
+          PRIVATE uint (*held)[4] = a[(step * HELD + h) % (DEPTH + 1)];
           unpack(unit + h * P::WORDS, table + h * SCALED, step, lane, held);
+          UNROLL
+          for (int i = 0; i < 4; ++i)
+            hold_words(held[i]);
           begin_products();
           UNROLL
           for (int j = 0; j < 2; ++j) {
@@ -337,6 +331,16 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES> st
             }
           }
           seal_products();
+          if (step == 3 && h == HELD - 1)
+            await_products<0>(); // nothing is under way where the loop begins again
+          else
+            await_products<DEPTH>();
+          // steps whose products are all in
+          const int in = step * HELD + h + (DEPTH && !(step == 3 && h == HELD - 1) ? 0 : 1), done = in / HELD;
+          const int before = step * HELD + h == 0 ? 0 : (step * HELD + h - 1 + (DEPTH ? 0 : 1)) / HELD;
+          UNROLL
+          for (int s = before / SPAN * SPAN; s < done / SPAN * SPAN; ++s)
+            free_slot<X_STAGES>(x_slots, x_slot + s >= X_STAGES ? x_slot + s - X_STAGES : x_slot + s);
         }
       }
       stage = stage + 1 < STAGES ? stage + 1 : 0;
@@ -346,6 +350,5 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES> st
         ++x_turn;
       }
     }
-    await_products<0>();
   }
 };

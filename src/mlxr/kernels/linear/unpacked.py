@@ -81,6 +81,8 @@ class UnpackPlan:
     x_stages: int = 8
     fillers: int = 2
     ahead: int = 2
+    depth: int = 0
+    registers: tuple[int, int] = (0, 0)
 
     def count_made(self, is_gated: bool) -> int:
         """Outputs of a threadgroup."""
@@ -134,5 +136,8 @@ def make_constants(
         "STAGES": plan.stages,
         "X_STAGES": plan.x_stages,
         "AHEAD": plan.ahead,
+        "DEPTH": plan.depth,
+        "REGISTERS": plan.registers[0],
+        "FILLER_REGISTERS": plan.registers[1],
         "ROOM_WORDS": plan.count_room(types, is_gated) // 4,
     }

@@ -54,6 +54,8 @@ FUNCTION void bring_box(const Box &box, int, int, int row, int column, uint *to,
                : "memory");
 }
 
+template <int COUNT> FUNCTION void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> FUNCTION void leave_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 FUNCTION void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 FUNCTION void seal_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int COUNT = 0> FUNCTION void await_products() {
@@ -124,6 +126,9 @@ MLXR_HELD(96, 48, 49, 50, 51, 52)
 MLXR_HELD(128, 64, 65, 66, 67, 68)
 MLXR_HELD(192, 96, 97, 98, 99, 100)
 MLXR_HELD(256, 128, 129, 130, 131, 132)
+FUNCTION void hold_words(uint *a) {
+  asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
 template <int N> FUNCTION void multiply_held(float *sums, const uint *a, const uint *b, int first) {
   Held<N>::multiply(sums, a, describe_panel<1>(b, first));
 }

@@ -13,6 +13,8 @@
 //   await_free, await_full    until what was in the slot before its `turn`th use has been read; until that use's is in
 //   free_slot             by all lanes of a SIMD-group that has read it
 //   fill_slot             by all lanes of a SIMD-group that has written its share of a slot and awaited its copies
+//   take_registers<COUNT>, leave_registers<COUNT>    by four SIMD-groups, which have so many for a thread from here on:
+//                         more than at first, once others have left theirs, or fewer
 //   begin_products, multiply_panels<T, N, BLOCKS>, seal_products, await_products    by four SIMD-groups: sums += a b^T
 //                         on the matrix units straight from the threadgroup's memory, with 64 rows of a, a box of one
 //                         block, and N rows of b, a block of a box, both from column `first` on, 16 columns. Of
@@ -20,7 +22,8 @@
 //                         16 s + g + 8. Sums are in, and what was read may be written again, once all that is sealed is
 //                         awaited, or with await_products<COUNT> all but the last COUNT of it; here at once
 //   multiply_held<N>      the same of bf16 with a in registers: each SIMD-group holds 16 rows of 16 columns as for
-//                         multiply_tile, and b is N rows of a box of one block
+//                         multiply_tile, and b is N rows of a box of one block.
+//                         hold_words says of four words, before begin_products, that they are made
 
 namespace emulated {
 struct Slot {
@@ -91,6 +94,8 @@ template <int COUNT> FUNCTION void fill_slot(Slot *slots, int slot) {
     ++slots[slot].filled;
   }
 }
+template <int COUNT> FUNCTION void take_registers() {}
+template <int COUNT> FUNCTION void leave_registers() {}
 FUNCTION void begin_products() {}
 FUNCTION void seal_products() {}
 template <int COUNT = 0> FUNCTION void await_products() {}
@@ -108,6 +113,7 @@ FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int fir
         sums[4 * j + i] += panel_value<T>(a, 1, row, k) * panel_value<T>(b, BLOCKS, column, k);
     }
 }
+FUNCTION void hold_words(uint *) {}
 template <int N> FUNCTION void multiply_held(float *sums, const uint *a, const uint *b, int first) {
   const uint *all = emulated::exchange(a, 4);
   const int lane = emulated::find_lane();
