@@ -25,7 +25,7 @@ from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source, name_cuda
 from mlxr.kernels.linear.extras import flag_extras
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILE_TOKENS, TILES, choose_plan
-from mlxr.kernels.linear.unpacked import UNPACKED, UnpackPlan, make_constants
+from mlxr.kernels.linear.unpacked import UNPACKED, UnpackPlan, UnpackShape, make_constants
 
 POOL_ROWS = 128
 CACHE_BYTES, GRAPH_BYTES = 160 << 20, 1 << 30
@@ -170,11 +170,9 @@ def build(driver: CudaDriver, shape: Shape, tokens: int, plan: UnpackPlan | None
     narrow, flags = shape.gate != 0, flag_extras(shape.gate)
     try:
         if plan is not None:
-            made = [shape.made] if len(shape.rows) == 1 else list(shape.rows)
-            each, room = plan.count_made(narrow), plan.count_room(shape.numbers, narrow)
-            constants = make_constants(shape.numbers, shape.all_rows, shape.columns, plan, narrow) | flags
-            threads = 32 * (4 * plan.parts + plan.fillers)
-            groups = (-(-tokens // plan.width), sum(-(-count // each) for count in made), plan.shares)
+            known = UnpackShape(shape.numbers, shape.all_rows, shape.columns, shape.gate)
+            constants, room = make_constants(known, plan) | flags, plan.count_room(shape.numbers, narrow)
+            threads, groups = 32 * (4 * plan.parts + plan.fillers), plan.count_groups(known, tokens)
             way = Way(
                 compile_way(driver, UNPACKED, constants, threads, narrow), groups, threads, room, plan.shares, narrow
             )

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_cases import QUANTISED, Floats, expect_product, make_tensor, random_floats, relative_error
+from gpu_cases import (
+    QUANTISED,
+    REFERENCE,
+    Floats,
+    expect_product,
+    make_tensor,
+    note_launches,
+    random_floats,
+    relative_error,
+    run_layer,
+)
 
 from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import prepare
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS
-from mlxr.kernels.linear.unpacked import UnpackPlan, multiply_unpacked
+from mlxr.kernels.linear.unpacked import UnpackPlan, UnpackShape, multiply_unpacked, plan_unpacked
 
+ROOM_BYTES = 227 * 1024
 NARROW = 5e-3  # weights and scales rounded to bf16; x is exact in it
 SMALL = UnpackPlan(16, 1, 1, stages=2, x_stages=6)
 PLANS = [
@@ -66,3 +77,37 @@ def test_gate_with_bias(gpu: Context, gate: int) -> None:
 def test_parts_of_two_types_with_biases_and_sum(gpu: Context) -> None:
     tensors = [make_tensor("q4_k", 80, 512), make_tensor("q6_k", 32, 512)]
     assert run(gpu, tensors, 21, biased=True, added=True) < NARROW
+
+
+@pytest.mark.parametrize("tokens", [17, 70])
+def test_layer_goes_unpacked(gpu: Context, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norm, product with gate, and product whose shares the next norm adds up, as the operators call for them."""
+    kind = gpu.gpu.mx.bfloat16
+    told = {"has_tiles": True, "processors": 4, "room_bytes": ROOM_BYTES, "operands": kind, "activations": kind}
+    if gpu.gpu.machine is None or not gpu.gpu.machine.has_boxes:
+        pytest.skip("the GPU has no rings")
+    for name, value in told.items():
+        monkeypatch.setattr(gpu.gpu, name, value)
+    launched = note_launches(gpu, monkeypatch)
+    x, weight = random_floats(1, tokens, 256), random_floats(2, 256)
+    up, down = [make_tensor("q4_k", 2 * 2048, 256)], [make_tensor("q6_k", 256, 2048)]
+    expected = run_layer(REFERENCE, x, weight, up, down)[1]
+    found = run_layer(gpu, gpu.gpu.mx.array(x), weight, up, down)[1]
+    assert relative_error(found, expected) < 2 * NARROW
+    assert launched == ["rms_norm", "linear_unpacked", "linear_unpacked", "rms_norm"]
+
+
+def test_what_is_planned() -> None:
+    def plan(shape: UnpackShape, tokens: int, **given: bool) -> tuple[int, ...] | None:
+        found = plan_unpacked(shape, tokens, 132, ROOM_BYTES, **given)
+        assert found is None or found.count_room(shape.types, shape.gate != 0) <= ROOM_BYTES
+        return found and (found.width, found.parts * found.held, found.shares)
+
+    assert plan(UnpackShape((12, 12), (28672, 0), 4096, 1), 128) == (128, 4, 1)
+    assert plan(UnpackShape((14, 14), (4096, 0), 14336), 128, shared=True) == (128, 2, 4)
+    assert plan(UnpackShape((12, 14), (5120, 1024), 4096), 32) == (32, 1, 1)
+    assert plan(UnpackShape((12, 12), (4096, 0), 4096), 16) is None
+    assert plan(UnpackShape((12, 12), (4096, 0), 4096), 513) is None
+    assert plan(UnpackShape((2, 2), (4096, 0), 4096 + 32), 32) is None
+    assert plan(UnpackShape((2, 2), (4096 + 8, 0), 4096), 32) is None
+    assert plan_unpacked(UnpackShape((12, 12), (4096, 0), 4096), 32, 0, 0) is None

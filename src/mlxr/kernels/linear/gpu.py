@@ -1,8 +1,8 @@
 """`linear` on a GPU: which kernel or library multiplies by a weight, and what it does in the same launch.
 
 - Blocks of a file: on matrix units from MIN_TILED to MAX_TILED rows of x (`tiles.py`), a single row of some types
-  streamed (`stream.py`); without matrix units up to MAX_ROWS rows (`rows.py`). With more the weight is expanded, and
-  MLX multiplies (`expand.py`).
+  streamed (`stream.py`), on Hopper more rows unpacked in registers (`unpacked.py`); without matrix units up to MAX_ROWS
+  rows (`rows.py`). With more the weight is expanded, and MLX multiplies (`expand.py`).
 - Floats of 16 bits: streamed on matrix units, 1 to 16 rows (`floats.py`); in recorded steps on Hopper by panels, 17 to
   128 rows (`panels.py`); each where its plan says that it fits and pays. Else a few rows by `rows.py`.
 - Floats of 32 bits that are not as the library takes them (a router's): few outputs by `rows.py`.
@@ -29,6 +29,8 @@ from mlxr.kernels.linear.parts import BLOCKS, FLOATS, LAYOUTS, Part, prepare
 from mlxr.kernels.linear.rows import ROWS, multiply_rows
 from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
+from mlxr.kernels.linear.unpacked import UNPACKED, UnpackPlan, multiply_unpacked, plan_unpacked
+from mlxr.kernels.linear.unpacked import describe as describe_unpacked
 from mlxr.kernels.linear.weight import LinearWeight
 
 __all__ = ["linear", "prepare"]
@@ -40,7 +42,7 @@ MAX_WIDE_ROWS, MAX_WIDE_OUTPUTS = 256, 1024  # those of 32 bits
 MIN_TILED, MAX_TILED = 1, 64
 MAX_SHARED_OUTPUTS = 8192  # more keep the device busy without
 SHARES, LIBRARY_COLUMNS = 2, 64
-KERNELS = (ROWS, TILES, STREAM, FLOAT_STREAM, PANELS, FILL, EXPAND)
+KERNELS = (ROWS, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +56,7 @@ class Normed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, floats or
+    """A product that waits; x is an array or a norm. `way` names what computes it: rows, tiles, unpacked, floats or
     library, in whose place panels may come."""
 
     x: Any
@@ -126,7 +128,10 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     if plan is not None:
         matrix = product.parts[0].upload.array
         return multiply_floats(gpu, x, matrix, extras, kind, plan)
-    weights = [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in product.parts]
+    weights = _list_weights(product.parts)
+    unpacking = _plan_unpacked(ctx, product.parts, tokens, columns, gate) if product.way == "unpacked" else None
+    if unpacking is not None:
+        return multiply_unpacked(gpu, x, weights, extras, kind, unpacking)
     if product.way == "tiles":
         stream = plan_stream(describe(weights, columns, gate), gpu.processors, gpu.room_bytes) if tokens == 1 else None
         if stream is not None:
@@ -147,10 +152,15 @@ def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Any]:
 
 def _add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
     matrix = product.parts[0].upload.array
-    if product.way == "floats":
-        plan = _plan_floats(ctx, product, shared=True)
+    if product.way == "unpacked" and product.bias is None:
+        plan = _plan_unpacked(ctx, product.parts, *product.x.shape, shared=True)
         if plan is not None and plan.shares > 1:
-            return x, multiply_floats(ctx.gpu, product.x, matrix, Extras(), ctx.gpu.mx.float32, plan)
+            wide = ctx.gpu.mx.float32
+            return x, multiply_unpacked(ctx.gpu, product.x, _list_weights(product.parts), Extras(), wide, plan)
+    if product.way == "floats":
+        floats = _plan_floats(ctx, product, shared=True)
+        if floats is not None and floats.shares > 1:
+            return x, multiply_floats(ctx.gpu, product.x, matrix, Extras(), ctx.gpu.mx.float32, floats)
     if product.way != "library":
         return multiply(ctx, product, residual=x), None
     panels, wide = _plan_panels(ctx, product), ctx.gpu.mx.float32
@@ -171,12 +181,31 @@ def can_gate(ctx: Context, product: Product) -> bool:
     """Return whether `gate_product` can compute this product."""
     if product.way == "floats":
         return _plan_floats(ctx, product, gate=1) is not None
+    if product.way == "unpacked":
+        return _plan_unpacked(ctx, product.parts, *product.x.shape, 1) is not None
     return len(product.parts) == 1 and (product.way != "library" or _plan_panels(ctx, product, 1) is not None)
 
 
 def gate_product(ctx: Context, product: Product, kind: str) -> Any:
     """act(first half of the product) * second half."""
     return multiply(ctx, product, gate=GATES[kind])
+
+
+def _list_weights(parts: list[Part]) -> list[tuple[int, int, Any]]:
+    return [(LAYOUTS[part.type_name].number, part.rows, part.raw) for part in parts]
+
+
+def _plan_unpacked(
+    ctx: Context, parts: list[Part], tokens: int, columns: int, gate: int = 0, *, shared: bool = False
+) -> UnpackPlan | None:
+    """How blocks are unpacked in registers; None where they are not, or where it does not pay."""
+    gpu = ctx.gpu
+    if not gpu.has_tiles or gpu.machine is None or not gpu.machine.has_boxes or len(parts) > (1 if gate else 2):
+        return None
+    if any(part.raw is None or part.type_name not in BLOCKS for part in parts):
+        return None
+    shape = describe_unpacked(_list_weights(parts), columns, gate)
+    return plan_unpacked(shape, tokens, gpu.processors, gpu.room_bytes, shared=shared)
 
 
 def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | None:
@@ -190,7 +219,9 @@ def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | N
 
 def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
     """What computes all parts in one launch; empty where nothing does."""
-    tokens = x.shape[0]
+    tokens, columns = x.shape
+    if x.dtype == ctx.gpu.mx.bfloat16 and _plan_unpacked(ctx, parts, tokens, columns) is not None:
+        return "unpacked"
     if len(parts) <= 2 and all(_takes_tiles(ctx, part, tokens) for part in parts):
         return "tiles"
     is_plain = len(parts) == 1 and bias is None and parts[0].type_name in FLOATS

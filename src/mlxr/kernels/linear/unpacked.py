@@ -6,6 +6,7 @@ results.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,12 @@ UNPACKED = Kernel(
     type_names=TYPE_NAMES,
 )
 UNIT_COLUMNS, UNIT_ROWS, SLOT_COLUMNS = 256, 16, 64
-WIDTHS = (16, 32, 64, 96, 128, 192, 256)  # tokens of a product on the matrix units, as cuda/rings.h has them
+MIN_TOKENS, MAX_TOKENS = 17, 512  # with fewer tiles.py is as fast, with more it pays to expand the weight
+SPARE_BYTES = 2048  # of the threadgroup's memory, for what is not a ring
+SHAPES = ((1, 1), (2, 1), (2, 2))  # parts and tiles of each that are tried
+SHARES = (1, 2, 4)
+RINGS = ((5, 10, 5), (4, 8, 4), (4, 7, 3), (3, 7, 3), (3, 6, 2), (2, 6, 2), (2, 5, 1))  # the largest that fit are best
+REGISTERS = (232, 40)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,9 @@ class UnpackPlan:
     """How a threadgroup works: `parts` times four SIMD-groups make `held` tiles of 64 rows each for `width` tokens.
 
     `shares` of the inputs go to threadgroups of their own. `stages` units of each SIMD-group and `x_stages` slots of 64
-    columns of x are in rings; `fillers` SIMD-groups bring x, and `ahead` slots of it are under way.
+    columns of x are in rings; `fillers` SIMD-groups bring x, and `ahead` slots of it are under way. `depth` 1: products
+    of one step are under way while the next one is unpacked. `registers` are those of a thread that multiplies and of
+    one that brings x, where they share them out by themselves.
     """
 
     width: int
@@ -79,7 +87,7 @@ class UnpackPlan:
     shares: int = 1
     stages: int = 4
     x_stages: int = 8
-    fillers: int = 2
+    fillers: int = 4
     ahead: int = 2
     depth: int = 0
     registers: tuple[int, int] = (0, 0)
@@ -87,6 +95,11 @@ class UnpackPlan:
     def count_made(self, is_gated: bool) -> int:
         """Outputs of a threadgroup."""
         return 4 * self.parts * self.held * (UNIT_ROWS // 2 if is_gated else UNIT_ROWS)
+
+    def count_groups(self, shape: UnpackShape, tokens: int) -> tuple[int, int, int]:
+        """Threadgroups: for tokens, for rows, for shares."""
+        each = self.count_made(shape.gate != 0)
+        return -(-tokens // self.width), sum(-(-made // each) for made in shape.made), self.shares
 
     def count_room(self, types: tuple[int, int], is_gated: bool) -> int:
         """Bytes of a threadgroup's memory: the rings, or the results."""
@@ -97,38 +110,92 @@ class UnpackPlan:
         return 4 * max(rings, self.width * (self.count_made(is_gated) + 4))
 
 
+@dataclass(frozen=True, slots=True)
+class UnpackShape:
+    """One or two weights of `rows` (the second may be 0) and `columns`, of `types`; `gate` as in `multiply_unpacked`."""
+
+    types: tuple[int, int]
+    rows: tuple[int, int]
+    columns: int
+    gate: int = 0
+
+    @property
+    def made(self) -> tuple[int, int]:
+        """Outputs of each."""
+        return (self.rows[0] // 2 if self.gate else self.rows[0]), self.rows[1]
+
+
+def plan_unpacked(
+    shape: UnpackShape, tokens: int, processors: int, room_bytes: int, *, shared: bool = False
+) -> UnpackPlan | None:
+    """The plan that should be fastest, with several shares only if `shared`; None where it does not go."""
+    if not MIN_TOKENS <= tokens <= MAX_TOKENS or not processors or shape.columns % UNIT_COLUMNS:
+        return None
+    if any(rows % (2 * UNIT_ROWS) for rows in shape.rows) or not PACKINGS.keys() >= set(shape.types):
+        return None
+    width = next((width for width in (32, 64, 128) if width >= tokens), 128)
+    found = []
+    for (parts, held), shares in itertools.product(SHAPES, SHARES if shared else (1,)):
+        plan = _fit_rings(shape, width, parts, held, shares, room_bytes - SPARE_BYTES)
+        if plan is not None and (shares == 1 or shape.columns >= 4 * UNIT_COLUMNS * shares):
+            found.append((_guess_cycles(shape, plan, tokens, processors), len(found), plan))
+    return min(found)[2] if found else None
+
+
+def _fit_rings(
+    shape: UnpackShape, width: int, parts: int, held: int, shares: int, room_bytes: int
+) -> UnpackPlan | None:
+    wide = held * width >= 256
+    registers = REGISTERS if parts == 2 and (wide or width == 128) else (0, 0)
+    for stages, x_stages, ahead in RINGS:
+        plan = UnpackPlan(width, parts, held, shares, stages, x_stages, 4, ahead, int(not wide), registers)
+        if plan.count_room(shape.types, shape.gate != 0) <= room_bytes:
+            return plan
+    return None
+
+
+def _guess_cycles(shape: UnpackShape, plan: UnpackPlan, tokens: int, processors: int) -> float:
+    """What a multiprocessor is busy for: per unit of 256 columns the matrix units, or bringing x, or unpacking."""
+    blocks, rows, shares = plan.count_groups(shape, tokens)
+    tiles = plan.parts * plan.held
+    each = max(8.0 * tiles * plan.width, 10.7 * plan.width, 300.0 * tiles) + 100.0 * plan.held + 150.0
+    adding = 4.0 * (shares - 1) * plan.width * sum(shape.made) / 24 / processors
+    return -(-blocks * rows * shares // processors) * (shape.columns / UNIT_COLUMNS / shares * each + 2000.0) + adding
+
+
 def multiply_unpacked(
     gpu: Any, x: Any, weights: list[tuple[int, int, Any]], extras: Extras, kind: Any, plan: UnpackPlan
 ) -> Any:
     """As `multiply_tiles`, of x in bf16; with several shares (shares, tokens, outputs), to be added up."""
-    (tokens, columns), first, second = x.shape, weights[0], weights[-1]
-    rows = first[1], (second[1] if len(weights) == 2 else 0)
-    made = [first[1] // 2 if extras.gate else first[1], rows[1]]
-    each, room = plan.count_made(extras.gate != 0), plan.count_room((first[0], second[0]), extras.gate != 0)
-    shape = (tokens, sum(made)) if plan.shares == 1 else (plan.shares, tokens, sum(made))
+    tokens, shape = x.shape[0], describe(weights, x.shape[1], extras.gate)
+    made = sum(shape.made)
     (out,) = gpu.launcher.launch(
         UNPACKED,
-        [x, first[2], second[2], *extras.list_inputs(gpu), gpu.launcher.numbers(tokens)],
-        groups=(-(-tokens // plan.width), sum(-(-count // each) for count in made), plan.shares),
+        [x, weights[0][2], weights[-1][2], *extras.list_inputs(gpu), gpu.launcher.numbers(tokens)],
+        groups=plan.count_groups(shape, tokens),
         threads=32 * (4 * plan.parts + plan.fillers),
-        outputs=[(shape, kind)],
-        constants=make_constants((first[0], second[0]), rows, columns, plan, extras.gate != 0) | extras.constants,
+        outputs=[((tokens, made) if plan.shares == 1 else (plan.shares, tokens, made), kind)],
+        constants=make_constants(shape, plan) | extras.constants,
         types={"X": x.dtype, "Y": kind},
-        room_bytes=room,
+        room_bytes=plan.count_room(shape.types, extras.gate != 0),
     )
     return out
 
 
-def make_constants(
-    types: tuple[int, int], rows: tuple[int, int], columns: int, plan: UnpackPlan, is_gated: bool
-) -> dict[str, int]:
+def describe(weights: list[tuple[int, int, Any]], columns: int, gate: int) -> UnpackShape:
+    """The shape of one or two weights, each (number of its type, rows, planes)."""
+    first, second = weights[0], weights[-1]
+    return UnpackShape((first[0], second[0]), (first[1], second[1] if len(weights) == 2 else 0), columns, gate)
+
+
+def make_constants(shape: UnpackShape, plan: UnpackPlan) -> dict[str, int]:
     """The constants of the body but THREADS and the extras'."""
     return {
-        "TYPE_A": types[0],
-        "TYPE_B": types[1],
-        "INPUTS": columns,
-        "ROWS_A": rows[0],
-        "ROWS_B": rows[1],
+        "TYPE_A": shape.types[0],
+        "TYPE_B": shape.types[1],
+        "INPUTS": shape.columns,
+        "ROWS_A": shape.rows[0],
+        "ROWS_B": shape.rows[1],
         "N": plan.width,
         "PARTS": plan.parts,
         "HELD": plan.held,
@@ -139,5 +206,5 @@ def make_constants(
         "DEPTH": plan.depth,
         "REGISTERS": plan.registers[0],
         "FILLER_REGISTERS": plan.registers[1],
-        "ROOM_WORDS": plan.count_room(types, is_gated) // 4,
+        "ROOM_WORDS": plan.count_room(shape.types, shape.gate != 0) // 4,
     }
