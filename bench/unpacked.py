@@ -74,7 +74,7 @@ class Memory:
     """Arrays on the device."""
 
     def __init__(self, driver: CudaDriver) -> None:
-        self._driver, self._free = driver, []
+        self._driver = driver
 
     def put(self, array: Any) -> int:
         """A copy of `array` there."""
@@ -228,7 +228,12 @@ def measure(driver: CudaDriver, memory: Memory, case: Case, tokens: int, way: Wa
     found, expected = case.pick(made.sum(axis=0)), case.expect(bits.view(np.float32))
     error = float(np.sqrt(((found - expected) ** 2).mean() / (expected**2).mean()))
     count = max(8, min(64, GRAPH_BYTES // case.nbytes))
-    graph = driver.capture(lambda: [launch(index) for index in range(count)] and None)
+
+    def launch_all() -> None:
+        for index in range(count):
+            launch(index)
+
+    graph = driver.capture(launch_all)
     seconds = min(driver.time(graph) for _ in range(5)) / count
     driver.drop(graph)
     return seconds, error
@@ -245,7 +250,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     driver = CudaDriver()
     memory, jobs = Memory(driver), []
     for name, tokens in product(given.shape, given.tokens):
-        plans: list[UnpackPlan | None] = [*([None] if tokens <= 64 else []), *list_plans(SHAPES[name], tokens, given.few)]
+        plans: list[UnpackPlan | None] = [None] if tokens <= 64 else []
+        plans += list_plans(SHAPES[name], tokens, given.few)
         jobs += [(name, tokens, plan) for plan in plans]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         ways = list(pool.map(lambda job: build(driver, SHAPES[job[0]], job[1], job[2]), jobs))

@@ -129,7 +129,7 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
         matrix = product.parts[0].upload.array
         return multiply_floats(gpu, x, matrix, extras, kind, plan)
     weights = _list_weights(product.parts)
-    unpacking = _plan_unpacked(ctx, product.parts, tokens, columns, gate) if product.way == "unpacked" else None
+    unpacking = _plan_unpacked(ctx, product.parts, tokens, columns, gate=gate) if product.way == "unpacked" else None
     if unpacking is not None:
         return multiply_unpacked(gpu, x, weights, extras, kind, unpacking)
     if product.way == "tiles":
@@ -153,7 +153,8 @@ def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Any]:
 def _add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
     matrix = product.parts[0].upload.array
     if product.way == "unpacked" and product.bias is None:
-        plan = _plan_unpacked(ctx, product.parts, *product.x.shape, shared=True)
+        tokens, columns = product.x.shape
+        plan = _plan_unpacked(ctx, product.parts, tokens, columns, shared=True)
         if plan is not None and plan.shares > 1:
             wide = ctx.gpu.mx.float32
             return x, multiply_unpacked(ctx.gpu, product.x, _list_weights(product.parts), Extras(), wide, plan)
@@ -182,7 +183,8 @@ def can_gate(ctx: Context, product: Product) -> bool:
     if product.way == "floats":
         return _plan_floats(ctx, product, gate=1) is not None
     if product.way == "unpacked":
-        return _plan_unpacked(ctx, product.parts, *product.x.shape, 1) is not None
+        tokens, columns = product.x.shape
+        return _plan_unpacked(ctx, product.parts, tokens, columns, gate=1) is not None
     return len(product.parts) == 1 and (product.way != "library" or _plan_panels(ctx, product, 1) is not None)
 
 
@@ -196,7 +198,7 @@ def _list_weights(parts: list[Part]) -> list[tuple[int, int, Any]]:
 
 
 def _plan_unpacked(
-    ctx: Context, parts: list[Part], tokens: int, columns: int, gate: int = 0, *, shared: bool = False
+    ctx: Context, parts: list[Part], tokens: int, columns: int, *, gate: int = 0, shared: bool = False
 ) -> UnpackPlan | None:
     """How blocks are unpacked in registers; None where they are not, or where it does not pay."""
     gpu = ctx.gpu

@@ -103,16 +103,14 @@ class UnpackPlan:
 
     def count_room(self, types: tuple[int, int], is_gated: bool) -> int:
         """Bytes of a threadgroup's memory: the rings, or the results."""
-        own = max(
-            self.held * (self.stages * PACKINGS[kind].unit_words + PACKINGS[kind].table_words) for kind in types
-        )
+        own = max(self.held * (self.stages * PACKINGS[kind].unit_words + PACKINGS[kind].table_words) for kind in types)
         rings = self.x_stages * self.width * SLOT_COLUMNS // 2 + 4 * self.parts * own
         return 4 * max(rings, self.width * (self.count_made(is_gated) + 4))
 
 
 @dataclass(frozen=True, slots=True)
 class UnpackShape:
-    """One or two weights of `rows` (the second may be 0) and `columns`, of `types`; `gate` as in `multiply_unpacked`."""
+    """One or two weights of `rows` (the second may be 0) and `columns`, of `types`; with `gate` as `Extras` has it."""
 
     types: tuple[int, int]
     rows: tuple[int, int]
@@ -134,7 +132,7 @@ def plan_unpacked(
     if any(rows % (2 * UNIT_ROWS) for rows in shape.rows) or not PACKINGS.keys() >= set(shape.types):
         return None
     width = next((width for width in (32, 64, 128) if width >= tokens), 128)
-    found = []
+    found: list[tuple[float, int, UnpackPlan]] = []
     for (parts, held), shares in itertools.product(SHAPES, SHARES if shared else (1,)):
         plan = _fit_rings(shape, width, parts, held, shares, room_bytes - SPARE_BYTES)
         if plan is not None and (shares == 1 or shape.columns >= 4 * UNIT_COLUMNS * shares):
