@@ -119,7 +119,7 @@ class UnpackShape:
 
     @property
     def made(self) -> tuple[int, int]:
-        """Outputs of each."""
+        """How many outputs each weight makes."""
         return (self.rows[0] // 2 if self.gate else self.rows[0]), self.rows[1]
 
 
