@@ -18,6 +18,7 @@ from gpu_cases import (
 
 from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.linear import prepare
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS
@@ -95,6 +96,34 @@ def test_layer_goes_unpacked(gpu: Context, tokens: int, monkeypatch: pytest.Monk
     found = run_layer(gpu, gpu.gpu.mx.array(x), weight, up, down)[1]
     assert relative_error(found, expected) < 2 * NARROW
     assert launched == ["rms_norm", "linear_unpacked", "linear_unpacked", "rms_norm"]
+
+
+def test_a_recorded_layer_takes_it(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, launcher, mx = gpu.gpu.machine, gpu.gpu.launcher, gpu.gpu.mx
+    if machine is None or not machine.has_boxes:
+        pytest.skip("the GPU has no rings")
+    kind = mx.bfloat16
+    told = {"has_tiles": True, "processors": 4, "room_bytes": ROOM_BYTES, "operands": kind, "activations": kind}
+    for name, value in told.items():
+        monkeypatch.setattr(gpu.gpu, name, value)
+    gain, up, down = random_floats(2, 256), [make_tensor("q4_k", 1024, 256)], [make_tensor("q6_k", 256, 512)]
+    values = random_floats(1, 70, 256)
+    recorder = Recorder(launcher.numbers, machine.memory.open(), multiplies=True)
+    x = recorder.make((70, 256), mx.float32)
+    monkeypatch.setattr(gpu.gpu, "launcher", recorder)
+    _, out = run_layer(gpu, x, gain, up, down)
+    launches = recorder.take_launches()
+    assert [launch.kernel.name for launch in launches][1:3] == ["linear_unpacked", "linear_unpacked"]
+    monkeypatch.setattr(gpu.gpu, "launcher", launcher)
+    machine.write(x.address, values)
+    machine.start(machine.prepare(launches))
+    found = machine.read(out.address, values.size, np.float32).wait().reshape(values.shape)
+    assert relative_error(found, run_layer(REFERENCE, values, gain, up, down)[1]) < 2 * NARROW
+
+
+@pytest.mark.parametrize("type_name", ["q4_k", "q6_k", "mxfp4"])
+def test_stays_within_its_arrays(sanitized: Context, type_name: str) -> None:
+    assert run(sanitized, [make_tensor(type_name, 96, 256)], 19, gate=1) < NARROW
 
 
 def test_what_is_planned() -> None:
