@@ -133,10 +133,11 @@ def test_what_is_planned() -> None:
         return found and (found.width, found.parts * found.held, found.shares)
 
     assert plan(UnpackShape((12, 12), (28672, 0), 4096, 1), 128) == (128, 4, 1)
-    assert plan(UnpackShape((14, 14), (4096, 0), 14336), 128, shared=True) == (128, 2, 4)
+    assert plan(UnpackShape((14, 14), (4096, 0), 14336), 128, shared=True) == (128, 1, 2)
+    assert plan(UnpackShape((14, 14), (4096, 0), 14336), 64, shared=True) == (64, 2, 4)
     assert plan(UnpackShape((12, 14), (5120, 1024), 4096), 32) == (32, 1, 1)
     assert plan(UnpackShape((12, 12), (4096, 0), 4096), 16) is None
-    assert plan(UnpackShape((12, 12), (4096, 0), 4096), 513) is None
+    assert plan(UnpackShape((12, 12), (4096, 0), 4096), 257) is None
     assert plan(UnpackShape((2, 2), (4096, 0), 4096 + 32), 32) is None
     assert plan(UnpackShape((2, 2), (4096 + 8, 0), 4096), 32) is None
     assert plan_unpacked(UnpackShape((12, 12), (4096, 0), 4096), 32, 0, 0) is None

@@ -27,9 +27,13 @@ UNPACKED = Kernel(
     type_names=TYPE_NAMES,
 )
 UNIT_COLUMNS, UNIT_ROWS, SLOT_COLUMNS = 256, 16, 64
-MIN_TOKENS, MAX_TOKENS = 17, 512  # with fewer tiles.py is as fast, with more it pays to expand the weight
+MIN_TOKENS, MAX_TOKENS = 17, 256  # with more it pays to expand the weight
 SPARE_BYTES = 2048  # of the threadgroup's memory, for what is not a ring
-SHAPES = ((1, 1), (2, 1), (2, 2))  # parts and tiles of each that are tried
+UNIT_TIMES = {
+    32: {(1, 1): 1.3, (2, 1): 1.9, (2, 2): 3.3, (4, 1): 2.9},
+    64: {(1, 1): 1.6, (2, 1): 2.2, (2, 2): 3.6, (4, 1): 3.5},
+    128: {(1, 1): 1.9, (2, 1): 3.8, (2, 2): 4.8},
+}  # microseconds of an H200 for 256 columns, by tokens, parts and tiles of each (bench/unpacked.py)
 SHARES = (1, 2, 4)
 RINGS = ((5, 10, 5), (4, 8, 4), (4, 7, 3), (3, 7, 3), (3, 6, 2), (2, 6, 2), (2, 5, 1))  # the largest that fit are best
 REGISTERS = (232, 40)
@@ -131,12 +135,12 @@ def plan_unpacked(
         return None
     if any(rows % (2 * UNIT_ROWS) for rows in shape.rows) or not PACKINGS.keys() >= set(shape.types):
         return None
-    width = next((width for width in (32, 64, 128) if width >= tokens), 128)
+    width = next((width for width in UNIT_TIMES if width >= tokens), max(UNIT_TIMES))
     found: list[tuple[float, int, UnpackPlan]] = []
-    for (parts, held), shares in itertools.product(SHAPES, SHARES if shared else (1,)):
+    for (parts, held), shares in itertools.product(UNIT_TIMES[width], SHARES if shared else (1,)):
         plan = _fit_rings(shape, width, parts, held, shares, room_bytes - SPARE_BYTES)
         if plan is not None and (shares == 1 or shape.columns >= 4 * UNIT_COLUMNS * shares):
-            found.append((_guess_cycles(shape, plan, tokens, processors), len(found), plan))
+            found.append((_guess_time(shape, plan, tokens, processors), len(found), plan))
     return min(found)[2] if found else None
 
 
@@ -152,13 +156,11 @@ def _fit_rings(
     return None
 
 
-def _guess_cycles(shape: UnpackShape, plan: UnpackPlan, tokens: int, processors: int) -> float:
-    """What a multiprocessor is busy for: per unit of 256 columns the matrix units, or bringing x, or unpacking."""
+def _guess_time(shape: UnpackShape, plan: UnpackPlan, tokens: int, processors: int) -> float:
+    """Microseconds, by what units took when they were measured; starting takes as long as two of them."""
     blocks, rows, shares = plan.count_groups(shape, tokens)
-    tiles = plan.parts * plan.held
-    each = max(8.0 * tiles * plan.width, 10.7 * plan.width, 300.0 * tiles) + 100.0 * plan.held + 150.0
-    adding = 4.0 * (shares - 1) * plan.width * sum(shape.made) / 24 / processors
-    return -(-blocks * rows * shares // processors) * (shape.columns / UNIT_COLUMNS / shares * each + 2000.0) + adding
+    units = shape.columns / UNIT_COLUMNS / shares + 2
+    return -(-blocks * rows * shares // processors) * units * UNIT_TIMES[plan.width][plan.parts, plan.held]
 
 
 def multiply_unpacked(
