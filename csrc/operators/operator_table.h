@@ -201,6 +201,20 @@ struct DensePairsCall {
     const float* bias;  // (rows) or null
 };
 
+// A low-rank update of some rows: out[row, first_column + i] += scale * sum over r of b[r, i] * (a[r] . x[row]).
+struct LoraCall {
+    const float* x;  // (rows of a batch, columns)
+    float* out;      // (rows of a batch, out_stride)
+    int64_t columns, out_stride, first_column;
+    const int32_t* rows;  // those that are updated
+    int64_t count;        // of them
+    const float* a;       // (rank, columns)
+    const float* b;       // (rank, made)
+    int64_t rank, made;
+    float scale;
+};
+constexpr int64_t kMaxLoraRank = 256;
+
 struct LogitScan {
     float peak;          // the greatest; -inf when there is none above
     int64_t best;        // its first index
@@ -217,6 +231,7 @@ struct OperatorTable {
     void (*scale)(const ScaleCall& call, int64_t first, int64_t last);
     void (*add)(const AddCall& call, int64_t first, int64_t last);
     void (*gate_heads)(const GateHeadsCall& call, int64_t row_first, int64_t row_last);
+    void (*lora)(const LoraCall& call, int64_t first, int64_t last);
     void (*route)(const RouteCall& call, int64_t row_first, int64_t row_last);
     void (*mix_rows)(const MixRowsCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
                      int64_t column_last);

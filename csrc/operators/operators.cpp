@@ -7,6 +7,7 @@
 #include "attend/attend.inc"
 #include "operators/activate.inc"
 #include "operators/dense_pairs.inc"
+#include "operators/lora.inc"
 #include "operators/norms.inc"
 #include "operators/rope.inc"
 #include "operators/route.inc"
@@ -30,6 +31,7 @@ constexpr mlxr::OperatorTable kTable{
     scale,
     add,
     gate_heads,
+    lora,
     route,
     mix_rows,
     write_pages,

@@ -13,6 +13,7 @@ enum class OperatorName : int {
     gated_norm,
     layer_norm,
     linear,
+    lora,
     mamba2,
     moe,
     rms_norm,

@@ -9,9 +9,9 @@ namespace mlxr {
 
 namespace {
 
-constexpr const char* kOperators[] = {"activate",   "add",        "attend", "embed",      "gate_heads", "gated_delta",
-                                      "gated_norm", "layer_norm", "linear", "mamba2",     "moe",        "rms_norm",
-                                      "rope",       "sample",     "scale",  "short_conv", "write_pages"};
+constexpr const char* kOperators[] = {"activate",   "add",        "attend", "embed", "gate_heads", "gated_delta",
+                                      "gated_norm", "layer_norm", "linear", "lora",  "mamba2",     "moe",
+                                      "rms_norm",   "rope",       "sample", "scale", "short_conv", "write_pages"};
 constexpr const char* kKernels[] = {
     "",      "fused", "rows",  "strips",      "double rows", "panels",       "gated panels",
     "dense", "pairs", "tiles", "split tiles", "packed",      "split packed", "route"};
@@ -52,6 +52,8 @@ std::string name_form(OperatorName what, int form) {
             return form == 1 ? "random" : "greedy";
         case OperatorName::write_pages:
             return kPages[form];
+        case OperatorName::lora:
+            return "f32";
         case OperatorName::add:
             return form == 1 ? "f32+scale" : "f32";
         default:

@@ -15,6 +15,7 @@ from mlxr.core.keywords import resolve_keywords, show_keywords
 from mlxr.core.model_keywords import ModelKeywords
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.loading import LoadedModel, Progress
+from mlxr.service.adapters import Adapters
 from mlxr.service.completion import Completion, fold_events
 from mlxr.service.opening import build_engine, build_session, find_record, open_model, open_record
 from mlxr.service.prompt import Message, Prompt
@@ -35,7 +36,8 @@ class LLM:
     `model` is a `.gguf` file, a Hugging Face folder or a name ("demo", or what `mlxr list` shows). The other arguments
     are the settings of the same name (`mlxr settings` describes them); None leaves the choice to the environment, the
     settings file and the defaults. With `needs_chat_template` a model without one is refused with TemplateError before
-    its weights are read. `progress(done, total)` is called while the weights are prepared. Raises MlxrError.
+    its weights are read. `adapter` is the file of a low-rank adapter (LoRA) for all requests that name no other one.
+    `progress(done, total)` is called while the weights are prepared. Raises MlxrError.
     Safe to use from several threads: their requests share the engine's batches.
     """
 
@@ -46,6 +48,7 @@ class LLM:
         *,
         needs_chat_template: bool = False,
         progress: Progress | None = None,
+        adapter: str | Path | None = None,
         **keywords: Unpack[ModelKeywords],
     ) -> None:
         settings = resolve_keywords(keywords)
@@ -55,23 +58,53 @@ class LLM:
             loaded = open_model(model, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True)
         else:
             loaded = open_record(record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True)
+        self._adapters = Adapters(loaded.load_adapter, settings.adapter_bytes)
+        self._adapter = None if adapter is None else self._adapters.load(adapter)
+        system = None if record is None else record.system
         self._opened: tuple[LoadedModel, Session] | None = (
             loaded,
-            build_session(loaded, build_engine(loaded, settings), None if record is None else record.system),
+            build_session(loaded, build_engine(loaded, settings), system, self._adapters),
         )
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[Completion]:
         """Continue one prompt or several, which are computed together; one completion per prompt, in their order.
 
         A prompt is text, in which special tokens count as such, or a list of token ids. `params` is for all prompts,
-        or one for each. With `n` above 1 the `choices` of a completion are its prompt's answers. Raises InvalidRequest
-        when one of the prompts cannot be served; the others are cancelled then.
+        or one for each; so is `adapter`, the name of one that is loaded, or None. With `n` above 1 the `choices` of a
+        completion are its prompt's answers. Raises InvalidRequest when one of the prompts cannot be served; the others
+        are cancelled then.
         """
         wanted = _list_prompts(prompts)
         own_params = _list_params(params, len(wanted))
-        return self._session.generate([self._session.encode_prompt(prompt) for prompt in wanted], own_params)
+        listed = [adapter] * len(wanted) if adapter is None or isinstance(adapter, str) else list(adapter)
+        names = [name or self._adapter for name in listed]
+        if len(names) != len(wanted):
+            raise InvalidRequest("adapter", f"must be one for each prompt; got {len(names)} for {len(wanted)}")
+        token_ids = [self._session.encode_prompt(prompt) for prompt in wanted]
+        return self._session.generate(token_ids, own_params, names)
+
+    def load_adapter(self, path: str | Path, name: str | None = None) -> str:
+        """Load a low-rank adapter (LoRA): a PEFT folder or a GGUF file; returns the name by which requests choose it.
+
+        All adapters take at most `adapter_bytes`. Raises MlxrError for files that are none of this model's adapters.
+        """
+        self._require_open()
+        return self._adapters.load(path, name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; answers that have it go on with it. Raises InvalidRequest for an unknown name."""
+        self._adapters.unload(name)
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters that are loaded."""
+        return self._adapters.names
 
     def chat(
         self,
@@ -80,18 +113,22 @@ class LLM:
         *,
         think: bool | str | None = None,
         grammar: Grammar | None = None,
+        adapter: str | None = None,
     ) -> Completion:
         """The assistant's next message. `messages` are `{"role": ..., "content": ...}`, the oldest first.
 
         `think` switches reasoning on or off, or names a level, where the model has that; `grammar` is what the answer
-        must look like. Raises TemplateError when the model has no chat template.
+        must look like, `adapter` the name of one that is loaded. Raises TemplateError when the model has no chat
+        template.
         """
-        with self.stream_chat(messages, params, think=think, grammar=grammar) as stream:
+        with self.stream_chat(messages, params, think=think, grammar=grammar, adapter=adapter) as stream:
             return fold_events(stream)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None) -> Stream:
         """Continue one prompt; iterate over the result for TextDelta events and one Finish. Closing it cancels."""
-        return self._session.stream(self._session.encode_prompt(prompt), params or SamplingParams())
+        return self._session.stream(
+            self._session.encode_prompt(prompt), params or SamplingParams(), adapter or self._adapter
+        )
 
     def stream_chat(
         self,
@@ -100,9 +137,12 @@ class LLM:
         *,
         think: bool | str | None = None,
         grammar: Grammar | None = None,
+        adapter: str | None = None,
     ) -> Stream:
         """`chat` as a stream of events."""
-        return self._session.start(ChatRequest(messages, params or SamplingParams(), think=think, grammar=grammar))
+        chosen = adapter or self._adapter
+        request = ChatRequest(messages, params or SamplingParams(), think=think, grammar=grammar, adapter=chosen)
+        return self._session.start(request)
 
     @property
     def can_chat(self) -> bool:

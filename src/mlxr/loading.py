@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import mlxr.kernels
-from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
+from mlxr.core.errors import DeviceError, ModelError, NotFound, TemplateError, TokenizerError
 from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
     AffineTensor,
@@ -37,6 +37,7 @@ from mlxr.formats import (
     join_quantised,
     open_gguf,
     open_safetensors,
+    read_adapter,
 )
 from mlxr.formats.recipes import RECIPES
 from mlxr.kernels.attend import default_kv_type
@@ -46,6 +47,8 @@ from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
 from mlxr.kernels.tensor import TensorSource as WeightTensor
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig
+from mlxr.models.adapter import Adapter as Adapter
+from mlxr.models.adapter import make_adapter
 from mlxr.models.architectures import Architecture, by_name
 from mlxr.models.experts import part_alternating
 from mlxr.models.footprint import ExpertsSummary as ExpertsSummary
@@ -117,6 +120,24 @@ class LoadedModel:
     def experts(self) -> ExpertsSummary | None:
         """The model's experts, if it has some."""
         return summarise_experts(self.config)
+
+    def load_adapter(self, path: str | Path) -> Adapter:
+        """Read a low-rank adapter for this model: a PEFT folder or a GGUF file.
+
+        Raises NotFound, FormatError for a broken file, ModelError for one of another model, DeviceError on a GPU.
+        """
+        if self.ctx.gpu is not None:
+            raise DeviceError(f"device {self.ctx.device!r} runs no adapters yet; use device 'cpu'")
+        file = read_adapter(path)
+        with _name_in_errors(file.path):
+            return make_adapter(
+                file.path.name,
+                file.pairs,
+                self.model.linear_weights(),
+                self.config,
+                is_gguf=file.is_gguf,
+                base_is_gguf=isinstance(self.file, GGUFFile),
+            )
 
     def close(self) -> None:
         """Let go of the files."""

@@ -86,12 +86,17 @@ class Answerer(Protocol):
 
 
 def open_model(
-    model: str | None, settings: Settings, url: str | None, *, needs_chat_template: bool = False
+    model: str | None,
+    settings: Settings,
+    url: str | None,
+    *,
+    needs_chat_template: bool = False,
+    adapter: Path | None = None,
 ) -> Answerer:
     """The model on this machine (default: demo), or the one of the server at `url` (default: that server's).
 
     With `needs_chat_template`, a model on this machine that has none is refused with TemplateError, before its weights
-    are read. A server says itself when a model cannot chat.
+    are read. `adapter` is the file of a low-rank adapter for it. A server says itself when a model cannot chat.
     """
     if url is not None:
         refuse_model_settings(settings)
@@ -104,6 +109,7 @@ def open_model(
             **settings.select("model"),
             needs_chat_template=needs_chat_template,
             progress=progress,
+            adapter=adapter,
         )
 
 

@@ -34,6 +34,9 @@ Words = Annotated[
     ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without the chat template.")]
+AdapterPath = Annotated[
+    Path | None, typer.Option("--adapter", help="A low-rank adapter (LoRA) for it: a PEFT folder or a GGUF file.")
+]
 ShowStats = Annotated[bool, typer.Option("--stats", help="Print timings on stderr.")]
 
 
@@ -46,6 +49,7 @@ def run(
     stats: ShowStats = False,
     json: Json = False,
     url: Url = None,
+    adapter: AdapterPath = None,
 ) -> None:
     """Answer one prompt, or chat. Without a prompt the model answers what comes through a pipe; on a terminal it chats.
 
@@ -53,16 +57,19 @@ def run(
     with --raw, it is plain text.
     """
     model, prompt = split_words(words, lambda word: names_model(word, settings, url))
+    if adapter is not None and url is not None:
+        raise InvalidRequest("--adapter", "is for a model that is loaded here; a server has its own adapters")
     if prompt is None and sys.stdin.isatty():
-        refuse_flags({"--raw": raw, "--stats": stats, "--json": json})
+        refuse_flags({"--adapter": adapter is not None, "--raw": raw, "--stats": stats, "--json": json})
         chat(settings, sampling, model, system, url)
         return
     prompt = read_prompt(prompt, is_raw=raw)
     record = find_record(model, settings) if url is None and model is not None else None
     params = make_sampling(find_parameters(model, record, settings, url), sampling)
     opening = () if record is None else record.messages
+    needs_template = system is not None and not raw
     with (
-        open_model(model, settings, url, needs_chat_template=system is not None and not raw) as answerer,
+        open_model(model, settings, url, needs_chat_template=needs_template, adapter=adapter) as answerer,
         start_answer(answerer, prompt, params, raw=raw, system=system, opening=opening) as stream,
     ):
         completion, timing = follow(stream, quiet=json)

@@ -62,5 +62,8 @@ class ModelKeywords(TypedDict, total=False):
     draft_tokens: int | None
     """Most tokens guessed at a time for one answer."""
 
+    adapter_bytes: int | str | None
+    """Memory for low-rank adapters (LoRA) that are loaded."""
+
     max_waiting: int | None
     """Most requests that may wait for their turn; more are refused."""

@@ -84,6 +84,7 @@ class ModelSettings:
         "small model with the same vocabulary: by that as well; auto: where it can pay; off.",
     )
     draft_tokens: int = setting("int", 15, "Most tokens guessed at a time for one answer.", minimum=1, maximum=15)
+    adapter_bytes: int = setting("bytes", 2**30, "Memory for low-rank adapters (LoRA) that are loaded.")
     max_waiting: int = setting(
         "int", 1024, "Most requests that may wait for their turn; more are refused.", minimum=1, maximum=2**20
     )

@@ -23,6 +23,7 @@ from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineReport, EngineStats
 from mlxr.engine.worker import Job, Receiver, Worker
+from mlxr.models.adapter import Adapter
 from mlxr.models.step_work import StepWork
 
 T = TypeVar("T")
@@ -103,6 +104,7 @@ class AsyncEngine:
         boundary_tokens: Collection[int] = (),
         constraint: TokenConstraint | None = None,
         scores_prompt: bool = False,
+        adapter: Adapter | None = None,
     ) -> Ticket:
         """Start a request whose events go to `receiver`, called on the running loop, whoever reads them and when.
 
@@ -119,6 +121,7 @@ class AsyncEngine:
                 boundary_tokens,
                 constraint,
                 scores_prompt=scores_prompt,
+                adapter=adapter,
             ),
             prompt_tokens=len(token_ids),
             answers=params.n,
@@ -270,6 +273,7 @@ def _submitter(
     constraint: TokenConstraint | None,
     *,
     scores_prompt: bool = False,
+    adapter: Adapter | None = None,
 ) -> Callable[[Engine], int]:
     """What gives a request to the engine."""
     return lambda engine: engine.submit(
@@ -282,4 +286,5 @@ def _submitter(
         boundary_tokens=boundary_tokens,
         constraint=constraint,
         scores_prompt=scores_prompt,
+        adapter=adapter,
     )

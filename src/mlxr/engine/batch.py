@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mlxr.cache.page_table import RELEASED, SequenceTable
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.models.adapter import Adapter
 
 Ints = npt.NDArray[np.int32]
 FEW = 32  # sequences: for more, arrays as a whole are faster than row by row
@@ -24,13 +25,14 @@ class BatchPart:
     """The next tokens of one sequence: they go right after what `table` holds.
 
     The logits of the last `output_tokens` of them are wanted, and the hidden states of the last `hidden_tokens`.
-    `table` must have been prepared for all of them.
+    `adapter` updates the weights for them. `table` must have been prepared for all of them.
     """
 
     table: SequenceTable
     token_ids: Sequence[int]
     output_tokens: int
     hidden_tokens: int = 0
+    adapter: Adapter | None = None
 
     @property
     def wanted_tokens(self) -> int:
@@ -40,6 +42,11 @@ class BatchPart:
 
 def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:
     """One batch of all `parts` in their order; the wanted rows come out in the same order."""
+    batch = _build(parts)
+    return batch.with_adapters(tuple(part.adapter for part in parts)) if any(part.adapter for part in parts) else batch
+
+
+def _build(parts: Sequence[BatchPart]) -> RaggedBatch:
     if len(parts) <= FEW and all(len(part.token_ids) == part.wanted_tokens == 1 for part in parts):
         return _build_decode(parts)
     counts = np.array([len(part.token_ids) for part in parts], dtype=np.int32)

@@ -39,6 +39,7 @@ from mlxr.engine.stats import EngineReport, EngineStats, Work
 from mlxr.kernels.context import Context
 from mlxr.kernels.rows import repeat_rows
 from mlxr.kernels.sample import NO_TOKEN, SampleResult, sample
+from mlxr.models.adapter import Adapter
 
 logger = logging.getLogger(__name__)
 _NO_TOKEN_TEXT = "no token is possible: the model, the logit_bias and the grammar together rule out all of them"
@@ -174,6 +175,7 @@ class Engine:
         boundary_tokens: Collection[int] = (),
         constraint: TokenConstraint | None = None,
         scores_prompt: bool = False,
+        adapter: Adapter | None = None,
     ) -> int:
         """Queue a request; returns its id, which all its events carry.
 
@@ -184,7 +186,8 @@ class Engine:
         the ends of messages: recurrent layers keep their state there. Each answer follows a fork of the `constraint`;
         when that fails, or leaves no token possible, the answer ends with ERROR. With `scores_prompt` the first event
         of each answer has the prompt's tokens with their log-probabilities and the `params.logprobs` best ones in their
-        places; then all of the prompt is computed, without the cache.
+        places; then all of the prompt is computed, without the cache. An `adapter` of this model updates its
+        weights for the request alone, whose pages only requests with the same one find.
 
         Raises InvalidRequest for a prompt that is empty, foreign to the vocabulary or too long for the context, and for
         a constraint without end tokens, OutOfPages for a request that not even the empty arena could serve, and
@@ -212,13 +215,14 @@ class Engine:
                 priority=priority,
                 client=client,
                 asked_s=now,
-                keys=self._cache.start_keys() if keeps_pages else None,
+                keys=self._cache.start_keys(adapter.digest if adapter else b"") if keeps_pages else None,
                 boundaries=self._plan_boundaries(len(token_ids), boundary_tokens) if keeps_pages else None,
                 scores=scores,
                 masks=None
                 if constraint is None
                 else MaskSource(constraint.fork(), self._config.vocab_size, end_tokens - len(token_ids)),
                 open_drafter=self._open_drafter,
+                adapter=adapter,
             )
             for index in range(params.streams)
         ]

@@ -92,7 +92,7 @@ class Chunk:
         """The chunk as the batch wants it."""
         table = self.sequence.table
         token_ids = self.sequence.tokens[table.length_tokens : table.length_tokens + self.tokens]
-        return BatchPart(table, [*token_ids, *self.draft], self.output_rows, self.hidden_tokens)
+        return BatchPart(table, [*token_ids, *self.draft], self.output_rows, self.hidden_tokens, self.sequence.adapter)
 
 
 class Scheduler:

@@ -26,6 +26,7 @@ from mlxr.engine.sampling import Sampler
 from mlxr.engine.scoring import PromptScores
 from mlxr.engine.stopwatch import Stopwatch
 from mlxr.kernels.sample import SampleResult
+from mlxr.models.adapter import Adapter
 
 Rank = tuple[float, int, int]
 
@@ -68,13 +69,15 @@ class Sequence:
     layers is kept; None where there are none, or nobody would find it. `open_drafter` makes who drafts for the answer,
     from its tokens so far; None: nobody does. Of the `drafted_tokens` that were computed, the `accepted_tokens` were
     drawn. The `replay_tokens` before the last one were computed in drafts of which another token was wrong: the state
-    of recurrent layers has gone past them and was dropped, so they are computed once more with the next token.
+    of recurrent layers has gone past them and was dropped, so they are computed once more with the next token. An
+    `adapter` updates the weights for it.
     """
 
     __slots__ = (
         "_open_drafter",
         "_stop_ids",
         "accepted_tokens",
+        "adapter",
         "boundaries",
         "cached_tokens",
         "client",
@@ -120,6 +123,7 @@ class Sequence:
         scores: PromptScores | None = None,
         boundaries: Boundaries | None = None,
         open_drafter: DrafterMaker | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.id = sequence_id
         self.index = index
@@ -134,6 +138,7 @@ class Sequence:
         self.watch = Stopwatch(asked_s)
         self.keys = keys
         self.pool = pool
+        self.adapter = adapter
         self.draws = pool is None and params.max_tokens != 0
         self.scores = scores
         self.boundaries = boundaries

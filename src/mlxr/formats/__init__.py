@@ -6,6 +6,7 @@ copied) into metadata and `TensorSource`s; weights go back to disk through `writ
 
 from __future__ import annotations
 
+from .adapter_file import AdapterFile, read_adapter
 from .fingerprint import hash_tensors
 from .ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
 from .gguf import GGUFFile, open_gguf
@@ -18,6 +19,7 @@ from .tensor import TensorSource, WeightSource
 __all__ = [
     "GGML_TYPES",
     "MLX_TYPES",
+    "AdapterFile",
     "AffineTensor",
     "GGMLType",
     "GGUFFile",
@@ -33,5 +35,6 @@ __all__ = [
     "join_quantised",
     "open_gguf",
     "open_safetensors",
+    "read_adapter",
     "write_gguf",
 ]

@@ -30,7 +30,7 @@ class RaggedBatch:
     The tokens of a sequence are the last ones of its context: positions end at context_length - 1.
 
     Layers whose caches differ form groups, each with its own slots and page table. A batch is that of the first group;
-    `others` are the same batch as the other groups see it (`of_group`).
+    `others` are the same batch as the other groups see it (`of_group`). `adapters` are empty where no sequence has one.
 
     Recurrent layers keep one state for each sequence: they begin with that in slot state_reads[s] of their pools, where
     NO_STATE is a state of zeros, and leave that after the sequence's last token in slot state_writes[s], which nobody
@@ -51,6 +51,7 @@ class RaggedBatch:
     state_nexts: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     longest_context: int = field(init=False)  # tokens of the longest context
     others: tuple[RaggedBatch, ...] = field(init=False, default=())
+    adapters: tuple[object, ...] = field(init=False, default=())  # of each sequence, or None
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -71,7 +72,7 @@ class RaggedBatch:
         batch = cls.__new__(cls)
         values = (rows[0], rows[1], rows[2], np.array(order, dtype=np.int32), rows[3], page_table, rows[4])
         states = (NO_STATES, NO_STATES, NO_STATES)
-        for name, value in zip(_FIELDS, (*values, *states, max(lengths), ()), strict=True):
+        for name, value in zip(_FIELDS, (*values, *states, max(lengths), (), ()), strict=True):
             object.__setattr__(batch, name, value)
         return batch
 
@@ -98,6 +99,11 @@ class RaggedBatch:
         batch = self._replace(state_reads=reads, state_writes=writes, state_nexts=unknown)
         batch._check_states(spare)
         return batch
+
+    def with_adapters(self, adapters: tuple[object, ...]) -> RaggedBatch:
+        """The batch with the adapter of each sequence, which the model knows; None for a sequence without one."""
+        check_size(_NAME, "number of adapters", len(adapters), self.sequences)
+        return self._replace(adapters=adapters) if any(one is not None for one in adapters) else self
 
     @property
     def has_states(self) -> bool:

@@ -33,6 +33,7 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable, build_table
 from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
+from mlxr.models.adapter import group_rows
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.families import find_rope
@@ -261,4 +262,4 @@ class Decoder:
 
 
 def _join(batch: RaggedBatch, tables: Sequence[RopeTable], arena: Pools) -> StepInput:
-    return StepInput(batch, tables, arena.k_pools, arena.v_pools, arena.states)
+    return StepInput(batch, tables, arena.k_pools, arena.v_pools, arena.states, group_rows(batch))

@@ -320,7 +320,9 @@ class LayerReader:
         shared = mixture.shared_features
         return make_mixture(
             norm,
-            prepare(ctx, [as_float32(tensors[f"{prefix}{_ROUTER}.weight"])], router_bias),
+            prepare(
+                ctx, [as_float32(tensors[f"{prefix}{_ROUTER}.weight"])], router_bias, (f"{prefix}{_ROUTER}.weight",)
+            ),
             make_router(mixture.experts, mixture.rule, choice_bias, scales),
             make_experts(ctx, [up for up, _ in made], [down for _, down in made], mixture.activation, slots),
             self._read_feed_forward(prefix, _describe_shared(mixture), suffix=_SHARED) if shared else None,
@@ -386,6 +388,7 @@ class LayerReader:
             self._ctx,
             [self._tensors[f"{prefix}{name}.weight"] for name in names],
             [None if bias is None else read_vector(bias) for bias in biases],
+            tuple(f"{prefix}{name}.weight" for name in names),
         )
 
     def _vector(self, name: str) -> FloatArray:

@@ -117,6 +117,17 @@ def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Ma
     return split
 
 
+def list_joined_rows(config: ModelConfig, name: str) -> list[tuple[str, int]]:
+    """The tensors of a layer whose rows the tensor `name` joins, and their numbers; none where it is one of its own."""
+    prefix, _, part = name.removeprefix("blk.").partition(".")
+    if not name.startswith("blk.") or not prefix.isdecimal() or int(prefix) >= len(config.layer_specs):
+        return []
+    layer, index = config.layer_specs[int(prefix)], int(prefix)
+    shapes = dict(list_tensors(layer, config.hidden))
+    parts = _list_joined(layer, config, index, (name,)).get(part, ())
+    return [(f"blk.{index}.{one}", shapes[one][0]) for one in parts]
+
+
 def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> None:
     """Raise ModelError naming the first tensor that is missing, has another shape, or has no place in the model."""
     expected = expected_tensors(config, tensors)

@@ -25,6 +25,7 @@ from mlxr.engine.pooling import Floats, Pooling
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineReport
 from mlxr.loading import LoadedModel, ModelConfig
+from mlxr.service.adapters import Adapters
 from mlxr.service.identity import current_identity, use_identity
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine
@@ -79,6 +80,7 @@ class AsyncSession:
         self._keys, self.page_size = engine.start_keys(), engine.plan.page_size
         self._engine = AsyncEngine(engine)
         self._threads = PreparingThreads()
+        self.adapters = Adapters(loaded.load_adapter, settings.adapter_bytes)
         self._preparation = Preparation(
             loaded.tokenizer,
             template or loaded.chat_template,
@@ -87,6 +89,7 @@ class AsyncSession:
             model_name=loaded.name,
             system=system,
             host=loaded.ctx,
+            adapters=self.adapters,
         )
         self._preparation.warm_up()
 
@@ -160,7 +163,7 @@ class AsyncSession:
         else:
             prepared = self._preparation.prepare(request)
         stream = AsyncStream(prepared)
-        if source is not None and prepared.uses_cache and not prepared.scores_prompt:
+        if source is not None and prepared.adapter is None and prepared.uses_cache and not prepared.scores_prompt:
             names = await self.run(self._name_pages, prepared.token_ids[:-1])  # the last one is always computed
             stream.keep(await source.bring(names))
         try:
@@ -175,6 +178,7 @@ class AsyncSession:
                 boundary_tokens=prepared.boundary_tokens,
                 constraint=prepared.constraint,
                 scores_prompt=prepared.scores_prompt,
+                adapter=prepared.adapter,
             )
         except BaseException:
             stream.keep(None)

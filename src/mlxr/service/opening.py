@@ -25,6 +25,7 @@ from mlxr.loading import (
     open_source,
 )
 from mlxr.registry import ModelRecord
+from mlxr.service.adapters import Adapters
 from mlxr.service.catalogue import open_registry
 from mlxr.service.session import Session
 from mlxr.tokenizers import chat_template_from_source
@@ -183,8 +184,13 @@ def find_store_folder(settings: Settings) -> Path:
     return platformdirs.user_cache_path("mlxr", appauthor=False) / "pages"
 
 
-def build_session(loaded: LoadedModel, engine: Engine, system: str | None = None) -> Session:
-    """A session for texts and conversations with a loaded model; `system` is for conversations that have none."""
+def build_session(
+    loaded: LoadedModel, engine: Engine, system: str | None = None, adapters: Adapters | None = None
+) -> Session:
+    """A session for texts and conversations with a loaded model; `system` is for conversations that have none.
+
+    Requests may name one of the `adapters`.
+    """
     return Session(
         engine,
         loaded.tokenizer,
@@ -193,4 +199,5 @@ def build_session(loaded: LoadedModel, engine: Engine, system: str | None = None
         model_name=loaded.name,
         system=system,
         host=loaded.ctx,
+        adapters=adapters,
     )

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
+from mlxr.loading import Adapter
+from mlxr.service.adapters import Adapters
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat
 from mlxr.service.breakers import BreakerFinder
 from mlxr.service.chat import Chat, Rules, Turn
@@ -49,6 +51,7 @@ class Prepared:
     constraint: TokenConstraint | None = None
     relaxed: tuple[str, ...] = ()
     scores_prompt: bool = False
+    adapter: Adapter | None = None
 
 
 class Preparation:
@@ -56,7 +59,7 @@ class Preparation:
 
     A prompt that cannot fit in `context_tokens` is refused before it is tokenised. `system` is the system message of
     conversations that have none; `host` the context of the model, see
-    `GrammarCompiler`.
+    `GrammarCompiler`; `adapters` are those that requests may name.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Preparation:
         model_name: str,
         system: str | None = None,
         host: NativeHost | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._size_bound = bound = SizeBound(tokenizer, context_tokens)
@@ -78,6 +82,7 @@ class Preparation:
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
         self._host = host
+        self._adapters = adapters
 
     def fit_think(self, think: bool | str | None) -> bool | str | None:
         """What comes nearest to `think` with this model; see `Chat.fit_think`."""
@@ -149,10 +154,18 @@ class Preparation:
             priority=request.priority,
             deadline_s=request.deadline_s,
             uses_cache=request.cache_prompt,
+            adapter=self._find_adapter(request.adapter),
             scores_prompt=isinstance(request, TextRequest)
             and request.echo is not None
             and request.params.logprobs is not None,
         )
+
+    def _find_adapter(self, name: str | None) -> Adapter | None:
+        if name is None:
+            return None
+        if self._adapters is None:
+            raise InvalidRequest("adapter", "none can be loaded here")
+        return self._adapters.find(name)
 
     def prepare_tokens(
         self,
@@ -160,6 +173,7 @@ class Preparation:
         params: SamplingParams,
         format: AnswerFormat = PLAIN,  # noqa: A002
         echo: str | None = None,
+        adapter: str | None = None,
     ) -> Prepared:
         """A prompt that is token ids already; `echo` is what its answers begin with."""
         stop_tokens = self._find_stop_tokens(params)
@@ -181,7 +195,8 @@ class Preparation:
             dry_breaker_ids=params.dry_breaker_ids | self._find_breakers(params),
         )
         ends = find_message_ends(self.tokenizer, token_ids)
-        return Prepared(list(token_ids), engine_params, answers, boundary_tokens=ends)
+        own = self._find_adapter(adapter)
+        return Prepared(list(token_ids), engine_params, answers, boundary_tokens=ends, adapter=own)
 
     def _prepare_chat(self, request: ChatRequest) -> Prepared:
         chat = self._require_chat(request)

@@ -39,7 +39,7 @@ Ending = Literal["new turn", "continued", "closed"]
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """Continue `prompt`. With `cache_prompt` off nothing that is cached is used for it. `window` bounds its part of the
-    context; None is all of it.
+    context; None is all of it. `adapter` is the name of a low-rank adapter that is loaded.
 
     A higher `priority` (-100 to 100) is served first; after `deadline_s` seconds the answers end with DEADLINE. Each
     answer begins with the text `echo`, which comes with the prompt's tokens where the parameters ask for logprobs.
@@ -53,6 +53,7 @@ class TextRequest:
     deadline_s: float | None = None
     echo: str | None = None
     window: Window | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +80,4 @@ class ChatRequest:
     priority: int = 0
     deadline_s: float | None = None
     window: Window | None = None
+    adapter: str | None = None

@@ -20,6 +20,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
+from mlxr.service.adapters import Adapters
 from mlxr.service.answer import Answer
 from mlxr.service.completion import Completion, fold_events
 from mlxr.service.preparation import Preparation, Prepared
@@ -68,6 +69,7 @@ class Session:
         model_name: str,
         system: str | None = None,
         host: NativeHost | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._engine = engine
         self._preparation = Preparation(
@@ -78,6 +80,7 @@ class Session:
             model_name=model_name,
             system=system,
             host=host,
+            adapters=adapters,
         )
         self._open: dict[int, _Open] = {}
         self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them
@@ -101,12 +104,12 @@ class Session:
         """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
         return self._preparation.encode_chat(ChatRequest(messages, SamplingParams()))
 
-    def stream(self, token_ids: Sequence[int], params: SamplingParams) -> Stream:
+    def stream(self, token_ids: Sequence[int], params: SamplingParams, adapter: str | None = None) -> Stream:
         """Start the answers to one prompt. They are refused here and now, or their events follow.
 
         Raises InvalidRequest, OutOfPages, or QueueFull when too many prompts wait already.
         """
-        return self._submit(self._preparation.prepare_tokens(token_ids, params))
+        return self._submit(self._preparation.prepare_tokens(token_ids, params, adapter=adapter))
 
     def start(self, request: TextRequest | ChatRequest) -> Stream:
         """Start the answers to a request; as `stream`, and TemplateError."""
@@ -124,11 +127,17 @@ class Session:
                 boundary_tokens=prepared.boundary_tokens,
                 constraint=prepared.constraint,
                 scores_prompt=prepared.scores_prompt,
+                adapter=prepared.adapter,
             )
             self._open[sequence_id] = _Open(prepared.answers, len(prepared.answers))
         return Stream(self, sequence_id, len(prepared.answers))
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Completion]:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        adapters: Sequence[str | None] | None = None,
+    ) -> list[Completion]:
         """Whole answers to several prompts, computed in one ragged batch, in the order of the prompts.
 
         When one prompt is refused, the others are cancelled. Prompts beyond what may wait are held back until there is
@@ -136,17 +145,18 @@ class Session:
         """
         streams: list[Stream] = []
         try:
-            for token_ids, own in zip(prompts, params, strict=True):
-                streams.append(self._stream_when_room(token_ids, own))
+            names = adapters or [None] * len(prompts)
+            for token_ids, own, name in zip(prompts, params, names, strict=True):
+                streams.append(self._stream_when_room(token_ids, own, name))
             return [fold_events(stream) for stream in streams]
         finally:
             for stream in streams:
                 stream.close()
 
-    def _stream_when_room(self, token_ids: Sequence[int], params: SamplingParams) -> Stream:
+    def _stream_when_room(self, token_ids: Sequence[int], params: SamplingParams, adapter: str | None) -> Stream:
         while True:
             try:
-                return self.stream(token_ids, params)
+                return self.stream(token_ids, params, adapter)
             except QueueFull:
                 with self._lock:
                     if self._engine.has_work:  # others may have made room meanwhile

@@ -28,7 +28,9 @@ MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as t
 
 
 def takes_step(batch: RaggedBatch) -> bool:
-    """Whether the batch is single tokens, each with its logits wanted."""
+    """Whether the batch is single tokens, each with its logits wanted, and without adapters."""
+    if batch.adapters:
+        return False
     return batch.tokens == batch.sequences == len(batch.output_rows) <= MAX_SEQUENCES
 
 

@@ -38,6 +38,7 @@ from mlxr.kernels.layers.operators import (
 )
 from mlxr.kernels.layers.step import StepInput
 from mlxr.kernels.linear import linear
+from mlxr.kernels.lora import add_lora
 from mlxr.kernels.mamba2 import mamba2
 from mlxr.kernels.moe import mix, route
 from mlxr.kernels.rms_norm import rms_norm
@@ -60,8 +61,15 @@ def run_layers(
     ctx: Context, stream: FloatArray, layers: Layers, step: StepInput
 ) -> tuple[FloatArray, FloatArray | None]:
     """Layer after layer, operator after operator."""
+    return run_programs(ctx, stream, layers.payload, step)
+
+
+def run_programs(
+    ctx: Context, stream: FloatArray, programs: Programs, step: StepInput
+) -> tuple[FloatArray, FloatArray | None]:
+    """The operators of layer after layer, each by the implementation that the device has."""
     registers: Registers = {"stream": stream, "delta": None}
-    for index, operators in enumerate(layers.payload):
+    for index, operators in enumerate(programs):
         run_layer(ctx, registers, operators, step, index)
     return take(registers, "stream"), registers["delta"]
 
@@ -79,7 +87,10 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 if source == "stream":
                     registers["stream"], registers["delta"] = summed, None
             case Product(weight, source, target):
-                registers[target] = linear(ctx, take(registers, source), weight)
+                x = take(registers, source)
+                registers[target] = linear(ctx, x, weight)
+                if step.adapters:
+                    registers[target] = add_lora(ctx, x, registers[target], weight, step.adapters)
             case SplitHeads(block):
                 registers["x"] = split_heads(
                     ctx,

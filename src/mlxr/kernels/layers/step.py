@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlxr.kernels.lora import AdapterRows
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.tensor import PoolArray
@@ -16,6 +17,8 @@ class StepInput:
 
     That is one K and one V pool, None for a layer without them, and the pool of a recurrent layer's `states`, (slots,
     floats) in f32, of which the batch's `state_reads` and `state_writes` name the slots; None for other layers.
+
+    `adapters` update the products of some rows; no row is that of two.
     """
 
     batch: RaggedBatch
@@ -23,3 +26,4 @@ class StepInput:
     k_pools: Sequence[PoolArray]
     v_pools: Sequence[PoolArray]
     states: Sequence[PoolArray | None] = ()
+    adapters: Sequence[AdapterRows] = ()

@@ -26,16 +26,21 @@ CHOICE = Choice(__name__)
 
 
 def prepare(
-    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None = None
+    ctx: Context,
+    tensors: Sequence[TensorSource],
+    biases: Sequence[FloatArray | None] | None = None,
+    names: tuple[str, ...] = (),
 ) -> LinearWeight:
     """Make one weight of `tensors`, each (out_features, in_features) with the same in_features.
 
-    `biases` holds for each tensor a float32 vector of its out_features, or None. The sources are released after
+    `biases` holds for each tensor a float32 vector of its out_features, or None. `names` are what the model calls
+    the tensors, for whoever looks for them. The sources are released after
     reading. Raises ValueError for shapes that do not fit, DeviceError for a type the implementation lacks.
     """
     _check(tensors, biases)
     name, implementation = CHOICE.pick(ctx.device)
-    return _describe(name, tensors, *implementation.prepare(ctx, tensors, biases))
+    payload, nbytes = implementation.prepare(ctx, tensors, biases)
+    return _describe(name, tensors, payload, nbytes, names)
 
 
 def leave(
@@ -68,7 +73,9 @@ def _check(tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] 
                 check_size("linear.prepare", f"length of bias of {tensor.name}", bias.shape[0], tensor.shape[0])
 
 
-def _describe(name: str, tensors: Sequence[TensorSource], payload: object, nbytes: int) -> LinearWeight:
+def _describe(
+    name: str, tensors: Sequence[TensorSource], payload: object, nbytes: int, names: tuple[str, ...] = ()
+) -> LinearWeight:
     return LinearWeight(
         in_features=tensors[0].shape[1],
         splits=tuple(tensor.shape[0] for tensor in tensors),
@@ -76,6 +83,7 @@ def _describe(name: str, tensors: Sequence[TensorSource], payload: object, nbyte
         variant="+".join(dict.fromkeys(tensor.type_name for tensor in tensors)),
         implementation=name,
         payload=payload,
+        names=names,
     )
 
 

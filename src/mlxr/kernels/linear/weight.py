@@ -14,6 +14,7 @@ class LinearWeight:
     """`in_features` inputs, outputs of `splits` features one after another; `nbytes` is what it holds in memory.
 
     `variant` names the weight types ("q4_k", "q4_k+q6_k"); `implementation` is the one whose `payload` this is.
+    `names` are those that the model gives to the tensors of the splits, where adapters may update them.
     """
 
     in_features: int
@@ -22,6 +23,7 @@ class LinearWeight:
     variant: str
     implementation: str
     payload: Any
+    names: tuple[str, ...] = ()
 
     @property
     def out_features(self) -> int:

@@ -1,0 +1,199 @@
+"""Files of low-rank adapters (LoRA): a folder as PEFT writes it, or a GGUF file as llama.cpp reads it.
+
+Knows the containers, what they call a pair of matrices, and by which number their product is multiplied; not which
+weights a model has. Whatever the number of an adapter depends on and is not supported is refused by name.
+Formats: https://huggingface.co/docs/peft/developer_guides/checkpoint and llama.cpp's convert_lora_to_gguf.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlxr.core.errors import FormatError, NotFound
+
+from .gguf import open_gguf
+from .json_file import read_json_object
+from .safetensors import SafetensorsFolder
+from .tensor import TensorSource
+
+MAX_RANK = 256
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PEFT_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+_GGUF_KEY = re.compile(r"(?P<module>.+)\.weight\.lora_(?P<side>[ab])")
+_FLOATS = ("f32", "f16", "bf16")
+_WITHOUT: dict[str, tuple[object, ...]] = {  # fields of adapter_config.json, and the values with which they say nothing
+    "use_dora": (False, None),
+    "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []),
+    "layer_replication": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "use_qalora": (False, None),
+    "alora_invocation_tokens": (None, []),
+    "lora_bias": (False, None),
+    "bias": ("none", None),
+}
+_PATTERN = re.compile(r"(?:\w|\\?\.|\\d|[$^*+|-]){1,200}")
+_MAX_QUANTIFIERS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRankPair:
+    """One update, scale * b a, of the weight `name`, as the file calls it: `a` (rank, in), `b` (out, rank), float32."""
+
+    name: str
+    a: NDArray[np.float32] = field(repr=False)
+    b: NDArray[np.float32] = field(repr=False)
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterFile:
+    """What an adapter's file has; `is_gguf` tells whose names and orders of rows these are."""
+
+    path: Path
+    is_gguf: bool
+    pairs: tuple[LowRankPair, ...]
+
+
+def read_adapter(path: str | os.PathLike[str]) -> AdapterFile:
+    """Read a PEFT folder or a GGUF adapter. NotFound: there is none; FormatError: it is broken or not supported."""
+    place = Path(path)
+    if place.is_dir():
+        return _read_peft(place)
+    if not place.is_file():
+        raise NotFound(f"{place}: no such adapter; give a folder with {CONFIG_NAME}, or a GGUF adapter")
+    if place.suffix == ".safetensors":
+        return _read_peft(place.parent)
+    return _read_gguf(place)
+
+
+def _read_gguf(path: Path) -> AdapterFile:
+    with open_gguf(path) as file:
+        for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
+            value = file.metadata.get(key)
+            if value != wanted:
+                raise FormatError(path, f"metadata {key!r}", None, f"is {value!r:.80}, and an adapter has {wanted!r}")
+        alpha = _read_alpha(path, "adapter.lora.alpha", file.metadata.get("adapter.lora.alpha"))
+        sides = _sort_sides(path, file.tensors, _GGUF_KEY)
+        # llama.cpp takes an alpha of 0 for a scale of 1
+        pairs = [
+            _make_pair(path, f"{name}.weight", *pair, lambda rank: alpha / rank if alpha else 1.0)
+            for name, pair in sides.items()
+        ]
+    return AdapterFile(path, is_gguf=True, pairs=tuple(pairs))
+
+
+def _read_peft(folder: Path) -> AdapterFile:
+    config_path, weights_path = folder / CONFIG_NAME, folder / WEIGHTS_NAME
+    config = read_json_object(config_path)
+    _check_config(config_path, config)
+    if not weights_path.is_file():
+        raise NotFound(f"{weights_path}: no such file; an adapter's folder holds {CONFIG_NAME} and {WEIGHTS_NAME}")
+    with SafetensorsFolder([weights_path], {}) as file:
+        pairs = [
+            _make_pair(weights_path, module, *pair, _Scale(config_path, config, module))
+            for module, pair in _sort_sides(weights_path, file.tensors, _PEFT_KEY, _PREFIX).items()
+        ]
+    return AdapterFile(folder, is_gguf=False, pairs=tuple(pairs))
+
+
+def _check_config(path: Path, config: dict[str, object]) -> None:
+    if config.get("peft_type") != "LORA":
+        raise FormatError(path, "peft_type", None, f"is {config.get('peft_type')!r:.80}; only 'LORA' is supported")
+    for name, silent in _WITHOUT.items():
+        value = config.get(name)
+        if not any(value is none or (type(value) is type(none) and value == none) for none in silent):
+            raise FormatError(path, name, None, f"is {value!r:.80}, which is not supported")
+
+
+class _Scale:
+    """By what the product of a module's matrices is multiplied, given their rank."""
+
+    def __init__(self, path: Path, config: dict[str, object], module: str) -> None:
+        self._alpha = _find_pattern(path, config, "alpha_pattern", module)
+        if self._alpha is None:
+            self._alpha = _read_alpha(path, "lora_alpha", config.get("lora_alpha"))
+        rank = _find_pattern(path, config, "rank_pattern", module)
+        self._rank = config.get("r") if rank is None else rank
+        self._path, self._module = path, module
+        self._is_rooted = config.get("use_rslora") is True
+
+    def __call__(self, rank: int) -> float:
+        """The scale; raises FormatError where the configuration says another rank."""
+        if self._rank != rank:
+            reason = f"says {self._rank!r:.40}, and the matrices of {self._module[:80]} have {rank}"
+            raise FormatError(self._path, "r", None, reason)
+        assert self._alpha is not None
+        return self._alpha / (math.sqrt(rank) if self._is_rooted else rank)
+
+
+def _find_pattern(path: Path, config: dict[str, object], name: str, module: str) -> float | None:
+    """What the first pattern that fits a module says, as PEFT looks for it: at the end of the name, after a dot."""
+    patterns = config.get(name) or {}
+    if not isinstance(patterns, dict):
+        raise FormatError(path, name, None, "is no object")
+    for pattern, value in patterns.items():
+        quantifiers = pattern.count("*") + pattern.count("+")
+        if not _PATTERN.fullmatch(pattern) or quantifiers > _MAX_QUANTIFIERS:
+            raise FormatError(path, name, None, f"has the pattern {pattern!r:.80}, which is not supported")
+        try:
+            fits = re.match(rf"(.*\.)?({pattern})$", module)
+        except re.error as error:
+            raise FormatError(path, name, None, f"has the pattern {pattern!r:.80}: {error}") from error
+        if fits:
+            return _read_alpha(path, name, value)
+    return None
+
+
+def _read_alpha(path: Path, name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise FormatError(path, name, None, f"is {value!r:.80}, not a finite number")
+    return float(value)
+
+
+def _sort_sides(
+    path: Path, tensors: dict[str, TensorSource], key: re.Pattern[str], prefix: str = ""
+) -> dict[str, tuple[TensorSource, TensorSource]]:
+    """The two matrices of each module."""
+    sides: dict[str, dict[str, TensorSource]] = {}
+    for name, tensor in tensors.items():
+        match = key.fullmatch(name)
+        if match is None:
+            raise FormatError(
+                path, f"tensor {name[:120]!r}", None, "is no pair of matrices of LoRA, which alone are read"
+            )
+        own = sides.setdefault(match["module"].removeprefix(prefix), {})
+        if match["side"].lower() in own:
+            raise FormatError(path, f"tensor {name[:120]!r}", None, "is there twice")
+        own[match["side"].lower()] = tensor
+    for module, own in sides.items():
+        if len(own) != 2:
+            raise FormatError(path, f"adapter of {module[:120]!r}", None, f"has {', '.join(own)} alone, not a and b")
+    if not sides:
+        raise FormatError(path, "file", None, "holds no matrices of an adapter")
+    return {module: (own["a"], own["b"]) for module, own in sides.items()}
+
+
+def _make_pair(path: Path, name: str, a: TensorSource, b: TensorSource, scale: object) -> LowRankPair:
+    for tensor in (a, b):
+        if tensor.type_name not in _FLOATS or len(tensor.shape) != 2:
+            reason = f"is {tensor.type_name} {tensor.shape}; matrices of {', '.join(_FLOATS)} are read"
+            raise FormatError(path, f"tensor {tensor.name[:120]!r}", None, reason)
+    rank = a.shape[0]
+    if b.shape[1] != rank or not 1 <= rank <= MAX_RANK:
+        reason = f"has a of shape {a.shape} and b of {b.shape}; ranks are equal and from 1 to {MAX_RANK}"
+        raise FormatError(path, f"adapter of {name[:120]!r}", None, reason)
+    values = [np.ascontiguousarray(tensor.to_float32()) for tensor in (a, b)]
+    if not all(np.isfinite(one).all() for one in values):
+        raise FormatError(path, f"adapter of {name[:120]!r}", None, "holds numbers that are not finite")
+    assert callable(scale)
+    return LowRankPair(name, values[0], values[1], float(scale(rank)))
