@@ -111,6 +111,7 @@ class FakeEngine:
         boundary_tokens: Sequence[int] = (),
         constraint: object = None,
         scores_prompt: bool = False,
+        adapter: object = None,
     ) -> int:
         if len(token_ids) > 1000:
             raise InvalidRequest("prompt", "is too long")
