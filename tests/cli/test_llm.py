@@ -17,7 +17,7 @@ SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 def test_arguments_are_the_settings() -> None:
     parameters = list(inspect.signature(LLM).parameters)
     settings = [row.name for row in SETTINGS if row.scope == "model"]
-    assert parameters == ["model", *settings, "needs_chat_template", "progress"]
+    assert parameters == ["model", *settings, "needs_chat_template", "progress", "adapter"]
 
 
 def test_a_keyword_that_is_no_setting_of_a_model_is_refused() -> None:
