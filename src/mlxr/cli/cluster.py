@@ -42,6 +42,12 @@ MaxReplicas = Annotated[
 TokensPerReplica = Annotated[
     int, typer.Option("--tokens-per-replica", min=1, help="Waiting prompt tokens that one replica may have.")
 ]
+ScaleUp = Annotated[
+    float, typer.Option("--scale-up-s", min=0.0, help="Seconds for which more replicas must be wanted until they come.")
+]
+ScaleDown = Annotated[
+    float, typer.Option("--scale-down-s", min=0.0, help="Seconds for which fewer must be wanted until some go.")
+]
 Cpus = Annotated[
     float | None,
     typer.Option("--cpus", min=0.0, help="Processors that a replica reserves; default: the setting threads, or 1."),
@@ -64,6 +70,8 @@ def cluster(
     replicas: Replicas = 1,
     max_replicas: MaxReplicas = None,
     tokens_per_replica: TokensPerReplica = 8192,
+    scale_up_s: ScaleUp = 30.0,
+    scale_down_s: ScaleDown = 600.0,
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     ray_address: RayAddress = None,
@@ -84,6 +92,8 @@ def cluster(
         replicas=replicas,
         max_replicas=max_replicas,
         tokens_per_replica=tokens_per_replica,
+        scale_up_s=scale_up_s,
+        scale_down_s=scale_down_s,
         cpus=float(settings.threads or 1) if cpus is None else cpus,
         gpus=gpus,
         settings=list_changed(settings),

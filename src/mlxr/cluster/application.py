@@ -36,14 +36,16 @@ HEALTH_S = 2.0
 class ClusterPlan:
     """What a cluster consists of. `settings` are those of the replicas that differ from the defaults.
 
-    There are `replicas`, or from that many up to `max_replicas`, by `tokens_per_replica` (see `ScaleByWaiting`). Each
-    reserves `cpus` and `gpus` of a machine.
+    There are `replicas`, or from that many up to `max_replicas`, by `tokens_per_replica` (see `ScaleByWaiting`): more
+    after more are wanted for `scale_up_s`, and fewer after `scale_down_s`. Each reserves `cpus` and `gpus`.
     """
 
     model: str
     replicas: int = 1
     max_replicas: int | None = None
     tokens_per_replica: int = 8192
+    scale_up_s: float = 30.0
+    scale_down_s: float = 600.0
     cpus: float = 1.0
     gpus: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -146,5 +148,11 @@ def _scale(plan: ClusterPlan) -> dict[str, Any]:
         policy_function=f"{ScaleByWaiting.__module__}:{ScaleByWaiting.__name__}",
         policy_kwargs={"tokens_per_replica": plan.tokens_per_replica},
     )
-    config = AutoscalingConfig(min_replicas=plan.replicas, max_replicas=plan.max_replicas, policy=policy)
+    config = AutoscalingConfig(
+        min_replicas=plan.replicas,
+        max_replicas=plan.max_replicas,
+        upscale_delay_s=plan.scale_up_s,
+        downscale_delay_s=plan.scale_down_s,
+        policy=policy,
+    )
     return {"autoscaling_config": config}
