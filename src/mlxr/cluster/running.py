@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import socket
@@ -111,12 +112,23 @@ def _connect(address: str | None, cpus: int | None = None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "namespace": APPLICATION}
-    if address is None:
+    if address is not None:
+        _use_token()
+    else:
         options |= {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": LOCAL}
     try:
         ray.init(address or "local", **options)
     except (ConnectionError, ValueError) as error:
         raise SettingError(f"ray: cannot reach a cluster at {address}: {_shorten(str(error))}") from None
+
+
+def _use_token() -> None:
+    """Let Ray show the token of `~/.ray` where there is one, as it does by itself only where it starts a cluster."""
+    try:
+        setup = importlib.import_module("ray._private.authentication.authentication_token_setup")
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    except (ImportError, AttributeError):  # a Ray without tokens
+        return
 
 
 def _disconnect() -> None:
