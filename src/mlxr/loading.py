@@ -44,6 +44,7 @@ from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.context import Context
 from mlxr.kernels.context import choose_device as choose_device
 from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
+from mlxr.kernels.sources import Reordered
 from mlxr.kernels.tensor import TensorSource as WeightTensor
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig
@@ -56,13 +57,13 @@ from mlxr.models.footprint import Footprint as Footprint
 from mlxr.models.footprint import measure_footprint, summarise_experts
 from mlxr.models.names import (
     adds_one,
+    gguf_column_order,
     gguf_metadata,
     gguf_name,
     gguf_rope_factors,
     gguf_row_order,
     rename_hf_tensors,
 )
-from mlxr.models.recurrent import gguf_column_order
 from mlxr.models.routing import Routing as Routing
 from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import (
@@ -450,11 +451,8 @@ def _make_floats(tensor: WeightTensor, values: NDArray[np.float32]) -> TensorSou
 
 def _order_columns(name: str, tensor: Any, config: ModelConfig) -> Any:
     """A tensor with its columns in the order that they have in GGUF."""
-    order = gguf_column_order(name, config.recurrence)
-    if order is None:
-        return tensor
-    values = np.ascontiguousarray(tensor.to_float32()[:, order])
-    return TensorSource(tensor.name, "f32", tensor.shape, values.view(np.uint8).reshape(-1))
+    order = gguf_column_order(name, config)
+    return tensor if order is None else Reordered(tensor, np.array(order, np.int32))
 
 
 def _open_folder(path: Path) -> _Parts:

@@ -43,6 +43,7 @@ CASES = [
     "qwen3",
     "qwen35",
     "qwen35moe",
+    "qwen3next",
     "qwen3moe",
     "stablelm",
     "stablelm-heads",

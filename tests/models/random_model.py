@@ -28,7 +28,7 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     bias = config.get("use_bias", False)
     qkv_bias = bias or kind in ("qwen2", "qwen2_moe") or config.get("attention_bias", config.get("use_qkv_bias", False))
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
-    if kind.startswith("qwen3_5"):
+    if kind.startswith(("qwen3_5", "qwen3_next")):
         return shapes | _list_qwen35(config)
     if kind.startswith("lfm2"):
         return shapes | _list_lfm2(config)
@@ -116,12 +116,15 @@ def count_experts(config: Config) -> int:
 
 
 def _list_qwen35(config: Config) -> dict[str, tuple[int, ...]]:
-    """All tensors of a Qwen3.5 but the table of embeddings."""
+    """All tensors of a Qwen3.5 or Qwen3-Next but the table of embeddings."""
     hidden, ffn, head_dim = config["hidden_size"], config.get("intermediate_size", 0), config["head_dim"]
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     heads, key_dim = config["linear_num_value_heads"], config["linear_key_head_dim"]
     values, all_keys = heads * config["linear_value_head_dim"], config["linear_num_key_heads"] * key_dim
     channels = 2 * all_keys + values
+    inputs = {"qkv": channels, "z": values, "b": heads, "a": heads}
+    if config["model_type"] == "qwen3_next":
+        inputs = {"qkvz": channels + values, "ba": 2 * heads}
     shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (hidden,)}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
@@ -150,10 +153,7 @@ def _list_qwen35(config: Config) -> dict[str, tuple[int, ...]]:
             }
         else:
             parts |= {
-                "linear_attn.in_proj_qkv.weight": (channels, hidden),
-                "linear_attn.in_proj_z.weight": (values, hidden),
-                "linear_attn.in_proj_b.weight": (heads, hidden),
-                "linear_attn.in_proj_a.weight": (heads, hidden),
+                **{f"linear_attn.in_proj_{name}.weight": (rows, hidden) for name, rows in inputs.items()},
                 "linear_attn.conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
                 "linear_attn.dt_bias": (heads,),
                 "linear_attn.A_log": (heads,),
@@ -418,7 +418,7 @@ def make_weights(config: Config, seed: int) -> Weights:
     """Values of such a size that attention is neither flat nor sharp and logits are of order one."""
     made = {name: _make_tensor(name, shape, seed) for name, shape in make_shapes(config).items()}
     for name, values in made.items():
-        from_one = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text")
+        from_one = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
         if from_one and name.endswith("norm.weight") and "linear_attn" not in name:
             values -= np.float32(1.0)  # as these families store them
         if config["model_type"] == "gemma4_text" and name.endswith(("q_norm.weight", "k_norm.weight")):

@@ -115,6 +115,9 @@ def test_chunked_reference_equals_golden(case: str) -> None:
         ("qwen35", {"rope_theta": 10000.0}),
         ("qwen35", {"rope_dim": 24}),
         ("qwen35", {"rms_eps": 1e-2}),
+        ("qwen3next", {"recurrence": GatedDelta(2, 6, 32, 32, 4, tiled=True)}),
+        ("qwen3next", {"rope_theta": 10000.0}),
+        ("qwen3next", {"rms_eps": 1e-2}),
         ("lfm2", {"rope_theta": 10000.0}),
         ("lfm2", {"rms_eps": 1e-2}),
         ("lfm2", {"rope_interleaved": True}),
@@ -303,6 +306,24 @@ def test_folders_of_falcon_that_mlx_wrote_are_refused() -> None:
     tensors[name] = make_source(name, np.ascontiguousarray(tensors[name].to_float32().swapaxes(1, 2)))
     with pytest.raises(ModelError, match=f"tensor {name} is laid out as MLX does, .* take the original folder"):
         Decoder(Context("reference"), config_from_hf(config), tensors)
+
+
+def test_qwen3_next_reads_files_with_all_inputs_in_one_tensor() -> None:
+    """Old GGUF files keep what folders keep; a tensor of other sizes is named."""
+    config, seed, tokens, golden = read_golden("qwen3next")
+    model, weights = config_from_hf(config), make_weights(config, seed)
+    metadata, tensors = make_gguf(weights, model)
+    for index in (0, 2):
+        name = f"blk.{index}.ssm_in.weight"
+        for part in ("attn_qkv", "attn_gate"):
+            del tensors[f"blk.{index}.{part}.weight"]
+        tensors[name] = make_source(name, weights[f"model.layers.{index}.linear_attn.in_proj_qkvz.weight"])
+    read = config_from_gguf(metadata, tensors)
+    found = TinyRun(Decoder(Context("reference"), read, tensors)).run(tokens)
+    np.testing.assert_allclose(found, golden, atol=TOLERANCE)
+    tensors[name] = make_source(name, np.zeros((511, 96), np.float32))
+    with pytest.raises(ModelError, match=r"tensor blk\.2\.attn_qkv\.weight is missing"):
+        Decoder(Context("reference"), read, tensors)
 
 
 @pytest.mark.parametrize("type_name", ["bf16", "f16", "q8_0"])

@@ -29,13 +29,13 @@ from mlxr.models.architectures import by_name as by_architecture
 from mlxr.models.experts import part_alternating
 from mlxr.models.names import (
     adds_one,
+    gguf_column_order,
     gguf_metadata,
     gguf_name,
     gguf_rope_factors,
     gguf_row_order,
     rename_hf_tensors,
 )
-from mlxr.models.recurrent import gguf_column_order
 from mlxr.models.specs import LayerSpec
 from mlxr.models.weights import arrange_tensors
 
@@ -119,7 +119,7 @@ def make_gguf(weights: Weights, config: ModelConfig) -> tuple[dict[str, object],
     """Metadata and f32 tensors as a converter would write them."""
     tensors: dict[str, TensorSource] = {}
     for name, source in arrange_tensors(config, make_hf_tensors(weights, "f32", config.architecture)).items():
-        order, columns = gguf_row_order(name, config), gguf_column_order(name, config.recurrence)
+        order, columns = gguf_row_order(name, config), gguf_column_order(name, config)
         values = source.to_float32() if columns is None else np.ascontiguousarray(source.to_float32()[:, columns])
         tensors[gguf_name(name, config)] = make_source(name, values if order is None else values[order])
     for name, factors in gguf_rope_factors(config).items():

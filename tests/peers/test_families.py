@@ -98,6 +98,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["linear_attention", "full_attention"],
         },
     ),
+    "qwen3next": (
+        "qwen3next",
+        {
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
     "cohere2": ("cohere2", {}),
     "qwen3moe": ("qwen3moe", {"moe_intermediate_size": 256, "mlp_only_layers": []}),
     "qwen2moe": ("qwen2moe", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 512}),

@@ -265,7 +265,10 @@ class Picked:
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Decode rows [start:stop] of those picked."""
-        return self.tensor.to_float32()[self.rows[start:stop]]
+        rows = self.rows[start:stop]
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+        parts = [self.tensor.to_float32(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
+        return np.concatenate(parts) if parts else self.tensor.to_float32(0, 0)
 
     def take_rows(self, start: int, stop: int) -> Picked:
         """Rows [start:stop] as a tensor of their own."""
@@ -280,10 +283,73 @@ class Picked:
         self.tensor.release()
 
 
+def part_groups(groups: int, sizes: Sequence[int]) -> list[IntArray]:
+    """Which rows the parts of a tensor have that has `groups` groups of rows, each with so many of each part."""
+    rows = np.arange(groups * sum(sizes), dtype=np.int32).reshape(groups, -1)
+    return [part.reshape(-1) for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)]
+
+
+def pick_parts(tensor: TensorSource, parts: Sequence[IntArray]) -> Picked:
+    """The rows of these parts of a tensor, one part after another."""
+    return Picked(tensor, np.concatenate(parts))
+
+
 def take_halves(tensor: TensorSource, groups: int) -> tuple[Picked, Picked]:
     """The first halves of `groups` groups of rows, and the second ones."""
-    rows = np.arange(tensor.shape[0], dtype=np.int32).reshape(groups, 2, -1)
-    return Picked(tensor, rows[:, 0].reshape(-1)), Picked(tensor, rows[:, 1].reshape(-1))
+    half = tensor.shape[0] // groups // 2
+    first, second = part_groups(groups, (half, half))
+    return Picked(tensor, first), Picked(tensor, second)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reordered:
+    """A matrix with its columns in another order, decoded a piece at a time."""
+
+    tensor: TensorSource
+    columns: IntArray
+
+    type_name: ClassVar[str] = "f32"
+
+    @property
+    def name(self) -> str:
+        """The name of the matrix."""
+        return self.tensor.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows and columns."""
+        return (self.tensor.shape[0], len(self.columns))
+
+    @property
+    def data(self) -> ByteArray:
+        """The numbers as bytes."""
+        return self.to_float32().view(np.uint8).reshape(-1)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        return 4 * self.shape[0] * self.shape[1]
+
+    @property
+    def is_mapped(self) -> bool:
+        """No: the bytes are not those of a file."""
+        return False
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Rows [start:stop] of the numbers."""
+        return np.ascontiguousarray(self.tensor.to_float32(start, stop)[:, self.columns])
+
+    def take_rows(self, start: int, stop: int) -> TensorSource:
+        """Rows [start:stop] as a tensor of their own."""
+        return Reordered(self.tensor.take_rows(start, stop), self.columns)
+
+    def take_matrix(self, index: int) -> TensorSource:
+        """Refuse: there is one matrix."""
+        raise ValueError(f"tensor {self.name} has no part {index}, as it is a matrix")
+
+    def release(self) -> None:
+        """Release the matrix that it reads."""
+        self.tensor.release()
 
 
 def as_float32(tensor: TensorSource) -> Decoded:

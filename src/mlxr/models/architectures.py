@@ -53,7 +53,8 @@ class Architecture:
     `gguf_experts_name` the `general.architecture` of one with them, where that is another one. `single_blocks`: each
     layer is one block, and GGUF files say so by feed-forward blocks without features. `beside`: the recurrent mixer
     stands beside the attention of each layer, and `config.json` states what results are multiplied by.
-    `gated_attention`: what attention gives is gated, by rows of the queries' weight.
+    `gated_attention`: what attention gives is gated, by rows of the queries' weight. `gguf_tiled`: GGUF files have the
+    value heads of gated delta nets in another order, the first of each key head, then the second.
     `eps_key` is what `config.json` calls what norms add to the variance, where its name is a rare one, and
     `theta_default` the base of rotations that it does not state.
     `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
@@ -109,6 +110,7 @@ class Architecture:
     beside: bool = False
     rope_key: str | None = None
     gated_attention: bool = False
+    gguf_tiled: bool = False
     eps_key: str | None = None
     theta_default: float = 10000.0
     layer_names: dict[str, str] = field(default_factory=dict, hash=False)
@@ -205,6 +207,8 @@ _QWEN35: dict[str, Any] = {
         "linear_attn.in_proj_z": "attn_gate",
         "linear_attn.in_proj_b": "ssm_beta",
         "linear_attn.in_proj_a": "ssm_alpha",
+        "linear_attn.in_proj_qkvz": "ssm_in",
+        "linear_attn.in_proj_ba": "ssm_ba",
         "linear_attn.conv1d": "ssm_conv1d",
         "linear_attn.norm": "ssm_norm",
         "linear_attn.out_proj": "ssm_out",
@@ -507,11 +511,20 @@ ARCHITECTURES = (
             "mixer.shared_experts.down_proj": "ffn_down_shexp",
         },
     ),
-    Architecture("qwen3_5_text", "qwen35", "Qwen3_5ForCausalLM", **_QWEN35),
+    Architecture("qwen3_5_text", "qwen35", "Qwen3_5ForCausalLM", gguf_tiled=True, **_QWEN35),
     Architecture(
         "qwen3_5_moe_text",
         "qwen35moe",
         "Qwen3_5MoeForCausalLM",
+        gguf_tiled=True,
+        mixture=MixtureRow(renormalises=True, shared_key="shared_expert_intermediate_size", shared_gate=True),
+        **_QWEN35,
+    ),
+    Architecture(
+        "qwen3_next",
+        "qwen3next",
+        "Qwen3NextForCausalLM",
+        bias_key=True,
         mixture=MixtureRow(renormalises=True, shared_key="shared_expert_intermediate_size", shared_gate=True),
         **_QWEN35,
     ),

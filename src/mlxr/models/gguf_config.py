@@ -84,7 +84,7 @@ def config_from_gguf(metadata: Mapping[str, object], tensors: Mapping[str, Tenso
     kv_heads, ffn = differing.pop("kv_heads", None), differing.pop("ffn", None)
     if row.single_blocks:
         ffn, differing["mixer_layers"] = _read_blocks(fields, layers)
-    recurrence, recurrent = read_gguf_recurrence(fields, row.recurrence, layers, hidden, tensors)
+    recurrence, recurrent = read_gguf_recurrence(fields, row.recurrence, layers, hidden, tensors, tiled=row.gguf_tiled)
     if row.beside:
         recurrent = (True,) * layers
     kv_heads = kv_heads or _read_kv_heads(fields, None if recurrent is None else layers, heads)

@@ -25,7 +25,7 @@ from mlxr.models.architectures import (
 from mlxr.models.config import ModelConfig
 from mlxr.models.mixture import mixture_metadata
 from mlxr.models.recurrence_config import gguf_recurrence
-from mlxr.models.recurrent import order_value_rows
+from mlxr.models.recurrent import order_output_columns, order_value_rows
 from mlxr.models.specs import GatedDelta
 
 Tensor = TypeVar("Tensor")
@@ -215,13 +215,21 @@ def gguf_row_order(name: str, config: ModelConfig) -> list[int] | None:
     """
     part = name.split(".", 2)[-1]
     if isinstance(config.recurrence, GatedDelta):
-        return order_value_rows(config.recurrence, part)
+        return order_value_rows(config.recurrence, part) if by_name(config.architecture).gguf_tiled else None
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part.rsplit(".", 1)[0])
     if heads is None or config.rope_interleaved or not by_name(config.architecture).gguf_interleaved:
         return None
     half = config.rope_dim // 2
     head = [i + side * half for i in range(half) for side in (0, 1)] + list(range(config.rope_dim, config.head_dim))
     return [h * config.head_dim + row for h in range(heads) for row in head]
+
+
+def gguf_column_order(name: str, config: ModelConfig) -> list[int] | None:
+    """Which column of the Hugging Face tensor becomes column i in GGUF; None when they stay as they are."""
+    mixer = config.recurrence
+    if not isinstance(mixer, GatedDelta) or not by_name(config.architecture).gguf_tiled:
+        return None
+    return order_output_columns(mixer) if name.endswith(".ssm_out.weight") else None
 
 
 def gguf_metadata(config: ModelConfig) -> dict[str, object]:

@@ -71,9 +71,9 @@ _WORDS: dict[str, BlockKind] = {
 
 
 def read_gguf_recurrence(
-    fields: Fields, kind: RecurrenceKind | None, layers: int, hidden: int, tensors: Container[str]
+    fields: Fields, kind: RecurrenceKind | None, layers: int, hidden: int, tensors: Container[str], *, tiled: bool
 ) -> tuple[Recurrence | None, Flags | None]:
-    """The recurrent mixer of a GGUF file that has `tensors`, and which layers have it."""
+    """The recurrent mixer of a GGUF file that has `tensors`, and which layers have it; see `GatedDelta.tiled`."""
     match kind:
         case None:
             return None, None
@@ -85,7 +85,7 @@ def read_gguf_recurrence(
             key_dim = fields.integer("ssm.state_size", 1, MAX_SIZE)
             key_heads = _read_divisor(fields, "ssm.group_count", heads, "value heads")
             taps = fields.integer("ssm.conv_kernel", 2, MAX_TAPS)
-            delta = GatedDelta(key_heads, heads, key_dim, head_dim, taps, tiled=key_heads < heads)
+            delta = GatedDelta(key_heads, heads, key_dim, head_dim, taps, tiled=tiled and key_heads < heads)
             return delta, _read_gguf_layers(fields, layers)
         case "mamba2":
             heads, head_dim = _read_gguf_heads(fields, "heads")

@@ -15,13 +15,16 @@ from mlxr.kernels.layers import MixerNorm, NormWeight, RecurrentBlock, make_recu
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.short_conv import Convolution, ConvolutionKind, make_convolution
-from mlxr.kernels.sources import Decoded
+from mlxr.kernels.sources import Decoded, part_groups, pick_parts
 from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models.specs import GatedDelta, Mamba2, Norms, Recurrence, ShortConv
 
 RecurrenceKind = Literal["short_conv", "gated_delta", "mamba2"]
 Shape = tuple[int, ...]
 
+# What Qwen3-Next keeps as one tensor: in folders, and in old files of GGUF; and in all of them
+_ALL, BETAS_AND_ALPHAS = "ssm_in.weight", "ssm_ba.weight"
+PARTED_BETAS = ("ssm_beta.weight", "ssm_alpha.weight")
 _CONV = re.compile(r".*\.(shortconv\.conv|ssm_conv1d)\.weight")
 # Names of the products that read a mixer's input, in the order in which its block has their rows, and of the output.
 _PRODUCTS = {
@@ -82,6 +85,9 @@ def fold_tensors(tensors: dict[str, TensorSource], prefix: str, mixer: Recurrenc
     drop axes of one.
     """
     inputs, output = _PRODUCTS[name_kind(mixer)]
+    joined = tensors.get(f"{prefix}{_ALL}")
+    if isinstance(mixer, GatedDelta) and joined is not None:
+        _part_inputs(tensors, prefix, mixer, joined)
     products = {f"{name}.weight" for name in (*inputs, output)}
     for part, shape in list_recurrent(mixer, hidden):
         tensor = tensors.get(prefix + part)
@@ -89,6 +95,24 @@ def fold_tensors(tensors: dict[str, TensorSource], prefix: str, mixer: Recurrenc
             continue
         if _drop_ones(tensor.shape) in (_drop_ones(shape), (prod(shape),)):
             tensors[prefix + part] = Decoded(tensor.name, tensor.to_float32().reshape(shape))
+
+
+def _part_inputs(tensors: dict[str, TensorSource], prefix: str, mixer: GatedDelta, joined: TensorSource) -> None:
+    """Qwen3-Next: queries, keys, values and gates of the heads of each key head follow one another in one tensor."""
+    if joined.shape[:1] != (mixer.channels + mixer.results,):
+        return  # which is found when all tensors are checked
+    values = mixer.results // mixer.key_heads
+    *qkv, gates = part_groups(mixer.key_heads, (mixer.key_dim, mixer.key_dim, values, values))
+    del tensors[prefix + _ALL]
+    tensors[f"{prefix}attn_qkv.weight"] = pick_parts(joined, qkv)
+    tensors[f"{prefix}attn_gate.weight"] = pick_parts(joined, [gates])
+
+
+def part_betas(joined: TensorSource, mixer: GatedDelta) -> tuple[TensorSource, TensorSource]:
+    """Betas and alphas of a tensor that has those of each key head after one another."""
+    each = mixer.value_heads // mixer.key_heads
+    betas, alphas = part_groups(mixer.key_heads, (each, each))
+    return pick_parts(joined, [betas]), pick_parts(joined, [alphas])
 
 
 def _drop_ones(shape: Shape) -> Shape:
@@ -166,8 +190,6 @@ def order_value_rows(mixer: GatedDelta, part: str) -> list[int] | None:
             return None
 
 
-def gguf_column_order(name: str, mixer: Recurrence | None) -> list[int] | None:
-    """Which column of the Hugging Face tensor becomes column i in GGUF; None when they stay as they are."""
-    if not isinstance(mixer, GatedDelta) or not name.endswith(".ssm_out.weight"):
-        return None
+def order_output_columns(mixer: GatedDelta) -> list[int] | None:
+    """The same of the columns of the output's weight."""
     return None if mixer.key_heads in (1, mixer.value_heads) else order_value_columns(mixer)

@@ -14,8 +14,8 @@ from mlxr.models.experts import arrange_mixture, rename_shared
 from mlxr.models.layer import PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.multipliers import multiply_weights
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, from_gguf_name
-from mlxr.models.recurrent import fold_tensors
-from mlxr.models.specs import FeedForward, LayerSpec
+from mlxr.models.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, fold_tensors, part_betas
+from mlxr.models.specs import FeedForward, GatedDelta, LayerSpec
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
 _QKV = "attn_qkv.weight"
@@ -49,6 +49,8 @@ def _list_stored(layer: LayerSpec, config: ModelConfig, index: int, tensors: Col
     stored = dict(list_tensors(layer, config.hidden))
     for name, parts in _list_joined(layer, config, index, tensors).items():
         stored[name] = (sum(stored.pop(part)[0] for part in parts), config.hidden)
+    if f"blk.{index}.{BETAS_AND_ALPHAS}" in tensors and isinstance(layer.recurrence, GatedDelta):
+        stored[BETAS_AND_ALPHAS] = (sum(stored.pop(part)[0] for part in PARTED_BETAS), config.hidden)
     return stored
 
 
@@ -114,6 +116,10 @@ def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Ma
             for part in parts:
                 start, stop = stop, stop + shapes[part][0]
                 split[f"blk.{index}.{part}"] = joined.take_rows(start, stop)
+        both = split.pop(f"blk.{index}.{BETAS_AND_ALPHAS}", None)
+        if both is not None and isinstance(layer.recurrence, GatedDelta):
+            parted = part_betas(both, layer.recurrence)
+            split |= {f"blk.{index}.{name}": part for name, part in zip(PARTED_BETAS, parted, strict=True)}
     return split
 
 
