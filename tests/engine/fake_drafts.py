@@ -61,6 +61,8 @@ class FakeDraftModel(FakeModel):
 class EagerPlanner(Planner):
     """Drafts as much as there is room for, whatever it costs."""
 
+    most_answers = 16
+
     def __init__(self, most_tokens: int, model: DraftModel | None = None) -> None:
         super().__init__(most_tokens, model)
         self._costs.count(1, 1e3)

@@ -25,7 +25,12 @@ _MOST_ROWS = 16  # of a step that has drafts: beyond, a step is bound by multipl
 
 
 class Planner:
-    """Chooses the lengths of drafts, at most `most_tokens` for one answer. Without `model` they cost nothing."""
+    """Chooses the lengths of drafts, at most `most_tokens` for one answer. Without `model` they cost nothing.
+
+    In steps of more than `most_answers` the model does not guess: there its steps took longer than they saved.
+    """
+
+    most_answers = 2
 
     __slots__ = (
         "_clock",
@@ -123,7 +128,7 @@ class Planner:
             for drafter, most in drafters.values()
             if isinstance(drafter, ModelDrafter) and most > 0 and drafter.asks_model
         ]
-        if not wanted:
+        if not wanted or answers > self.most_answers:
             return
         start_s = self._clock()
         try:
