@@ -115,7 +115,7 @@ def _make_part(ctx: Context, type_name: str, tensors: list[TensorSource]) -> Par
         return Part(type_name, rows, upload, None)
     raw = upload.array
     if type_name in FLOATS:
-        raw = raw.view(mx.uint8).reshape(-1)
+        raw = raw.view(mx.uint8)  # not one long row: MLX counts a dimension in 31 bits
         mx.eval(raw)
     return Part(type_name, rows, upload, raw)
 
