@@ -45,6 +45,7 @@ class FakeLibrary:
             ERROR(self.error),
             CLONE(self.clone),
             FREE(self.free),
+            CONSUME(self.validate),
         )
 
     def open(self, runtime: Any) -> Any:
@@ -73,6 +74,9 @@ class FakeLibrary:
         number = len(self.tokens) + 1
         self.tokens[number] = list(self.tokens[matcher])
         return number
+
+    def validate(self, matcher: int, tokens: Any, count: int) -> int:
+        return -1 if matcher in self.broken else (*tokens[:count], BAD_TOKEN).index(BAD_TOKEN)
 
     def free(self, matcher: int) -> None:
         self.freed.append(matcher)
@@ -135,6 +139,15 @@ def test_copies_go_their_own_ways(library: FakeLibrary) -> None:
     assert mask_of(second) == [37, 0, 4]
 
 
+def test_tokens_are_counted_up_to_the_first_that_is_forbidden(library: FakeLibrary) -> None:
+    matcher = library.open(native.Runtime(2, "portable"))
+    matcher.accept(5)
+    assert [matcher.count_allowed(tokens) for tokens in ([], [1, 2], [1, BAD_TOKEN, 2], [BAD_TOKEN])] == [0, 2, 1, 0]
+    assert mask_of(matcher) == [5, 0, 1]
+    matcher.accept(BAD_TOKEN)
+    assert matcher.count_allowed([1]) == 0
+
+
 def test_after_an_error_there_are_no_masks(library: FakeLibrary) -> None:
     matcher = library.open(native.Runtime(2, "portable"))
     assert matcher.read_error() == ""
@@ -175,13 +188,13 @@ def test_freeing_waits_for_the_thread_that_is_at_it(library: FakeLibrary) -> Non
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"functions": [1, 2]}, "five functions"),
+        ({"functions": [1, 2]}, "six functions"),
         ({"runtime": object()}, "bad.cast"),
         ({"runtime": None}, "incompatible function arguments"),
     ],
 )
 def test_wrong_arguments_are_refused(library: FakeLibrary, arguments: dict[str, Any], reason: str) -> None:
-    given = {"runtime": native.Runtime(1, "portable"), "tokens": library, "functions": [0] * 5, "matcher": 1}
+    given = {"runtime": native.Runtime(1, "portable"), "tokens": library, "functions": [0] * 6, "matcher": 1}
     with pytest.raises((ValueError, TypeError, RuntimeError), match=reason):
         native.GrammarMatcher(**{**given, "mask_words": WORDS, **arguments})
 
