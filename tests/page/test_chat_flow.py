@@ -189,6 +189,8 @@ def test_a_wrong_key_is_told_and_the_question_stays(make_server: MakePageServer,
     server = make_server(api_keys="correct")
     page = tab(server).page
     dialog = page.get_by_role("dialog", name="This server asks for a key")
+    expect(dialog).to_be_visible()
+    page.wait_for_load_state("networkidle")  # every refusal of a request opens the dialog
     dialog.get_by_role("button", name="Close").click()
     send(page, QUESTION)
     dialog.get_by_label("API key").fill("wrong")
