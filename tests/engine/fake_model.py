@@ -144,6 +144,7 @@ def make_engine(
     store_folder: Path | None = None,
     store_bytes: int = 2**20,
     draft: DraftSource | None = None,
+    drafts: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """An engine over a fake model, small enough that every bound is soon met."""
@@ -160,6 +161,7 @@ def make_engine(
             kv_cache=kv_cache,
             store_folder=None if store_folder is None else str(store_folder),
             store_bytes=store_bytes if store_folder is not None else 0,
+            draft="auto" if drafts else "off",
         ),
         eos_ids=eos_ids,
         pages=pages,

@@ -103,6 +103,7 @@ class EngineMachine(RuleBasedStateMachine):
             kv_cache=self.kv_cache,
             store_folder=self.folder,
             store_bytes=2**15,
+            drafts=self.drafts is not None,  # others depend on how long steps take, so no history would come again
             clock=lambda: self.now,
         )
         return engine if self.drafts is None else draft_eagerly(engine, *self.drafts)
