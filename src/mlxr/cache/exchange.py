@@ -41,7 +41,7 @@ class LentPage:
 
 @dataclass(eq=False, slots=True)
 class Loan:
-    """What lets somebody go on after `boundary` pages; `held` has the pages that stay in each group meanwhile."""
+    """Pages to lend, from which a text goes on after `boundary`; `held` are each group's pages kept meanwhile."""
 
     boundary: int
     pages: list[LentPage]
@@ -77,7 +77,7 @@ class Exchange:
         return sum((far - group.first_needed(far)) * size_bytes for group, size_bytes in sizes if not group.is_linked)
 
     def seek(self, names: Sequence[bytes]) -> Lack:
-        """What there is of the pages `names`, one after the other from the start of a text, or has been brought."""
+        """Look up the pages `names` of a text: which of them each group has here, and up to where it can go on."""
         here = [
             [self._has(group, name) or self.inbox.contains((group.number, name)) for name in names]
             for group in self._groups

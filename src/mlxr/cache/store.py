@@ -55,7 +55,7 @@ class _File:
 
 
 def name_groups(model: bytes, groups: int) -> tuple[bytes, ...]:
-    """What pages of each group of `model` say they belong to."""
+    """Name each group of `model` by 32 bytes that its pages carry; the first one has the name of the model."""
     return tuple(hash_fields(model, group.to_bytes(4)) if group else model for group in range(groups))
 
 

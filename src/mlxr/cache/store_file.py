@@ -80,7 +80,7 @@ def read_entry(path: Path, model: bytes, key: bytes, payload: ByteArray) -> None
 
 
 def pack_header(model: bytes, key: bytes, payload: ByteArray) -> bytes:
-    """What stands before the bytes of a page."""
+    """Return the header of a page's record: model, key, size, and a digest of these and of the payload."""
     fields = _FIELDS.pack(MAGIC, VERSION, 0, payload.nbytes, model, key)
     return fields + _digest(fields, payload)
 

@@ -16,7 +16,7 @@ MANY_PAGES = 2**31  # of models that keep states alone, which are fetched with a
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What it takes a replica to fetch pages from another one.
+    """Sizes and speed with which a replica fetches pages from another one.
 
     A page of a text takes `page_bytes`, and a boundary to go on from `boundary_bytes` besides. At most `max_bytes` are
     fetched at a time, for `timeout_s` seconds. `bytes_per_s` is what the last fetches had, 0 where that is not known.
@@ -79,7 +79,7 @@ class Rates:
     ask_s: float = 0.01
 
     def plan_fetches(self, link: Link | None) -> Fetching:
-        """What can be fetched over `link`, in how long."""
+        """Plan fetches over `link`: the seconds of one, those of each page, and how many pages fit its bounds."""
         if link is None:
             return NO_FETCHING
         speed = link.bytes_per_s if link.bytes_per_s > 0 and math.isfinite(link.bytes_per_s) else self.link_bytes_per_s
