@@ -12,6 +12,7 @@ from cluster_traces import PAGE_TOKENS, Request
 from mlxr.cluster.costs import Rates, first_token_s
 from mlxr.cluster.prefix_table import PageDelta, PrefixTable
 from mlxr.cluster.router import Load, Router
+from mlxr.cluster.routing import RandomRouter
 
 KEY_TAIL = bytes(24)  # keys are 32 bytes when the router gets them
 DELTA_HEAD_BYTES = 32  # of a report of pages: name, number, lengths
@@ -26,7 +27,8 @@ class Policy:
     reports = False
 
     def __init__(self, nodes: Sequence[Node], seed: int) -> None:
-        self.nodes, self.random = nodes, Random(seed)
+        del seed
+        self.nodes = nodes
 
     def choose(self, request: Request, now_s: float) -> Placed:
         """The number of the node for `request`, and of the one that it fetches pages from, if from any."""
@@ -37,11 +39,18 @@ class Policy:
 
 
 class RandomNode(Policy):
-    """Any node."""
+    """Any node, as `mlxr cluster serve --routing random` has it."""
+
+    def __init__(self, nodes: Sequence[Node], seed: int) -> None:
+        super().__init__(nodes, seed)
+        self._router = RandomRouter(PAGE_TOKENS, seed=seed)
+        self._numbers = {node.name: number for number, node in enumerate(nodes)}
+        for node in nodes:
+            self._router.add(node.name)
 
     def choose(self, request: Request, now_s: float) -> Placed:  # noqa: ARG002
         """One drawn."""
-        return self.random.randrange(len(self.nodes)), None
+        return self._numbers[self._router.choose((), request.tokens).replica], None
 
 
 class RoundRobin(Policy):

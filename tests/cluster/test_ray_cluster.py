@@ -115,9 +115,10 @@ def test_keys_and_refusals(cluster: Cluster) -> None:
 
 
 def test_conversations_stay_where_their_pages_are(cluster: Cluster) -> None:
+    """Prompts are so long that a replica's lead in work never outweighs their pages, reported or not."""
     with cluster.client() as client:
         for number in range(4):
-            text = f"Conversation {number}. " + "Tell me about the module os and what it has. " * 6
+            text = f"Conversation {number}. " + "Tell me about the module os and what it has. " * 60
             messages = [{"role": "user", "content": text}]
             known = 0
             for _ in range(3):

@@ -9,6 +9,7 @@ import pytest
 
 from mlxr.cache.prefix import PageKeys
 from mlxr.cluster.router import Link, Load, NoReplica, PageDelta, Rates, Router
+from mlxr.cluster.routing import RandomRouter
 
 PAGE = 32
 RATES = Rates(prefill_tokens_per_s=1000.0, step_s=0.05, chunk_tokens=512, flight_s=0.05)
@@ -263,3 +264,20 @@ def test_nobody_fetches_from_one_that_has_failed() -> None:
 def test_a_speed_that_is_none_is_replaced(speed: float) -> None:
     router, keys = make_moving(replace(FAST, bytes_per_s=speed))
     assert router.choose(keys, 20 * PAGE + 8).peer == "a"
+
+
+def test_random_routing_looks_at_nothing() -> None:
+    router = RandomRouter(PAGE, RATES, clock=Clock())
+    for replica in "abc":
+        router.add(replica)
+    keys = make_keys(10)
+    router.note_pages("a", PageDelta(0, keys))
+    router.note_load("b", Load(10_000, 8, 1000.0, 0.05))
+    choices = [router.choose(keys, 10 * PAGE) for _ in range(300)]
+    counts = [[choice.replica for choice in choices].count(replica) for replica in "abc"]
+    assert min(counts) > 70
+    assert {(choice.cached_tokens, choice.reason, choice.peer) for choice in choices} == {(0, "drawn", None)}
+    assert {router.choose(keys, 5, "ac").replica for _ in range(20)} == {"b"}
+    with pytest.raises(NoReplica):
+        router.choose(keys, 5, "abc")
+    router.check()

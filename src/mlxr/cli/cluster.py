@@ -14,6 +14,7 @@ import typer
 from mlxr.cli.flags import ServerSettings
 from mlxr.cli.serve import describe
 from mlxr.cli.terminal import print_note
+from mlxr.cluster.routing import Routing
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import BY_NAME, Settings
 
@@ -48,6 +49,9 @@ ScaleUp = Annotated[
 ScaleDown = Annotated[
     float, typer.Option("--scale-down-s", min=0.0, help="Seconds for which fewer must be wanted until some go.")
 ]
+RoutingChoice = Annotated[
+    Routing, typer.Option("--routing", help="How serve's front chooses a replica: random is there to compare with.")
+]
 Cpus = Annotated[
     float | None,
     typer.Option("--cpus", min=0.0, help="Processors that a replica reserves; default: the setting threads, or 1."),
@@ -72,6 +76,7 @@ def cluster(
     tokens_per_replica: TokensPerReplica = 8192,
     scale_up_s: ScaleUp = 30.0,
     scale_down_s: ScaleDown = 600.0,
+    routing: RoutingChoice = Routing.PREFIX,
     cpus: Cpus = None,
     gpus: Gpus = 0.0,
     ray_address: RayAddress = None,
@@ -103,7 +108,7 @@ def cluster(
             run_engines(plan)
         print_note(f"updated: {plan.model}")
         return
-    with start_cluster(plan, settings, ray_address) as addresses:
+    with start_cluster(plan, settings, ray_address, routing) as addresses:
         print_note(describe(settings, addresses.url))
         print_note(f"ray: {addresses.ray} (--ray-address of update and status, where several clusters run here)")
         print_note(f"ready: {plan.model} on {plan.replicas} replicas")

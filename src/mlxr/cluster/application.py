@@ -20,6 +20,7 @@ from starlette.responses import Response
 from mlxr.cluster.autoscaling import WAITING, ScaleByWaiting
 from mlxr.cluster.front import Front
 from mlxr.cluster.replica import Replica, Reply, Report
+from mlxr.cluster.routing import Routing
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings, resolve
 from mlxr.server.logs import start_logging
@@ -62,10 +63,10 @@ def find_address() -> str:
 
 
 class FrontDeployment:
-    """The front in an actor."""
+    """The front in an actor, which routes as `routing` says."""
 
-    def __init__(self) -> None:
-        self._front = Front()
+    def __init__(self, routing: str) -> None:
+        self._front = Front(routing=Routing(routing))
 
     async def __call__(self, request: Request) -> Response:
         """Answer one request of a client."""
@@ -107,8 +108,14 @@ class EngineDeployment:
         await self._replica.stop()
 
 
-def build_front(_: Mapping[str, Any]) -> Any:
-    """The application that clients talk to. It does not depend on the plan, and goes on when that changes."""
+def build_front(values: Mapping[str, Any]) -> Any:
+    """The application that clients talk to. It does not depend on the plan, and goes on when that changes.
+
+    `values` may have `routing`, one of `Routing`; raises SettingError for another one.
+    """
+    routing = values.get("routing", Routing.PREFIX)
+    if routing not in list(Routing):
+        raise SettingError(f"routing: must be one of {', '.join(Routing)}; got {routing!r}")
     front: Any = serve.deployment(FrontDeployment)
     return front.options(
         name=FRONT,
@@ -116,7 +123,7 @@ def build_front(_: Mapping[str, Any]) -> Any:
         max_ongoing_requests=MAX_REQUESTS,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_timeout_s=FRONT_END_S,
-    ).bind()
+    ).bind(str(routing))
 
 
 def build_engines(values: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mlxr.cluster.lines import Connect, Lines, connect
 from mlxr.cluster.router import Choice, NoReplica, Router
+from mlxr.cluster.routing import ROUTERS, Routing
 
 if TYPE_CHECKING:
     from mlxr.cluster.replica import Report
@@ -21,20 +22,19 @@ STALE_S = 5.0  # without a report
 
 
 class Member:
-    """One replica. `gone` is set when it has died or counts as dead."""
+    """One replica, and the connections to it."""
 
     def __init__(self, name: str, url: str, connect: Connect) -> None:
         self.name, self.url = name, url
-        self.gone = asyncio.Event()
-        self.lines = Lines(url, self.gone, connect)
+        self.lines = Lines(url, connect)
         self.seen_s = monotonic()
 
 
 class Fleet:
     """All replicas, for one event loop."""
 
-    def __init__(self, connect: Connect = connect) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect = connect, routing: Routing = Routing.PREFIX) -> None:
+        self._connect, self._make_router = connect, ROUTERS[routing]
         self._members: dict[str, Member] = {}
         self._router: Router | None = None  # until a report says how large pages are
         self._has_come = asyncio.Condition()
@@ -50,7 +50,7 @@ class Fleet:
         """Take in a report; whether the next one should name all pages."""
         name = report.replica
         if self._router is None:
-            self._router = Router(report.page_size)
+            self._router = self._make_router(report.page_size)
         member = self._members.get(name)
         if member is None:
             member = self._members[name] = Member(name, report.url, self._connect)
@@ -76,12 +76,14 @@ class Fleet:
             self._router.remove(member.name)
 
     def bury_silent(self) -> list[Member]:
-        """Give up those that have not reported for a while, if others have: else it is this end that hears nothing."""
+        """Give up those that have not reported for a while, if others have: else it is this end that hears nothing.
+
+        Their lines are the caller's to close.
+        """
         newest_s, buried = max((member.seen_s for member in self._members.values()), default=0.0), []
         for name, member in list(self._members.items()):
             if newest_s - member.seen_s > STALE_S:
                 self.suspend(member)
-                member.gone.set()
                 del self._members[name]
                 buried.append(member)
         return buried

@@ -23,12 +23,13 @@ from starlette.types import Receive, Scope, Send
 
 from mlxr.cluster.fleet import Fleet, Member
 from mlxr.cluster.frames import Continuation, FrameReader
-from mlxr.cluster.lines import BROKEN, Connect, Gone, Incoming, connect
+from mlxr.cluster.lines import Connect, Gone, Incoming, connect
 from mlxr.cluster.metrics import count_choice, join_metrics, render_own
 from mlxr.cluster.paths import GENERATING, STORED, is_refused
 from mlxr.cluster.peers import PEER, TOKEN
 from mlxr.cluster.prefix_table import KEY_BYTES
 from mlxr.cluster.replica import IDENTITY, OWN_HEADERS, PLAN, Reply, Report
+from mlxr.cluster.routing import Routing
 from mlxr.core.errors import NoReplica, RequestFailed
 from mlxr.server.app import DIALECTS
 from mlxr.server.dialect import find_dialect
@@ -41,6 +42,7 @@ WAIT_S = 60.0  # for a replica to come, while there is none
 MAX_TRIES = 20
 BUSY, STOPPING = 429, 503  # what replicas answer when they have too much to do, or end
 NOT_HERE = (400, 404)  # what they may answer when another one has kept what is asked for
+STOPS = "it takes no more requests"
 BUSY_S = 0.5  # until an answer that broke off asks again
 HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "content-length"})
 TOLD_BY_RAY = frozenset({"x-request-id"})
@@ -73,8 +75,8 @@ class Passing:
 class Front:
     """See the module. For one event loop; `note` takes the reports of replicas."""
 
-    def __init__(self, connect: Connect = connect) -> None:
-        self.fleet = Fleet(connect)
+    def __init__(self, connect: Connect = connect, routing: Routing = Routing.PREFIX) -> None:
+        self.fleet = Fleet(connect, routing)
         self._token = secrets.token_urlsafe(32)  # by which replicas know each other
         self._watching: asyncio.Task[None] | None = None
 
@@ -126,11 +128,11 @@ class Front:
             member = await self.fleet.take_turn(passing.tried, WAIT_S)
             try:
                 reply, content = await self._ask(member, passing, (PLAN, b"1"))
-            except (*BROKEN, Gone):
-                self._note_failure(passing, member)
+            except Gone as gone:
+                self._note_failure(passing, member, gone)
                 continue
             if reply.status == STOPPING:
-                self._note_failure(passing, member)
+                self._note_failure(passing, member, STOPS)
                 continue
             if PLAN.decode() in reply.headers:
                 plan = json.loads(content)
@@ -165,11 +167,11 @@ class Front:
                 if reply.separator is not None:
                     return reply
                 content = await reply.read_all()
-            except (*BROKEN, Gone):
-                self._note_failure(passing, member)
+            except Gone as gone:
+                self._note_failure(passing, member, gone)
                 continue
             if reply.status == STOPPING and passing.owner is None:
-                self._note_failure(passing, member)
+                self._note_failure(passing, member, STOPS)
                 continue
             if reply.status == BUSY and passing.owner is None and self._has_other(passing, member):
                 passing.tried.add(member.name)
@@ -197,9 +199,9 @@ class Front:
                     async for frames in _read_new(reply, separator, progress):
                         yield frames
                     return
-                except (*BROKEN, Gone):
+                except Gone as gone:
                     assert passing.member is not None
-                    self._note_failure(passing, passing.member)
+                    self._note_failure(passing, passing.member, gone)
                 finally:
                     await reply.close()
                 again = await self._open_again(passing)
@@ -210,7 +212,9 @@ class Front:
             raise NoReplica("too many replicas have died")
         except NoReplica as error:
             yield _render_frame(passing.request, separator, ServerError(503, "no_replica", str(error)))
-        except RequestFailed as error:
+        except Exception as error:  # whatever it is, the client is to know that this is not the end of its answer
+            if not isinstance(error, RequestFailed):
+                logger.exception("an answer broke off")
             yield _render_frame(passing.request, separator, ServerError(500, "internal", str(error)))
 
     async def _choose(self, passing: Passing) -> Member:
@@ -224,9 +228,9 @@ class Front:
     def _has_other(self, passing: Passing, member: Member) -> bool:
         return any(one.name not in passing.tried and one is not member for one in self.fleet.members)
 
-    def _note_failure(self, passing: Passing, member: Member) -> None:
+    def _note_failure(self, passing: Passing, member: Member, why: Gone | str) -> None:
         """The replica did not answer: it gets nothing until it reports again, and this request only if none is left."""
-        logger.warning("replica %s has broken off", member.name)
+        logger.warning("replica %s has broken off: %s", member.name, why)
         passing.tried.add(member.name)
         if member is passing.owner:
             raise NoReplica("the replica that held the conversation has died")
@@ -250,7 +254,7 @@ class Front:
         for member in self.fleet.members:
             try:
                 found = await self._ask(member, passing)
-            except (*BROKEN, Gone):
+            except Gone:
                 continue
             if found[0].status not in NOT_HERE:
                 break
@@ -264,7 +268,7 @@ class Front:
         for member in self.fleet.members:
             try:
                 reply, content = await self._ask(member, passing)
-            except (*BROKEN, Gone):
+            except Gone:
                 continue
             if reply.status == STOPPING:
                 continue
@@ -287,6 +291,9 @@ class PassedStream(StreamingResponse):
         watching = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
             await asyncio.wait([sending, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done() and (error := watching.exception()) is not None:
+                logger.warning("whether a client leaves cannot be seen: %r", error)
+                await asyncio.wait([sending])
             if sending.done():
                 sending.result()
         finally:

@@ -8,24 +8,24 @@ used next, and those that are never needed any more are let go by the replica.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from contextlib import asynccontextmanager
 
 import httpx
 
 from mlxr.cluster.frames import separator_of
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 CONNECT_S = 5.0
 MAX_FREE = 256  # connections that are kept for later
 FREE_S = 30.0  # after which a free connection is not used again
-BROKEN = (httpx.TransportError, httpx.StreamError)
 LIMITS = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=FREE_S)
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Gone(Exception):  # not an error of ours
-    """The replica counts as dead, or cannot go on, in the middle of an answer."""
+    """The replica counts as dead, cannot be reached, or broke off in the middle of an answer."""
 
 
 Connect = Callable[[], httpx.AsyncClient]
@@ -38,20 +38,21 @@ def connect() -> httpx.AsyncClient:
 
 
 class Lines:
-    """Connections to the replica at `url`, each made by `connect`. `gone` is set when the replica has died."""
+    """Connections to the replica at `url`, each made by `connect`."""
 
-    def __init__(self, url: str, gone: asyncio.Event, connect: Connect) -> None:
-        self._url, self._gone, self._connect = url, gone, connect
+    def __init__(self, url: str, connect: Connect) -> None:
+        self._url, self._connect = url, connect
         self._free: list[httpx.AsyncClient] = []
+        self._waits: set[asyncio.Timeout] = set()  # of those that wait for the replica
         self._is_closed = False
 
     async def send(self, method: str, path: str, headers: Headers, body: bytes) -> Incoming:
-        """The reply as soon as its head is there; close it. Raises one of BROKEN, or Gone."""
+        """The reply as soon as its head is there; close it. Raises Gone."""
         client = self._free.pop() if self._free else self._connect()
         request = client.build_request(method, self._url + path, headers=list(headers), content=body)
         try:
-            sending = asyncio.ensure_future(client.send(request, stream=True))
-            return Incoming(self, client, await self.unless_gone(sending))
+            async with self.wait():
+                return Incoming(self, client, await client.send(request, stream=True))
         except BaseException:
             await self.give_back(client)
             raise
@@ -59,31 +60,37 @@ class Lines:
     async def give_back(self, client: httpx.AsyncClient) -> None:
         """A connection is free."""
         if self._is_closed or len(self._free) >= MAX_FREE:
-            await client.aclose()
+            await _end(client)
         else:
             self._free.append(client)
 
     async def close(self) -> None:
-        """Let go of all connections; those that are in use follow when they are free."""
+        """The replica has died: whoever waits for it is told, and all connections end."""
         self._is_closed = True
+        for wait in self._waits:
+            wait.reschedule(0.0)
         free, self._free = self._free, []
         for client in free:
-            await client.aclose()
+            await _end(client)
 
-    async def unless_gone(self, work: asyncio.Future[T]) -> T:
-        """The result of `work`; raises Gone when the replica counts as dead before."""
-        gone = asyncio.ensure_future(self._gone.wait())
+    @asynccontextmanager
+    async def wait(self) -> AsyncIterator[None]:
+        """Around whatever waits for the replica; raises Gone for all that goes wrong, and once it has died.
+
+        Which errors there are is up to the library, the system and the event loop; none of them may end an answer that
+        can go on elsewhere.
+        """
+        if self._is_closed:
+            raise Gone("it has died")
         try:
-            both: list[asyncio.Future[Any]] = [work, gone]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise Gone
-            return work.result()
-        finally:
-            gone.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except Exception as error:
+            raise Gone(f"{type(error).__name__}: {error}") from error
 
 
 class Incoming:
@@ -101,15 +108,20 @@ class Incoming:
         return separator_of(self.headers.get("content-type", "")) if self.status == 200 else None
 
     async def read(self) -> AsyncIterator[bytes]:
-        """The bytes as they come; raises one of BROKEN, or Gone."""
+        """The bytes as they come; raises Gone."""
         chunks = self._reply.aiter_raw()
-        while (chunk := await self._lines.unless_gone(asyncio.ensure_future(_take(chunks)))) is not None:
+        while True:
+            async with self._lines.wait():
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                return
             yield chunk
 
     async def read_all(self) -> bytes:
-        """The whole body, and close; raises one of BROKEN, or Gone."""
+        """The whole body, and close; raises Gone."""
         try:
-            return await self._lines.unless_gone(asyncio.ensure_future(self._reply.aread()))
+            async with self._lines.wait():
+                return await self._reply.aread()
         finally:
             await self.close()
 
@@ -118,11 +130,14 @@ class Incoming:
         if not self._is_closed:
             self._is_closed = True
             try:
-                await self._reply.aclose()
+                await _end(self._reply)
             finally:
                 await self._lines.give_back(self._client)
 
 
-async def _take(chunks: AsyncIterator[bytes]) -> bytes | None:
-    """The next chunk, None at the end: a future cannot hold StopAsyncIteration."""
-    return await anext(chunks, None)
+async def _end(ending: httpx.AsyncClient | httpx.Response) -> None:
+    """Close it; whatever goes wrong concerns nobody any more."""
+    try:
+        await ending.aclose()
+    except Exception as error:
+        logger.info("a connection ended badly: %r", error)

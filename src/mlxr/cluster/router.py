@@ -39,7 +39,7 @@ LATELY_S = 60.0  # work of that age counts 1/e
 EXPECTED_EXTRA_S = 5.0  # how much longer than twice its estimate a request may take to leave its pages
 UNKNOWN = Load(0, 0, 0.0, 0.0)
 
-Reason = Literal["longest_prefix", "fetched", "less_work", "no_prefix"]
+Reason = Literal["longest_prefix", "fetched", "less_work", "no_prefix", "drawn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Choice:
 
     `cached_tokens` are expected in the cache there, or come from the replica `peer`, which has them. `reason` is
     `longest_prefix` when no candidate holds more of it, `fetched` and `less_work` when one does but would take longer,
-    with and without a peer, and `no_prefix` when nobody holds any of it.
+    with and without a peer, and `no_prefix` when nobody holds any of it. `drawn` looks at nothing (`routing`).
     """
 
     replica: str

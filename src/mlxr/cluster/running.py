@@ -16,6 +16,7 @@ from ray import serve
 from ray._private import services
 
 from mlxr.cluster.application import APPLICATION, ENGINE, ENGINES, ClusterPlan, bind_engines, build_front
+from mlxr.cluster.routing import Routing
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
 
@@ -32,7 +33,9 @@ class Addresses:
 
 
 @contextmanager
-def start_cluster(plan: ClusterPlan, settings: Settings, address: str | None) -> Iterator[Addresses]:
+def start_cluster(
+    plan: ClusterPlan, settings: Settings, address: str | None, routing: Routing = Routing.PREFIX
+) -> Iterator[Addresses]:
     """The cluster's addresses; it runs until the end of the block. `address` is that of Ray, None to start it here.
 
     Raises SettingError when the application cannot be started.
@@ -41,7 +44,7 @@ def start_cluster(plan: ClusterPlan, settings: Settings, address: str | None) ->
     _connect(address, cpus=max(os.cpu_count() or 1, int((plan.max_replicas or plan.replicas) * plan.cpus) + OWN_CPUS))
     try:
         serve.start(http_options={"host": settings.host, "port": port, "keep_alive_timeout_s": 75})
-        serve.run(build_front({}), name=APPLICATION, route_prefix="/")
+        serve.run(build_front({"routing": routing}), name=APPLICATION, route_prefix="/")
         run_engines(plan)
         context: Any = ray.get_runtime_context()
         yield Addresses(f"http://{settings.host}:{port}", context.gcs_address)
