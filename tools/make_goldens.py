@@ -25,10 +25,11 @@ from goldens import CASES
 TESTS = Path(__file__).parents[1] / "tests" / "models"
 sys.path.insert(0, str(TESTS))
 
-from random_model import count_experts, make_tokens, make_weights  # noqa: E402 -- needs the path above
+from random_model import count_experts, make_head_weights, make_tokens, make_weights  # noqa: E402 -- needs the path
 
 GOLDENS = TESTS / "goldens"
 PROMPT_TOKENS = 48
+HEADS = ("qwen35", "qwen35moe", "glm4moe")  # cases with a layer that drafts
 
 
 def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -56,11 +57,11 @@ def load_folder(hf_config: Any, weights: dict[str, torch.Tensor]) -> tuple[Any, 
     return model, sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
 
 
-def compute_logits(config: dict[str, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (T,) and logits (T, vocab) of one case."""
+def build_model(config: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
+    """The model with these weights."""
     hf_config = AutoConfig.for_model(**copy.deepcopy(as_transformers_config(config)))  # it adds to nested ones
     hf_config._attn_implementation = "eager"
-    weights = {name: torch.from_numpy(value) for name, value in make_weights(config, seed).items()}
+    weights = {name: torch.from_numpy(value) for name, value in arrays.items()}
     if count_experts(config) or config["model_type"] == "nemotron_h":
         model, missing, unexpected = load_folder(hf_config, weights)
     else:
@@ -70,12 +71,61 @@ def compute_logits(config: dict[str, Any], seed: int) -> tuple[np.ndarray, np.nd
     if unexpected or [name for name in missing if not (config["tie_word_embeddings"] and name == "lm_head.weight")]:
         raise SystemExit(f"weights do not fit: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
+    return model
+
+
+def compute_logits(config: dict[str, Any], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids (T,) and logits (T, vocab) of one case."""
+    model = build_model(config, make_weights(config, seed))
     tokens = make_tokens(config, PROMPT_TOKENS, seed)
     with torch.no_grad():
         inputs = torch.from_numpy(tokens.astype(np.int64))[None]
         # rows are named, as Gemma 4 fails at a number where layers share keys and have no embeddings of their own
         logits = model(inputs, use_cache=False, logits_to_keep=torch.arange(PROMPT_TOKENS)).logits[0]
     return tokens, logits.numpy().astype(np.float32)
+
+
+def compute_head(config: dict[str, Any], seed: int) -> np.ndarray:
+    """Logits (T, vocab) of the layer that drafts: after each pair of a state and the next token, and one guess further.
+
+    `transformers` leaves such layers out. What stands before the layer is as in vLLM (qwen3_5_mtp.py, glm4_moe_mtp.py)
+    and llama.cpp (src/models/qwen35.cpp, glm4-moe.cpp): a product of the token's embedding and the state, each normed.
+    The rest is a model of one layer, which `transformers` runs on these products. The last row follows the likeliest
+    token of the row before it, and the model's own state there, after the norm.
+    """
+    weights, head = make_weights(config, seed), make_head_weights(config, seed)
+    layer = next(name.split(".self_attn.")[0] for name in head if ".self_attn.q_proj." in name)
+    names = ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+    if layer.startswith("model."):
+        names = tuple(f"{layer}.{name}" for name in ("eh_proj", "enorm", "hnorm", "shared_head.norm"))
+    product, token_norm, state_norm, head_norm = (head.pop(f"{name}.weight") for name in names)
+    table = head.pop(f"{layer}.embed_tokens.weight", weights["model.embed_tokens.weight"])
+    output = head.pop(f"{layer}.shared_head.head.weight", weights["lm_head.weight"])
+    alone = config | {"num_hidden_layers": 1}
+    alone |= {"layer_types": ["full_attention"]} if "layer_types" in config else {}
+    alone |= {"first_k_dense_replace": 0} if "first_k_dense_replace" in config else {}
+    own = {name.replace(layer, "model.layers.0"): value for name, value in head.items()}
+    own |= {"model.embed_tokens.weight": table, "model.norm.weight": head_norm, "lm_head.weight": output}
+    model, target = build_model(alone, own), build_model(config, weights)
+    from_one = float(config["model_type"].startswith("qwen3_5"))
+
+    def norm(x: torch.Tensor, weight: np.ndarray) -> torch.Tensor:
+        scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config["rms_norm_eps"])
+        return scaled * (torch.from_numpy(weight) + from_one)
+
+    def join(tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        embedded = torch.from_numpy(table)[tokens]
+        return torch.cat([norm(embedded, token_norm), norm(states, state_norm)], -1) @ torch.from_numpy(product).T
+
+    tokens = torch.from_numpy(make_tokens(config, PROMPT_TOKENS, seed).astype(np.int64))
+    with torch.no_grad():
+        states = target.model(tokens[None]).last_hidden_state[0]
+        joined = join(tokens[1:], states[:-1])
+        made = model.model(inputs_embeds=joined[None]).last_hidden_state[0]
+        guess = model.lm_head(made[-1]).argmax()[None]
+        further = torch.cat([joined, join(guess, made[-1:])])
+        logits = model(inputs_embeds=further[None], use_cache=False).logits[0]
+    return logits.numpy().astype(np.float32)
 
 
 def write_case(name: str) -> None:
@@ -86,6 +136,8 @@ def write_case(name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     np.savez(folder / "logits.npz", seed=np.int64(seed), tokens=tokens, logits=logits)
+    if name in HEADS:
+        np.savez(folder / "head.npz", logits=compute_head(config, seed))
     print(f"{name}: {logits.shape}, largest {abs(logits).max():.2f}")
 
 

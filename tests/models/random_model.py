@@ -416,7 +416,11 @@ def _list_gemma4_products(config: Config, index: int) -> list[tuple[str, int, in
 
 def make_weights(config: Config, seed: int) -> Weights:
     """Values of such a size that attention is neither flat nor sharp and logits are of order one."""
-    made = {name: _make_tensor(name, shape, seed) for name, shape in make_shapes(config).items()}
+    return _make_all(config, make_shapes(config), seed)
+
+
+def _make_all(config: Config, shapes: Mapping[str, tuple[int, ...]], seed: int) -> Weights:
+    made = {name: _make_tensor(name, shape, seed) for name, shape in shapes.items()}
     for name, values in made.items():
         from_one = config["model_type"] in ("gemma2", "gemma3_text", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
         if from_one and name.endswith("norm.weight") and "linear_attn" not in name:
@@ -426,6 +430,33 @@ def make_weights(config: Config, seed: int) -> Weights:
         if name.endswith("experts.gate_up_proj") and config["model_type"] == "gpt_oss":
             values *= np.float32(4.0)  # so that some are clamped
     return made
+
+
+def make_head_weights(config: Config, seed: int) -> Weights:
+    """The layer that drafts of such a model, as one more layer, or apart from the others in Qwen3.5's files."""
+    shapes = make_shapes(config)
+    last = max(name.split(".self_attn.")[0] for name in shapes if ".self_attn.q_proj." in name)
+    hidden, table = config["hidden_size"], (config["vocab_size"], config["hidden_size"])
+    if config["model_type"].startswith("qwen3_5"):
+        layer = "mtp.layers.0"
+        around = {
+            "mtp.fc.weight": (hidden, 2 * hidden),
+            "mtp.pre_fc_norm_embedding.weight": (hidden,),
+            "mtp.pre_fc_norm_hidden.weight": (hidden,),
+            "mtp.norm.weight": (hidden,),
+        }
+    else:
+        layer = f"model.layers.{config['num_hidden_layers']}"
+        around = {
+            f"{layer}.eh_proj.weight": (hidden, 2 * hidden),
+            f"{layer}.enorm.weight": (hidden,),
+            f"{layer}.hnorm.weight": (hidden,),
+            f"{layer}.shared_head.norm.weight": (hidden,),
+            f"{layer}.embed_tokens.weight": table,
+            f"{layer}.shared_head.head.weight": table,
+        }
+    own = {layer + name.removeprefix(last): shape for name, shape in shapes.items() if name.startswith(f"{last}.")}
+    return _make_all(config, own | around, seed)
 
 
 def make_tokens(config: Config, count: int, seed: int) -> NDArray[np.int32]:

@@ -16,7 +16,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import build_table
 from mlxr.models import Decoder, config_from_hf
-from mlxr.models.decoder import FIRST_POSITIONS
+from mlxr.models.rotations import FIRST_POSITIONS
 from mlxr.models.weights import check_tensors, expected_tensors
 
 CONFIG, SEED, TOKENS, GOLDEN = read_golden("llama-gqa-64")
@@ -188,13 +188,18 @@ def test_rotation_table_grows_without_changing_results() -> None:
     length = FIRST_POSITIONS + 40
     tokens = make_tokens(config, length, 3)
     model = build_hf(Context("reference"), config, SEED)
-    assert model._tables[0].positions == FIRST_POSITIONS
+    assert model._rotations.cover(1)[0].positions == FIRST_POSITIONS
     growing = TinyRun(model, longest=length).run(tokens, chunk_tokens=512)
-    assert model._tables[0].positions == 2 * FIRST_POSITIONS
+    assert model._rotations.cover(1)[0].positions == 2 * FIRST_POSITIONS
     grown = TinyRun(model, longest=length).run(tokens, chunk_tokens=512)
     np.testing.assert_array_equal(growing, grown)
     # and the rows are those of a table made at that length
-    assert np.abs(model._tables[0].cos - build_table(2 * FIRST_POSITIONS, 64, 1e4, interleaved=False).cos).max() == 0
+    assert (
+        np.abs(
+            model._rotations.cover(1)[0].cos - build_table(2 * FIRST_POSITIONS, 64, 1e4, interleaved=False).cos
+        ).max()
+        == 0
+    )
 
 
 def test_context_beyond_the_models_is_refused() -> None:

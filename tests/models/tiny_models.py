@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from random_model import Config, Weights, make_weights
+from random_model import Config, Weights, make_head_weights, make_weights
 
 from mlxr.cache.arena import Arena, ModelArena, PoolSet, StateArena
 from mlxr.cache.shapes import StatesShape, form_groups
@@ -26,6 +26,8 @@ from mlxr.kernels.layers import prepare_layers
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.architectures import by_name as by_architecture
+from mlxr.models.draft_head import DraftHead
+from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.experts import part_alternating
 from mlxr.models.names import (
     adds_one,
@@ -139,6 +141,16 @@ def build_gguf(ctx: Context, config: Config, seed: int) -> Decoder:
     return Decoder(ctx, config_from_gguf(metadata, tensors), tensors)
 
 
+def build_head(ctx: Context, config: Config, seed: int, type_name: str = "f32") -> tuple[Decoder, DraftHead]:
+    """The model of a `config.json` with the weights of a seed, and its layer that drafts."""
+    weights = make_weights(config, seed) | make_head_weights(config, seed)
+    tensors = make_hf_tensors(weights, type_name, config["model_type"])
+    model = Decoder(ctx, config_from_hf(config), tensors)
+    layer = take_draft_layer(model.config, tensors)
+    assert layer is not None
+    return model, DraftHead(model, layer)
+
+
 Windows = tuple[int | None, ...]  # of each layer
 
 
@@ -178,7 +190,9 @@ def give_windows(model: Decoder, windows: Windows) -> None:
 class TinyRun:
     """Sequences over one arena; each owns a fixed set of pages, dealt out back to front so that order matters."""
 
-    def __init__(self, model: Decoder, sequences: int = 1, longest: int = 64, kv_type: KVType = "f32") -> None:
+    def __init__(
+        self, model: Decoder | DraftHead, sequences: int = 1, longest: int = 64, kv_type: KVType = "f32"
+    ) -> None:
         config = model.config
         self.model = model
         self.pages_each = -(-longest // PAGE_SIZE)
@@ -199,6 +213,11 @@ class TinyRun:
 
     def step(self, chunks: Mapping[int, Sequence[int] | NDArray[np.int32]]) -> Floats:
         """Append a chunk of tokens to each of some sequences; logits of every token, in the order given."""
+        assert isinstance(self.model, Decoder)
+        return self.model.forward(self.append(chunks), self.arena)
+
+    def append(self, chunks: Mapping[int, Sequence[int] | NDArray[np.int32]]) -> RaggedBatch:
+        """The batch of such chunks, of which all rows are wanted."""
         order = list(chunks)
         counts = [len(chunks[s]) for s in order]
         positions = np.concatenate([np.arange(self.lengths[s], self.lengths[s] + len(chunks[s])) for s in order])
@@ -223,7 +242,7 @@ class TinyRun:
                 self.states[sequence] = 2 * sequence + (self.states[sequence] + 1) % 2
             writes = [self.states[s] for s in order]
             batch = batch.with_states(np.array(reads, np.int32), np.array(writes, np.int32))
-        return self.model.forward(batch, self.arena)
+        return batch
 
     def run(self, tokens: NDArray[np.int32], chunk_tokens: int | None = None, sequence: int = 0) -> Floats:
         """Logits of a whole prompt, fed in chunks."""

@@ -24,8 +24,9 @@ FEW = 32  # sequences: for more, arrays as a whole are faster than row by row
 class BatchPart:
     """The next tokens of one sequence: they go right after what `table` holds.
 
-    The logits of the last `output_tokens` of them are wanted, and the hidden states of the last `hidden_tokens`.
-    `adapter` updates the weights for them. `table` must have been prepared for all of them.
+    The logits of the last `output_tokens` of them are wanted, the hidden states of the last `hidden_tokens`, and those
+    of the last `kept_tokens` for a head that drafts. `adapter` updates the weights for them. `table` must have been
+    prepared for all of them.
     """
 
     table: SequenceTable
@@ -33,11 +34,12 @@ class BatchPart:
     output_tokens: int
     hidden_tokens: int = 0
     adapter: Adapter | None = None
+    kept_tokens: int = 0
 
     @property
     def wanted_tokens(self) -> int:
         """How many tokens at the end must go through the whole model."""
-        return max(self.output_tokens, self.hidden_tokens)
+        return max(self.output_tokens, self.hidden_tokens, self.kept_tokens)
 
 
 def build_batch(parts: Sequence[BatchPart]) -> RaggedBatch:

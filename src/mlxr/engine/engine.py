@@ -22,9 +22,10 @@ from mlxr.engine.answers import Answers
 from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource, TokenConstraint
 from mlxr.engine.drafts import DrafterMaker
-from mlxr.engine.drafts.choice import DraftSource, can_draft
+from mlxr.engine.drafts.choice import DraftSource, HeadSource, can_draft
 from mlxr.engine.drafts.opening import open_drafts
 from mlxr.engine.drafts.planner import Planner
+from mlxr.engine.drafts.tail import StateTail
 from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import open_store, plan_arenas, plan_memory
@@ -52,7 +53,7 @@ class Engine:
     them. `eos_ids` end an answer unless the request ignores them. The arena has `pages` pages, or as many as the
     settings want and free memory allows, of which at most `memory_bytes` count. `fingerprint` names the weights whose
     pages the store may give back, and other processes may bring; of those at most `inbox_bytes` wait to be used.
-    `draft` is a model that guesses tokens, where the settings want that. `clock` gives seconds that only grow.
+    `draft` is a model or a head that guesses tokens, where the settings want that. `clock` gives growing seconds.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Engine:
         prefix_sharing: bool = True,
         fingerprint: bytes = b"",
         inbox_bytes: int = 0,
-        draft: DraftSource | None = None,
+        draft: DraftSource | HeadSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_positive(
@@ -84,7 +85,7 @@ class Engine:
         arena, draft_arena = plan_arenas(
             ctx,
             self._config,
-            None if draft is None else draft.model.config,
+            None if draft is None else draft.config,
             self.plan,
             settings,
             context_tokens=self.context_tokens,
@@ -134,6 +135,7 @@ class Engine:
         )
         chunk_pages = -(-step_tokens // self.plan.page_size)
         self._spacing_tokens = max(arena.snapshot_pages or 0, chunk_pages) * self.plan.page_size
+        self._has_head = isinstance(draft, HeadSource)
         self._keeps_states = arena.snapshot_pages is not None
         self._ids = itertools.count(1)
         self._work = Work()
@@ -223,6 +225,7 @@ class Engine:
                 else MaskSource(constraint.fork(), self._config.vocab_size, end_tokens - len(token_ids)),
                 open_drafter=self._open_drafter,
                 adapter=adapter,
+                tail=StateTail() if self._has_head and params.draft_tokens != 0 and params.max_tokens != 0 else None,
             )
             for index in range(params.streams)
         ]
@@ -286,9 +289,17 @@ class Engine:
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))
             return events + self._fail(chunks, error)
+        kept = [
+            (answer, chunk.sequence.table.length_tokens + chunk.rows - len(rows), rows)
+            for chunk, rows in zip(chunks, outputs.kept, strict=True)
+            if rows is not None
+            for answer in (chunk.sequence, *chunk.sequence.followers)
+        ]
         is_decoding = all(chunk.sequence.is_decoding for chunk in chunks)
         events += self._update(chunks, results, outputs.hidden, start)
         events += self._verify([pair for pair in zip(drawing, rows, strict=True) if pair[0].draft], outputs.logits)
+        for answer, start_token, states in kept:
+            answer.keep_states(start_token, states)
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
         self._answers.count_step(seconds, computed_rows)
         if self._planner is not None:

@@ -62,10 +62,26 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Holds what a batch gives: the wanted logits of all parts, (R, vocab_size), and states of parts that want any."""
+    """Holds what a batch gives: the wanted logits of all parts, (R, vocab_size), and states of parts that want any.
+
+    `kept` has for each part the states that a head reads, or none.
+    """
 
     logits: Floats
     hidden: list[Floats]
+    kept: list[Floats | None]
+
+
+def reserve_pages(cache: KVCache, arena: ModelArena, table: SequenceTable, tokens: int) -> None:
+    """Make room for `tokens` more positions and do the copies that shared pages ask for; OutOfPages if it fails."""
+    copies = cache.prepare(table, tokens)
+    if not copies:
+        return
+    try:
+        arena.copy_pages(copies)
+    except BaseException:
+        cache.release(table)  # a page without its contents must not be taken for written
+        raise
 
 
 class Runner:
@@ -77,15 +93,8 @@ class Runner:
         self._cache = cache
 
     def reserve(self, table: SequenceTable, tokens: int) -> None:
-        """Make room for `tokens` more positions and do the copies that shared pages ask for; OutOfPages if it fails."""
-        copies = self._cache.prepare(table, tokens)
-        if not copies:
-            return
-        try:
-            self._arena.copy_pages(copies)
-        except BaseException:
-            self._cache.release(table)  # a page without its contents must not be taken for written
-            raise
+        """`reserve_pages` in this arena."""
+        reserve_pages(self._cache, self._arena, table, tokens)
 
     def commit(self, table: SequenceTable, token_ids: Sequence[int], tokens: int) -> None:
         """Count `tokens` more positions of `table` as written; `token_ids` are those of the sequence from its start."""
@@ -95,8 +104,9 @@ class Runner:
         """Compute one batch of all `parts`, whose pages are reserved; what is wanted of them, in their order."""
         batch = build_batch(parts)
         hidden: list[Floats] = []
+        kept: list[Floats | None] = [None] * len(parts)
         wanted_rows = sum(part.output_tokens for part in parts)
-        if any(part.hidden_tokens for part in parts):
+        if any(part.hidden_tokens or part.kept_tokens for part in parts):
             states = np.asarray(self._model.forward_hidden(batch, self._arena))
             ends = np.cumsum([part.wanted_tokens for part in parts])
             outputs = [states[end - part.output_tokens : end] for part, end in zip(parts, ends, strict=True)]
@@ -106,12 +116,16 @@ class Runner:
                 for part, end in zip(parts, ends, strict=True)
                 if part.hidden_tokens
             ]
+            kept = [
+                states[end - part.kept_tokens : end] if part.kept_tokens else None
+                for part, end in zip(parts, ends, strict=True)
+            ]
         else:
             logits = self._model.forward(batch, self._arena)
         wanted = (wanted_rows, self._model.config.vocab_size)
         if logits.shape != wanted:
             raise ValueError(f"the model gave logits of shape {logits.shape}, wanted {wanted}")
-        return Outputs(logits, hidden)
+        return Outputs(logits, hidden, kept)
 
     def forward_single(
         self, tables: Sequence[SequenceTable], token_ids: Sequence[int], positions: Sequence[int]

@@ -29,6 +29,7 @@ from mlxr.cache.page_table import SequenceTable
 from mlxr.core.errors import OutOfPages
 from mlxr.engine.batch import BatchPart
 from mlxr.engine.drafts.planner import Planner
+from mlxr.engine.drafts.tail import MOST_ROWS
 from mlxr.engine.room import Pages, Room, count_room, fits
 from mlxr.engine.sequence import Rank, Sequence
 from mlxr.engine.shares import Shares
@@ -88,11 +89,23 @@ class Chunk:
             return pool.count_wanted(self.tokens, completes=self.completes)
         return self.tokens if scores is not None and scores.is_open else 0
 
+    @property
+    def kept_tokens(self) -> int:
+        """How many states at the end of the chunk are kept for a head that drafts."""
+        return 0 if self.sequence.tail is None else min(self.rows, MOST_ROWS)
+
     def to_part(self) -> BatchPart:
         """The chunk as the batch wants it."""
         table = self.sequence.table
         token_ids = self.sequence.tokens[table.length_tokens : table.length_tokens + self.tokens]
-        return BatchPart(table, [*token_ids, *self.draft], self.output_rows, self.hidden_tokens, self.sequence.adapter)
+        return BatchPart(
+            table,
+            [*token_ids, *self.draft],
+            self.output_rows,
+            self.hidden_tokens,
+            self.sequence.adapter,
+            self.kept_tokens,
+        )
 
 
 class Scheduler:

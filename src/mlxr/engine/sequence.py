@@ -21,6 +21,8 @@ from mlxr.core.types import FinishReason, SamplingParams, Timings, TokenLogprob,
 from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource
 from mlxr.engine.drafts import Drafter, DrafterMaker
+from mlxr.engine.drafts.head_drafter import HeadDrafter
+from mlxr.engine.drafts.tail import StateTail
 from mlxr.engine.pooling import Floats, Pool
 from mlxr.engine.sampling import Sampler
 from mlxr.engine.scoring import PromptScores
@@ -70,7 +72,7 @@ class Sequence:
     from its tokens so far; None: nobody does. Of the `drafted_tokens` that were computed, the `accepted_tokens` were
     drawn. The `replay_tokens` before the last one were computed in drafts of which another token was wrong: the state
     of recurrent layers has gone past them and was dropped, so they are computed once more with the next token. An
-    `adapter` updates the weights for it.
+    `adapter` updates the weights for it. Its last states are put into `tail`, where a head reads them to draft.
     """
 
     __slots__ = (
@@ -100,6 +102,7 @@ class Sequence:
         "sampler",
         "scores",
         "table",
+        "tail",
         "tokens",
         "watch",
     )
@@ -124,6 +127,7 @@ class Sequence:
         boundaries: Boundaries | None = None,
         open_drafter: DrafterMaker | None = None,
         adapter: Adapter | None = None,
+        tail: StateTail | None = None,
     ) -> None:
         self.id = sequence_id
         self.index = index
@@ -139,6 +143,7 @@ class Sequence:
         self.keys = keys
         self.pool = pool
         self.adapter = adapter
+        self.tail = tail
         self.draws = pool is None and params.max_tokens != 0
         self.scores = scores
         self.boundaries = boundaries
@@ -186,6 +191,8 @@ class Sequence:
             return None
         if self.drafter is None and self._open_drafter is not None:
             self.drafter = self._open_drafter(self.tokens, self.keys is not None)
+            if self.tail is not None and isinstance(self.drafter, HeadDrafter):
+                self.drafter.tail = self.tail
         return self.drafter
 
     @property
@@ -210,6 +217,8 @@ class Sequence:
         """Give all pages back, those of a draft model too: the answer has ended, or waits to go on."""
         release(self.table)
         self.replay_tokens = 0
+        if self.tail is not None:
+            self.tail.clear()
         if self.drafter is not None:
             self.drafter.release(has_ended=self.has_ended)
 
@@ -230,7 +239,14 @@ class Sequence:
         """Go on from where `leader` has computed the prompt, on a fork of its pages."""
         self.table, self.keys = table, table.keys or self.keys
         self.watch.follow(leader.watch)
+        if self.tail is not None and leader.tail is not None:
+            self.tail.follow(leader.tail)
         self.cached_tokens, self.computed_tokens = leader.cached_tokens, leader.computed_tokens
+
+    def keep_states(self, start: int, rows: Floats) -> None:
+        """Keep the states of the positions from `start` on, as far as these hold tokens of the answer."""
+        if self.tail is not None and not self.has_ended:
+            self.tail.add(start, rows[: max(0, len(self.tokens) - 1 - start)])
 
     def count_computed(self, tokens: int) -> int:
         """The next `tokens` pending tokens are about to count as cached; how many of them were computed before."""

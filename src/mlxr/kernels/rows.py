@@ -29,6 +29,14 @@ def cut_rows(array: FloatArray, rows: int, columns: int) -> FloatArray:
     return cut
 
 
+def join_columns(ctx: Context, left: FloatArray, right: FloatArray) -> FloatArray:
+    """The columns of `left` (T, n), then those of `right` (T, m)."""
+    if ctx.gpu is None:
+        return np.concatenate([left, right], axis=1)
+    joined: FloatArray = ctx.gpu.mx.concatenate([settle(left), settle(right)], axis=1)
+    return joined
+
+
 def repeat_rows(ctx: Context, array: FloatArray, counts: Sequence[int]) -> FloatArray:
     """Row i of `array` counts[i] times, one after another."""
     if all(count == 1 for count in counts):

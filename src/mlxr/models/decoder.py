@@ -12,7 +12,6 @@ from typing import Protocol
 
 from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.shapes import form_groups
-from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.forward import Ends, ModelWeights, forward, make_model
 from mlxr.kernels.forward.reference import compute_states, project
@@ -30,23 +29,22 @@ from mlxr.kernels.linear import LinearWeight, prepare
 from mlxr.kernels.linear.compare import compare_products, move_weight
 from mlxr.kernels.moe import read_use
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.rope import RopeTable, build_table
+from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
 from mlxr.models.adapter import group_rows
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
-from mlxr.models.families import find_rope
 from mlxr.models.footprint import list_expert_bytes
 from mlxr.models.layer import LayerReader, list_matrices
 from mlxr.models.names import ROPE_FACTORS
 from mlxr.models.residency import plan_experts
+from mlxr.models.rotations import Rotations
 from mlxr.models.routing import Routing, sum_up
 from mlxr.models.step_work import AttentionWork, ExpertsWork, StepWork
 from mlxr.models.weights import arrange_tensors, check_tensors, read_rope_factors, split_joined
 
 FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
-FIRST_POSITIONS = 2048  # the rotation table starts this long and doubles
 
 
 class Pools(Protocol):
@@ -100,11 +98,12 @@ class Decoder:
         total_bytes = sum(tensor.nbytes for tensor in tensors.values())
         budget = plan_experts(sizes, total_bytes, ctx.device, expert_bytes, read_available_bytes())
         reader = LayerReader(ctx, tensors, budget)
-        self._ropes = tuple(dict.fromkeys(map(find_rope, specs)))
+        factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
+        self._rotations = Rotations(specs, config.context_length, factors)
         places = form_groups(config.cache_layers).places
         layers = []
         for index, (spec, place) in enumerate(zip(specs, places, strict=True)):
-            rope, group = self._ropes.index(find_rope(spec)), 0 if place is None else place.group
+            rope, group = self._rotations.find(spec), 0 if place is None else place.group
             layers.append(reader.read(spec, index, rope=rope, group=group))
             if progress is not None:
                 progress(index + 1, config.layers + 1)
@@ -120,10 +119,13 @@ class Decoder:
                 Ends(config.embedding_scale, config.logit_scale, config.final_softcap),
             )
         )
-        self._rope_factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
-        self._tables = self._build_tables(min(FIRST_POSITIONS, config.context_length))
         if progress is not None:
             progress(config.layers + 1, config.layers + 1)
+
+    @property
+    def weights(self) -> ModelWeights:
+        """The prepared weights, for a head that drafts with the same table and output."""
+        return self._weights
 
     @property
     def step_bytes(self) -> int:
@@ -208,7 +210,7 @@ class Decoder:
 
         Raises as `forward_hidden` does.
         """
-        tables = self._cover_positions(batch.longest_context)
+        tables = self._rotations.cover(batch.longest_context)
         logits: FloatArray = self.ctx.run_step(
             lambda step: forward(self.ctx, self._weights, _join(step, tables, arena)),
             batch,
@@ -224,41 +226,13 @@ class Decoder:
         They are on the host. Raises ValueError for tokens outside the vocabulary or slots and pages outside the pools,
         ModelError for a context beyond `context_length`.
         """
-        tables = self._cover_positions(batch.longest_context)
+        tables = self._rotations.cover(batch.longest_context)
         states = compute_states(self.ctx, self._weights, _join(batch, tables, arena))
         return fetch_rows(self.ctx, states)
 
     def project(self, hidden: FloatArray) -> FloatArray:
         """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave."""
         return project(self.ctx, self._weights, place_rows(self.ctx, hidden))
-
-    def _cover_positions(self, longest_context: int) -> tuple[RopeTable, ...]:
-        """The rotation tables, grown when a context has outgrown them; rows that were there keep their values."""
-        positions = self._tables[0].positions
-        if longest_context > positions:
-            if longest_context > self.config.context_length:
-                raise ModelError(
-                    f"a context of {longest_context} tokens is beyond the model's {self.config.context_length}"
-                )
-            while positions < longest_context:
-                positions *= 2
-            self._tables = self._build_tables(min(positions, self.config.context_length))
-        return self._tables
-
-    def _build_tables(self, positions: int) -> tuple[RopeTable, ...]:
-        return tuple(
-            build_table(
-                positions,
-                rope.dim,
-                rope.theta,
-                interleaved=rope.interleaved,
-                scaling=rope.scaling,
-                frequency_factors=self._rope_factors if rope.has_factors and rope.dim else None,
-                context=self.config.context_length,
-                temperature=rope.temperature,
-            )
-            for rope in self._ropes
-        )
 
 
 def _join(batch: RaggedBatch, tables: Sequence[RopeTable], arena: Pools) -> StepInput:

@@ -74,7 +74,7 @@ _LAYER_NAMES = {
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "eh_proj": "nextn.eh_proj",  # of layers at the end that draft tokens, which do not run
+    "eh_proj": "nextn.eh_proj",  # of layers at the end that draft tokens
     "enorm": "nextn.enorm",
     "hnorm": "nextn.hnorm",
     "embed_tokens": "nextn.embed_tokens",
@@ -124,7 +124,15 @@ _CANONICAL = re.compile(r"(blk\.[0-9]+)\.(.+)\.(weight|bias)")
 # Nemotron has a prefix of its own.
 _TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "backbone.": "model."}
 _OTHER_PARTS = "vision_tower|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio"
-_NOT_TEXT = re.compile(rf"(model\.)?({_OTHER_PARTS})\..+|mtp\..+")
+_NOT_TEXT = re.compile(rf"(model\.)?({_OTHER_PARTS})\..+")
+# A layer that drafts tokens, where it stands apart from the others, and what stands around it (Qwen3.5).
+_DRAFTING = re.compile(r"(?:model\.)?mtp\.(?:layers\.([0-9])\.)?(.+)")
+_DRAFTING_NAMES = {
+    "fc.weight": "nextn.eh_proj.weight",
+    "pre_fc_norm_embedding.weight": "nextn.enorm.weight",
+    "pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
+    "norm.weight": "nextn.shared_head_norm.weight",
+}
 _DERIVED = re.compile(r"model\.layers\.[0-9]+\.self_attn\.rotary_emb\.inv_freq")  # old files store what theta says
 
 
@@ -132,7 +140,8 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     """The canonical name of a tensor of a Hugging Face folder, or None for one that holds nothing of
     its own, or is for images.
 
-    Raises ModelError for a name that is not known.
+    Layers that draft tokens and stand apart from the others are called mtp.0, mtp.1 and so on, as a name alone does
+    not tell how many layers stand before them. Raises ModelError for a name that is not known.
     """
     names = _LAYER_NAMES if architecture is None else _LAYER_NAMES | architecture.layer_names
     if _NOT_TEXT.fullmatch(hf_name):
@@ -140,6 +149,9 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     for prefix, plain in _TEXT_PREFIXES.items():
         if hf_name.startswith(prefix):
             hf_name = plain + hf_name.removeprefix(prefix)
+    drafting = _DRAFTING.fullmatch(hf_name)
+    if drafting is not None:
+        return _name_drafting(drafting[1], drafting[2], architecture)
     if hf_name in _MODEL_NAMES:
         return _MODEL_NAMES[hf_name]
     layer = _LAYER.fullmatch(hf_name)
@@ -160,6 +172,17 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     if _DERIVED.fullmatch(hf_name):
         return None
     raise ModelError(f"tensor {hf_name} is not one of a supported model")
+
+
+def _name_drafting(layer: str | None, part: str, architecture: Architecture | None) -> str | None:
+    """The canonical name of a tensor of a layer that drafts, None for one that no family here has."""
+    if layer is None:
+        return f"mtp.0.{_DRAFTING_NAMES[part]}" if part in _DRAFTING_NAMES else None
+    try:
+        name = canonical_name(f"model.layers.{layer}.{part}", architecture)
+    except ModelError:
+        return None
+    return None if name is None else f"mtp.{name.removeprefix('blk.')}"
 
 
 def _name_expert(module: str, part: str) -> str | None:

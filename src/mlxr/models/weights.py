@@ -71,15 +71,12 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
     Files may have a tensor for each expert, or gate and up of each expert as one; nothing is copied. The norms of all
     heads are one tensor (heads, head_dim), too, and small tensors of recurrent mixers have the shapes of GGUF files.
     Weights are multiplied by what a folder says beside them.
-    Layers at the end that only draft tokens are left out. Raises ModelError for an expert or a norm that is missing and
+    Layers at the end that draft tokens are left out. Raises ModelError for an expert or a norm that is missing and
     for experts of different shapes.
     """
-    drafting = {name.split(".nextn.")[0] for name in tensors if ".nextn." in name}
-    drafting -= {f"blk.{index}" for index in range(config.layers)}
+    drafting = find_drafting(config, tensors)
     arranged = {
-        from_gguf_name(name, config): tensor
-        for name, tensor in tensors.items()
-        if ".".join(name.split(".", 2)[:2]) not in drafting
+        from_gguf_name(name, config): tensor for name, tensor in tensors.items() if _name_layer(name) not in drafting
     }
     if config.multipliers is not None:
         multiply_weights(arranged, config)
@@ -95,6 +92,16 @@ def arrange_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) ->
         if layer.recurrence is not None:
             fold_tensors(arranged, prefix, layer.recurrence, config.hidden)
     return arranged
+
+
+def find_drafting(config: ModelConfig, tensors: Collection[str]) -> set[str]:
+    """The prefixes of the layers of a file that draft tokens, such as blk.40 or mtp.0; `draft_layer` reads them."""
+    drafting = {_name_layer(name) for name in tensors if ".nextn." in name or name.startswith("mtp.")}
+    return drafting - {f"blk.{index}" for index in range(config.layers)}
+
+
+def _name_layer(name: str) -> str:
+    return ".".join(name.split(".", 2)[:2])
 
 
 def _stack_norms(tensors: dict[str, TensorSource], name: str, heads: int) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from mlxr.cache.shapes import LayerCache, PagesAndState, StateShape
 from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import DRAFT_WORDS, ModelSettings
-from mlxr.engine.runner import Model
+from mlxr.engine.drafts.guesser import HeadModel
+from mlxr.engine.runner import Model, ModelShape
 
 DRAFT_DEVICES = ("cpu", "reference")  # where one step takes several tokens of one answer and costs little more for them
 
@@ -20,8 +21,26 @@ class DraftSource:
     model: Model
     fingerprint: bytes = b""
 
+    @property
+    def config(self) -> ModelShape:
+        """The model's sizes."""
+        return self.model.config
 
-def can_draft(settings: ModelSettings, device: str, draft: DraftSource | None) -> bool:
+
+@dataclass(frozen=True, slots=True)
+class HeadSource:
+    """A head that drafts from the states of the model. `fingerprint` names its weights and the model's."""
+
+    head: HeadModel
+    fingerprint: bytes = b""
+
+    @property
+    def config(self) -> ModelShape:
+        """The head's sizes."""
+        return self.head.config
+
+
+def can_draft(settings: ModelSettings, device: str, draft: DraftSource | HeadSource | None) -> bool:
     """Whether answers get drafts. Raises SettingError where drafts were asked for and cannot be.
 
     On a GPU the recorded decoding step takes one token of each answer. A recurrent layer keeps one state, that after
@@ -33,8 +52,10 @@ def can_draft(settings: ModelSettings, device: str, draft: DraftSource | None) -
     reason = None
     if device not in DRAFT_DEVICES:
         reason = f"on the device {device} a decoding step takes one token of each answer"
-    elif draft is not None and _has_states(draft.model.config.cache_layers):
+    elif draft is not None and _has_states(draft.config.cache_layers):
         reason = "the draft model has recurrent layers, whose state cannot drop tokens"
+    elif settings.draft == "mtp" and not isinstance(draft, HeadSource):
+        reason = "the model has no layer that drafts"
     elif draft is None and settings.draft not in DRAFT_WORDS:
         reason = "no such model was loaded"
     if reason is not None and settings.draft != "auto":

@@ -1,4 +1,4 @@
-"""A small model that guesses how answers go on, for all of them at once: one step of it for each place of the drafts.
+"""Guesses of a small model, or of a head, for all answers at once: one step of it for each place of the drafts.
 
 It has a cache of its own, whose tables follow those of the answers: a table holds what the draft model has computed of
 an answer, and behind that the drafted tokens, of which those that turn out right count as written with the next draft.
@@ -16,13 +16,13 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from mlxr.cache.kv_cache import KVCache
 from mlxr.core.errors import OutOfPages
-from mlxr.engine.batch import BatchPart
 from mlxr.engine.drafts.costs import StepCosts
+from mlxr.engine.drafts.guesser import Guesser, HeadGuesser
+from mlxr.engine.drafts.head_drafter import HeadDrafter
 from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.drafts.rates import Rates
-from mlxr.engine.runner import Floats, Runner
+from mlxr.engine.runner import Floats
 
 logger = logging.getLogger(__name__)
 SHORT = 32  # tokens that the draft model may lag behind and still draft in this step
@@ -38,7 +38,7 @@ _LEAST_GAIN = 1.02  # what is hoped for in any case, so that there is a second t
 
 
 class DraftModel:
-    """The model behind `runner`, with `cache` for its pages.
+    """The model, or the head, behind `guesser`, which has the cache for its pages.
 
     It reads and gives tokens below `vocab_size`, in texts of up to `context_tokens`; drafts end with one of `stop_ids`.
     Of one prompt it computes at most `chunk_tokens` in a step.
@@ -46,8 +46,7 @@ class DraftModel:
 
     def __init__(
         self,
-        runner: Runner,
-        cache: KVCache,
+        guesser: Guesser,
         *,
         vocab_size: int,
         context_tokens: int,
@@ -55,7 +54,7 @@ class DraftModel:
         chunk_tokens: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._runner, self.cache, self._clock = runner, cache, clock
+        self._guesser, self.cache, self._clock = guesser, guesser.cache, clock
         self._vocab_size, self._context_tokens = vocab_size, context_tokens
         self._stop_ids, self._chunk_tokens = frozenset(stop_ids), chunk_tokens
         self._rates, self._costs = Rates(), StepCosts(_MOST_ROWS)
@@ -66,8 +65,10 @@ class DraftModel:
 
     def open(self, tokens: list[int], shares: bool) -> ModelDrafter:
         """Who drafts for an answer."""
-        keys = self.cache.start_keys() if shares else None
-        return ModelDrafter(tokens, keys, self._rates, self.cache.release, self._count_answer)
+        own = self._rates, self.cache.release, self._count_answer
+        if isinstance(self._guesser, HeadGuesser):
+            return HeadDrafter(tokens, shares, *own)
+        return ModelDrafter(tokens, self.cache.start_keys() if shares else None, *own)
 
     def _count_answer(self, tokens: int) -> None:
         """An answer has come to its end after so many tokens."""
@@ -131,7 +132,7 @@ class DraftModel:
         """Whether the model shall draft for an answer now."""
         drafter, _ = pair
         is_long = len(drafter.tokens) + 1 >= self._context_tokens
-        if is_long or drafter.is_foreign(self._vocab_size) or drafter.takes_lookup:
+        if is_long or drafter.is_foreign(self._vocab_size) or drafter.takes_lookup or not drafter.is_ready:
             return False
         if drafter.rates.first >= prices.find_bound(answers):
             self._trial_pause = _FIRST_PAUSE
@@ -149,27 +150,19 @@ class DraftModel:
 
     def _count_lag(self, drafter: ModelDrafter) -> int:
         """Bring the books of an answer's table up to date; how many of its tokens are not in it."""
-        if drafter.table is None:
-            tokens, limit = drafter.tokens, len(drafter.tokens) - 1
-            if drafter.keys is None:
-                drafter.table = self.cache.open_private_table()
-            else:
-                drafter.table = self.cache.open_table(tokens, drafter.keys, limit_tokens=limit)
-        elif right := drafter.settle():
-            before_last = len(drafter.tokens) - 1 - drafter.table.length_tokens  # the last one gives the first guess
-            self.cache.commit(drafter.table, drafter.tokens, min(right, before_last))
-        return len(drafter.tokens) - drafter.table.length_tokens
+        drafter.follow(self.cache)
+        return len(drafter.inputs) - drafter.open.length_tokens
 
     def _may_read(self, drafter: ModelDrafter, most: int, token_s: float, gain: float, credit_s: float) -> bool:
         """Whether to compute a part of the text that the model has not read: when drafts are likely to make up for it.
 
         An answer is likely to become as long as others did, and one that is longer to have as many tokens more.
         """
-        lag = len(drafter.tokens) - (0 if drafter.table is None else drafter.table.length_tokens)
+        lag = len(drafter.inputs) - drafter.open.length_tokens
         each_s = self._prompt_token_s
         if each_s is None:
             step_s = self._costs.read_seconds(SHORT)
-            each_s = token_s / SHORT if step_s is None else step_s / SHORT
+            each_s = (token_s * self._guesser.read_share if step_s is None else step_s) / SHORT
         saved_s = token_s * (1 - 1 / max(gain, _LEAST_GAIN))
         length = len(drafter.tokens) - drafter.opened_tokens
         likely = min(max(self._answer_tokens - length, length), most)
@@ -177,59 +170,47 @@ class DraftModel:
 
     def _read(self, drafter: ModelDrafter) -> bool:
         """Compute the next part of a text up to its last token, which is left to the draft."""
-        table = drafter.table
-        assert table is not None
-        start = table.length_tokens
-        tokens = drafter.tokens[start : min(len(drafter.tokens) - 1, start + self._chunk_tokens)]
+        table = drafter.open
+        tokens = min(len(drafter.inputs) - 1 - table.length_tokens, self._chunk_tokens)
         try:
-            self._runner.reserve(table, len(tokens))
+            self._guesser.reserve(table, tokens)
         except OutOfPages:
             return False
         start_s = self._clock()
-        self._runner.forward([BatchPart(table, tokens, 1)])
-        self.cache.commit(table, drafter.tokens, len(tokens))
-        each_s = (self._clock() - start_s) / len(tokens)
+        self._guesser.read(drafter, tokens)
+        self.cache.commit(table, drafter.inputs, tokens)
+        each_s = (self._clock() - start_s) / tokens
         self._prompt_token_s = each_s if self._prompt_token_s is None else (self._prompt_token_s + each_s) / 2
         return True
 
     def _reserve(self, drafter: ModelDrafter, most: int) -> bool:
         """Make room for what an answer has and for its draft."""
-        table = drafter.table
-        assert table is not None
-        room = min(len(drafter.tokens) + most, self._context_tokens) - table.length_tokens
+        room = min(len(drafter.inputs) + most, self._context_tokens) - drafter.open.length_tokens
         try:
-            self._runner.reserve(table, room)
+            self._guesser.reserve(drafter.open, room)
         except OutOfPages:
             return False
         return True
 
     def _draft(self, ready: list[tuple[ModelDrafter, int]], room_rows: int, prices: _Prices) -> None:
         """Drafts for answers whose pages are reserved, place by place."""
-        tables = {drafter: drafter.table for drafter, _ in ready if drafter.table is not None}
-        parts = []
-        for drafter, table in tables.items():
-            pending = drafter.tokens[table.length_tokens :]
-            parts.append(BatchPart(table, pending, len(pending)))
-        start_s, rows = self._clock(), sum(len(part.token_ids) for part in parts)
-        logits = self._runner.forward(parts).logits
-        self._costs.count(rows, self._clock() - start_s)
-        for drafter, table in tables.items():
-            self.cache.commit(table, drafter.tokens, len(drafter.tokens) - table.length_tokens)
+        drafters = [drafter for drafter, _ in ready]
+        lags = [len(drafter.inputs) - drafter.open.length_tokens for drafter in drafters]
+        start_s = self._clock()
+        logits = self._guesser.start(drafters)
+        self._costs.count(sum(lags), self._clock() - start_s)
+        for drafter, lag in zip(drafters, lags, strict=True):
+            self.cache.commit(drafter.open, drafter.inputs, lag)
             drafter.begin()
-        ends = np.cumsum([len(part.token_ids) for part in parts]) - 1
         growing, drafted = ready, len(ready)
-        self._take([drafter for drafter, _ in growing], logits if len(ends) == rows else logits[ends])
+        self._take(drafters, logits)
         while growing := [pair for pair in growing if self._goes_on(*pair, prices.find_bound(len(growing)))]:
             growing = growing[: max(0, room_rows - drafted)]
             if not growing:
                 return
             drafters = [drafter for drafter, _ in growing]
             start_s = self._clock()
-            logits = self._runner.forward_single(
-                [tables[drafter] for drafter in drafters],
-                [drafter.drafted[-1] for drafter in drafters],
-                [len(drafter.tokens) + len(drafter.drafted) - 1 for drafter in drafters],
-            )
+            logits = self._guesser.go_on(drafters)
             self._costs.count(len(drafters), self._clock() - start_s)
             for drafter in drafters:
                 drafter.written_tokens += 1
@@ -239,9 +220,10 @@ class DraftModel:
     def _take(self, drafters: Sequence[ModelDrafter], logits: Floats) -> None:
         """Give each answer its likeliest token."""
         logits = np.asarray(logits)[:, : self._vocab_size]
-        tokens = logits.argmax(axis=1)
-        for drafter, token_id, row in zip(drafters, tokens.tolist(), logits, strict=True):
-            drafter.take(token_id, 1 / float(np.exp(row - row[token_id]).sum()))
+        numbers = logits.argmax(axis=1).tolist()
+        token_ids = self._guesser.name_tokens(numbers)
+        for drafter, token_id, number, row in zip(drafters, token_ids, numbers, logits, strict=True):
+            drafter.take(token_id, 1 / float(np.exp(row - row[number]).sum()))
 
     def _goes_on(self, drafter: ModelDrafter, most: int, bound: float) -> bool:
         """Whether one token more is likely to be worth its while."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.prefix import PageKeys
 from mlxr.engine.drafts.lookup import Lookup
@@ -58,6 +59,22 @@ class ModelDrafter:
         self._waits_tokens = 0
 
     @property
+    def inputs(self) -> list[int]:
+        """The tokens of the table's places."""
+        return self.tokens
+
+    @property
+    def open(self) -> SequenceTable:
+        """The table, which must be there."""
+        assert self.table is not None, "the table of a draft was not opened"
+        return self.table
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all is known that the guesses rest on."""
+        return True
+
+    @property
     def takes_lookup(self) -> bool:
         """Whether the text itself is at least as good a source of guesses now as the model."""
         return bool(self.lookup.propose(1)) and self.lookup.estimate(1)[0] >= self.rates.first
@@ -65,6 +82,18 @@ class ModelDrafter:
     def is_foreign(self, vocab_size: int) -> bool:
         """Whether the answer has a token that a model with so many does not know."""
         return self._highest >= vocab_size
+
+    def follow(self, cache: KVCache) -> None:
+        """Have a table, whose books are up to date: what was drafted right and is in the pages counts as written."""
+        if self.table is None:
+            limit = len(self.tokens) - 1
+            if self.keys is None:
+                self.table = cache.open_private_table()
+            else:
+                self.table = cache.open_table(self.tokens, self.keys, limit_tokens=limit)
+        elif right := self.settle():
+            before_last = len(self.tokens) - 1 - self.table.length_tokens  # the last one gives the first guess
+            cache.commit(self.table, self.tokens, min(right, before_last))
 
     def begin(self) -> None:
         """A new draft follows the tokens so far, of which all are in the table."""

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.core.model_settings import ModelSettings
-from mlxr.engine.drafts.choice import DraftSource
+from mlxr.engine.drafts.choice import DraftSource, HeadSource
 from mlxr.engine.drafts.draft_model import DraftModel
 from mlxr.engine.drafts.drafter import Drafter, DrafterMaker
+from mlxr.engine.drafts.guesser import Guesser, HeadGuesser, ModelGuesser
 from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.memory_plan import ArenaPlan
@@ -19,7 +20,7 @@ from mlxr.kernels.context import Context
 def open_drafts(
     ctx: Context,
     settings: ModelSettings,
-    draft: DraftSource | None,
+    draft: DraftSource | HeadSource | None,
     arena: ArenaPlan | None,
     *,
     vocab_size: int,
@@ -27,15 +28,18 @@ def open_drafts(
     shares_prefixes: bool,
     clock: Callable[[], float],
 ) -> tuple[Planner, DrafterMaker]:
-    """Who plans drafts, and who makes them for an answer; allocates the `arena` of the model that drafts."""
+    """Who plans drafts, and who makes them for an answer; allocates the `arena` of the model or head that drafts."""
     if draft is None or arena is None:
         return Planner(settings.draft_tokens), _look_up
     pools, groups = arena.allocate(ctx)
     cache = KVCache(groups, fingerprint=draft.fingerprint, sharing=shares_prefixes)
-    config = draft.model.config
+    config = draft.config
+    if isinstance(draft, HeadSource):
+        guesser: Guesser = HeadGuesser(draft.head, pools, cache)
+    else:
+        guesser = ModelGuesser(Runner(draft.model, pools, cache), cache)
     model = DraftModel(
-        Runner(draft.model, pools, cache),
-        cache,
+        guesser,
         vocab_size=min(vocab_size, config.vocab_size),
         context_tokens=config.context_length,
         stop_ids=stop_ids,

@@ -1,0 +1,105 @@
+"""A head that drafts: a layer that guesses from the states of another model, with the table and output of that.
+
+For each position it gets what the model made of the tokens up to there, and the token that follows; it gives the logits
+of the token after that one. Its own result stands for the model's state where the model has not been yet, so that it
+can go on with its own guesses. The layer keeps keys and values, as those of a model do. Knows no drafts and no answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxr.cache.shapes import LayerCache
+from mlxr.core.errors import ModelError
+from mlxr.kernels.embed import embed
+from mlxr.kernels.forward import ModelWeights
+from mlxr.kernels.forward.reference import project
+from mlxr.kernels.layers import NormWeight, StepInput, list_operators, prepare_layers, run_layers
+from mlxr.kernels.layers.operators import count_weight_bytes
+from mlxr.kernels.layers.reference import norm
+from mlxr.kernels.linear import LinearWeight, linear, prepare
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rows import join_columns, take_outputs
+from mlxr.kernels.scale import scale
+from mlxr.kernels.tensor import FloatArray
+from mlxr.models.decoder import Decoder, Pools
+from mlxr.models.draft_layer import HEAD_NORM, OUTPUT, PRODUCT, STATE_NORM, TABLE, TOKEN_NORM, DraftLayer
+from mlxr.models.layer import LayerReader
+from mlxr.models.rotations import Rotations
+from mlxr.models.specs import Norms
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """What the engine must know of a head, as it does of a model."""
+
+    cache_layers: tuple[LayerCache, ...]
+    heads: int
+    vocab_size: int
+    context_length: int
+
+
+class DraftHead:
+    """The layer that drafts of the model's own file, ready to run.
+
+    It shares the table, the final norm and the output of `target`, but for those that it has of its own; `weight_bytes`
+    are those of its own weights. `taps` is None: its states are those after the target's final norm. Raises ModelError
+    for tensors of another size.
+    """
+
+    taps: tuple[int, ...] | None = None
+
+    def __init__(self, target: Decoder, layer: DraftLayer) -> None:
+        ctx, config = target.ctx, layer.config
+        tensors, shared, spec = layer.tensors, target.weights, layer.spec
+        if spec.attention is None:
+            raise ModelError("the layer that drafts does not attend")
+        self.ctx = ctx
+        self.config = HeadShape(config.cache_layers, config.heads, config.vocab_size, config.context_length)
+        self.read_share = 2 / (1 + target.config.layers)  # of the time that the model takes to read as many tokens
+        self._rotations = Rotations([spec], config.context_length)
+        reader, norms = LayerReader(ctx, tensors), Norms(config.rms_eps)
+        self._product = prepare(ctx, [tensors[PRODUCT]])
+        self._token_norm, self._state_norm = (_read_norm(reader, name, norms) for name in (TOKEN_NORM, STATE_NORM))
+        layers = prepare_layers(ctx, [reader.read(spec, 0, rope=0, group=0)])
+        own_output: LinearWeight | None = prepare(ctx, [tensors[OUTPUT]]) if OUTPUT in tensors else None
+        self._weights = ModelWeights(
+            tensors.get(TABLE, shared.table),
+            layers,
+            _read_norm(reader, HEAD_NORM, norms) if HEAD_NORM in tensors else shared.norm,
+            own_output or shared.output,
+            shared.ends,
+        )
+        own = sum(map(count_weight_bytes, list_operators(layers.layers[0]))) + self._product.nbytes
+        own += self._token_norm.nbytes + self._state_norm.nbytes
+        self.weight_bytes = own + (0 if own_output is None else own_output.nbytes)
+
+    def fuse(self, states: FloatArray) -> FloatArray:
+        """What `forward` reads of the target's states (T, hidden): these themselves."""
+        return states
+
+    def forward(self, batch: RaggedBatch, states: FloatArray, arena: Pools) -> tuple[FloatArray, FloatArray]:
+        """Logits (R, vocabulary) after the output rows of the batch, and what stands for states of their positions.
+
+        `states` (T, hidden) are those of the positions before the batch's tokens. The keys and values go into the
+        arena. Raises as a model's `forward` does.
+        """
+        ctx, weights = self.ctx, self._weights
+        tables = self._rotations.cover(batch.longest_context)
+        tokens = scale(ctx, embed(ctx, batch.token_ids, weights.table), weights.ends.embedding_scale)
+        normed_tokens, _ = norm(ctx, tokens, self._token_norm)
+        normed_states, _ = norm(ctx, states, self._state_norm)
+        stream = linear(ctx, join_columns(ctx, normed_tokens, normed_states), self._product)
+        step = StepInput(batch, tables, arena.k_pools, arena.v_pools, arena.states)
+        stream, delta = run_layers(ctx, stream, weights.layers, step)
+        residual = None if delta is None else take_outputs(ctx, delta, batch)
+        made, _ = norm(ctx, take_outputs(ctx, stream, batch), weights.norm, residual)
+        return project(ctx, weights, made), made
+
+    def name_tokens(self, numbers: list[int]) -> list[int]:
+        """The token ids of columns of the logits."""
+        return numbers
+
+
+def _read_norm(reader: LayerReader, name: str, norms: Norms) -> NormWeight:
+    return reader.read_norm(name.removesuffix(".weight"), norms)

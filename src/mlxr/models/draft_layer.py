@@ -1,0 +1,109 @@
+"""The layer at the end of some models that drafts tokens: its tensors, out of those of a file.
+
+Such a layer (multi-token prediction) reads the state of a position after the final norm and the token that follows, and
+says what comes after that. It is a layer as its family has them, and before it a product of both, each normed; behind
+it stands a norm of its own, or the model's, and the model's output. Its tensors count as those of one more block in
+GGUF files (`blk.N.nextn.*`, llama.cpp's src/models/qwen35.cpp and glm4-moe.cpp), and in folders as one more layer (GLM
+4.5) or apart from the others (`mtp.*`, Qwen3.5). Several of them, of which each would draft one place further, are in
+no file so far: the first one drafts for all places then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.tensor import TensorSource
+from mlxr.models.architectures import by_name
+from mlxr.models.config import ModelConfig
+from mlxr.models.layer import Shape, list_tensors
+from mlxr.models.specs import LayerSpec
+from mlxr.models.weights import arrange_tensors, find_drafting, split_joined
+
+PRODUCT, TOKEN_NORM, STATE_NORM = "nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"
+HEAD_NORM, TABLE, OUTPUT = "nextn.shared_head_norm.weight", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayer:
+    """The layer of a file that drafts: `tensors` by name, those of the layer itself as if it were a model's first.
+
+    `config` is that of a model of this layer alone.
+    """
+
+    config: ModelConfig
+    tensors: Mapping[str, TensorSource]
+
+    @property
+    def spec(self) -> LayerSpec:
+        """The layer."""
+        return self.config.layer_specs[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def has_draft_layer(config: ModelConfig, tensors: Collection[str]) -> bool:
+    """Whether a file with tensors of these names has a layer that drafts and that runs here."""
+    return _find_prefix(config, tensors) is not None
+
+
+def take_draft_layer(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
+    """The layer that drafts out of all tensors of a file, by canonical name or GGUF's; None without one.
+
+    Raises ModelError, naming the tensor, for a layer that lacks one, or whose tensors do not fit.
+    """
+    prefix = _find_prefix(config, tensors)
+    if prefix is None:
+        return None
+    own = {name.removeprefix(prefix + "."): tensor for name, tensor in tensors.items() if name.startswith(prefix + ".")}
+    alone = _describe_alone(config)
+    around = {name: tensor for name, tensor in own.items() if name.startswith("nextn.")}
+    block = {f"blk.0.{name}": tensor for name, tensor in own.items() if name not in around}
+    arranged = split_joined(alone, arrange_tensors(alone, block))
+    expected = {f"blk.0.{name}": shape for name, shape in list_tensors(alone.layer_specs[0], config.hidden)}
+    _check(prefix, arranged, expected, optional={})
+    hidden, table = config.hidden, (config.vocab_size, config.hidden)
+    needed: dict[str, Shape] = {PRODUCT: (hidden, 2 * hidden), TOKEN_NORM: (hidden,), STATE_NORM: (hidden,)}
+    _check(prefix, around, needed, optional={HEAD_NORM: (hidden,), TABLE: table, OUTPUT: table})
+    return DraftLayer(alone, {**arranged, **around})
+
+
+def _find_prefix(config: ModelConfig, tensors: Collection[str]) -> str | None:
+    """What the names of the layer's tensors begin with."""
+    if by_name(config.architecture).single_blocks:
+        return None  # those of Nemotron read fewer columns than the stream has, as do its models that have them
+    places = (f"blk.{config.layers}", "mtp.0")
+    drafting = find_drafting(config, tensors)
+    return next((place for place in places if place in drafting and f"{place}.{PRODUCT}" in tensors), None)
+
+
+def _describe_alone(config: ModelConfig) -> ModelConfig:
+    """The configuration of a model of one layer, which attends, and has experts where the family has some."""
+    return replace(
+        config,
+        layers=1,
+        recurrence=None,
+        recurrent_layers=None,
+        window_layers=None,
+        rope_layers=None if config.rope_layers is None else config.rope_layers[-1:],
+        mixture_layers=None,
+    )
+
+
+def _check(
+    prefix: str, tensors: Mapping[str, TensorSource], needed: Mapping[str, Shape], optional: Mapping[str, Shape]
+) -> None:
+    for name in needed:
+        if name not in tensors:
+            raise ModelError(f"tensor {prefix}.{name.removeprefix('blk.0.')} is missing, of the layer that drafts")
+    known = {**needed, **optional}
+    for name, tensor in tensors.items():
+        wanted, shown = known.get(name), f"{prefix}.{name.removeprefix('blk.0.')}"
+        if wanted is None:
+            raise ModelError(f"tensor {shown} has no place in the layer that drafts")
+        if tensor.shape != wanted:
+            raise ModelError(f"tensor {shown} has shape {tensor.shape}, expected {wanted} in the layer that drafts")

@@ -1,0 +1,57 @@
+"""The rotation tables of a model's layers: as long as the longest context so far, one for layers that turn alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.rope import RopeTable, build_table
+from mlxr.models.families import find_rope
+from mlxr.models.specs import LayerSpec
+
+FIRST_POSITIONS = 2048  # a table starts this long and doubles
+
+
+class Rotations:
+    """Tables for the layers of `specs` in contexts of up to `context_length` tokens.
+
+    `factors` are the divisors of the frequencies that a model has as a tensor, if it has one.
+    """
+
+    def __init__(self, specs: Sequence[LayerSpec], context_length: int, factors: Sequence[float] | None = None) -> None:
+        self._ropes = tuple(dict.fromkeys(map(find_rope, specs)))
+        self._context_length, self._factors = context_length, factors
+        self._tables = self._build(min(FIRST_POSITIONS, context_length))
+
+    def find(self, spec: LayerSpec) -> int:
+        """The number of a layer's table."""
+        return self._ropes.index(find_rope(spec))
+
+    def cover(self, longest_context: int) -> tuple[RopeTable, ...]:
+        """The tables, grown when a context has outgrown them; rows that were there keep their values.
+
+        Raises ModelError for a context that is longer than the model's.
+        """
+        positions = self._tables[0].positions
+        if longest_context > positions:
+            if longest_context > self._context_length:
+                raise ModelError(f"a context of {longest_context} tokens is beyond the model's {self._context_length}")
+            while positions < longest_context:
+                positions *= 2
+            self._tables = self._build(min(positions, self._context_length))
+        return self._tables
+
+    def _build(self, positions: int) -> tuple[RopeTable, ...]:
+        return tuple(
+            build_table(
+                positions,
+                rope.dim,
+                rope.theta,
+                interleaved=rope.interleaved,
+                scaling=rope.scaling,
+                frequency_factors=self._factors if rope.has_factors and rope.dim else None,
+                context=self._context_length,
+                temperature=rope.temperature,
+            )
+            for rope in self._ropes
+        )
