@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import importlib
-import importlib.util
 import logging
-import pkgutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-import mlxr.kernels
 from mlxr.core.errors import DeviceError, ModelError, NotFound, TemplateError, TokenizerError
 from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
@@ -43,7 +39,9 @@ from mlxr.formats.recipes import RECIPES
 from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.context import Context
 from mlxr.kernels.context import choose_device as choose_device
-from mlxr.kernels.gpu.kernel import TARGETS, Target, read_body, read_header
+from mlxr.kernels.gpu.kernel import TARGETS
+from mlxr.kernels.listing import list_kernel_sources as list_kernel_sources
+from mlxr.kernels.listing import list_native_operators as list_native_operators
 from mlxr.kernels.sources import Reordered
 from mlxr.kernels.tensor import TensorSource as WeightTensor
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
@@ -51,6 +49,8 @@ from mlxr.models import ModelConfig as ModelConfig
 from mlxr.models.adapter import Adapter as Adapter
 from mlxr.models.adapter import make_adapter
 from mlxr.models.architectures import Architecture, by_name
+from mlxr.models.draft_head import DraftHead
+from mlxr.models.draft_layer import DraftLayer, add_draft_layer, describe_draft_layer, take_draft_layer
 from mlxr.models.experts import part_alternating
 from mlxr.models.footprint import ExpertsSummary as ExpertsSummary
 from mlxr.models.footprint import Footprint as Footprint
@@ -94,8 +94,8 @@ class LoadedModel:
 
     `fingerprint` (32 bytes) changes with everything that can change a bit of what the model computes: its weights and
     configuration, the kind of device and the build of the kernels. It is the same for all instruction sets and
-    numbers of threads, as these change no bit. `draft` is a model that guesses tokens for this one; its weights count
-    among the bytes in memory.
+    numbers of threads, as these change no bit. `draft` is a model that guesses tokens for this one, `head` a layer of
+    its own file that does; their weights count among the bytes in memory.
     """
 
     name: str
@@ -111,6 +111,7 @@ class LoadedModel:
     file: GGUFFile | SafetensorsFolder
     fingerprint: bytes
     draft: LoadedModel | None = None
+    head: DraftHead | None = None
 
     @property
     def kv_type(self) -> str:
@@ -139,6 +140,12 @@ class LoadedModel:
                 is_gguf=file.is_gguf,
                 base_is_gguf=isinstance(self.file, GGUFFile),
             )
+
+    def load_head(self) -> DraftHead | None:
+        """Prepare the layer of the file that drafts, if any; ModelError, naming the tensor, where it does not fit."""
+        with _name_in_errors(self.path):
+            layer = take_draft_layer(self.config, _read_tensors(self.file, self.config))
+            return None if layer is None else DraftHead(self.model, layer)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -264,36 +271,13 @@ def check_vocabulary(model: LoadedModel, draft: LoadedModel) -> None:
             )
 
 
-def list_native_operators(implementation: str = "cpu") -> frozenset[str]:
-    """Names of the operators that have an implementation "cpu" or "gpu", as the ledger spells them."""
-    return frozenset(
-        module.name
-        for module in pkgutil.iter_modules(mlxr.kernels.__path__)
-        if module.ispkg and importlib.util.find_spec(f"mlxr.kernels.{module.name}.{implementation}") is not None
-    )
-
-
-def list_kernel_sources(target: str) -> dict[str, str]:
-    """The text of every GPU kernel for one of KERNEL_TARGETS, by name: prelude, headers and body."""
-    packages = ["gpu.pool", *(f"{operator}.gpu" for operator in sorted(list_native_operators("gpu")))]
-    kernels = [
-        kernel
-        for package in packages
-        for kernel in getattr(importlib.import_module(f"mlxr.kernels.{package}"), "KERNELS", ())
-    ]
-    return {
-        kernel.name: f"{read_header(kernel, cast(Target, target))}\n// arrays: {', '.join(kernel.inputs)} -> "
-        f"{', '.join(kernel.outputs)}\n{{\n{read_body(kernel, cast(Target, target))}}}\n"
-        for kernel in kernels
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class SourceModel:
     """A model as it would be written to GGUF: canonical names, in the order of the file.
 
     `row_orders` tells which row of a source tensor comes where, for those that GGUF lays out differently;
     `extra` are small vectors that only GGUF has. `metadata_types` are the types the source file gave its keys.
+    `head_config` is that of the layer that drafts, as a model of its own, if there is one.
     """
 
     config: ModelConfig
@@ -303,6 +287,7 @@ class SourceModel:
     row_orders: Mapping[str, list[int]]
     extra: Mapping[str, Sequence[float]]
     file: GGUFFile | SafetensorsFolder
+    head_config: ModelConfig | None
 
 
 def open_source(path_or_name: str | Path) -> SourceModel:
@@ -317,24 +302,40 @@ def _open_source(path: Path) -> SourceModel:
         file = open_gguf(path)
         config = config_from_gguf(file.metadata, file.tensors)
         check_tensors(config, arrange_tensors(config, file.tensors))
-        return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file)
+        head_config = describe_draft_layer(config, file.tensors)
+        return SourceModel(config, file.metadata, file.metadata_types, file.tensors, {}, {}, file, head_config)
     folder = open_safetensors(path)
     config = config_from_hf(folder.config)
-    tensors = arrange_tensors(config, _name_tensors(join_quantised(folder.tensors, folder.config), config))
+    named = _read_tensors(folder, config)
+    tensors = arrange_tensors(config, named)
     check_tensors(config, tensors)
+    layer = _find_draft_layer(path, config, named)
     if config.tied_embeddings:  # a stored copy would say the contrary in GGUF
         tensors.pop("output.weight", None)
+    metadata = gguf_metadata(config)
+    if layer is not None:
+        tensors, metadata = add_draft_layer(layer, config, tensors, metadata)
     tensors = {name: _order_columns(name, tensor, config) for name, tensor in tensors.items()}
     orders = {name: gguf_row_order(name, config) for name in tensors}
     return SourceModel(
         config=config,
-        metadata={"general.name": path.resolve().name} | gguf_metadata(config) | to_gguf_metadata(path),
+        metadata={"general.name": path.resolve().name} | metadata | to_gguf_metadata(path),
         metadata_types={},
         tensors={gguf_name(name, config): tensor for name, tensor in tensors.items()},
         row_orders={name: order for name, order in orders.items() if order is not None},
         extra=gguf_rope_factors(config),
         file=folder,
+        head_config=None if layer is None else layer.config,
     )
+
+
+def _find_draft_layer(path: Path, config: ModelConfig, tensors: Mapping[str, WeightTensor]) -> DraftLayer | None:
+    """The layer that drafts; one that does not fit is left out, as the model runs without."""
+    try:
+        return take_draft_layer(config, tensors)
+    except ModelError as error:
+        logger.warning("%s: %s; it is left out", path, error)
+        return None
 
 
 def read_footprint(path_or_name: str | Path) -> Footprint:
@@ -342,11 +343,12 @@ def read_footprint(path_or_name: str | Path) -> Footprint:
     path = find_model(path_or_name)
     with _name_in_errors(path), open_safetensors(path) if path.is_dir() else open_gguf(path) as file:
         if isinstance(file, GGUFFile):
-            config, tensors = config_from_gguf(file.metadata, file.tensors), dict[str, WeightTensor](file.tensors)
+            config = config_from_gguf(file.metadata, file.tensors)
         else:
             config = config_from_hf(file.config)
-            tensors = _name_tensors(join_quantised(file.tensors, file.config), config)
-        return measure_footprint(config, arrange_tensors(config, tensors))
+        tensors = _read_tensors(file, config)
+        layer = _find_draft_layer(path, config, tensors)
+        return measure_footprint(config, arrange_tensors(config, tensors), 0 if layer is None else layer.nbytes)
 
 
 def read_sampling(path_or_name: str | Path) -> dict[str, object]:
@@ -423,6 +425,13 @@ def _open_gguf(path: Path) -> _Parts:
         raise
 
 
+def _read_tensors(file: GGUFFile | SafetensorsFolder, config: ModelConfig) -> Mapping[str, WeightTensor]:
+    """The tensors of a file by canonical name, or by GGUF's."""
+    if isinstance(file, GGUFFile):
+        return file.tensors
+    return _name_tensors(join_quantised(file.tensors, file.config), config)
+
+
 def _name_tensors(tensors: Mapping[str, WeightTensor], config: ModelConfig) -> dict[str, WeightTensor]:
     """The tensors of a folder by canonical name, with the values that they have in GGUF."""
     row = by_name(config.architecture)
@@ -461,7 +470,7 @@ def _open_folder(path: Path) -> _Parts:
         with _name_in_errors(path):
             config = config_from_hf(file.config)
             tokenizer = from_folder(path)
-            tensors = _name_tensors(join_quantised(file.tensors, file.config), config)
+            tensors = _read_tensors(file, config)
             return _Parts(file, tensors, config, tokenizer, chat_template_from_folder(path, tokenizer))
     except BaseException:
         file.close()

@@ -11,7 +11,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_hf
 from mlxr.models.draft_head import DraftHead
-from mlxr.models.draft_layer import has_draft_layer, take_draft_layer
+from mlxr.models.draft_layer import describe_draft_layer, take_draft_layer
 
 CASES = ("qwen35", "qwen35moe", "glm4moe")
 TOLERANCE = 1e-4
@@ -89,5 +89,5 @@ def test_a_layer_that_does_not_fit_is_refused_by_name(lost: str, given: tuple[in
 def test_files_without_such_a_layer_have_none() -> None:
     config, seed, _, _ = read_golden("qwen35")
     tensors = make_hf_tensors(make_weights(config, seed), "f32", "qwen3_5_text")
-    assert not has_draft_layer(config_from_hf(config), tensors)
+    assert describe_draft_layer(config_from_hf(config), tensors) is None
     assert take_draft_layer(config_from_hf(config), tensors) is None

@@ -76,12 +76,14 @@ def find_states(path: Path, settings: Settings) -> StateUse | None:
 def describe_footprint(footprint: Footprint | None) -> dict[str, object]:
     """The bytes of all tensors and of what a token reads, and the experts, as JSON fields."""
     if footprint is None:
-        return {"tensor_bytes": None, "active_bytes": None, "expert_bytes": None, "experts": None}
+        nothing = ("tensor_bytes", "active_bytes", "expert_bytes", "experts", "draft_bytes")
+        return dict.fromkeys(nothing)
     return {
         "tensor_bytes": footprint.total_bytes,
         "active_bytes": footprint.active_bytes,
         "expert_bytes": footprint.expert_bytes,
         "experts": describe_experts(footprint.experts),
+        "draft_bytes": footprint.draft_bytes,
     }
 
 
@@ -94,6 +96,8 @@ def list_footprint(footprint: Footprint | None) -> list[tuple[str, str]]:
     rows = [("each token", f"reads {read}")]
     if footprint.experts is not None:
         rows.insert(0, ("experts", f"{format_experts(footprint.experts)}: {format_bytes(footprint.expert_bytes)}"))
+    if footprint.draft_bytes:
+        rows.append(("drafts", f"by a layer of the file (mtp): {format_bytes(footprint.draft_bytes)}"))
     return rows
 
 

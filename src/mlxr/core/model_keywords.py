@@ -56,8 +56,9 @@ class ModelKeywords(TypedDict, total=False):
     """Most tokens of one prompt that one step computes."""
 
     draft: str | None
-    """Guess the next tokens and check them in one pass. ngram: by what the text had before; the name or file of a small
-    model with the same vocabulary: by that as well; auto: where it can pay; off."""
+    """Guess the next tokens and check them in one pass. ngram: by what the text had before; mtp: by the layer of the
+    model's file that drafts as well; the name or file of a small model with the same vocabulary: by that as well; auto:
+    where it can pay; off."""
 
     draft_tokens: int | None
     """Most tokens guessed at a time for one answer."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mlxr.core.setting import setting
 
-DRAFT_WORDS = ("auto", "ngram", "off")  # values of `draft` that are no model
+DRAFT_WORDS = ("auto", "ngram", "mtp", "off")  # values of `draft` that are no model
 DEVICES = ("auto", "cpu", "metal", "cuda", "reference", "mlx-cpu", "emulated")
 
 
@@ -80,8 +80,9 @@ class ModelSettings:
     draft: str = setting(
         "text",
         "auto",
-        "Guess the next tokens and check them in one pass. ngram: by what the text had before; the name or file of a "
-        "small model with the same vocabulary: by that as well; auto: where it can pay; off.",
+        "Guess the next tokens and check them in one pass. ngram: by what the text had before; mtp: by the layer of "
+        "the model's file that drafts as well; the name or file of a small model with the same vocabulary: by that as "
+        "well; auto: where it can pay; off.",
     )
     draft_tokens: int = setting("int", 15, "Most tokens guessed at a time for one answer.", minimum=1, maximum=15)
     adapter_bytes: int = setting("bytes", 2**30, "Memory for low-rank adapters (LoRA) that are loaded.")

@@ -187,28 +187,42 @@ def plan_arenas(
         return sum(measure_pages(ctx, groups, plan.page_size, kind)) / plan.page_size
 
     own, other = measure_token(config), 0.0 if draft is None else measure_token(draft)
-    arena = plan_arena(
-        ctx,
-        config,
-        plan,
-        settings,
-        context_tokens=context_tokens,
-        memory_bytes=memory_bytes,
-        pages=pages,
-        share=own / (own + other),
-    )
-    if draft is None:
-        return arena, None
+
+    def plan_both(share: float) -> tuple[ArenaPlan, ArenaPlan | None]:
+        arena = plan_arena(
+            ctx,
+            config,
+            plan,
+            settings,
+            context_tokens=context_tokens,
+            memory_bytes=memory_bytes,
+            pages=pages,
+            share=share,
+        )
+        return arena, None if draft is None else _plan_beside(ctx, arena, draft, plan, settings, context_tokens)
+
+    share = own / (own + other)
+    arena, beside = plan_both(share)
+    if beside is None or pages is not None:
+        return arena, beside
+    # states of recurrent layers are no part of each page, so there are more pages than was counted on
+    excess = (arena.nbytes + beside.nbytes) / (arena.nbytes / share)
+    return plan_both(share / excess) if excess > 1 else (arena, beside)
+
+
+def _plan_beside(
+    ctx: Context, arena: ArenaPlan, draft: ModelShape, plan: MemoryPlan, settings: ModelSettings, context_tokens: int
+) -> ArenaPlan:
+    """The arena of a model that drafts, for as many tokens as `arena` holds."""
     draft_plan = MemoryPlan("paged", settings.page_size, plan.shares_prefixes, 0, None)
     tokens = max(arena.pages) * arena.page_size
     draft_pages = -(-tokens // draft_plan.page_size)
-    tokens = min(context_tokens, draft.context_length)
-    return arena, plan_arena(
+    return plan_arena(
         ctx,
         draft,
         draft_plan,
         replace(settings, arena_bytes=None),
-        context_tokens=tokens,
+        context_tokens=min(context_tokens, draft.context_length),
         memory_bytes=None,
         pages=draft_pages,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource
@@ -21,6 +22,7 @@ from mlxr.models.layer import Shape, list_tensors
 from mlxr.models.specs import LayerSpec
 from mlxr.models.weights import arrange_tensors, find_drafting, split_joined
 
+Tensor = TypeVar("Tensor")
 PRODUCT, TOKEN_NORM, STATE_NORM = "nextn.eh_proj.weight", "nextn.enorm.weight", "nextn.hnorm.weight"
 HEAD_NORM, TABLE, OUTPUT = "nextn.shared_head_norm.weight", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
 
@@ -37,7 +39,7 @@ class DraftLayer:
 
     @property
     def spec(self) -> LayerSpec:
-        """The layer."""
+        """The layer itself, without what stands around it."""
         return self.config.layer_specs[0]
 
     @property
@@ -46,9 +48,12 @@ class DraftLayer:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def has_draft_layer(config: ModelConfig, tensors: Collection[str]) -> bool:
-    """Whether a file with tensors of these names has a layer that drafts and that runs here."""
-    return _find_prefix(config, tensors) is not None
+def describe_draft_layer(config: ModelConfig, tensors: Collection[str]) -> ModelConfig | None:
+    """The configuration of the layer that drafts, as a model of it alone; None where tensors of these names have none.
+
+    Nothing else is looked at: the tensors may still not fit.
+    """
+    return None if _find_prefix(config, tensors) is None else _describe_alone(config)
 
 
 def take_draft_layer(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> DraftLayer | None:
@@ -70,6 +75,16 @@ def take_draft_layer(config: ModelConfig, tensors: Mapping[str, TensorSource]) -
     needed: dict[str, Shape] = {PRODUCT: (hidden, 2 * hidden), TOKEN_NORM: (hidden,), STATE_NORM: (hidden,)}
     _check(prefix, around, needed, optional={HEAD_NORM: (hidden,), TABLE: table, OUTPUT: table})
     return DraftLayer(alone, {**arranged, **around})
+
+
+def add_draft_layer(
+    layer: DraftLayer, config: ModelConfig, tensors: Mapping[str, Tensor], metadata: Mapping[str, object]
+) -> tuple[dict[str, TensorSource | Tensor], dict[str, object]]:
+    """Tensors and metadata of a model in GGUF's names, with its layer that drafts as one more block."""
+    own = {f"blk.{config.layers}.{name.removeprefix('blk.0.')}": tensor for name, tensor in layer.tensors.items()}
+    prefix = f"{metadata['general.architecture']}."
+    counts: dict[str, object] = {prefix + "block_count": config.layers + 1, prefix + "nextn_predict_layers": 1}
+    return {**tensors, **own}, {**metadata, **counts}
 
 
 def _find_prefix(config: ModelConfig, tensors: Collection[str]) -> str | None:

@@ -28,12 +28,13 @@ class ExpertsSummary:
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes of all tensors of a file, of its experts, and of those that one token reads: not the rows of tables, nor
-    the experts that it is not sent to."""
+    the experts that it is not sent to. The `draft_bytes` of a layer that drafts are none of these."""
 
     total_bytes: int
     expert_bytes: int
     active_bytes: int
     experts: ExpertsSummary | None
+    draft_bytes: int = 0
 
 
 def summarise_experts(config: ModelConfig) -> ExpertsSummary | None:
@@ -55,8 +56,8 @@ def list_expert_bytes(config: ModelConfig, tensors: Mapping[str, TensorSource]) 
     return sizes
 
 
-def measure_footprint(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Footprint:
-    """Count the tensors of a file, which are by canonical name."""
+def measure_footprint(config: ModelConfig, tensors: Mapping[str, TensorSource], draft_bytes: int = 0) -> Footprint:
+    """Count the tensors of a file, which are by canonical name, besides those of a layer that drafts."""
     tables = {TABLE} if config.tied_embeddings else {TABLE, "token_embd.weight"}
     total_bytes = sum(tensor.nbytes for tensor in tensors.values())
     table_bytes = sum(tensor.nbytes for name, tensor in tensors.items() if name in tables)
@@ -67,4 +68,4 @@ def measure_footprint(config: ModelConfig, tensors: Mapping[str, TensorSource]) 
         if spec.mixture is not None
     )
     active_bytes = total_bytes - table_bytes - sum(sizes) + round(used_bytes)
-    return Footprint(total_bytes, sum(sizes), active_bytes, summarise_experts(config))
+    return Footprint(total_bytes, sum(sizes), active_bytes, summarise_experts(config), draft_bytes)

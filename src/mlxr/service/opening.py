@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import platformdirs
 
-from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, SettingError
+from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, NotFound, SettingError
 from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
-from mlxr.engine.drafts.choice import DRAFT_DEVICES, DraftSource
+from mlxr.engine.drafts.choice import DRAFT_DEVICES, DraftSource, HeadSource
 from mlxr.engine.engine import Engine
 from mlxr.engine.runner import Model
 from mlxr.loading import (
@@ -29,6 +30,8 @@ from mlxr.service.adapters import Adapters
 from mlxr.service.catalogue import open_registry
 from mlxr.service.session import Session
 from mlxr.tokenizers import chat_template_from_source
+
+logger = logging.getLogger(__name__)
 
 
 def find_record(path_or_name: str | Path, settings: Settings) -> ModelRecord | None:
@@ -91,8 +94,10 @@ def add_draft(loaded: LoadedModel, settings: Settings) -> LoadedModel:
     closed, where the draft model cannot be had or has other tokens.
     """
     path = find_draft_path(loaded.path, settings)
-    if path is None or loaded.ctx.device not in DRAFT_DEVICES:
+    if loaded.ctx.device not in DRAFT_DEVICES:
         return loaded
+    if path is None:
+        return _add_head(loaded, settings)
     draft: LoadedModel | None = None
     try:
         draft = load(path, context_tokens=None, ctx=loaded.ctx)
@@ -104,6 +109,21 @@ def add_draft(loaded: LoadedModel, settings: Settings) -> LoadedModel:
                 opened.close()
         raise SettingError(f"draft: {error}") from error
     return replace(loaded, draft=draft, weight_bytes=loaded.weight_bytes + draft.weight_bytes)
+
+
+def _add_head(loaded: LoadedModel, settings: Settings) -> LoadedModel:
+    """The model with the layer of its own file that drafts. One that does not fit is left where nobody asked for it."""
+    if settings.draft not in ("auto", "mtp"):
+        return loaded
+    try:
+        head = loaded.load_head()
+    except ModelError as error:
+        if settings.draft == "mtp":
+            loaded.close()
+            raise SettingError(f"draft: {error}") from error
+        logger.warning("%s; answers go on without it", error)
+        return loaded
+    return loaded if head is None else replace(loaded, head=head, weight_bytes=loaded.weight_bytes + head.weight_bytes)
 
 
 def find_draft_path(path: Path, settings: Settings) -> Path | None:
@@ -139,13 +159,16 @@ def _load(
 
 
 def find_draft_config(path: Path, settings: Settings) -> ModelConfig | None:
-    """What the files of the model that drafts say of it; None for none. Raises as loading it does."""
+    """What files say of the model that drafts, or of the model's own layer that does; None for neither.
+
+    Raises as loading it does.
+    """
     draft = find_draft_path(path, settings)
-    if draft is None or find_device(settings) not in DRAFT_DEVICES:
+    if find_device(settings) not in DRAFT_DEVICES or (draft is None and settings.draft not in ("auto", "mtp")):
         return None
-    source = open_source(draft)
+    source = open_source(draft or path)
     source.file.close()
-    return source.config
+    return source.head_config if draft is None else source.config
 
 
 def build_engine(
@@ -156,7 +179,11 @@ def build_engine(
     Without a draft model loaded, the settings of one mean auto: what is computed is the same.
     Where the settings do not say what the arena takes, at most `memory_bytes` of the free memory count as such.
     """
-    draft = None if loaded.draft is None else DraftSource(loaded.draft.model, loaded.draft.fingerprint)
+    draft: DraftSource | HeadSource | None = None
+    if loaded.draft is not None:
+        draft = DraftSource(loaded.draft.model, loaded.draft.fingerprint)
+    elif loaded.head is not None:
+        draft = HeadSource(loaded.head, loaded.fingerprint + b"head")
     names_draft = settings.draft not in DRAFT_WORDS
     takes_drafts = draft is not None or loaded.ctx.device not in DRAFT_DEVICES
     settings = replace(settings, draft="auto") if names_draft and not takes_drafts else settings

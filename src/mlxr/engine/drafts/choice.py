@@ -23,7 +23,7 @@ class DraftSource:
 
     @property
     def config(self) -> ModelShape:
-        """The model's sizes."""
+        """The sizes of the model that drafts."""
         return self.model.config
 
 
@@ -36,7 +36,7 @@ class HeadSource:
 
     @property
     def config(self) -> ModelShape:
-        """The head's sizes."""
+        """The sizes of the head."""
         return self.head.config
 
 
