@@ -51,7 +51,9 @@ def test_choosing_survives_what_is_not_a_number(gpu: Context) -> None:
     assert np.array_equal(np.sort(np.array(chosen), axis=1), [[0, 1, 2]] * 2)
 
 
-@pytest.mark.parametrize(("tokens", "used", "experts"), [(2, 2, 4), (9, 3, 8), (40, 4, 5), (3, 1, 1), (6, 8, 300)])
+@pytest.mark.parametrize(
+    ("tokens", "used", "experts"), [(2, 2, 4), (9, 3, 8), (40, 4, 5), (3, 1, 1), (6, 8, 300), (600, 8, 128)]
+)
 def test_tiles_hold_every_pair_once(gpu: Context, tokens: int, used: int, experts: int) -> None:
     rng = np.random.default_rng(0)
     chosen = np.stack([rng.permutation(max(experts, used))[:used] % experts for _ in range(tokens)]).astype(np.int32)

@@ -15,7 +15,7 @@ MAX_SCORES = 2**24  # at a time: 64 MiB
 def attend_composed(mx: Any, q: Any, keys: Any, values: Any, mask: Any, scores: Scores, sinks: Any) -> Any:
     """Queries (heads, queries, head_dim), keys and values (kv_heads, positions, head_dim); the shape of the queries.
 
-    `mask` (queries, positions) says what each query sees, or is "causal": the last query sees all positions. `sinks`
+    `mask` (queries, positions) is added to capped scores, or is "causal": the last query sees all positions. `sinks`
     are those of the scores on the device, or None.
     """
     (heads, queries, head_dim), (kv_heads, positions, _) = q.shape, keys.shape
@@ -27,11 +27,11 @@ def attend_composed(mx: Any, q: Any, keys: Any, values: Any, mask: Any, scores: 
     for first in range(0, queries, step):
         last = min(first + step, queries)
         capped = scores.softcap * mx.tanh(grouped[:, :, first:last] @ turned)
-        if mask is None or isinstance(mask, str):
+        if isinstance(mask, str):
             seen = mx.arange(positions)[None] <= mx.arange(first, last)[:, None] + (positions - queries)
+            capped = mx.where(seen, capped, mx.array(-mx.inf))
         else:
-            seen = mask[first:last]
-        capped = mx.where(seen, capped, mx.array(-mx.inf))
+            capped = capped + mask[first:last]
         if sinks is not None:
             column = mx.broadcast_to(sinks.reshape(kv_heads, group, 1, 1), (kv_heads, group, last - first, 1))
             capped = mx.concatenate([capped, column], axis=-1)

@@ -170,7 +170,9 @@ def _prefill(
     gpu, mx, queries = ctx.gpu, ctx.gpu.mx, q.shape[0]
     if gpu.narrow and k_pool.kind in ("bf16", "f16"):
         q = q.astype(k_pool.array.dtype)  # MLX has fused attention for 16 bits only
-    pages, seen, front, padding, mask = _place_run(ctx, batch, sequence, k_pool.shape[2], scores.sliding_window)
+    pages, seen, front, padding, mask = _place_run(
+        ctx, batch, sequence, k_pool.shape[2], scores.sliding_window, q.dtype
+    )
     keys, values = _gather(ctx, k_pool, v_pool, pages, seen, padding, q)
     if front or padding:
         q = mx.pad(q, ((front, padding), (0, 0), (0, 0)))
@@ -190,12 +192,14 @@ def _prefill(
 
 
 def _place_run(
-    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, sliding_window: int | None
+    ctx: Context, batch: RaggedBatch, sequence: int, page_size: int, sliding_window: int | None, kind: Any
 ) -> tuple[Any, int, int, int, Any]:
     """What a sequence's queries see, made once for all layers of a step: pages, positions in them, rows of padding in
-    front of and behind the queries, of which those behind have positions too, and the mask."""
+    front of and behind the queries, of which those behind have positions too, and the mask: "causal", or numbers
+    (queries, positions) of type `kind` that are added to scores, as MLX would make such ones for every head of others.
+    """
     gpu, placed = ctx.gpu, ctx.gpu.place(batch)
-    key = ("run", sequence, sliding_window)
+    key = ("run", sequence, sliding_window, kind)
     found: tuple[Any, int, int, int, Any] | None = placed.parts.get(key)
     if found is None:
         queries = int(batch.query_starts[sequence + 1] - batch.query_starts[sequence])
@@ -207,7 +211,8 @@ def _place_run(
         front, padding, mask = (seen - queries) % step, -seen % step, "causal"
         if sliding_window is not None and seen > sliding_window:
             distance = np.arange(seen - queries - front, seen + padding)[:, None] - np.arange(seen + padding)[None]
-            mask = gpu.mx.array((distance >= 0) & (distance < sliding_window))
+            seen_ones = gpu.mx.array((distance >= 0) & (distance < sliding_window))
+            mask = gpu.mx.where(seen_ones, 0.0, -gpu.mx.inf).astype(kind)
         found = placed.parts[key] = (pages, seen, front, padding, mask)
     return found
 

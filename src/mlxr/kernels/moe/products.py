@@ -40,8 +40,9 @@ TILES = Kernel(
     (*_LINEAR_HEADERS, "../linear/tiles.h", "experts.h", "picked.h"),
     type_names=TYPE_NAMES,
 )
-SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "sizes"), ("tiles", "order"))
-SORT_THREADS = 1024
+SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "sizes"), ("tiles", "order"), ("same.h",))
+SORT_SECTIONS = 32
+SORT_COUNTS = 2**12  # of an expert in a section, at most: 16 KiB of the threadgroup's memory
 FLOAT_RUN = 32  # columns of a lane on matrix units
 ROW_WIDTH = 8  # pairs of a tile without matrix units
 STEP_COLUMNS = 256  # that a SIMD-group takes of a row at a time
@@ -98,13 +99,14 @@ def sort_pairs(gpu: Any, chosen: Any, experts: int, has_tiles: bool) -> Tiling:
     if tokens == 1:
         return Tiling(tokens, used, width, used, chosen, None)
     count, kind = count_tiles(tokens, used, experts, width), gpu.mx.int32
+    sections = max(1, min(SORT_SECTIONS if has_tiles else SORT_SECTIONS // 4, SORT_COUNTS // experts))
     tiles, order = gpu.launcher.launch(
         SORT,
         [chosen, gpu.launcher.numbers(tokens * used, count)],
         groups=(1, 1, 1),
-        threads=SORT_THREADS if has_tiles else SORT_THREADS // 4,
+        threads=32 * sections,
         outputs=[((count, 4), kind), ((tokens * used,), kind)],
-        constants={"EXPERTS": experts, "WIDTH": width, "SECTIONS": max(1, SORT_THREADS // experts)},
+        constants={"EXPERTS": experts, "WIDTH": width, "SECTIONS": sections},
     )
     return Tiling(tokens, used, width, count, tiles, order)
 

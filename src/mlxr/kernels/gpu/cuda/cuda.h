@@ -85,6 +85,8 @@ FUNCTION float sum_lanes(float v) {
     v += __shfl_xor_sync(0xffffffffu, v, mask);
   return v;
 }
+FUNCTION uint vote_lanes(bool v) { return __ballot_sync(0xffffffffu, v); }
+FUNCTION int count_bits(uint v) { return __popc(v); }
 FUNCTION void barrier() { __syncthreads(); }
 FUNCTION void simd_barrier() { __syncwarp(); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }

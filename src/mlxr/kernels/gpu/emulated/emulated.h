@@ -15,6 +15,7 @@
 //   UNROLL                before a loop whose index picks array elements, so that they can be registers
 //   ROLLED                before a loop that is not to be copied, so that it begins soon
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
+//   vote_lanes            a word of a bit for each lane of a SIMD-group, of which all call it; count_bits: of a word
 //   simd_barrier          orders what the lanes of a SIMD-group do in the threadgroup's memory
 //   ROOM                  declares words of the threadgroup's memory as `room_bytes` of the launch gives them, once
 //   copy_words            begins to bring four words into the threadgroup's memory; addresses are multiples of 16
@@ -157,6 +158,14 @@ FUNCTION float sum_lanes(float v) {
       parts[lane] += parts[lane + mask];
   return parts[0];
 }
+FUNCTION uint vote_lanes(bool v) {
+  const uint own = v, *all = emulated::exchange(&own, 1);
+  uint votes = 0;
+  for (int lane = 0; lane < emulated::LANES; ++lane)
+    votes |= all[lane * emulated::WORDS] << lane;
+  return votes;
+}
+FUNCTION int count_bits(uint v) { return __builtin_popcount(v); }
 FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 FUNCTION void simd_barrier() { emulated::leave(emulated::Wait::LANES); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }
