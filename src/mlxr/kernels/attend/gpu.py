@@ -210,9 +210,9 @@ def _place_run(
         step = 1 if gpu.launcher is None else LENGTH_STEP
         front, padding, mask = (seen - queries) % step, -seen % step, "causal"
         if sliding_window is not None and seen > sliding_window:
-            distance = np.arange(seen - queries - front, seen + padding)[:, None] - np.arange(seen + padding)[None]
-            seen_ones = gpu.mx.array((distance >= 0) & (distance < sliding_window))
-            mask = gpu.mx.where(seen_ones, 0.0, -gpu.mx.inf).astype(kind)
+            mx = gpu.mx
+            distance = mx.arange(seen - queries - front, seen + padding)[:, None] - mx.arange(seen + padding)[None]
+            mask = mx.where((distance >= 0) & (distance < sliding_window), 0.0, -mx.inf).astype(kind)
         found = placed.parts[key] = (pages, seen, front, padding, mask)
     return found
 
