@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,13 @@ FOLDER_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})  # what is re
 Progress = Callable[[int, int], None]
 
 
+class Group(Protocol):
+    """The other GPUs that have shares of a model."""
+
+    def close(self) -> None:
+        """Let go of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model ready to run. `weight_bytes` are what the weights take in memory, `file_bytes` what they take on disk.
@@ -96,6 +103,7 @@ class LoadedModel:
     configuration, the kind of device and the build of the kernels. It is the same for all instruction sets and
     numbers of threads, as these change no bit. `draft` is a model that guesses tokens for this one, `head` a layer of
     its own file that does; their weights count among the bytes in memory.
+    `group` are the GPUs that compute it together, if there are several.
     """
 
     name: str
@@ -112,6 +120,7 @@ class LoadedModel:
     fingerprint: bytes
     draft: LoadedModel | None = None
     head: DraftHead | None = None
+    group: Group | None = None
 
     @property
     def kv_type(self) -> str:
@@ -152,6 +161,8 @@ class LoadedModel:
         self.file.close()
         if self.draft is not None:
             self.draft.close()
+        if self.group is not None:
+            self.group.close()
 
     def __enter__(self) -> LoadedModel:
         return self

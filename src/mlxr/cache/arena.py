@@ -8,7 +8,7 @@ the memory when a page is first written, so unused pages cost address space only
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from mlxr.cache.page_table import PageCopy
@@ -148,11 +148,12 @@ class ModelArena:
     """The pools of all layers of a model, in the arenas of its groups; layers that share one have the same.
 
     `k_pools[layer]` and `v_pools[layer]` are as in `Arena`, None for a layer without keys and values; `states[layer]`
-    is as in `StateArena`, None for a layer that is not recurrent.
+    is as in `StateArena`, None for a layer that is not recurrent. `on_copy` hears of copies before they are made.
     """
 
     def __init__(self, arenas: Sequence[PoolSet], groups: CacheGroups) -> None:
         self.arenas = tuple(arenas)
+        self.on_copy: Callable[[Sequence[PageCopy]], None] | None = None
         self.page_size = arenas[0].page_size
         self.nbytes = sum(arena.nbytes for arena in arenas)
         k_pools: list[Any] = []
@@ -167,8 +168,10 @@ class ModelArena:
             states.append(kept.states[state.index] if state is not None and isinstance(kept, StateArena) else None)
         self.k_pools, self.v_pools, self.states = tuple(k_pools), tuple(v_pools), tuple(states)
 
-    def copy_pages(self, copies: Iterable[PageCopy]) -> None:
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages in every layer of their groups, in order."""
+        if self.on_copy is not None:
+            self.on_copy(copies)
         for copy in copies:
             self.arenas[copy.group].copy_pages([copy])
 

@@ -16,6 +16,9 @@ class ModelKeywords(TypedDict, total=False):
     isa: str | None
     """Instruction set of the CPU kernels; default: the best this machine has."""
 
+    gpus: int | None
+    """How many GPUs compute a model together, each its share."""
+
     expert_bytes: int | str | None
     """Memory for a model's experts; others are read from the file as they are used. Default: all, if there is room."""
 

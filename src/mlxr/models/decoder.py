@@ -41,6 +41,7 @@ from mlxr.models.names import ROPE_FACTORS
 from mlxr.models.residency import plan_experts
 from mlxr.models.rotations import Rotations
 from mlxr.models.routing import Routing, sum_up
+from mlxr.models.shares import take_share
 from mlxr.models.step_work import AttentionWork, ExpertsWork, StepWork
 from mlxr.models.weights import arrange_tensors, check_tensors, read_rope_factors, split_joined
 
@@ -76,6 +77,8 @@ class Decoder:
     With `expert_bytes` the experts of all layers take so much memory at most, and the others are read from their file
     as they are used; without, that is so where free memory has no room for the model. It changes no bit.
 
+    On a context of several ranks it is this one's share of the model, and so is `config`.
+
     `weight_bytes` is what the weights take in memory, tables of embeddings as stored; `step_bytes` what a step of
     one token reads.
     """
@@ -91,13 +94,15 @@ class Decoder:
         tensors = arrange_tensors(config, tensors)
         check_tensors(config, tensors)
         tensors = split_joined(config, tensors)
+        share = take_share(ctx, config, tensors)
+        config, tensors = share.config, share.tensors
         self.ctx = ctx
         self.config = config
         ctx.choose_activations(tensor.type_name for tensor in list_matrices(tensors))
         specs, sizes = config.layer_specs, list_expert_bytes(config, tensors)
         total_bytes = sum(tensor.nbytes for tensor in tensors.values())
         budget = plan_experts(sizes, total_bytes, ctx.device, expert_bytes, read_available_bytes())
-        reader = LayerReader(ctx, tensors, budget)
+        reader = LayerReader(ctx, tensors, budget, share.summed)
         factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
         self._rotations = Rotations(specs, config.context_length, factors)
         places = form_groups(config.cache_layers).places
@@ -108,7 +113,8 @@ class Decoder:
             if progress is not None:
                 progress(index + 1, config.layers + 1)
         table = tensors["token_embd.weight"]
-        output = prepare(ctx, [table if config.tied_embeddings else tensors["output.weight"]])
+        is_tied = config.tied_embeddings and not share.columns
+        output = prepare(ctx, [table if is_tied else tensors["output.weight"]])
         norm = reader.read_norm(by_name(config.architecture).output_norm, specs[-1].norms)
         self._weights = make_model(
             ModelWeights(
@@ -117,6 +123,7 @@ class Decoder:
                 norm,
                 output,
                 Ends(config.embedding_scale, config.logit_scale, config.final_softcap),
+                share.columns,
             )
         )
         if progress is not None:

@@ -6,7 +6,8 @@ Knows names and shapes; how a layer runs is the matter of `mlxr.kernels.layers`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
@@ -183,13 +184,19 @@ def _name_norms(spec: LayerSpec, names: tuple[str, str]) -> tuple[str | None, st
 class LayerReader:
     """Reads the weights of the layers of one model, one after another.
 
-    With an `expert_budget` some experts of each layer are in memory at a time, else all of them.
+    With an `expert_budget` some experts of each layer are in memory at a time, else all of them. What the weights named
+    in `summed` make are parts of sums over all ranks.
     """
 
     def __init__(
-        self, ctx: Context, tensors: Mapping[str, TensorSource], expert_budget: ExpertBudget | None = None
+        self,
+        ctx: Context,
+        tensors: Mapping[str, TensorSource],
+        expert_budget: ExpertBudget | None = None,
+        summed: Collection[str] = (),
     ) -> None:
         self._ctx, self._tensors, self._expert_budget = ctx, tensors, expert_budget
+        self._summed = summed
 
     def read(self, spec: LayerSpec, index: int, *, rope: int, group: int) -> Layer:
         """Prepare the weights of layer `index`; the sources are released one after another.
@@ -384,12 +391,14 @@ class LayerReader:
 
     def _prepare(self, prefix: str, *names: str) -> LinearWeight:
         biases = [self._tensors.get(f"{prefix}{name}.bias") for name in names]
-        return prepare(
+        full_names = tuple(f"{prefix}{name}.weight" for name in names)
+        weight = prepare(
             self._ctx,
-            [self._tensors[f"{prefix}{name}.weight"] for name in names],
+            [self._tensors[name] for name in full_names],
             [None if bias is None else read_vector(bias) for bias in biases],
-            tuple(f"{prefix}{name}.weight" for name in names),
+            full_names,
         )
+        return replace(weight, is_share=True) if full_names[0] in self._summed else weight
 
     def _vector(self, name: str) -> FloatArray:
         return read_vector(self._tensors[name])

@@ -28,6 +28,7 @@ from mlxr.loading import (
 from mlxr.registry import ModelRecord
 from mlxr.service.adapters import Adapters
 from mlxr.service.catalogue import open_registry
+from mlxr.service.ranks import RankGroup, start_group
 from mlxr.service.session import Session
 from mlxr.tokenizers import chat_template_from_source
 
@@ -146,6 +147,25 @@ def find_draft_path(path: Path, settings: Settings) -> Path | None:
 def _load(
     path_or_name: str | Path, settings: Settings, progress: Progress | None, needs_chat_template: bool
 ) -> LoadedModel:
+    group = None if settings.gpus == 1 else start_group(find_model(path_or_name), find_device(settings), settings)
+    try:
+        loaded = _load_on(path_or_name, settings, progress, needs_chat_template, group)
+        if group is not None:
+            group.wait_ready()
+    except BaseException:
+        if group is not None:
+            group.close()
+        raise
+    return loaded if group is None else replace(loaded, group=group)
+
+
+def _load_on(
+    path_or_name: str | Path,
+    settings: Settings,
+    progress: Progress | None,
+    needs_chat_template: bool,
+    group: RankGroup | None,
+) -> LoadedModel:
     return load(
         path_or_name,
         device=settings.device,
@@ -155,6 +175,7 @@ def _load(
         expert_bytes=settings.expert_bytes,
         needs_chat_template=needs_chat_template,
         progress=progress,
+        ctx=None if group is None else group.ctx,
     )
 
 
@@ -187,14 +208,19 @@ def build_engine(
     names_draft = settings.draft not in DRAFT_WORDS
     takes_drafts = draft is not None or loaded.ctx.device not in DRAFT_DEVICES
     settings = replace(settings, draft="auto") if names_draft and not takes_drafts else settings
+    model, fingerprint = model or loaded.model, loaded.fingerprint
+    if isinstance(loaded.group, RankGroup):
+        model, fingerprint = loaded.group.lead(model), b""  # pages lie in shares, which nobody else has a use for
+        known = [one for one in (memory_bytes, loaded.group.free_bytes) if one is not None]
+        memory_bytes = min(known, default=None)
     return Engine(
-        model or loaded.model,
+        model,
         loaded.ctx,
         replace(settings, store_folder=str(find_store_folder(settings))),
         draft=draft,
         eos_ids=loaded.tokenizer.eos_ids,
         memory_bytes=memory_bytes,
-        fingerprint=loaded.fingerprint,
+        fingerprint=fingerprint,
         inbox_bytes=settings.fetch_bytes,
     )
 

@@ -23,10 +23,14 @@ PLAIN_ENDS = Ends()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
-    """The embedding `table` (vocabulary, hidden), the layers, the final norm and the output weight."""
+    """The embedding `table` (vocabulary, hidden), the layers, the final norm and the output weight.
+
+    `output_columns` are how many logits each of several ranks makes, none where one makes all.
+    """
 
     table: TensorSource
     layers: Layers
     norm: NormWeight
     output: LinearWeight
     ends: Ends = PLAIN_ENDS
+    output_columns: tuple[int, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mlxr.kernels.context import Context
 from mlxr.kernels.embed import embed
 from mlxr.kernels.forward.model import ModelWeights
+from mlxr.kernels.gather_ranks import gather_ranks
 from mlxr.kernels.layers import StepInput, run_layers
 from mlxr.kernels.layers.reference import norm
 from mlxr.kernels.linear import linear
@@ -21,6 +22,8 @@ def forward(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
 def project(ctx: Context, model: ModelWeights, states: FloatArray) -> FloatArray:
     """Logits (R, vocabulary) of states (R, hidden) after the final norm."""
     logits = linear(ctx, states, model.output)
+    if model.output_columns:
+        logits = gather_ranks(ctx, logits, model.output_columns)
     return scale(ctx, logits, model.ends.logit_scale, softcap=model.ends.softcap)
 
 

@@ -31,6 +31,7 @@ from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.gpu.machine import Machine
 from mlxr.kernels.gpu.memory import Workspace, read_free_bytes
 from mlxr.kernels.gpu.pool import Pool
+from mlxr.kernels.gpu.ranks import Ranks
 from mlxr.kernels.gpu.recording import Recorder
 from mlxr.kernels.gpu.states import PlacedStates
 from mlxr.kernels.gpu.steps import Steps
@@ -83,6 +84,7 @@ class Gpu:
     `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
     `processors` and `room_bytes`: what its machine says of itself; `is_traced`: operators run for a step that MLX
     compiles or that is recorded.
+    `ranks` is the place of this process among those that compute one model, None where it does so alone.
     `activations` is the type between operators, `operands` that of results which only products read.
     """
 
@@ -96,11 +98,14 @@ class Gpu:
         driver, code = _open_cuda() if device == "cuda" else (None, None)
         if device != "mlx-cpu":
             self.launcher = Launcher(mx, device, emulator, code, self.watch)  # type: ignore[arg-type]
+        self.driver = driver
+        self.ranks: Ranks | None = None
         self.has_tiles = device == "cuda"
         self.activations = mx.float32
         self.operands = mx.float32
         self.pending: list[Any] = []
         self.last_expanded: Any = None  # the product that last read the scratch array
+        self.last_turn: Any = None  # what ranks last gave each other: the next time comes after it
         self._scratch: dict[str, Any] = {}
         self._uploads: weakref.WeakValueDictionary[tuple[int, int], Upload] = weakref.WeakValueDictionary()
         self._held: dict[int, Any] = {}
@@ -204,6 +209,7 @@ class Gpu:
 
     def place_traced(self, batch: RaggedBatch, token_ids: Any, arrays: Sequence[Any]) -> None:
         """Let `arrays` (what `steps.unpack_batch` gives) and tokens stand for those of `batch` in a trace."""
+        self.last_turn = None
         positions, lengths, reads, writes, *places = arrays
         rows, starts = (self.mx.arange(batch.tokens + more, dtype=self.mx.int32) for more in (0, 1))
         parts: dict[object, Any] = {PlacedStates: PlacedStates(reads, writes, starts)} if batch.has_states else {}
@@ -215,7 +221,7 @@ class Gpu:
 
     def forget_placed(self) -> None:
         """Let go of the arrays of the last step."""
-        self._placed, self.last_expanded = [], None
+        self._placed, self.last_expanded, self.last_turn = [], None, None
         self.is_traced = False
 
     def place_ids(self, token_ids: AnyArray) -> Any:

@@ -22,6 +22,11 @@ _PRELUDES: Mapping[Target, tuple[str, ...]] = {
     "cuda": ("cuda/cuda.h",),
     "emulated": ("emulated/fibers.h", "emulated/emulated.h"),
 }
+_LINES: Mapping[Target, tuple[str, ...]] = {
+    "metal": (),
+    "cuda": ("cuda/lines.h", "ranks.h"),
+    "emulated": ("emulated/lines.h", "ranks.h"),
+}
 _RINGS: Mapping[Target, tuple[str, ...]] = {"metal": (), "cuda": ("cuda/rings.h",), "emulated": ("emulated/rings.h",)}
 
 # Where a thread stands, by target. MLX finds Metal's attributes by looking for their names in the body.
@@ -51,8 +56,15 @@ _PLACES: Mapping[str, Mapping[str, str]] = {
         "lane_id": "(emulated::group.running->thread % 32)",
     },
 }
-_HOST_TYPES = {"float32": "float", "float16": "f16", "bfloat16": "bf16", "int32": "int", "uint8": "uint8_t"}
-_CUDA_TYPES = {**_HOST_TYPES, "int64": "long long", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+_HOST_TYPES = {
+    "float32": "float",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int32": "int",
+    "int64": "long long",
+    "uint8": "uint8_t",
+}
+_CUDA_TYPES = {**_HOST_TYPES, "float16": "__half", "bfloat16": "__nv_bfloat16"}
 _CUDA_WORDS = """#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 typedef unsigned char uint8_t;
@@ -77,7 +89,7 @@ class Kernel:
 
     `type_names` names what constants TYPE_A and TYPE_B may be. `boxed` are those of the inputs that it brings into
     rings in its memory, in boxes: a launch has a `Box` for each. A kernel without them knows the words of rings only if
-    it `has_rings`.
+    it `has_rings`, and those of lines between devices if it `has_lines`.
     """
 
     name: str
@@ -88,6 +100,7 @@ class Kernel:
     headers: tuple[str, ...] = ()
     boxed: tuple[str, ...] = ()
     has_rings: bool = False
+    has_lines: bool = False
     type_names: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -144,7 +157,8 @@ def read_prelude(target: Target) -> str:
 def read_header(kernel: Kernel, target: Target) -> str:
     """The prelude of `target`, with the words of rings if inputs are boxed, and the kernel's own headers."""
     rings = _RINGS[target] if kernel.boxed or kernel.has_rings else ()
-    parts = [*(Path(__file__).parent / name for name in rings), *(kernel.folder / name for name in kernel.headers)]
+    lines = _LINES[target] if kernel.has_lines else ()
+    parts = [*(Path(__file__).parent / name for name in (*rings, *lines)), *(kernel.folder / name for name in kernel.headers)]
     return "\n".join([read_prelude(target), *(part.read_text() for part in parts)])
 
 

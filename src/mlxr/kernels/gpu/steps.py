@@ -106,9 +106,10 @@ class Run:
 
 
 class Steps:
-    """The recorded steps of one GPU that run, one after another."""
+    """The recorded steps of one GPU that run, one after another. `listener` hears what is drawn by before it is."""
 
     def __init__(self) -> None:
+        self.listener: Callable[[Numbers | None, Any], None] | None = None
         self._current: Run | None = None
         self._ahead: Run | None = None
         self._pools = StepPools(())
@@ -133,6 +134,8 @@ class Steps:
         """
         current = self._current
         assert current is not None
+        if self.listener is not None:
+            self.listener(numbers, following)
         current.draw(numbers)
         batch = None
         if following is not ... and current.step.runs_ahead:

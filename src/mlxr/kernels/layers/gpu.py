@@ -32,6 +32,7 @@ from mlxr.kernels.layers.operators import (
     Scale,
     SplitHeads,
     Sum,
+    SumRanks,
     list_operators,
     make_inputs,
 )
@@ -115,7 +116,7 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
             return norm.columns * operand
         case GateHeads():
             return columns * operand  # what attends is about as wide as the stream
-        case Sum() | Scale() | Join() | GateRows():
+        case Sum() | SumRanks() | Scale() | Join() | GateRows():
             return columns * STREAM_BYTES
         case Route(router):
             return router.rule.used * ROUTE_BYTES

@@ -66,6 +66,13 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SumRanks:
+    """Add up what all ranks have in `target`, each of which multiplied by its share of a weight's inputs."""
+
+    target: Register
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SplitHeads:
     """Make queries of what `x` projected, and write keys and values into their pages."""
 
@@ -172,7 +179,7 @@ class GatedNorm:
 
 
 Operator = (
-    Norm | Sum | Product | SplitHeads | Attend | Activate | Scale | Join | Rows | Route | Mix | GateRows
+    Norm | Sum | Product | SumRanks | SplitHeads | Attend | Activate | Scale | Join | Rows | Route | Mix | GateRows
     | GateHeads | Convolve | Recur | GatedNorm
 )  # fmt: skip
 
@@ -318,10 +325,11 @@ def _mixture(block: MixtureBlock, source: Register, target: Register, factor: fl
 
 def _end(weight: LinearWeight, norm: NormWeight | None, target: Register, factor: float) -> Iterator[Operator]:
     """How a block ends: in what it adds to the stream."""
-    if norm is None:
-        yield Product(weight, "x", target)
-    else:
-        yield Product(weight, "x", "x")
+    made: Register = target if norm is None else "x"
+    yield Product(weight, "x", made)
+    if weight.is_share:
+        yield SumRanks(made)
+    if norm is not None:
         yield Norm(norm, "x", target)
     if factor != 1.0:
         yield Scale(factor, target)

@@ -34,6 +34,7 @@ from mlxr.kernels.layers.operators import (
     Scale,
     SplitHeads,
     Sum,
+    SumRanks,
     list_operators,
 )
 from mlxr.kernels.layers.step import StepInput
@@ -46,6 +47,7 @@ from mlxr.kernels.rows import cut_rows
 from mlxr.kernels.scale import scale
 from mlxr.kernels.short_conv import short_conv
 from mlxr.kernels.split_heads import split_heads
+from mlxr.kernels.sum_ranks import sum_ranks
 from mlxr.kernels.tensor import FloatArray, PoolArray
 
 Registers = dict[Register | Routes, Any]  # arrays, or None
@@ -91,6 +93,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers[target] = linear(ctx, x, weight)
                 if step.adapters:
                     registers[target] = add_lora(ctx, x, registers[target], weight, step.adapters)
+            case SumRanks(target):
+                registers[target] = sum_ranks(ctx, take(registers, target))
             case SplitHeads(block):
                 registers["x"] = split_heads(
                     ctx,

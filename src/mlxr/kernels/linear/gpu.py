@@ -110,8 +110,9 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
     return result.astype(gpu.activations)
 
 
-def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None) -> Any:
-    """One launch for one or two parts: the product, or gated (by one of GATES), or added to `residual` in f32."""
+def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None, *, wide: bool = False) -> Any:
+    """One launch for one or two parts: the product, or gated (by one of GATES), or added to `residual` in f32; `wide`
+    also has what our own kernels make in f32."""
     gpu = ctx.gpu
     plan = _plan_floats(ctx, product, gate=gate) if product.way == "floats" else None
     if product.way == "library" or (product.way == "floats" and plan is None):
@@ -119,7 +120,7 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
         if panels is None:
             return _multiply_library(ctx, product.x, matrix)
         return multiply_panels(gpu, product.x, matrix, gate, gpu.operands, panels)
-    kind = gpu.mx.float32 if residual is not None else gpu.operands if gate else gpu.activations
+    kind = gpu.mx.float32 if wide or residual is not None else gpu.operands if gate else gpu.activations
     normed = product.x if isinstance(product.x, Normed) else None
     x = product.x if normed is None else normed.x
     tokens, columns = x.shape
@@ -150,27 +151,50 @@ def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Any]:
     return x, settle(other)
 
 
+def list_summands(ctx: Context, value: Any) -> Any:
+    """What is to be added up to make `value`: of a product that waits in f32, perhaps in shares (shares, rows,
+    columns); of others the array (rows, columns)."""
+    if not isinstance(value, Deferred) or not value.is_open:
+        return settle(value)
+    if isinstance(value.parts, Summands):
+        return value.parts.array
+    if not isinstance(value.parts, Product):
+        return value.settle()
+    shares = _share_product(ctx, value.parts)
+    return multiply(ctx, value.parts, wide=True) if shares is None else shares
+
+
 def _add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
+    shares = _share_product(ctx, product)
+    if shares is not None:
+        return x, shares
+    if product.way == "library":
+        return x, multiply(ctx, product)
+    return multiply(ctx, product, residual=x), None
+
+
+def _share_product(ctx: Context, product: Product) -> Any:
+    """The product in shares of its inputs, (shares, rows, columns) in f32; None where it is better made as a whole."""
     matrix = product.parts[0].upload.array
     if product.way == "unpacked" and product.bias is None:
         tokens, columns = product.x.shape
         plan = _plan_unpacked(ctx, product.parts, tokens, columns, shared=True)
         if plan is not None and plan.shares > 1:
             wide = ctx.gpu.mx.float32
-            return x, multiply_unpacked(ctx.gpu, product.x, _list_weights(product.parts), Extras(), wide, plan)
+            return multiply_unpacked(ctx.gpu, product.x, _list_weights(product.parts), Extras(), wide, plan)
     if product.way == "floats":
         floats = _plan_floats(ctx, product, shared=True)
         if floats is not None and floats.shares > 1:
-            return x, multiply_floats(ctx.gpu, product.x, matrix, Extras(), ctx.gpu.mx.float32, floats)
+            return multiply_floats(ctx.gpu, product.x, matrix, Extras(), ctx.gpu.mx.float32, floats)
     if product.way != "library":
-        return multiply(ctx, product, residual=x), None
+        return None
     panels, wide = _plan_panels(ctx, product), ctx.gpu.mx.float32
     if panels is not None:
-        return x, multiply_panels(ctx.gpu, product.x, matrix, 0, wide, panels)
+        return multiply_panels(ctx.gpu, product.x, matrix, 0, wide, panels)
     shares = choose_shares(*matrix.shape)
     if shares == 1:
-        return x, multiply(ctx, product)
-    return x, ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, wide)
+        return None
+    return ctx.gpu.launcher.multiply(_narrow(ctx, product.x, matrix), matrix, shares, wide)
 
 
 def choose_shares(outputs: int, inputs: int) -> int:

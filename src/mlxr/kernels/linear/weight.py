@@ -14,7 +14,8 @@ class LinearWeight:
     """`in_features` inputs, outputs of `splits` features one after another; `nbytes` is what it holds in memory.
 
     `variant` names the weight types ("q4_k", "q4_k+q6_k"); `implementation` is the one whose `payload` this is.
-    `names` are those that the model gives to the tensors of the splits, where adapters may update them.
+    `names` are those that the model gives to the tensors of the splits, where adapters may update them. With `is_share`
+    other ranks have the other inputs, and what it makes is a part of a sum.
     """
 
     in_features: int
@@ -24,6 +25,7 @@ class LinearWeight:
     implementation: str
     payload: Any
     names: tuple[str, ...] = ()
+    is_share: bool = False
 
     @property
     def out_features(self) -> int:

@@ -32,6 +32,8 @@ _MAP_BYTES, _MAP_ALIGNMENT = 128, 64  # CUtensorMap
 _MAP_NUMBERS, _MAP_CROSSWISE, _MAP_FETCH = 1, 3, 2  # its UINT16, SWIZZLE_128B and L2_PROMOTION_L2_128B
 _MAP_COLUMNS, _MAP_ROWS = 64, 8  # of a block: 128 bytes are brought crosswise, eight rows by eight
 _BOXES = "sm_90a"  # the one chip that has the instructions of rings.h
+_HANDLE_BYTES = 64  # CUipcMemHandle
+_REACH_LAZILY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _ARGUMENTS: dict[str, list[Any]] = {
     "cuMemcpyHtoDAsync_v2": [c_uint64, c_void_p, c_size_t, c_void_p],
     "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
@@ -42,7 +44,12 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "cuCtxSetCurrent": [c_void_p],
     "cuMemFree_v2": [c_uint64],
     "cuGraphExecDestroy": [c_void_p],
+    "cuMemsetD8_v2": [c_uint64, ctypes.c_ubyte, c_size_t],
 }
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_ubyte * _HANDLE_BYTES),)
 
 
 class _Attribute(ctypes.Structure):
@@ -95,6 +102,12 @@ class CudaDriver:
         self._call("cuDeviceGetAttribute", byref(value), c_int(number), device)
         return value.value
 
+    def count_devices(self) -> int:
+        """How many GPUs this process sees."""
+        count = c_int()
+        self._call("cuDeviceGetCount", byref(count))
+        return count.value
+
     def enter(self) -> None:
         """Let the calling thread use the device."""
         self._call("cuCtxSetCurrent", self._context)
@@ -132,6 +145,24 @@ class CudaDriver:
         address = c_void_p()
         self._call("cuMemAllocHost_v2", byref(address), c_size_t(size_bytes))
         return address.value or 0
+
+    def clear(self, address: int, size_bytes: int) -> None:
+        """Zero memory on the device, and wait for it."""
+        self._call("cuMemsetD8_v2", address, 0, size_bytes)
+        self._call("cuCtxSynchronize")
+
+    def share(self, address: int) -> bytes:
+        """What lets other processes `reach` memory that `allocate` gave."""
+        handle = _Handle()
+        self._call("cuIpcGetMemHandle", byref(handle), c_uint64(address))
+        return bytes(handle.data)
+
+    def reach(self, handle: bytes) -> int:
+        """The address of memory that another process shares, perhaps on another device."""
+        address = c_uint64()
+        given = _Handle.from_buffer_copy(handle)
+        self._call("cuIpcOpenMemHandle_v2", byref(address), given, c_uint(_REACH_LAZILY))
+        return address.value
 
     def make_event(self, flags: int = _NO_TIMING) -> int:
         """An event, which has not happened."""

@@ -1,0 +1,95 @@
+"""Parts of weight tensors: some columns of a matrix, in whole blocks, and some numbers of a vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.linear.parts import FLOATS, LAYOUTS
+from mlxr.kernels.sources import Decoded
+from mlxr.kernels.tensor import ByteArray, FloatArray, TensorSource
+
+
+def cut_vector(tensor: TensorSource, start: int, stop: int) -> Decoded:
+    """The numbers [start:stop] of a small vector, decoded."""
+    values = np.ascontiguousarray(tensor.to_float32()[start:stop], np.float32)
+    return Decoded(tensor.name, values)
+
+
+def cut_columns(tensor: TensorSource, start: int, stop: int) -> Cut:
+    """The columns [start:stop] of a matrix. Raises ModelError where they are no whole blocks of its type."""
+    rows, columns = tensor.shape
+    block_columns = _find_block(tensor)
+    if start % block_columns or stop % block_columns:
+        raise ModelError(
+            f"tensor {tensor.name} of type {tensor.type_name} cannot be cut at columns {start} and {stop}, as its "
+            f"blocks have {block_columns}; take another type, or fewer GPUs"
+        )
+    row_bytes = tensor.nbytes // rows
+    return Cut(tensor, start, stop, row_bytes * start // columns, row_bytes * stop // columns)
+
+
+def _find_block(tensor: TensorSource) -> int:
+    """Columns of the blocks that kernels know; of floats each column is one."""
+    layout = LAYOUTS.get(tensor.type_name)
+    return 1 if layout is None or tensor.type_name in FLOATS else layout.block_size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """Columns [start:stop] of `source`, which are bytes [first:last] of each row, copied when they are asked for."""
+
+    source: TensorSource
+    start: int
+    stop: int
+    first: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        """What the matrix has."""
+        return self.source.name
+
+    @property
+    def type_name(self) -> str:
+        """What the matrix has."""
+        return self.source.type_name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of rows and columns."""
+        return (self.source.shape[0], self.stop - self.start)
+
+    @property
+    def data(self) -> ByteArray:
+        """The blocks of these columns, row after row, copied."""
+        blocks = self.source.data.reshape(self.source.shape[0], -1)
+        return np.ascontiguousarray(blocks[:, self.first : self.last]).reshape(-1)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of `data` in bytes."""
+        return self.source.shape[0] * (self.last - self.first)
+
+    @property
+    def is_mapped(self) -> bool:
+        """No: the bytes are not those of a file."""
+        return False
+
+    def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
+        """Rows [start:stop], decoded."""
+        return np.ascontiguousarray(self.source.to_float32(start, stop)[:, self.start : self.stop])
+
+    def take_rows(self, start: int, stop: int) -> Cut:
+        """Rows [start:stop] as a tensor of their own."""
+        return Cut(self.source.take_rows(start, stop), self.start, self.stop, self.first, self.last)
+
+    def take_matrix(self, index: int) -> TensorSource:
+        """Refuse: this is one."""
+        raise ValueError(f"tensor {self.name} is a matrix, which has no part {index}")
+
+    def release(self) -> None:
+        """Release the whole matrix."""
+        self.source.release()

@@ -1,0 +1,21 @@
+"""NumPy reference of `gather_ranks`, which defines its numbers: there is one rank where NumPy computes."""
+
+# ruff: noqa: ARG001 -- every implementation takes the context
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.tensor import FloatArray
+
+
+def gather_ranks(ctx: Context, x: FloatArray, columns: tuple[int, ...]) -> FloatArray:
+    """What the only rank has."""
+    return join([x])
+
+
+def join(parts: Sequence[FloatArray]) -> FloatArray:
+    """What the ranks have, beside each other."""
+    return np.concatenate(parts, axis=1)

@@ -1,0 +1,96 @@
+"""`sum_ranks` on GPUs: one launch on each of them, which writes into the memory of the others and waits for theirs.
+
+In recorded steps the norm that follows does it on the way, with the residual sum: see `sum_and_norm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import Deferred, settle
+from mlxr.kernels.gpu.kernel import LANES, Kernel
+from mlxr.kernels.gpu.ranks import LINES, MAX_GROUPS, PATIENCE_MS
+from mlxr.kernels.linear.gpu import list_summands
+
+MAX_THREADS = 512
+SUM = Kernel(
+    "sum_ranks",
+    Path(__file__).parent,
+    "sum.body",
+    ("x", "parts", "weight", "addresses", "numbers", "sizes", "before"),
+    ("normed", "summed"),
+    headers=("shares.h",),
+    has_lines=True,
+)
+KERNELS = (SUM,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnPart:
+    """What this rank has of a sum that is not made yet: (rows, columns), or in shares (shares, rows, columns)."""
+
+    array: Any
+
+
+def sum_ranks(ctx: Context, x: Any) -> Any:
+    """The sum in f32, deferred where a norm may take it."""
+    gpu = ctx.gpu
+    if gpu.ranks is None:
+        return settle(x)
+    part = OwnPart(list_summands(ctx, x))
+    if not gpu.is_traced:
+        return launch_sum(ctx, part)[0]
+    return Deferred(x.shape, gpu.mx.float32, part, lambda: launch_sum(ctx, part)[0])
+
+
+def is_own_part(value: Any) -> bool:
+    """Whether the value is a sum that waits."""
+    return isinstance(value, Deferred) and value.is_open and isinstance(value.parts, OwnPart)
+
+
+def sum_and_norm(ctx: Context, x: Any, own: OwnPart, gain: Any, eps: float) -> tuple[Any, Any]:
+    """The norm of x plus the sum of all ranks, and this sum."""
+    summed, normed = launch_sum(ctx, own, x, gain, eps)
+    return normed, summed
+
+
+def launch_sum(ctx: Context, own: OwnPart, x: Any = None, gain: Any = None, eps: float = 0.0) -> tuple[Any, Any]:
+    """x, if there is one, plus what all ranks have, in f32; and with a `gain` its norm."""
+    gpu, parts = ctx.gpu, own.array
+    wide, ranks, numbers = gpu.mx.float32, gpu.ranks, gpu.launcher.numbers
+    shares = parts.shape[0] if parts.ndim == 3 else 1
+    rows, columns = parts.shape[-2:]
+    width = 8 if columns % 8 == 0 else 2
+    threads = min(MAX_THREADS, -(-columns // (LANES * width)) * LANES)
+    row_lines = -(-columns // (threads * width)) * threads * width // 2
+    turns = -(-rows // min(MAX_GROUPS, LINES // row_lines))
+    groups = -(-rows // turns)
+    before = numbers(0.0) if gpu.last_turn is None else gpu.last_turn
+    normed, summed = gpu.launcher.launch(
+        SUM,
+        [
+            numbers(0.0) if x is None else x,
+            parts,
+            numbers(0.0) if gain is None else gain,
+            ranks.addresses,
+            numbers(float(eps)),
+            numbers(columns, rows, groups, ranks.rank, PATIENCE_MS),
+            before,
+        ],
+        groups=(groups, 1, 1),
+        threads=threads,
+        outputs=[((1, 8) if gain is None else (rows, columns), gpu.operands), ((rows, columns), wide)],
+        constants={
+            "SHARES": shares,
+            "RANKS": ranks.count,
+            "LINES": LINES,
+            "RESIDUAL": int(x is not None),
+            "NORM": int(gain is not None),
+            "N": width,
+        },
+    )
+    gpu.last_turn = summed
+    return summed, normed

@@ -1,0 +1,151 @@
+"""The share of a model that one of several ranks has, each of which computes its share of every product.
+
+A rank has some of the attention heads, with their keys and values, some of the features of each feed-forward block, and
+some of the vocabulary. Its configuration says so; which tensors are cut, and how, follows from the shapes that the
+layers have by it: rows where the rank makes fewer outputs, columns where it reads fewer inputs. Then what it makes is a
+part of a sum, and a bias is added by the first rank alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.context import Context
+from mlxr.kernels.cut import cut_columns, cut_vector
+from mlxr.kernels.tensor import TensorSource
+from mlxr.models.config import ModelConfig
+from mlxr.models.layer import Shape, list_tensors
+from mlxr.models.specs import Attention, FeedForward
+
+BLOCKS = 256, 32, 1  # features and tokens of the vocabulary are cut where so many end, if there are enough
+OUTPUT, TABLE = "output.weight", "token_embd.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a rank has of a model: the configuration of its layers, and its tensors.
+
+    `summed` names the weights whose products are parts of sums over all ranks; `columns` are how many logits each rank
+    makes, none where there is but one.
+    """
+
+    config: ModelConfig
+    tensors: Mapping[str, TensorSource]
+    summed: frozenset[str] = frozenset()
+    columns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of several ranks: `rank` of `count`."""
+
+    rank: int
+    count: int
+
+
+def take_share(ctx: Context, config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Share:
+    """The share of the context's rank, out of the tensors that layers are made of; all where there is one rank.
+
+    Raises ModelError, with the reason, for a model that cannot be shared.
+    """
+    ranks = None if ctx.gpu is None else ctx.gpu.ranks
+    if ranks is None:
+        return Share(config, tensors)
+    return make_share(config, tensors, Place(ranks.rank, ranks.count))
+
+
+def make_share(config: ModelConfig, tensors: Mapping[str, TensorSource], place: Place) -> Share:
+    """The share of one of several ranks. Raises as above."""
+    own, summed = share_tensors(config, tensors, place)
+    return Share(share_config(config, place), own, summed, tuple(share_out(config.vocab_size, place.count)))
+
+
+def share_config(config: ModelConfig, place: Place) -> ModelConfig:
+    """The configuration of one rank's layers. Raises ModelError, with the reason, for a model that cannot be shared."""
+    _check(config, place.count)
+
+    def part(heads: int | None) -> int | None:
+        return None if heads is None else heads // place.count
+
+    def cut(features: int | None) -> int | None:
+        return None if features is None else share_out(features, place.count)[place.rank]
+
+    return replace(
+        config,
+        heads=config.heads // place.count,
+        kv_heads=config.kv_heads // place.count,
+        window_kv_heads=part(config.window_kv_heads),
+        ffn=share_out(config.ffn, place.count)[place.rank],
+        shared_ffn=cut(config.shared_ffn),
+    )
+
+
+def share_out(features: int, count: int) -> list[int]:
+    """How many of so many features, or tokens of a vocabulary, each rank has: whole blocks, as even as may be."""
+    block = next(size for size in BLOCKS if size == 1 or features >= size * count)
+    blocks = -(-features // block)
+    ends = [min(features, blocks * (rank + 1) // count * block) for rank in range(count)]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def share_tensors(
+    config: ModelConfig, tensors: Mapping[str, TensorSource], place: Place
+) -> tuple[dict[str, TensorSource], frozenset[str]]:
+    """The tensors of one rank, out of those that layers are made of, and the names of those that make parts of sums.
+
+    Raises ModelError where a share would cut blocks of quantised weights.
+    """
+    shared, parts = dict(tensors), set()
+    configs = [share_config(config, Place(rank, place.count)) for rank in range(place.count)]
+    for index, spec in enumerate(config.layer_specs):
+        shapes = [dict(list_tensors(one.layer_specs[index], config.hidden)) for one in configs]
+        for name, whole in list_tensors(spec, config.hidden):
+            own, full = [shape[name] for shape in shapes], f"blk.{index}.{name}"
+            if own[0] == whole or full not in tensors:
+                continue
+            shared[full] = _cut(tensors[full], whole, own, place.rank)
+            if len(whole) == 2 and own[0][1] != whole[1]:
+                parts.add(full)
+                bias = f"{full.removesuffix('.weight')}.bias"
+                if place.rank:
+                    shared.pop(bias, None)
+    rows = share_out(config.vocab_size, place.count)
+    source = tensors[TABLE if config.tied_embeddings else OUTPUT]
+    shared[OUTPUT] = source.take_rows(sum(rows[: place.rank]), sum(rows[: place.rank + 1]))
+    return shared, frozenset(parts)
+
+
+def _cut(tensor: TensorSource, whole: Shape, own: Sequence[Shape], rank: int) -> TensorSource:
+    """The part of rank `rank` along the one axis in which the ranks' shapes differ from that of the whole."""
+    axis = next(number for number, size in enumerate(whole) if own[0][number] != size)
+    lengths = [shape[axis] for shape in own]
+    start, stop = sum(lengths[:rank]), sum(lengths[: rank + 1])
+    if len(whole) == 1:
+        return cut_vector(tensor, start, stop)
+    return tensor.take_rows(start, stop) if axis == 0 else cut_columns(tensor, start, stop)
+
+
+def _check(config: ModelConfig, count: int) -> None:
+    why = _find_obstacle(config, count)
+    if why is not None:
+        raise ModelError(f"the model cannot be shared by {count} GPUs: {why}")
+
+
+def _find_obstacle(config: ModelConfig, count: int) -> str | None:
+    for index, spec in enumerate(config.layer_specs):
+        mixer, block = spec.mixer, spec.feed_forward
+        if not isinstance(mixer, Attention):
+            return f"layer {index} is recurrent" if mixer is not None else f"layer {index} has no attention"
+        if not isinstance(block, FeedForward):
+            return f"layer {index} has experts" if block is not None else f"layer {index} has no feed-forward block"
+        if mixer.heads % count or mixer.kv_heads % count:
+            return f"layer {index} has {mixer.heads} heads with {mixer.kv_heads} of keys, which {count} does not divide"
+        if mixer.head_norms == "joint":
+            return f"layer {index} norms all its heads together"
+        if spec.inputs is not None:
+            return "its layers have inputs of their own"
+        if min(block.features, config.vocab_size) < count:
+            return f"it has {block.features} features in layer {index}, and {config.vocab_size} tokens"
+    return None

@@ -1,0 +1,117 @@
+"""Several GPUs as one: a process for each, of which this one, the first rank, plans the steps and draws the tokens.
+
+The others are started here (`rank_process` is what they run). They open the same files, keep their shares, and then do
+what `engine.followers` tells them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mlxr.core.errors import DeviceError
+from mlxr.core.settings import Settings
+from mlxr.engine.followers import Followers, LedModel
+from mlxr.engine.rank_joining import join_first, open_first, receive_bytes
+from mlxr.engine.runner import Model
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+STOP_S = 5.0
+
+
+class RankProcess:
+    """The process of rank `rank`. It ends with this one: it sees the end of a pipe that nobody else holds."""
+
+    def __init__(self, rank: int, device: str, count: int) -> None:
+        self.rank = rank
+        self.link, theirs = socket.socketpair()
+        life, self._life = os.pipe()
+        environment = os.environ | ({VISIBLE: order_devices(rank, count)} if device == "cuda" else {})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "mlxr.service.rank_process", str(theirs.fileno()), str(life)],
+            pass_fds=(theirs.fileno(), life),
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # what interrupts this process does not interrupt that one
+        )
+        theirs.close()
+        os.close(life)
+
+    def wait(self) -> str:
+        """Wait for its end, and tell how it ended."""
+        code = self._process.wait()
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def stop(self) -> None:
+        """End it, at once."""
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+        self._process.kill()
+        self._process.wait(STOP_S)
+
+
+def order_devices(rank: int, count: int) -> str:
+    """The GPUs that a rank may see, its own first: all that this process sees."""
+    given = os.environ.get(VISIBLE)
+    names = given.split(",") if given else [str(number) for number in range(count)]
+    return ",".join([names[rank], *names[:rank], *names[rank + 1 :]])
+
+
+class RankGroup:
+    """All ranks of one model: `ctx` is this one's, and `free_bytes` the least memory that one of the others has left."""
+
+    def __init__(self, ctx: Any, processes: list[RankProcess]) -> None:
+        self.ctx, self._processes = ctx, processes
+        self.free_bytes: int | None = None
+        self._followers = Followers(ctx, processes)
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be computed any more, None as long as it can."""
+        return self._followers.failure
+
+    def wait_ready(self) -> None:
+        """Wait until all have loaded their shares. Raises DeviceError where one of them has ended."""
+        known = []
+        for process in self._processes:
+            try:
+                known.append(int(receive_bytes(process.link)))
+            except (EOFError, OSError):
+                self._followers.fail(f"the process of GPU {process.rank} ended while it loaded the model")
+        self._followers.check()
+        self.free_bytes = min((free for free in known if free), default=None)
+
+    def lead(self, model: Model) -> LedModel:
+        """The model, of which the others compute their shares with each step."""
+        return LedModel(model, self._followers)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._followers.close()
+
+
+def start_group(path: Path, device: str, settings: Settings) -> RankGroup:
+    """Start the other ranks, which begin to load the model at `path`.
+
+    Raises SettingError where the device is no GPU or there are too few, DeviceError where they cannot reach each other.
+    """
+    count = settings.gpus
+    ctx = open_first(device, count)
+    processes = [RankProcess(rank, device, count) for rank in range(1, count)]
+    given = {"path": str(path), "device": device, "count": count, "context_tokens": settings.context_tokens}
+    greetings = {process.rank: json.dumps(given | {"rank": process.rank}).encode() for process in processes}
+    try:
+        join_first(ctx, {process.rank: process.link for process in processes}, greetings)
+    except BaseException as error:
+        for process in processes:
+            process.stop()
+        if isinstance(error, EOFError | OSError):
+            raise DeviceError("the process of another GPU ended before it loaded the model; see what it said") from error
+        raise
+    return RankGroup(ctx, processes)
