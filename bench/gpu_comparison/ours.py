@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,10 @@ class RandomTensor:
         values = np.random.default_rng(rows.start).standard_normal((len(rows), self.shape[1]), np.float32)
         return values * np.float32(self.gain / self.shape[1] ** 0.5)
 
+    def take_rows(self, start: int, stop: int) -> RandomTensor:
+        """Some rows, as random as the others."""
+        return RandomTensor(self.name, self.type_name, (stop - start, *self.shape[1:]), self.gain)
+
     def take_matrix(self, index: int) -> RandomTensor:
         """One of a stack, as random as the others."""
         return RandomTensor(f"{self.name}.{index}", self.type_name, self.shape[1:], self.gain)
@@ -69,6 +74,7 @@ class RandomGpu(Gpu):
             self._placed_pools[key] = mx.array(self._pools.get_pool(*key))
         pool = self._placed_pools[key]
         count = tensor.nbytes // pool.shape[1]
+        mx.random.seed(zlib.crc32(tensor.name.encode()))  # the same in all processes
         array = mx.take(pool, mx.random.randint(0, pool.shape[0], (count,)), axis=0)
         if tensor.type_name in ("bf16", "f16"):
             array = array.view(mx.bfloat16 if tensor.type_name == "bf16" else mx.float16).reshape(tensor.shape)
@@ -78,21 +84,27 @@ class RandomGpu(Gpu):
         return array
 
 
+def make_context(device: str) -> Context:
+    """A context whose models have random weights."""
+    ctx = Context(device)  # type: ignore[arg-type]
+    ctx.gpu = RandomGpu(device, ctx.ledger)
+    return ctx
+
+
 class Ours:
     """mlxr with one model; cases follow one another. Times end when the events are there."""
 
     name = "mlxr"
     note = ""
 
-    def __init__(self, device: str, shape: Shape, recipe: str) -> None:
-        self.shape, self.ctx = shape, Context(device)  # type: ignore[arg-type]
-        self.ctx.gpu = RandomGpu(device, self.ctx.ledger)
+    def __init__(self, device: str, shape: Shape, recipe: str, ctx: Context | None = None) -> None:
+        self.shape, self.ctx = shape, ctx or make_context(device)
         self._mx = self.ctx.gpu.mx
         tensors = {
             name: RandomTensor(name, "f32" if len(rows) == 1 else kind, rows, gain)
             for name, kind, rows, gain in shape.plan_tensors(recipe)
         }
-        self.model = Decoder(self.ctx, shape.to_config(), tensors)  # type: ignore[arg-type]
+        self.model: Any = Decoder(self.ctx, shape.to_config(), tensors)  # type: ignore[arg-type]
         self._engine: Engine | None = None
         self._random = np.random.default_rng(1)
 

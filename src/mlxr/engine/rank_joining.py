@@ -59,9 +59,15 @@ def join_first(ctx: Context, links: Mapping[int, socket], greetings: Mapping[int
     inbox.unlink()
 
 
-def join_other(device: str, link: socket, rank: int, count: int) -> Context:
-    """The context of another rank, once it has heard its greeting."""
+def open_other(device: str, link: socket, rank: int, count: int) -> Context:
+    """The context of another rank, which has joined the others."""
     ctx = Context(cast(Device, device))
+    join_other(ctx, link, rank, count)
+    return ctx
+
+
+def join_other(ctx: Context, link: socket, rank: int, count: int) -> None:
+    """Join as another rank than the first, once it has heard its greeting."""
     inbox = make_inbox(ctx.gpu, count)
     send_bytes(link, inbox.handle)
     handles: Sequence[bytes] = [handle.tobytes() for handle in receive_frame(link)[1]]
@@ -69,4 +75,3 @@ def join_other(device: str, link: socket, rank: int, count: int) -> Context:
     send_bytes(link, b"joined")
     receive_bytes(link)
     inbox.unlink()
-    return ctx

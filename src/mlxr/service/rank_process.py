@@ -14,7 +14,7 @@ from socket import socket
 
 from mlxr.core.errors import MlxrError
 from mlxr.engine.followers import follow
-from mlxr.engine.rank_joining import join_other, receive_bytes, send_bytes
+from mlxr.engine.rank_joining import open_other, receive_bytes, send_bytes
 from mlxr.loading import load
 
 
@@ -22,7 +22,7 @@ def main(link: socket, life: int) -> None:
     """Run until the first rank is gone."""
     threading.Thread(target=end_with, args=(life,), daemon=True).start()
     given = json.loads(receive_bytes(link))
-    ctx = join_other(given["device"], link, given["rank"], given["count"])
+    ctx = open_other(given["device"], link, given["rank"], given["count"])
     loaded = load(given["path"], context_tokens=given["context_tokens"], ctx=ctx)
     send_bytes(link, str(ctx.read_free_bytes() or 0).encode())
     follow(ctx, loaded.model, link)

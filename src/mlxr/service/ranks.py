@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,20 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 STOP_S = 5.0
 
 
-class RankProcess:
-    """The process of rank `rank`. It ends with this one: it sees the end of a pipe that nobody else holds."""
+COMMAND = (sys.executable, "-m", "mlxr.service.rank_process")
 
-    def __init__(self, rank: int, device: str, count: int) -> None:
+
+class RankProcess:
+    """The process of rank `rank`, which runs `command`. It ends with this one: it sees the end of a pipe that nobody
+    else holds."""
+
+    def __init__(self, rank: int, device: str, count: int, command: Sequence[str] = COMMAND) -> None:
         self.rank = rank
         self.link, theirs = socket.socketpair()
         life, self._life = os.pipe()
         environment = os.environ | ({VISIBLE: order_devices(rank, count)} if device == "cuda" else {})
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "mlxr.service.rank_process", str(theirs.fileno()), str(life)],
+            [*command, str(theirs.fileno()), str(life)],
             pass_fds=(theirs.fileno(), life),
             stdin=subprocess.DEVNULL,
             env=environment,

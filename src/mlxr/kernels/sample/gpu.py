@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlxr.core.errors import DeviceError
 from mlxr.core.types import SamplingParams
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
@@ -39,6 +40,8 @@ def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleR
         ids, logprobs = gpu.watch.run_mlx("sample", "greedy", lambda: _take_largest(gpu.mx, logits), logits)
         gpu.mx.eval(ids, logprobs)
     broken = np.flatnonzero(~np.isfinite(np.asarray(logprobs)))
+    if broken.size and gpu.ranks is not None and gpu.ranks.has_failed:
+        raise DeviceError("another GPU of the model ended")
     if broken.size:
         refuse("sample", f"logits of row {broken[0]}", "not all numbers, or none of them finite", "numbers")
     return [SampleResult(i, p, []) for i, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
