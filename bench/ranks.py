@@ -78,7 +78,8 @@ def check_sums(ctx: Context, rows: int, columns: int, shares: int) -> str:
     mx.eval(held)
     own = OwnPart(mx.array(parts[ranks.rank]))
     found = launch_sum(ctx, own, mx.array(x), held, EPS)
-    errors = [float(np.abs(np.array(one.astype(mx.float32)) - right).max()) for one, right in zip(found, (summed, normed), strict=True)]
+    pairs = zip(found, (summed, normed), strict=True)
+    errors = [float(np.abs(np.array(one.astype(mx.float32)) - right).max()) for one, right in pairs]
 
     def launch_all(recorder: Recorder) -> Any:
         streams = recorder.make((rows, columns), mx.float32)
@@ -125,9 +126,13 @@ def check_gather(ctx: Context, rows: int) -> str:
 def run_sums(ctx: Context, small: bool) -> None:
     """All checks; the first rank prints."""
     started = time.perf_counter()
-    sizes = [(1, 256, 1), (3, 256, 2)] if small else [
-        (rows, columns, shares) for columns in (4096, 8192) for rows, shares in ((1, 1), (8, 2), (32, 2), (128, 4))
-    ]
+    sizes = (
+        [(1, 256, 1), (3, 256, 2)]
+        if small
+        else [
+            (rows, columns, shares) for columns in (4096, 8192) for rows, shares in ((1, 1), (8, 2), (32, 2), (128, 4))
+        ]
+    )
     for size in sizes:
         text = check_sums(ctx, *size)
         if ctx.gpu.ranks.has_failed:

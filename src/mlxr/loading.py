@@ -91,6 +91,10 @@ Progress = Callable[[int, int], None]
 class Group(Protocol):
     """The other GPUs that have shares of a model."""
 
+    @property
+    def failure(self) -> str | None:
+        """Why they compute nothing more, None as long as they do."""
+
     def close(self) -> None:
         """Let go of them."""
 

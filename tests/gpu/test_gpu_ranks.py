@@ -14,8 +14,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.gather_ranks import gather_ranks
 from mlxr.kernels.gather_ranks.reference import join
 from mlxr.kernels.gpu.ranks import join_ranks, make_inbox
-from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.rms_norm.reference import rms_norm
+from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.sum_ranks import sum_ranks
 from mlxr.kernels.sum_ranks.gpu import OwnPart, sum_and_norm
 from mlxr.kernels.sum_ranks.reference import add_up

@@ -92,7 +92,9 @@ class Sessions:
             await asyncio.sleep(0)
             self.stopped.append(record.short_name)
 
-        return SimpleNamespace(size_bytes=record.size_bytes + self.cache_bytes, context_tokens=2048, stop=stop)
+        return SimpleNamespace(
+            size_bytes=record.size_bytes + self.cache_bytes, context_tokens=2048, stop=stop, failure=None
+        )
 
 
 class Clock:

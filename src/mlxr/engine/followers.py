@@ -7,6 +7,7 @@ ends, all of them are of no use any more; whoever computes next hears so.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from socket import socket
@@ -36,6 +37,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import pool_type
 
+logger = logging.getLogger(__name__)
+
 
 class Follower(Protocol):
     """The process of another rank, and how to tell it something."""
@@ -47,7 +50,7 @@ class Follower(Protocol):
         """Wait until it has ended; how it did."""
 
     def stop(self) -> None:
-        """End it."""
+        """End its process, at once."""
 
 
 class Followers:
@@ -87,10 +90,11 @@ class Followers:
             if self.failure is not None or self._is_closed:
                 return
             self.failure = reason
+        logger.error("%s; all GPUs of the model stop", reason)
         self._stop()
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks' processes."""
         with self._lock:
             self._is_closed = True
         self._stop()
@@ -117,17 +121,17 @@ class LedModel:
         return self._model.config
 
     def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
-        """See `Model.forward`."""
+        """Do what `Model.forward` says, on all ranks."""
         self._tell_batch(Kind.FORWARD, batch, arena)
         return self._run(self._model.forward, batch, arena)
 
     def forward_hidden(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
-        """See `Model.forward_hidden`."""
+        """Do what `Model.forward_hidden` says, on all ranks."""
         self._tell_batch(Kind.STATES, batch, arena)
         return self._run(self._model.forward_hidden, batch, arena)
 
     def project(self, hidden: Floats) -> Floats:
-        """See `Model.project`."""
+        """Do what `Model.project` says, on all ranks."""
         self._followers.tell(Kind.PROJECT, [np.ascontiguousarray(hidden, np.float32)])
         return self._run(self._model.project, hidden)
 
@@ -184,10 +188,10 @@ def follow(ctx: Context, model: Model, link: socket) -> None:
             np.asarray(model.project(arrays[0]))
         else:
             assert arena is not None
-            _follow_step(ctx, model, arena, kind, arrays)
+            _follow_step(model, arena, kind, arrays)
 
 
-def _follow_step(ctx: Context, model: Model, arena: ModelArena, kind: Kind, arrays: Sequence[AnyArray]) -> None:
+def _follow_step(model: Model, arena: ModelArena, kind: Kind, arrays: Sequence[AnyArray]) -> None:
     if kind == Kind.COPY:
         arena.copy_pages(read_copies(arrays))
     elif kind == Kind.STATES:

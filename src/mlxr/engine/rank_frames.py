@@ -42,7 +42,7 @@ def send_frame(link: socket, kind: Kind, arrays: Sequence[AnyArray]) -> None:
 
 
 def make_frame(kind: Kind, arrays: Sequence[AnyArray]) -> bytes:
-    """The bytes of a frame."""
+    """A frame as it is sent."""
     parts = []
     for array in arrays:
         parts += [_ARRAY.pack(_TYPES.index(array.dtype), array.ndim), struct.pack(f"<{array.ndim}I", *array.shape)]
@@ -52,7 +52,7 @@ def make_frame(kind: Kind, arrays: Sequence[AnyArray]) -> bytes:
 
 
 def receive_frame(link: socket) -> tuple[Kind, list[AnyArray]]:
-    """The next frame; raises EOFError where the other end is gone."""
+    """Wait for the next frame; raises EOFError where the other end is gone."""
     size, kind, count = _HEAD.unpack(_receive(link, _HEAD.size))
     body, at, arrays = _receive(link, size), 0, []
     for _ in range(count):
@@ -97,7 +97,7 @@ def list_draw(numbers: AnyArray | None, following: Any) -> list[AnyArray]:
 
 
 def read_draw(arrays: Sequence[AnyArray]) -> tuple[AnyArray | None, Any]:
-    """The same two."""
+    """The two of such arrays."""
     kinds, *given = arrays
     values = iter(given)
     first, second = ([None, ...][kind] if kind < 2 else next(values) for kind in kinds.tolist())
@@ -114,5 +114,5 @@ def list_copies(copies: Sequence[PageCopy]) -> list[AnyArray]:
 
 
 def read_copies(arrays: Sequence[AnyArray]) -> list[PageCopy]:
-    """The same copies."""
+    """The page copies of such an array."""
     return [PageCopy(group=group, source=source, target=target) for group, source, target in arrays[0].tolist()]

@@ -1,4 +1,4 @@
-"""How ranks find each other before the first step: each tells the first one where its inbox is, and hears of the others.
+"""How ranks find each other before the first step: each tells the first one of its inbox, and hears of the others'.
 
 Knows sockets, and no processes.
 """

@@ -79,7 +79,7 @@ class Cut:
         return False
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """Rows [start:stop], decoded."""
+        """Rows [start:stop] of these columns, decoded."""
         return np.ascontiguousarray(self.source.to_float32(start, stop)[:, self.start : self.stop])
 
     def take_rows(self, start: int, stop: int) -> Cut:

@@ -104,6 +104,11 @@ class AsyncSession:
         return self._loaded.config
 
     @property
+    def failure(self) -> str | None:
+        """Why the model can answer nothing more, None as long as it can."""
+        return None if self._loaded.group is None else self._loaded.group.failure
+
+    @property
     def capabilities(self) -> frozenset[str]:
         """What the model can do, of "completion", "tools", "thinking" and "embedding"."""
         return self._preparation.capabilities

@@ -249,6 +249,8 @@ class ModelPool:
             entry = self._entries.get(record.name)
             if entry is not None and entry.record.digest != record.digest:
                 self._leave(entry)  # under this name there is another model now
+            elif entry is not None and entry.session is not None and entry.session.failure is not None:
+                self._leave(entry)  # it is loaded again
             if entry is None:
                 entry = self._begin_load(record)
             if not entry.is_leaving:
@@ -390,7 +392,7 @@ def measure_weights(record: ModelRecord, settings: Settings) -> int:
 
     Those of the model that drafts for it are added.
     """
-    size_bytes = record.size_bytes + _measure_draft(record, settings)
+    size_bytes = record.size_bytes // settings.gpus + _measure_draft(record, settings)
     if settings.expert_bytes is None:
         return size_bytes
     try:

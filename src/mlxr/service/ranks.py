@@ -32,13 +32,13 @@ class RankProcess:
     """The process of rank `rank`, which runs `command`. It ends with this one: it sees the end of a pipe that nobody
     else holds."""
 
-    def __init__(self, rank: int, device: str, count: int, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, rank: int, device: str, count: int, command: Sequence[str] = ()) -> None:
         self.rank = rank
         self.link, theirs = socket.socketpair()
         life, self._life = os.pipe()
         environment = os.environ | ({VISIBLE: order_devices(rank, count)} if device == "cuda" else {})
         self._process = subprocess.Popen(
-            [*command, str(theirs.fileno()), str(life)],
+            [*(command or COMMAND), str(theirs.fileno()), str(life)],
             pass_fds=(theirs.fileno(), life),
             stdin=subprocess.DEVNULL,
             env=environment,
@@ -47,18 +47,24 @@ class RankProcess:
         theirs.close()
         os.close(life)
 
+    @property
+    def process_id(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
     def wait(self) -> str:
         """Wait for its end, and tell how it ended."""
         code = self._process.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def stop(self) -> None:
-        """End it, at once."""
+        """End the process at once."""
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
         self._process.kill()
         self._process.wait(STOP_S)
+        self.link.close()
 
 
 def order_devices(rank: int, count: int) -> str:
@@ -69,10 +75,10 @@ def order_devices(rank: int, count: int) -> str:
 
 
 class RankGroup:
-    """All ranks of one model: `ctx` is this one's, and `free_bytes` the least memory that one of the others has left."""
+    """All ranks of one model: `ctx` is this one's, `free_bytes` the least memory that any of the others has left."""
 
     def __init__(self, ctx: Any, processes: list[RankProcess]) -> None:
-        self.ctx, self._processes = ctx, processes
+        self.ctx, self.processes = ctx, processes
         self.free_bytes: int | None = None
         self._followers = Followers(ctx, processes)
 
@@ -84,7 +90,7 @@ class RankGroup:
     def wait_ready(self) -> None:
         """Wait until all have loaded their shares. Raises DeviceError where one of them has ended."""
         known = []
-        for process in self._processes:
+        for process in self.processes:
             try:
                 known.append(int(receive_bytes(process.link)))
             except (EOFError, OSError):
@@ -97,7 +103,7 @@ class RankGroup:
         return LedModel(model, self._followers)
 
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks' processes."""
         self._followers.close()
 
 
@@ -117,6 +123,8 @@ def start_group(path: Path, device: str, settings: Settings) -> RankGroup:
         for process in processes:
             process.stop()
         if isinstance(error, EOFError | OSError):
-            raise DeviceError("the process of another GPU ended before it loaded the model; see what it said") from error
+            raise DeviceError(
+                "the process of another GPU ended before it loaded the model; see what it said"
+            ) from error
         raise
     return RankGroup(ctx, processes)

@@ -158,7 +158,10 @@ def read_header(kernel: Kernel, target: Target) -> str:
     """The prelude of `target`, with the words of rings if inputs are boxed, and the kernel's own headers."""
     rings = _RINGS[target] if kernel.boxed or kernel.has_rings else ()
     lines = _LINES[target] if kernel.has_lines else ()
-    parts = [*(Path(__file__).parent / name for name in (*rings, *lines)), *(kernel.folder / name for name in kernel.headers)]
+    parts = [
+        *(Path(__file__).parent / name for name in (*rings, *lines)),
+        *(kernel.folder / name for name in kernel.headers),
+    ]
     return "\n".join([read_prelude(target), *(part.read_text() for part in parts)])
 
 

@@ -1,4 +1,4 @@
-"""Ranks: devices, each with a process of its own, that compute one model together, and how they give each other numbers.
+"""Ranks: devices, each with a process of its own, that compute one model, and how they give each other numbers.
 
 Each rank has an inbox, memory on its device into which kernels of the other ranks write lines (`ranks.h`); its handle
 tells another process how to reach it. Knows no operator and no model.

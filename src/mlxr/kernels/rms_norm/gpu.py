@@ -14,7 +14,7 @@ from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.linear.gpu import MAX_ROWS, Normed, join_product
 from mlxr.kernels.rms_norm.scales import Scales
-from mlxr.kernels.sum_ranks.gpu import is_own_part, sum_and_norm
+from mlxr.kernels.sum_ranks.gpu import find_own_part, sum_and_norm
 from mlxr.kernels.tensor import FloatArray
 
 MAX_THREADS = 512
@@ -38,8 +38,9 @@ def rms_norm(
         variant = "f32" if residual is None else "f32+residual"
         return gpu.watch.run_mlx("rms_norm", variant, lambda: gpu.mx.fast.rms_norm(summed, gain, eps), summed), summed
     if not scales.change:
-        if gain is not None and is_own_part(residual):
-            return sum_and_norm(ctx, x, residual.parts, gain, eps)
+        own = find_own_part(residual)
+        if gain is not None and own is not None:
+            return sum_and_norm(ctx, x, own, gain, eps)
         x, residual = join_product(ctx, x, residual)
     if residual is None and gain is not None and x.shape[0] <= MAX_ROWS:
         parts = Normed(x, gain, eps)

@@ -16,6 +16,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.core.types import SamplingParams
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import DRAW, NUMBERS, launch_draw, split_drawn
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.sample.row import SampleResult, SampleRow, drops_likeliest, takes_likeliest
@@ -60,6 +61,7 @@ def takes_rows(ctx: Context, rows: Sequence[SampleRow]) -> bool:
 
 def fetch_logits(ctx: Context, logits: Any) -> FloatArray:
     """The logits on the host."""
+    logits = settle(logits)
     if isinstance(logits, Buffer):
         return np.asarray(logits)
     return np.ascontiguousarray(np.asarray(logits.astype(ctx.gpu.mx.float32)))

@@ -46,9 +46,10 @@ def sum_ranks(ctx: Context, x: Any) -> Any:
     return Deferred(x.shape, gpu.mx.float32, part, lambda: launch_sum(ctx, part)[0])
 
 
-def is_own_part(value: Any) -> bool:
-    """Whether the value is a sum that waits."""
-    return isinstance(value, Deferred) and value.is_open and isinstance(value.parts, OwnPart)
+def find_own_part(value: Any) -> OwnPart | None:
+    """What this rank has of a value that is a sum that waits; None for another one."""
+    is_sum = isinstance(value, Deferred) and value.is_open and isinstance(value.parts, OwnPart)
+    return value.parts if is_sum else None
 
 
 def sum_and_norm(ctx: Context, x: Any, own: OwnPart, gain: Any, eps: float) -> tuple[Any, Any]:
