@@ -59,8 +59,8 @@ bench: $(VENV)/.installed ## measure against llama.cpp, if test-peers installed 
 	@test -x $(PEERS)/bin/python || echo "llama.cpp is not installed, so mlxr is measured alone; make test-peers installs it" >&2
 	@$(BIN)/python bench/compare.py $(if $(wildcard $(PEERS)/bin/python),--peer-python $(PEERS)/bin/python) $(BENCH)
 
-test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA)
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 tests/gpu tests/cli/test_mlx_folder.py
+test-gpu: $(VENV)/.dev ## kernels, models and the engine on this machine's GPU (needs mlx with Metal or CUDA; GPUS=2: several as one, too)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 $(if $(GPUS),--gpus $(GPUS)) tests/gpu tests/cli/test_mlx_folder.py
 
 test-real: $(VENV)/.dev $(CLIENTS)/.installed ## answers of real models (MLXR_REAL_MODELS=folder with the GGUF files that tests/real_models names)
 	@$(BIN)/python -m pytest -rs tests/real_models

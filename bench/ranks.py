@@ -32,6 +32,8 @@ from mlxr.engine.rank_joining import join_first, join_other, receive_bytes, send
 from mlxr.kernels.context import Context
 from mlxr.kernels.gather_ranks import gather_ranks
 from mlxr.kernels.gpu.recording import Recorder
+from mlxr.kernels.linear import panels
+from mlxr.kernels.sum_ranks import gpu as sum_launch
 from mlxr.kernels.sum_ranks.gpu import OwnPart, launch_sum
 from mlxr.service.rank_process import end_with
 from mlxr.service.ranks import RankProcess
@@ -172,6 +174,14 @@ def run_model(ours: Ours, batches: list[int], context: int, steps: int, gpus: in
     print(f"{gpus} GPUs, prompt of {2048 if context > 16 else 8}: {min(times) * 1e3:.1f} ms", flush=True)
 
 
+def set_variant(given: dict[str, Any]) -> None:
+    """Change constants that are to be compared."""
+    if given["threads"]:
+        sum_launch.MAX_THREADS = given["threads"]
+    if given["fill"]:
+        panels.FULL = given["fill"]
+
+
 def lead(ctx: Context, args: argparse.Namespace) -> list[RankProcess]:
     """Start the other ranks, which run this script, and join them."""
     command = [sys.executable, str(Path(__file__))]
@@ -186,6 +196,7 @@ def follow_bench(link: socket.socket, life: int) -> None:
     """What another rank does."""
     threading.Thread(target=end_with, args=(life,), daemon=True).start()
     given = json.loads(receive_bytes(link))
+    set_variant(given)
     ctx = make_context(given["device"])
     join_other(ctx, link, given["rank"], given["gpus"])
     if given["work"] == "sums":
@@ -206,6 +217,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--threads", type=int, help="of a threadgroup that sums, to compare")
+    parser.add_argument("--fill", type=float, help="of the multiprocessors from where gated panels pay, to compare")
     works = parser.add_subparsers(dest="work", required=True)
     works.add_parser("sums")
     model = works.add_parser("model")
@@ -216,6 +229,7 @@ def main() -> None:
     model.add_argument("--steps", type=int, default=100)
     model.add_argument("--part", type=int, default=1, help="with --gpus 1: what one of so many computes, without sums")
     args = parser.parse_args()
+    set_variant(vars(args))
     ctx = make_context(args.device)
     processes = lead(ctx, args) if args.gpus > 1 else []
     if args.work == "sums":

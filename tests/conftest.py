@@ -15,6 +15,7 @@ settings.load_profile("mlxr")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="random histories, fuzzers and kills at full length")
     parser.addoption("--cluster", type=int, metavar="N", help="let a cluster of N replicas answer tests of the server")
+    parser.addoption("--gpus", type=int, metavar="N", help="fail where this machine shows fewer GPUs than these")
     parser.addoption("--schedules", type=int, metavar="N", help="random schedules of each family of models")
 
 

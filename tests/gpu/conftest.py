@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from gpu_cases import skip_unless_emulated
+from gpu_cases import list_group_devices, skip_unless_emulated
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.emulated.emulator import Emulator
@@ -20,6 +20,12 @@ def _devices() -> list[str]:
 @cache
 def _make_context(device: str) -> Context:
     return Context(device)  # type: ignore[arg-type]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    wanted = config.getoption("--gpus")
+    if wanted and "cuda" not in list_group_devices(wanted):
+        raise pytest.UsageError(f"--gpus {wanted}: this machine shows fewer GPUs")
 
 
 @pytest.fixture(autouse=True)

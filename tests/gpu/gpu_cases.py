@@ -16,9 +16,10 @@ from mlxr.formats import TensorSource, by_name
 from mlxr.kernels.activate import activate
 from mlxr.kernels.attend import KVType, attend
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu.cuda.driver import CudaDriver
 from mlxr.kernels.gpu.emulated.emulator import find_compiler
 from mlxr.kernels.gpu.kernel import Kernel
-from mlxr.kernels.gpu.library import load_mlx
+from mlxr.kernels.gpu.library import find_gpu, load_mlx
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rms_norm import rms_norm
@@ -45,6 +46,16 @@ def skip_unless_emulated() -> None:
         find_compiler()
     except DeviceError as error:
         pytest.skip(str(error))
+
+
+def list_group_devices(count: int = 2) -> list[str]:
+    """Devices of which there are so many: the emulated one, and NVIDIA's where this machine shows as many."""
+    if find_gpu() != "cuda":
+        return ["emulated"]
+    try:
+        return ["emulated", "cuda"] if CudaDriver().count_devices() >= count else ["emulated"]
+    except DeviceError:
+        return ["emulated"]
 
 
 def make_tensor(type_name: str, rows: int, columns: int, seed: int = 0) -> TensorSource:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import pytest
-from gpu_cases import skip_unless_emulated
+from gpu_cases import list_group_devices, skip_unless_emulated
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gather_ranks import gather_ranks
 from mlxr.kernels.gather_ranks.reference import join
 from mlxr.kernels.gpu.ranks import join_ranks, make_inbox
+from mlxr.kernels.packing import round_to_bf16, widen_bf16
 from mlxr.kernels.rms_norm.reference import rms_norm
 from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.sum_ranks import sum_ranks
 from mlxr.kernels.sum_ranks.gpu import OwnPart, sum_and_norm
 from mlxr.kernels.sum_ranks.reference import add_up
+from mlxr.service.ranks import VISIBLE, order_devices
 
 COUNT = 2
 REFERENCE = Context("reference")
@@ -28,9 +31,12 @@ def make_numbers(rank: int, *shape: int) -> Any:
     return np.random.default_rng([rank, *shape]).standard_normal(shape).astype(np.float32)
 
 
-def work(rank: int, cases: list[tuple[str, tuple[int, ...]]], pipes: list[Connection], out: Connection) -> None:
+def work(
+    device: str, rank: int, cases: list[tuple[str, tuple[int, ...]]], pipes: list[Connection], out: Connection
+) -> None:
     """What one rank does of all cases; it sends what each gave, as bytes."""
-    ctx = Context("emulated")
+    os.environ[VISIBLE] = order_devices(rank, COUNT)
+    ctx = Context(device)  # type: ignore[arg-type]
     gpu = ctx.gpu
     inbox = make_inbox(gpu, COUNT)
     for pipe in pipes:
@@ -50,8 +56,8 @@ def work(rank: int, cases: list[tuple[str, tuple[int, ...]]], pipes: list[Connec
 def run_case(ctx: Context, kind: str, rank: int, shape: tuple[int, ...]) -> Any:
     mx = ctx.gpu.mx
     own = mx.array(make_numbers(rank, *shape))
-    if kind == "sum":
-        return np.array(sum_ranks(ctx, own))
+    if kind in ("sum", "halves"):
+        return np.array(sum_ranks(ctx, own if kind == "sum" else own.astype(mx.bfloat16)))
     if kind == "norm":
         rows, columns = shape[-2:]
         x, gain = mx.array(make_numbers(7, rows, columns)), mx.array(make_numbers(8, columns))
@@ -63,8 +69,10 @@ def run_case(ctx: Context, kind: str, rank: int, shape: tuple[int, ...]) -> Any:
 
 
 def expect(kind: str, shape: tuple[int, ...]) -> Any:
-    if kind in ("sum", "norm"):
+    if kind in ("sum", "halves", "norm"):
         parts = [make_numbers(rank, *shape) for rank in range(COUNT)]
+        if kind == "halves":
+            return add_up([widen_bf16(round_to_bf16(part)) for part in parts])
         whole = add_up([part.sum(axis=0, dtype=np.float32) if part.ndim == 3 else part for part in parts])
         if kind == "sum":
             return whole
@@ -85,19 +93,22 @@ CASES = [
     ("gather", (1, 8)),
     ("narrow", (3, 5)),
     ("gather", (40, 4000)),
+    ("halves", (5, 96)),
+    ("halves", (2, 34)),
     ("sum", (1, 64)),
 ]
 
 
-@pytest.fixture(scope="module")
-def results() -> list[list[Any]]:
+@pytest.fixture(scope="module", params=list_group_devices())
+def results(request: pytest.FixtureRequest) -> list[list[Any]]:
     """What each rank got, case by case."""
-    skip_unless_emulated()
+    if request.param == "emulated":
+        skip_unless_emulated()
     spawn = multiprocessing.get_context("spawn")
     ends = spawn.Pipe()
     outs = [spawn.Pipe() for _ in range(COUNT)]
     processes = [
-        spawn.Process(target=work, args=(rank, CASES, [ends[rank]], outs[rank][1]), daemon=True)
+        spawn.Process(target=work, args=(request.param, rank, CASES, [ends[rank]], outs[rank][1]), daemon=True)
         for rank in range(COUNT)
     ]
     for process in processes:

@@ -15,7 +15,7 @@ from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.ranks import LINES, MAX_GROUPS, PATIENCE_MS
 from mlxr.kernels.linear.gpu import list_summands
 
-MAX_THREADS = 512
+MAX_THREADS = 256  # so that the product behind it has room beside it, and asks for its weights meanwhile
 SUM = Kernel(
     "sum_ranks",
     Path(__file__).parent,
@@ -66,7 +66,8 @@ def launch_sum(ctx: Context, own: OwnPart, x: Any = None, gain: Any = None, eps:
     rows, columns = parts.shape[-2:]
     width = 8 if columns % 8 == 0 else 2
     threads = min(MAX_THREADS, -(-columns // (LANES * width)) * LANES)
-    row_lines = -(-columns // (threads * width)) * threads * width // 2
+    is_narrow = shares == 1 and parts.dtype.size == 2 and width == 8
+    row_lines = -(-columns // (threads * width)) * threads * (2 if is_narrow else width // 2)
     turns = -(-rows // min(MAX_GROUPS, LINES // row_lines))
     groups = -(-rows // turns)
     before = numbers(0.0) if gpu.last_turn is None else gpu.last_turn
@@ -92,6 +93,7 @@ def launch_sum(ctx: Context, own: OwnPart, x: Any = None, gain: Any = None, eps:
             "NORM": int(gain is not None),
             "N": width,
         },
+        types={"P": parts.dtype},
     )
     gpu.last_turn = summed
     return summed, normed

@@ -11,3 +11,8 @@ FUNCTION void add_up(PRIVATE float *v, const DEVICE P *parts, uint64_t at, uint6
       v[j] += more[j];
   }
 }
+template <typename P> FUNCTION float half_of_word(uint word, int which) {
+  P halves[4 / sizeof(P)];
+  memcpy(halves, &word, 4);
+  return float(halves[which % int(4 / sizeof(P))]);
+}
