@@ -1,7 +1,7 @@
-"""Measure decode and prefill on a GPU in turns with mlx-lm and transformers, each alone on the device.
+"""Measure decode and prefill on a GPU in turns with mlx-lm, llama.cpp and transformers, each alone on the device.
 
     python bench/gpu.py --json bench/results/gpu/h200.json          # every case that something is wanted of
-    python bench/gpu.py --case llama-8b-q4_k_m:8 --rounds 3 --without transformers
+    python bench/gpu.py --case llama-8b-q4_k_m:8 --rounds 3 --without transformers --llama llama.cpp/build/bin
     python bench/gpu.py --write-docs bench/results/gpu/h200.json    # measure nothing, write docs/gpu.md and its plot
 
 Weights are random and made on the device. Of each model the engines take turns, and a turn is a whole process: it opens
@@ -37,8 +37,8 @@ ROOT = Path(__file__).parents[1]
 
 def measure_all(given: argparse.Namespace) -> dict[str, Any]:
     """All cases, model by model; what is there so far is written after each case of a turn."""
-    missing = find_missing(given.without)
-    session = Session(given.device, given.turns, given.rounds, given.steps, missing, start_side)
+    missing = find_missing(given.without, given.llama)
+    session = Session(given.device, given.turns, given.rounds, given.steps, missing, start_side, given.llama)
     before = read_results(given.json) if given.update and given.json.exists() else None
     results: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -92,6 +92,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--case", action="append", metavar="CASE", help="SHAPE-TYPE:BATCH[@CONTEXT] or :prefill@TOKENS")
     parser.add_argument("--without", action="append", default=[], choices=MODULES, help="leave a peer out")
+    parser.add_argument("--llama", default="", metavar="FOLDER", help="llama.cpp's tools, built with CUDA")
     parser.add_argument("--turns", type=int, default=2, help="of each engine, whole processes")
     parser.add_argument("--rounds", type=int, default=5, help="of a case in a turn")
     parser.add_argument("--steps", type=int, default=24, help="of a round of decoding")

@@ -19,7 +19,7 @@ TITLES |= {"gpt-oss-20b": "gpt-oss 20B", "tinyoss": "tiny gpt-oss"}
 TITLES |= {"qwen3.5-0.8b": "Qwen 3.5 0.8B", "qwen3.6-27b": "Qwen 3.6 27B", "qwen3.5-35b-a3b": "Qwen 3.5 35B A3B"}
 TITLES |= {"tinydelta": "tiny delta net"}
 SHORT_CONTEXT = 32
-OURS, MLX_LM, MLX_LM_4BIT, TRANSFORMERS = "mlxr", "mlx-lm", "mlx-lm 4-bit", "transformers"
+OURS, MLX_LM, MLX_LM_4BIT, TRANSFORMERS, LLAMA_CPP = "mlxr", "mlx-lm", "mlx-lm 4-bit", "transformers", "llama.cpp"
 
 
 @dataclass(frozen=True)

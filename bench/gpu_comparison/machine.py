@@ -8,15 +8,15 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from gpu_comparison.cases import MLX_LM, TRANSFORMERS
+from gpu_comparison.cases import LLAMA_CPP, MLX_LM, TRANSFORMERS
 
 MODULES = {MLX_LM: ("mlx_lm",), TRANSFORMERS: ("torch", "transformers")}
 COPY_NUMBERS = 1 << 30
 
 
-def find_missing(without: list[str]) -> dict[str, str]:
+def find_missing(without: list[str], tools: str = "") -> dict[str, str]:
     """Why peers are left out, by name."""
-    skipped = {}
+    skipped = {} if tools else {LLAMA_CPP: "not asked for"}
     for name, modules in MODULES.items():
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         if name in without:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_comparison.cases import MLX_LM, MLX_LM_4BIT, OURS, TARGETS, TRANSFORMERS, Case, Target
+from gpu_comparison.cases import LLAMA_CPP, MLX_LM, MLX_LM_4BIT, OURS, TARGETS, TRANSFORMERS, Case, Target
 from mlxr.core.errors import MlxrError
 from plot import Bar, draw_bars
 
@@ -18,7 +18,7 @@ DOCUMENT = Path("docs") / "gpu.md"
 PLOT = Path("docs") / "img" / "gpu-speed.svg"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 GIB = 2**30
-PEERS = (MLX_LM, TRANSFORMERS)
+PEERS = (MLX_LM, LLAMA_CPP, TRANSFORMERS)
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def format_table(results: Results) -> str:
     lines = [
         describe(results),
         "",
-        f"| work | mlxr, tokens/s | mlx-lm | ratio | wanted | {TRANSFORMERS} | mlxr reads | of the copy rate | "
-        "peak memory |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        f"| work | mlxr, tokens/s | mlx-lm | ratio | wanted | {LLAMA_CPP} | {TRANSFORMERS} | mlxr reads | "
+        "of the copy rate | peak memory |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     return "\n".join([*lines, *(format_line(results, case) for case in list_cases(results))])
 
@@ -64,7 +64,7 @@ def tell_absence(results: Results, name: str) -> str:
     """In how many cases a peer was measured, where not in all; and why in none."""
     cases = {row["case"] for row in results["rows"]}
     measured = {row["case"] for row in results["rows"] if row["engine"].partition(" ")[0] == name}
-    if measured == cases:
+    if measured == cases or (name == LLAMA_CPP and not measured and name not in results["skipped"]):
         return ""
     if measured:
         return f" {name} was measured in {len(measured)} of {len(cases)} cases."
@@ -114,7 +114,7 @@ def format_line(results: Results, case: Case) -> str:
     cells.append("" if found is None else "{:.2f} × ({:.2f} to {:.2f})".format(*found))
     wanted = f"≥ {target.ratio:g} ×" if target.ratio else ""
     cells.append(wanted + ("" if target.share is None else f", ≥ {target.share:.0%}"))
-    cells.append(format_speed(find_row(results, case, TRANSFORMERS)))
+    cells += [format_speed(find_row(results, case, engine)) for engine in (LLAMA_CPP, TRANSFORMERS)]
     if ours is None or case.kind == "prefill":
         cells += ["", ""]
     else:

@@ -11,10 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpu_comparison.cases import MLX_LM, MLX_LM_4BIT, OURS, TRANSFORMERS, Case
+from gpu_comparison.cases import LLAMA_CPP, MLX_LM, MLX_LM_4BIT, OURS, TRANSFORMERS, Case
 from mlxr.core.errors import MlxrError
 
-ENGINES = (OURS, MLX_LM, TRANSFORMERS)  # in the order of their turns
+ENGINES = (OURS, MLX_LM, LLAMA_CPP, TRANSFORMERS)  # in the order of their turns
 WARM_STEPS = 8
 SPARE_TOKENS = 1024  # of the models' context, beyond what is counted
 MAX_TRANSFORMERS_CONTEXT = 4096  # what its static cache and masks of longer ones take, the others need
@@ -42,6 +42,7 @@ class Session:
     steps: int
     skipped: Mapping[str, str]
     make_side: Callable[[str], Asked]
+    tools: str = ""  # the folder of llama.cpp's
     failed: dict[str, str] = field(default_factory=dict)
     _rows: dict[tuple[str, str], Row] = field(default_factory=dict)
 
@@ -66,7 +67,11 @@ class Session:
     def _take_turn(self, name: str, cases: list[Case]) -> Iterator[None]:
         """An engine's process from its start to its end."""
         longest = max(case.context for case in cases) + WARM_STEPS + self.rounds * self.steps + SPARE_TOKENS
-        told = {"device": self.device, "context_length": max(cases[0].model.context_length, longest)}
+        told = {
+            "device": self.device,
+            "tools": self.tools,
+            "context_length": max(cases[0].model.context_length, longest),
+        }
         start_s = time.monotonic()
         try:
             with closing(self.make_side(name)) as side:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from comparison.protocol import serve
-from gpu_comparison.cases import MLX_LM, MLX_LM_4BIT, OURS, Case
+from gpu_comparison.cases import LLAMA_CPP, MLX_LM, MLX_LM_4BIT, OURS, Case
+from gpu_comparison.llama_cpp import LlamaCpp
 from gpu_comparison.machine import measure_copy
 from gpu_comparison.ours import Ours
 from gpu_comparison.peers import MlxLm, Transformers
@@ -22,12 +23,14 @@ class Side:
         self._engine: Any = None
         self._case: Case | None = None
 
-    def open(self, engine: str, device: str, case: str, context_length: int) -> None:
-        """The model of a case with random weights."""
+    def open(self, engine: str, device: str, case: str, context_length: int, tools: str = "") -> None:
+        """The model of a case with random weights; `tools` is the folder of llama.cpp's."""
         chosen = Case.parse(case)
         shape = replace(chosen.model, context_length=context_length)
         if engine == OURS:
             self._engine = Ours(device, shape, chosen.type_name)
+        elif engine == LLAMA_CPP:
+            self._engine = LlamaCpp(tools, chosen)
         elif engine in (MLX_LM, MLX_LM_4BIT):
             self._engine = MlxLm(device, shape, quantized=engine == MLX_LM_4BIT)
         else:

@@ -65,7 +65,7 @@ def test_tiny_models_are_measured(bench: ModuleType, tmp_path: Path, capsys: pyt
     assert bench.main(arguments) == 0
     found = json.loads(path.read_text())
     assert found["device"] == "mlx-cpu"
-    assert found["skipped"] == {"mlx-lm": "not asked for", "transformers": "not asked for"}
+    assert found["skipped"] == dict.fromkeys(("mlx-lm", "llama.cpp", "transformers"), "not asked for")
     assert [(row["case"], row["engine"]) for row in found["rows"]] == [
         ("tiny-bf16:3@32", "mlxr"),
         ("tiny-q4_k_m:1@40", "mlxr"),
@@ -80,6 +80,29 @@ def test_tiny_models_are_measured(bench: ModuleType, tmp_path: Path, capsys: pyt
         assert (len(row["rounds"]), row["turns"]) == (4, 2)
         assert min(row["tokens_per_s"], row["weight_bytes"], row["cache_bytes"], row["peak_bytes"]) > 0
     assert "tiny Q4_K_M, prefill of 33" in capsys.readouterr().out
+
+
+def test_llama_cpp_says_what_a_step_takes(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tool, as a script that says what it was asked for."""
+    module = importlib.import_module("gpu_comparison.llama_cpp")
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    tool = tmp_path / module.TOOL
+    tool.write_text(
+        "#!/bin/sh\nwhile [ $# -gt 0 ]; do case $1 in -m) test -s $2 || exit 3;; "
+        "-npl) batch=$2;; -npp) prompt=$2;; esac; "
+        'shift; done\necho loading\necho "{\\"n_kv_max\\": 1, \\"t_pp\\": $prompt, \\"t_tg\\": $batch}"\n'
+    )
+    tool.chmod(0o700)
+    case = sys.modules["gpu_comparison.cases"].Case.parse("tiny-q8_0:4")
+    engine = module.LlamaCpp(str(tmp_path), case)
+    engine.start(case, 8)
+    assert (engine.decode(8), engine.prefill()) == ([0.5], 32.0)
+    assert engine.measure_bytes()["weight_bytes"] == (tmp_path / "tiny-q8_0.gguf").stat().st_size
+    tool.write_text("#!/bin/sh\necho out of memory >&2\nexit 1\n")
+    with pytest.raises(RuntimeError, match="ended with 1: out of memory"):
+        engine.decode(8)
+    with pytest.raises(FileNotFoundError, match="give the folder"):
+        module.LlamaCpp(str(tmp_path / "none"), case)
 
 
 class FailingSide:
@@ -152,7 +175,9 @@ def events(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return Speaker(name, happened.count(f"{name} begins") + 1, happened)
 
     monkeypatch.setattr(bench, "start_side", start)
-    monkeypatch.setattr(bench, "find_missing", lambda without: dict.fromkeys(without, "not asked for"))
+    monkeypatch.setattr(
+        bench, "find_missing", lambda without, _: dict.fromkeys([*without, "llama.cpp"], "not asked for")
+    )
     return happened
 
 
@@ -203,7 +228,7 @@ def test_a_process_that_has_ended_may_be_asked_and_closed(bench: ModuleType, tmp
 def test_peers_that_are_not_installed_are_left_out_by_name(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = sys.modules["gpu_comparison.machine"]
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
-    assert machine.find_missing(["mlx-lm"]) == {
+    assert machine.find_missing(["mlx-lm"], "tools") == {
         "mlx-lm": "not asked for",
         "transformers": "torch and transformers not installed",
     }
@@ -234,11 +259,11 @@ def test_the_table_compares_round_by_round(report: ModuleType, results: dict[str
     told = report.describe({**results, "rows": without, "skipped": {"transformers": "not asked for"}})
     assert told.endswith("in 2 of 3 cases. Without transformers: not asked for.")
     assert lines[4] == (
-        "| TinyLlama BF16, batch 1 | 700 | 350 | 1.60 × (1.50 to 2.00) | ≥ 1.5 × | 320 (no CUDA graph) | 770 GB/s "
+        "| TinyLlama BF16, batch 1 | 700 | 350 | 1.60 × (1.50 to 2.00) | ≥ 1.5 × |  | 320 (no CUDA graph) | 770 GB/s "
         "| weights 70% | 1.5 GiB |"
     )
     assert lines[5].startswith("| Llama 3 8B Q4_K_M, batch 1 | 100 | 50 | 2.00 × (2.00 to 2.00) | ≥ 2.2 ×, ≥ 45% |  |")
-    assert lines[6] == "| Llama 3 8B Q4_K_M, prefill of 2,048 | 100,000 |  |  | ≥ 3 × |  |  |  | 1.5 GiB |"
+    assert lines[6] == "| Llama 3 8B Q4_K_M, prefill of 2,048 | 100,000 |  |  | ≥ 3 × |  |  |  |  | 1.5 GiB |"
 
 
 def test_turns_that_one_engine_lacks_are_not_compared(report: ModuleType, results: dict[str, Any]) -> None:
