@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxr.core.errors import DeviceError
-from mlxr.kernels.gpu.cuda.code import CudaCode
+from mlxr.kernels.gpu.cuda.code import CudaCode, prune_folder
 from mlxr.kernels.gpu.kernel import Variant
 from mlxr.kernels.gpu.launcher import Launcher
 from mlxr.kernels.gpu.pool import COPY_PAGE
@@ -27,6 +28,16 @@ class FakeCompiler:
     def compile(self, source: str) -> bytes:
         self.compiled += 1
         return f"{self.compiler} {self.architecture} {source}".encode()
+
+
+def test_what_was_used_last_is_kept(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "used", "old")):
+        path = tmp_path / f"{name}.cubin"
+        path.write_bytes(bytes(100))
+        os.utime(path, (1000 - age, 1000 - age))
+    (tmp_path / "other").write_bytes(bytes(1000))
+    prune_folder(tmp_path, 250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.cubin", "other", "used.cubin"]
 
 
 def test_code_is_compiled_once_for_a_folder(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source, name_cuda
 
 logger = logging.getLogger(__name__)
 MAX_COMPILERS = 8
+KEPT_BYTES = 256 * 2**20  # of code in the folder; a model of one type has some 2 MB
 
 
 class Compiler(Protocol):
@@ -60,7 +61,9 @@ class CudaCode:
         key = "\0".join((compiler.compiler, compiler.architecture, source))
         path = self._folder / f"{kernel.name}-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.cubin"
         try:
-            return path.read_bytes()
+            code = path.read_bytes()
+            os.utime(path)  # what is used stays
+            return code
         except OSError:
             code = compiler.compile(source)
         scratch = path.with_suffix(f".{os.getpid()}")
@@ -68,6 +71,18 @@ class CudaCode:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             scratch.write_bytes(code)
             scratch.replace(path)  # whole or not at all, also when two processes compile the same
+            prune_folder(self._folder, KEPT_BYTES)
         except OSError as error:
             logger.warning("compiled kernels are not kept: %s", error)
         return code
+
+
+def prune_folder(folder: Path, kept_bytes: int) -> None:
+    """Remove what was not used for the longest time until the rest is no more than that. Raises OSError."""
+    files = sorted(((path, path.stat()) for path in folder.glob("*.cubin")), key=lambda file: file[1].st_mtime)
+    excess_bytes = sum(told.st_size for _, told in files) - kept_bytes
+    for path, told in files:
+        if excess_bytes <= 0:
+            break
+        path.unlink(missing_ok=True)
+        excess_bytes -= told.st_size
