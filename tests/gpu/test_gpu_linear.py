@@ -12,7 +12,8 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.embed import embed
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.linear.gpu import MAX_ROWS
+from mlxr.kernels.linear.expand import cut_rows
+from mlxr.kernels.linear.gpu import MAX_ROWS, MAX_TILED
 
 EXACT = 2e-6  # f32 sums in another order
 NARROW = 8e-3  # weights, input and result rounded to bf16 on the way
@@ -43,8 +44,21 @@ def test_every_number_of_rows(gpu: Context, tokens: int) -> None:
 
 @pytest.mark.parametrize("type_name", QUANTISED)
 def test_many_rows(gpu: Context, type_name: str) -> None:
-    allowed = NARROW if gpu.gpu.narrow else EXACT
-    assert run(gpu, [make_tensor(type_name, 37, 768)], MAX_ROWS + 3) < allowed
+    tokens, allowed = (MAX_TILED + 3, NARROW) if gpu.gpu.has_tiles else (MAX_ROWS + 3, EXACT)
+    assert run(gpu, [make_tensor(type_name, 37, 768)], tokens) < allowed
+
+
+def test_rows_are_cut_into_pieces_that_have_room() -> None:
+    assert cut_rows([5, 2], 8) == [[(0, 0, 5), (1, 0, 2)]]
+    assert cut_rows([5, 2], 3) == [[(0, 0, 3)], [(0, 3, 5), (1, 0, 1)], [(1, 1, 2)]]
+
+
+@pytest.mark.parametrize("most", [768 * 4 * 30, 768 * 4 * 1000])
+def test_pieces_of_several_weights(gpu: Context, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxr.kernels.linear.expand.SCRATCH_BYTES", most)
+    tensors = [make_tensor("q4_k", 37, 768), make_tensor("q6_k", 21, 768), make_tensor("q8_0", 40, 768)]
+    tokens, allowed = (MAX_TILED + 3, NARROW) if gpu.gpu.has_tiles else (MAX_ROWS + 3, EXACT)
+    assert run(gpu, tensors, tokens, biased=True) < allowed
 
 
 @pytest.mark.parametrize("type_name", ["f32", "f16", "bf16"])

@@ -64,6 +64,19 @@ def run(
     return relative_error(result, expected)
 
 
+STREAMED = ("q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
+
+
+@pytest.mark.parametrize("type_name", STREAMED)
+def test_every_type(gpu: Context, type_name: str) -> None:
+    assert run(gpu, [make_tensor(type_name, 48, 1024)]) < CLOSE
+
+
+@pytest.mark.parametrize("type_name", ["q5_k", "q8_0"])
+def test_gate_of_other_types(gpu: Context, type_name: str) -> None:
+    assert run(gpu, [make_tensor(type_name, 2 * 24, 512)], gate=1, normed=True) < CLOSE
+
+
 @pytest.mark.parametrize("type_name", ["q4_k", "q6_k"])
 @pytest.mark.parametrize("plan", [StreamPlan((3, 0)), StreamPlan((1, 0), 4, 3), StreamPlan((4, 0), 2, 1)], ids=str)
 def test_every_plan(gpu: Context, type_name: str, plan: StreamPlan) -> None:
@@ -94,8 +107,9 @@ def test_blocks_of_zeros_and_of_large_numbers(gpu: Context) -> None:
     assert run(gpu, [make_tensor("q6_k", 32, 1024)], x=x) < CLOSE
 
 
-def test_stays_within_its_arrays(sanitized: Context) -> None:
-    tensors = [make_tensor("q4_k", 48, 1024), make_tensor("q6_k", 32, 1024)]
+@pytest.mark.parametrize("types", [("q4_k", "q6_k"), ("q5_k", "q8_0"), ("iq4_xs", "q5_0")], ids="+".join)
+def test_stays_within_its_arrays(sanitized: Context, types: tuple[str, str]) -> None:
+    tensors = [make_tensor(types[0], 48, 1024), make_tensor(types[1], 32, 1024)]
     assert run(sanitized, tensors, normed=True, added=True) < CLOSE
 
 
@@ -120,7 +134,8 @@ def test_what_is_not_streamed() -> None:
     assert plan_stream(takes, 132, ROOM_BYTES) == StreamPlan((132, 0))
     assert plan_stream(takes, 132, 64 * 1024) is None
     assert plan_stream(takes, 0, 0) is None
-    assert plan_stream(StreamShape((13, 13), (4096, 0), 4096), 132, ROOM_BYTES) is None
+    assert plan_stream(StreamShape((10, 10), (4096, 0), 4096), 132, ROOM_BYTES) is None
+    assert plan_stream(StreamShape((2, 2), (4096, 0), 14336), 132, ROOM_BYTES) == StreamPlan((132, 0), stages=5)
     assert plan_stream(StreamShape((12, 12), (4096, 0), 4352), 132, ROOM_BYTES) is None
     assert plan_stream(StreamShape((12, 12), (4100, 0), 4096), 132, ROOM_BYTES) is None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from mlxr.kernels.context import Context
@@ -131,16 +132,19 @@ def count_operator_bytes(operator: Operator, sizes: Sizes, columns: int) -> int:
 
 def count_product_bytes(weight: LinearWeight, result_bytes: int, operand_bytes: int, cast_bytes: int) -> int:
     """Bytes of all that a product of one of many rows makes: operands, parts of the result, and the result."""
-    parts, _ = weight.payload
-    made_bytes, operands = 0, 0
-    for part in parts:
-        is_float = part.type_name in FLOATS
-        kind_bytes = part.upload.array.itemsize if is_float else cast_bytes
-        operands += (0 if is_float and kind_bytes == operand_bytes else kind_bytes) * weight.in_features
-        made_bytes += kind_bytes * part.rows
-    joined_bytes = made_bytes if len(parts) > 1 else 0
-    final_bytes = 0 if made_bytes == result_bytes * weight.out_features else result_bytes * weight.out_features
-    return operands + made_bytes + joined_bytes + final_bytes
+    parts, bias = weight.payload
+    kinds: list[int] = [part.upload.array.itemsize if part.type_name in FLOATS else cast_bytes for part in parts]
+    made_bytes: int = sum(kind * part.rows for kind, part in zip(kinds, parts, strict=True))
+    operands = sum(kind * weight.in_features for kind in set(kinds) - {operand_bytes})
+    products = [
+        1 if is_blocks else len(list(group))
+        for is_blocks, group in groupby(parts, key=lambda part: part.type_name not in FLOATS)
+    ]
+    joined_bytes = made_bytes if sum(products) > 1 else 0
+    summed_bytes = 0 if bias is None else STREAM_BYTES * weight.out_features
+    is_cast = max(kinds) > result_bytes or (bias is not None and result_bytes < STREAM_BYTES)
+    cast = result_bytes * weight.out_features if is_cast else 0
+    return operands + made_bytes + joined_bytes + summed_bytes + cast
 
 
 def run_layers(ctx: Context, stream: Any, layers: Layers, step: StepInput) -> tuple[Any, Any]:

@@ -4,11 +4,12 @@ Products: quantised weights are expanded a piece at a time into one scratch arra
 
 However far MLX's evaluation runs ahead, there is never more than that array: each launch that fills it waits for the
 product before, and each product for the launch, through arrays that MLX knows. (What is written in place it does not
-know.) So the launch also makes the operand, and takes the product before as an input.
+know.) So the launch also makes zeros, which the product adds, and takes the product before as an input.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from mlxr.kernels.gpu.watch import SHORT_NAMES
 from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
 from mlxr.kernels.tensor import TensorSource
 
-SCRATCH_BYTES = 256 * 2**20
+SCRATCH_BYTES = 512 * 2**20
+PIECE_ROWS = (
+    256  # pieces of large weights are multiples of it: the library is slow where rows of results are not aligned
+)
 THREADS, GROUPS = 256, 1056  # eight threadgroups for each of an H200's multiprocessors
 SIMD_GROUPS = 4  # of a threadgroup that picks rows, one row each
 BLOCK_HEADERS = ("runs.h", "k_blocks.h", "blocks.h")  # in this order: what blocks of weights are made of
@@ -27,8 +31,8 @@ FILL = Kernel(
     "linear_fill",
     Path(__file__).parent,
     "scratch.body",
-    ("weights", "x", "after", "scratch", "sizes"),
-    ("operand",),
+    ("weights", "after", "scratch", "sizes"),
+    ("zeros",),
     (*BLOCK_HEADERS, "expand.h"),
     type_names=TYPE_NAMES,
 )
@@ -43,40 +47,62 @@ EXPAND = Kernel(
 )
 
 
-def multiply_expanded(gpu: Any, x: Any, number: int, rows: int, planes: Any) -> list[Any]:
-    """x (tokens, columns) times all rows of a weight, piece after piece; `number` is that of its type."""
+def multiply_expanded(gpu: Any, x: Any, weights: list[tuple[int, int, Any]]) -> Any:
+    """x (tokens, columns) times all rows of some weights, each (number of its type, rows, planes): (tokens, rows)."""
     mx = gpu.mx
     kind = mx.bfloat16 if gpu.narrow else mx.float32
-    tokens, columns = x.shape
-    step = max(1, min(rows, SCRATCH_BYTES // (columns * kind.size)))
-    outputs: list[Any] = []
-    for start in range(0, rows, step):
-        count = min(step, rows - start)
-        scratch = gpu.reserve(step * columns, kind)
+    columns, outputs = x.shape[1], []
+    x = x if x.dtype == kind else x.astype(kind)
+    most = SCRATCH_BYTES // (columns * kind.size)
+    most = max(1, most - most % PIECE_ROWS if most > PIECE_ROWS else most)
+    for pieces in cut_rows([rows for _, rows, _ in weights], most):
+        count = sum(stop - start for _, start, stop in pieces)
+        scratch, place = gpu.reserve(count * columns, kind), 0
         after = x if gpu.last_expanded is None else gpu.last_expanded
-        (operand,) = gpu.launcher.launch(
-            FILL,
-            [
-                planes,
-                x,
-                mx.flatten(after)[:8].view(mx.uint8),
-                scratch,
-                gpu.launcher.numbers(columns, count, start, rows, tokens * columns),
-            ],
-            groups=(GROUPS if gpu.launcher.is_lazy else 1, 1, 1),
-            threads=THREADS,
-            outputs=[((tokens, columns), kind)],
-            constants={"TYPE_A": number, "GROUPS": GROUPS if gpu.launcher.is_lazy else 1},
-            types={"Y": kind},
-        )
-        matrix = scratch[: count * columns].reshape(count, columns)
-        outputs.append(_multiply(gpu, operand, matrix))
+        for index, start, stop in pieces:
+            number, rows, planes = weights[index]
+            sizes = gpu.launcher.numbers(stop - start, start, rows, place, count)
+            after = _fill(gpu, number, columns, [planes, mx.flatten(after)[:8].view(mx.uint8), scratch, sizes], count)
+            place += stop - start
+        outputs.append(_multiply(gpu, after, x, scratch[: count * columns].reshape(count, columns)))
         gpu.last_expanded = outputs[-1]
-    return outputs
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
 
 
-def _multiply(gpu: Any, operand: Any, matrix: Any) -> Any:
-    return gpu.watch.run_mlx("linear", name_product(matrix), lambda: operand @ matrix.T, operand, matrix)
+def cut_rows(rows: Sequence[int], most: int) -> list[list[tuple[int, int, int]]]:
+    """Rows of weights that lie behind one another, at most so many at a time: each (weight, first row, end)."""
+    cuts: list[list[tuple[int, int, int]]] = []
+    room = 0
+    for index, count in enumerate(rows):
+        start = 0
+        while start < count:
+            if not room:
+                cuts.append([])
+                room = most
+            stop = min(count, start + room)
+            cuts[-1].append((index, start, stop))
+            room -= stop - start
+            start = stop
+    return cuts
+
+
+def _fill(gpu: Any, number: int, columns: int, inputs: list[Any], zeros: int) -> Any:
+    kind, groups = inputs[2].dtype, GROUPS if gpu.launcher.is_lazy else 1
+    (made,) = gpu.launcher.launch(
+        FILL,
+        inputs,
+        groups=(groups, 1, 1),
+        threads=THREADS,
+        outputs=[((zeros,), kind)],
+        constants={"TYPE_A": number, "INPUTS": columns, "GROUPS": groups},
+        types={"Y": kind},
+    )
+    return made
+
+
+def _multiply(gpu: Any, zeros: Any, x: Any, matrix: Any) -> Any:
+    """The product waits for what made the zeros, as it adds them to every row, which costs nothing."""
+    return gpu.watch.run_mlx("linear", name_product(matrix), lambda: gpu.mx.addmm(zeros, x, matrix.T), x, matrix)
 
 
 def name_product(matrix: Any) -> str:

@@ -16,6 +16,7 @@ sum after it; some leave the sum to the norm that follows, in shares. How weight
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from mlxr.kernels.context import Context
@@ -95,19 +96,31 @@ def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
         product = Product(inputs, parts, bias, way)
         return Deferred((tokens, weight.out_features), gpu.activations, product, lambda: multiply(ctx, product))
     x = settle(x)
-    outputs = []
-    for part in parts:
-        if _takes_tiles(ctx, part, tokens) or _has_kernel(part, tokens):
-            way = "tiles" if _takes_tiles(ctx, part, tokens) else "rows"
-            outputs.append(multiply(ctx, Product(x, [part], None, way)))
-        elif part.type_name in FLOATS:
-            outputs.append(_multiply_library(ctx, x, part.upload.array))
-        else:
-            outputs += multiply_expanded(gpu, x, LAYOUTS[part.type_name].number, part.rows, part.raw)
-    result = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+    result = _multiply_parts(ctx, x, parts)
     if bias is not None:
         result = result + bias
-    return result.astype(gpu.activations)
+    return result if result.dtype.size <= gpu.activations.size else result.astype(gpu.activations)
+
+
+def _multiply_parts(ctx: Context, x: Any, parts: list[Part]) -> Any:
+    """Each part by itself, those that are expanded together; what the library makes of 16 bits stays so."""
+    outputs = []
+    for way, group in groupby(parts, key=lambda part: _choose_part(ctx, part, x.shape[0])):
+        if way == "expanded":
+            outputs.append(multiply_expanded(ctx.gpu, x, _list_weights(list(group))))
+        elif way == "library":
+            outputs += [_multiply_library(ctx, x, part.upload.array) for part in group]
+        else:
+            outputs += [multiply(ctx, Product(x, [part], None, way)) for part in group]
+    return outputs[0] if len(outputs) == 1 else ctx.gpu.mx.concatenate(outputs, axis=1)
+
+
+def _choose_part(ctx: Context, part: Part, tokens: int) -> str:
+    if _takes_tiles(ctx, part, tokens):
+        return "tiles"
+    if _has_kernel(part, tokens):
+        return "rows"
+    return "library" if part.type_name in FLOATS else "expanded"
 
 
 def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None, *, wide: bool = False) -> Any:

@@ -103,35 +103,54 @@ template <int COLUMNS, bool NORM, int SIMDS> struct Bringer {
 // that.
 template <typename Q> struct Streamed {};
 
-template <> struct Streamed<Q4_K> {
-  enum { UNIT = 2, STRIDE = 80, WORDS = 16 * STRIDE }; // in words; rows 64 bytes apart in the banks
+// Blocks with six-bit scales and minima, of 4 bits or with a fifth one, BLOCK_WORDS each of which FIRST are in front of
+// the nibbles.
+template <bool FIVE> struct StreamedSixes {
+  enum { UNIT = 2, BLOCK_WORDS = FIVE ? 44 : 36, FIRST = FIVE ? 12 : 4, PIECES = BLOCK_WORDS / 2, REST = PIECES - 16 };
+  enum { STRIDE = FIVE ? 112 : 80, WORDS = 16 * STRIDE }; // in words; rows 64 bytes apart in the banks
   template <int COLUMNS>
   static FUNCTION void fetch(Bytes base, uint64_t, uint row, uint jump, int unit, GROUP uint *to, int lane) {
-    constexpr uint ROW = COLUMNS / 256 * 144;
-    Bytes from = base + uint64_t(row) * ROW + 288 * unit;
+    constexpr uint ROW = COLUMNS / 64 * BLOCK_WORDS;
+    Bytes base_row = base + uint64_t(row) * ROW + 8 * BLOCK_WORDS * unit;
     const uint further = jump * ROW;
     UNROLL
     for (int i = 0; i < 8; ++i) {
       const int r = 2 * i + lane / 16;
-      stream_words(from + r * ROW + (i < 4 ? 0u : further) + 16 * (lane % 16), to + r * STRIDE + 4 * (lane % 16));
+      stream_words(base_row + r * ROW + (i < 4 ? 0u : further) + 16 * (lane % 16), to + r * STRIDE + 4 * (lane % 16));
     }
-    const int r = lane / 2;
-    stream_words(from + r * ROW + (r < 8 ? 0u : further) + 256 + 16 * (lane % 2), to + r * STRIDE + 64 + 4 * (lane % 2));
+    UNROLL
+    for (int i = 0; i < REST / 2; ++i) {
+      const int r = (32 * i + lane) / REST, p = (32 * i + lane) % REST;
+      stream_words(base_row + r * ROW + (r < 8 ? 0u : further) + 256 + 16 * p, to + r * STRIDE + 64 + 4 * p);
+    }
   }
   struct Words {
-    uint head[UNIT][2][4], q[UNIT][2][2][4];
+    uint head[UNIT][2][4], q[UNIT][2][2][4], fifth[FIVE ? UNIT : 1][2][4];
   };
   static FUNCTION void read(const GROUP uint *unit, int lane, PRIVATE Words &w) {
     UNROLL
     for (int b = 0; b < UNIT; ++b) {
       UNROLL
       for (int i = 0; i < 2; ++i) {
-        const GROUP uint *from = unit + (lane / 4 + 8 * i) * STRIDE + 36 * b;
+        const GROUP uint *from = unit + (lane / 4 + 8 * i) * STRIDE + BLOCK_WORDS * b;
         read_words(from, w.head[b][i]);
-        read_words(from + 4 + 4 * (lane % 4), w.q[b][i][0]);
-        read_words(from + 20 + 4 * (lane % 4), w.q[b][i][1]);
+        read_words(from + FIRST + 4 * (lane % 4), w.q[b][i][0]);
+        read_words(from + FIRST + 16 + 4 * (lane % 4), w.q[b][i][1]);
+        if (FIVE)
+          read_words(from + 4 + 4 * (lane % 2), w.fifth[b][i]);
       }
     }
+  }
+  // Four near numbers and four far ones, these times 16 where there is no fifth bit, of run t or 4 + t.
+  static FUNCTION uint near_of(PRIVATE const Words &w, int b, int i, int j, int v, int t) {
+    const uint low = w.q[b][i][j][v] & 0x0F0F0F0Fu;
+    return FIVE ? low | spread_bit(w.fifth[FIVE ? b : 0][i][v], uint(2 * (t / 2) + 4 * j), 4) : low;
+  }
+  static FUNCTION uint far_of(PRIVATE const Words &w, int b, int i, int j, int v, int t) {
+    const uint word = w.q[b][i][j][v];
+    if (!FIVE)
+      return word & 0xF0F0F0F0u;
+    return (word >> 4 & 0x0F0F0F0Fu) | spread_bit(w.fifth[FIVE ? b : 0][i][v], uint(2 * (t / 2) + 4 * j + 1), 4);
   }
   // b has near and far of a pair of runs, which share their scales, in columns of their own, high and low: 4 far + 2 low
   // + pair. So lane t has the sums of both pairs.
@@ -144,11 +163,11 @@ template <> struct Streamed<Q4_K> {
     const GROUP uint *near = meets && g < 4 ? x + at + 64 * block : x + R::ZEROS;
     const GROUP uint *far = meets && g >= 4 ? x + at + 64 * block + 8 : x + R::ZEROS;
     const int step = meets && g < 4 ? 64 : 0, far_step = meets && g >= 4 ? 64 : 0;
-    const float part = t == 0 ? 256.0f : t == 1 ? 1.0f : t == 2 ? 16.0f : 0.0625f, low_part = t % 2 ? 32.0f : 8192.0f;
+    const float whole_part = t % 2 ? 1.0f : 256.0f, part = FIVE || t < 2 ? whole_part : 0.0625f * whole_part;
+    const float low_part = t % 2 ? 32.0f : 8192.0f;
     UNROLL
     for (int b = 0; b < UNIT; ++b) {
       PRIVATE const uint (*head)[4] = w.head[b];
-      PRIVATE const uint (*q)[2][4] = w.q[b];
       int whole[2] = {0, 0};
       UNROLL
       for (int j = 0; j < 2; ++j) {
@@ -158,10 +177,10 @@ template <> struct Streamed<Q4_K> {
         int c[4] = {0, 0, 0, 0};
         UNROLL
         for (int v = 0; v < 4; v += 2) {
-          const uint low[4] = {q[0][j][v] & 0x0F0F0F0Fu, q[1][j][v] & 0x0F0F0F0Fu, q[0][j][v + 1] & 0x0F0F0F0Fu,
-                               q[1][j][v + 1] & 0x0F0F0F0Fu};
-          const uint high[4] = {q[0][j][v] & 0xF0F0F0F0u, q[1][j][v] & 0xF0F0F0F0u, q[0][j][v + 1] & 0xF0F0F0F0u,
-                                q[1][j][v + 1] & 0xF0F0F0F0u};
+          const uint low[4] = {near_of(w, b, 0, j, v, t), near_of(w, b, 1, j, v, t), near_of(w, b, 0, j, v + 1, t),
+                               near_of(w, b, 1, j, v + 1, t)};
+          const uint high[4] = {far_of(w, b, 0, j, v, t), far_of(w, b, 1, j, v, t), far_of(w, b, 0, j, v + 1, t),
+                                far_of(w, b, 1, j, v + 1, t)};
           multiply_bytes(c, low, n + v);
           multiply_bytes(c, high, f + v);
         }
@@ -184,6 +203,8 @@ template <> struct Streamed<Q4_K> {
     }
   }
 };
+template <> struct Streamed<Q4_K> : StreamedSixes<false> {};
+template <> struct Streamed<Q5_K> : StreamedSixes<true> {};
 
 template <> struct Streamed<Q6_K> {
   enum { UNIT = 1, STRIDE = 48, HIGH = 16 * STRIDE, HIGH_STRIDE = 24, GROUPS = HIGH + 16 * HIGH_STRIDE };

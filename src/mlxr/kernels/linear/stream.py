@@ -13,7 +13,7 @@ from typing import Any
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.extras import Extras
-from mlxr.kernels.linear.parts import TYPE_NAMES
+from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
 
 STREAM = Kernel(
     "linear_stream",
@@ -21,16 +21,17 @@ STREAM = Kernel(
     "stream.body",
     ("x", "a", "b", "bias", "norm", "residual", "numbers"),
     ("out",),
-    (*BLOCK_HEADERS, "stream.h", "gate.h"),
+    (*BLOCK_HEADERS, "units.h", "stream.h", "stream_runs.h", "gate.h"),
     type_names=TYPE_NAMES,
 )
-STAGE_WORDS = {12: 1280, 14: 1232}  # of a unit, by ggml's number of the type: q4_k and q6_k
-BLOCK_BYTES = {12: 144, 14: 210}
+# Of a unit, as stream.h and stream_runs.h have it, by ggml's number of the type.
+STAGE_WORDS = {2: 832, 6: 960, 8: 1152, 12: 1280, 13: 1792, 14: 1232, 20: 832, 23: 800, 39: 800}
 TILE_ROWS = 16
 BLOCK_COLUMNS = 256
 WHOLE_COLUMNS = 512  # a unit may be two blocks
 SIMD_GROUPS = 8
 STAGES = 3  # so many that threadgroups have a multiprocessor each: two on some of them cost more than they bring
+RING_BYTES = 136 * 1024  # small units have more stages in as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,15 @@ def plan_stream(shape: StreamShape, processors: int, room_bytes: int) -> StreamP
     fits = all(kind in STAGE_WORDS for kind in shape.types) and not shape.columns % WHOLE_COLUMNS
     if not fits or not processors or any(rows % TILE_ROWS for rows in shape.rows):
         return None
-    plan = StreamPlan(share_groups(shape, processors))
+    words = max(STAGE_WORDS[kind] for kind in shape.types)
+    plan = StreamPlan(share_groups(shape, processors), stages=max(STAGES, RING_BYTES // (4 * SIMD_GROUPS * words)))
     return plan if shape.count_room(plan) <= room_bytes else None
+
+
+def count_bytes(kind: int, columns: int) -> int:
+    """Bytes of so many columns of a row, by the number of the type."""
+    layout = LAYOUTS[TYPE_NAMES[kind]]
+    return columns // layout.block_size * layout.block_bytes
 
 
 def share_groups(shape: StreamShape, processors: int) -> tuple[int, int]:
@@ -84,7 +92,7 @@ def share_groups(shape: StreamShape, processors: int) -> tuple[int, int]:
     first, second = shape.tiles
     if not second:
         return min(first, processors), 0
-    costs = [BLOCK_BYTES[kind] for kind in shape.types]
+    costs = [count_bytes(kind, BLOCK_COLUMNS) for kind in shape.types]
 
     def slowest(groups: int) -> int:
         return max(-(-first // (processors - groups)) * costs[0], -(-second // groups) * costs[1])

@@ -1,49 +1,8 @@
 // Blocks of weights that are unpacked in registers, where the matrix units take them; x is in the threadgroup's memory.
 //
-// A unit is 256 columns of 16 rows, which a SIMD-group copies to its own ring in the threadgroup's memory, plane after
-// plane and row after row. Lane 4 g + t unpacks of rows g and g + 8 what it has to hold of 16 columns: 2 t, 2 t + 1,
-// 2 t + 8 and 2 t + 9. So each weight is unpacked once for all tokens, and columns keep their order.
-
-// One plane of a unit, BYTES of each row STRIDE words apart, behind planes of BEFORE bytes; the second eight rows are
-// `jump` rows further on. Of two bytes, their neighbours come too, one of which is meant.
-template <int COLUMNS, int BEFORE, int BYTES, int STRIDE>
-FUNCTION void bring_plane(Bytes base, uint64_t total, uint row, uint jump, int unit, GROUP uint *to, int lane) {
-  constexpr int EACH = BYTES % 16 ? 4 : 16, PIECES = BYTES < EACH ? 1 : BYTES / EACH;
-  UNROLL
-  for (int i = 0; i < (BYTES ? 16 * PIECES : 0); i += 32) {
-    const int index = i + lane, r = index / PIECES, p = index % PIECES;
-    if (r < 16) {
-      const uint at = (row + r + (r < 8 ? 0u : jump)) * (COLUMNS / 256) + unit;
-      Bytes from = base + BEFORE * total + uint64_t(BYTES < 4 ? at & ~1u : at) * BYTES + EACH * p;
-      if (EACH == 16)
-        stream_words(from, to + r * STRIDE + 4 * p);
-      else
-        copy_word(from, to + r * STRIDE + p);
-    }
-  }
-}
-
-// A unit of up to four planes with A, B, C and D bytes of a row. The rows of the first PADDED planes are four words
-// further apart than they need, so that eight rows lie in different banks; behind `SCALES` words the planes after them
-// lie as in a weight of 16 rows.
-template <int PADDED, int A, int B = 0, int C = 0, int D = 0> struct Unit {
-  enum {
-    STRIDE = A / 4 + (PADDED > 0 ? 4 : 0),
-    SECOND = 16 * STRIDE,
-    SECOND_STRIDE = B / 4 + (PADDED > 1 ? 4 : 0),
-    THIRD = SECOND + 16 * SECOND_STRIDE,
-    LAST = THIRD + 16 * (C / 4),
-    WORDS = LAST + (D ? 16 : 0),
-    SCALES = 64 * PADDED
-  };
-  template <int COLUMNS>
-  static FUNCTION void bring(Bytes base, uint64_t total, uint row, uint jump, int unit, GROUP uint *to, int lane) {
-    bring_plane<COLUMNS, 0, A, STRIDE>(base, total, row, jump, unit, to, lane);
-    bring_plane<COLUMNS, A, B, SECOND_STRIDE>(base, total, row, jump, unit, to + SECOND, lane);
-    bring_plane<COLUMNS, A + B, C, C / 4>(base, total, row, jump, unit, to + THIRD, lane);
-    bring_plane<COLUMNS, A + B + C, D, 1>(base, total, row, jump, unit, to + LAST, lane);
-  }
-};
+// A SIMD-group copies units (units.h) to its own ring in the threadgroup's memory. Lane 4 g + t unpacks of rows g and
+// g + 8 what it has to hold of 16 columns: 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. So each weight is unpacked once for all
+// tokens, and columns keep their order.
 
 // Bytes 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the sixteen from `first` on.
 FUNCTION uint read_pairs(const GROUP uint *row, int first, int t) {
@@ -150,12 +109,6 @@ template <> struct Packed<Affine8<2>> : PackedBytes<Affine8<2>, Unit<1, 256, 32>
   enum { SHARING = 2 };
 };
 
-// Four numbers out of a table of sixteen bytes, by the nibbles of two bytes: near, far, near, far.
-template <typename Table> FUNCTION uint look_up(uint nibbles) {
-  const uint which = nibbles & 0x7777u;
-  const uint below = pick_bytes(Table::T0, Table::T1, which), above = pick_bytes(Table::T2, Table::T3, which);
-  return pick_bytes(below, above, (nibbles >> 1 & 0x4444u) | 0x3210u);
-}
 template <typename Q, typename U, typename Table> struct PackedTable : U, ScaledInFloats<Q, U>, Signed<0>, Singly {
   static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
     const uint pairs = read_pairs(unit + r * U::STRIDE, 16 * run, t);
@@ -163,12 +116,6 @@ template <typename Q, typename U, typename Table> struct PackedTable : U, Scaled
     w[0] = pick_bytes(first, second, 0x6420u);
     w[1] = pick_bytes(first, second, 0x7531u);
   }
-};
-struct IQ4Table { // IQ4_VALUES
-  static constexpr uint T0 = 0xBFAD9881u, T1 = 0xF6EADDCFu, T2 = 0x26190D01u, T3 = 0x71594535u;
-};
-struct FP4Table { // FP4_VALUES
-  static constexpr uint T0 = 0x03020100u, T1 = 0x0C080604u, T2 = 0xFDFEFF00u, T3 = 0xF4F8FAFCu;
 };
 template <> struct Packed<IQ4_NL> : PackedTable<IQ4_NL, Unit<1, 128, 16>, IQ4Table> {};
 template <> struct Packed<IQ4_XS> : PackedTable<IQ4_XS, Unit<1, 128, 4, 4>, IQ4Table> {};
@@ -219,8 +166,41 @@ template <> struct Packed<Q6_K> : Unit<2, 128, 64, 16, 2>, Unsigned<0, 32>, Sing
   }
 };
 
-// The work of a SIMD-group, one of four: its part of HELD tiles of 64 rows, units [begin, end) of the columns, times N
-// tokens, whose columns pass through the slots of x, 64 to a slot. Scales of a unit go through a table.
+// Half the entries of the table of a row: those of its first runs, or with SIDE 1 of its last ones.
+template <typename Q> struct Table {
+  static FUNCTION void fill(const GROUP uint *unit, int r, int side, uint odd, PRIVATE uint (*terms)[4]) {
+    constexpr int ENTRIES = 4 / Packed<Q>::SHARING;
+    UNROLL
+    for (int i = 0; i < ENTRIES; ++i)
+      Packed<Q>::terms(unit, r, Packed<Q>::SHARING * (side * ENTRIES + i), odd, terms[i], terms[i] + 2);
+  }
+};
+template <typename Q> struct TableOfSixes {
+  static FUNCTION float widen(uint bytes, int which) { // exactly
+    return bits_to_float(pick_bytes(bytes, 0x4B000000u, 0x7650u + which)) - 8388608.0f;
+  }
+  static FUNCTION void fill(const GROUP uint *unit, int r, int side, uint, PRIVATE uint (*terms)[4]) {
+    uint w[4];
+    read_words(unit + r * Packed<Q>::STRIDE, w);
+    const float d = half_bits_to_float(w[0] & 0xFFFFu), least = -half_bits_to_float(w[0] >> 16);
+    const uint steps = side ? (w[3] & 0x0F0F0F0Fu) | (w[1] >> 2 & 0x30303030u) : w[1] & 0x3F3F3F3Fu;
+    const uint lows = side ? (w[3] >> 4 & 0x0F0F0F0Fu) | (w[2] >> 2 & 0x30303030u) : w[2] & 0x3F3F3F3Fu;
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      UNROLL
+      for (int k = 0; k < 2; ++k) {
+        terms[i][k] = repeat_pair(d * widen(steps, 2 * i + k));
+        terms[i][2 + k] = repeat_pair(least * widen(lows, 2 * i + k));
+      }
+    }
+  }
+};
+template <> struct Table<Q4_K> : TableOfSixes<Q4_K> {};
+template <> struct Table<Q5_K> : TableOfSixes<Q5_K> {};
+
+// The work of a SIMD-group, one of four: its part of HELD tiles of 64 rows, units [begin, end) of the columns in a circle
+// from any of them on, times N tokens, whose columns pass through the slots of x, 64 to a slot. Scales of a unit go
+// through a table.
 template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES, int DEPTH> struct Unpacked {
   typedef Packed<Q> P;
   enum {
@@ -233,19 +213,26 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES, in
   };
   Bytes weights;
   uint64_t total;
-  uint rows[HELD], jump;
-  int end, asked, lane;
+  typedef typename P::template Of<COLUMNS> Of;
+  uint rows[HELD], jump, from[Of::COPIES];
+  int begin, end, asked, left, lane;
   GROUP uint *ring;
   FUNCTION void ask(int stage) {
-    if (asked < end)
+    if (left > 0)
       UNROLL
       for (int h = 0; h < HELD; ++h)
-        P::template bring<COLUMNS>(weights, total, rows[h], jump, asked, ring + (stage * HELD + h) * P::WORDS, lane);
-    ++asked;
+        Of::bring(weights, total, rows[h], asked, from, ring + (stage * HELD + h) * P::WORDS, lane);
+    asked = find_next(asked);
+    --left;
     seal_copies();
   }
-  FUNCTION void open(int begin) {
-    asked = begin;
+  FUNCTION int find_next(int unit) const { return unit + 1 < end ? unit + 1 : begin; }
+  FUNCTION void open(int start) {
+    asked = start;
+    Of::place(jump, lane, from);
+    UNROLL
+    for (int i = 0; i < Of::COPIES; ++i)
+      hold_word(from[i]); // once, and not again wherever they are needed
     UNROLL
     for (int i = 0; i < STAGES - 1; ++i)
       ask(i);
@@ -253,16 +240,15 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES, in
   FUNCTION void fill_table(const GROUP uint *unit, int h, int at, GROUP uint *table) const {
     const int r = lane / 2;
     const uint odd = ((rows[h] + r + (r < 8 ? 0u : jump)) * (COLUMNS / 256) + at) % 2;
+    uint terms[ENTRIES / 2][4];
+    Table<Q>::fill(unit, r, lane % 2, odd, terms);
+    GROUP uint *to = table + r * PITCH + lane % 2 * (ENTRIES / 2) * EACH;
     UNROLL
     for (int i = 0; i < ENTRIES / 2; ++i) {
-      const int entry = lane % 2 * (ENTRIES / 2) + i;
-      uint terms[4];
-      P::terms(unit, r, P::SHARING * entry, odd, terms, terms + 2);
-      GROUP uint *to = table + r * PITCH + entry * EACH;
       if (P::OFFSETS)
-        store_words(to, terms);
+        store_words(to + i * EACH, terms[i]);
       else
-        to[0] = terms[0], to[1] = terms[1];
+        to[i * EACH] = terms[i][0], to[i * EACH + 1] = terms[i][1];
     }
   }
   // Two runs of rows g and g + 8: 16 near columns of the first, 16 far ones, then those of the second.
@@ -292,11 +278,11 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES, in
       }
     }
   }
-  FUNCTION void run(int begin, const GROUP uint *x_room, PRIVATE Slot *x_slots, PRIVATE float (*sums)[N / 2]) {
+  FUNCTION void run(int start, const GROUP uint *x_room, PRIVATE Slot *x_slots, PRIVATE float (*sums)[N / 2]) {
     GROUP uint *table = ring + HELD * STAGES * P::WORDS;
     uint a[DEPTH + 1][4][4];
-    int stage = 0, x_slot = 0, x_turn = 0;
-    for (int at = begin; at < end; ++at) {
+    int stage = 0, x_slot = 0, x_turn = 0, at = start;
+    for (int i = begin; i < end; ++i) {
       await_copies<STAGES - 2>();
       simd_barrier();
       ask(stage ? stage - 1 : STAGES - 1);
@@ -343,6 +329,7 @@ template <typename Q, int COLUMNS, int N, int HELD, int STAGES, int X_STAGES, in
             free_slot<X_STAGES>(x_slots, x_slot + s >= X_STAGES ? x_slot + s - X_STAGES : x_slot + s);
         }
       }
+      at = find_next(at);
       stage = stage + 1 < STAGES ? stage + 1 : 0;
       x_slot += 4;
       if (x_slot >= X_STAGES) {

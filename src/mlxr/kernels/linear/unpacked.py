@@ -22,7 +22,7 @@ UNPACKED = Kernel(
     "unpacked.body",
     ("x", "a", "b", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
-    (*BLOCK_HEADERS, "unpacked.h", "gate.h"),
+    (*BLOCK_HEADERS, "units.h", "unpacked.h", "gate.h"),
     has_rings=True,
     type_names=TYPE_NAMES,
 )
@@ -82,7 +82,7 @@ class UnpackPlan:
     `shares` of the inputs go to threadgroups of their own. `stages` units of each SIMD-group and `x_stages` slots of 64
     columns of x are in rings; `fillers` SIMD-groups bring x, and `ahead` slots of it are under way. `depth` 1: products
     of one step are under way while the next one is unpacked. `registers` are those of a thread that multiplies and of
-    one that brings x, where they share them out by themselves.
+    one that brings x, where they share them out by themselves. `spread` 1: threadgroups begin at different columns.
     """
 
     width: int
@@ -95,6 +95,7 @@ class UnpackPlan:
     ahead: int = 2
     depth: int = 0
     registers: tuple[int, int] = (0, 0)
+    spread: int = 1
 
     def count_made(self, is_gated: bool) -> int:
         """Outputs of a threadgroup."""
@@ -204,6 +205,7 @@ def make_constants(shape: UnpackShape, plan: UnpackPlan) -> dict[str, int]:
         "X_STAGES": plan.x_stages,
         "AHEAD": plan.ahead,
         "DEPTH": plan.depth,
+        "SPREAD": plan.spread,
         "REGISTERS": plan.registers[0],
         "FILLER_REGISTERS": plan.registers[1],
         "ROOM_WORDS": plan.count_room(shape.types, shape.gate != 0) // 4,

@@ -126,6 +126,7 @@ MLXR_HELD(96, 48, 49, 50, 51, 52)
 MLXR_HELD(128, 64, 65, 66, 67, 68)
 MLXR_HELD(192, 96, 97, 98, 99, 100)
 MLXR_HELD(256, 128, 129, 130, 131, 132)
+FUNCTION void hold_word(uint &word) { asm volatile("" : "+r"(word)); }
 FUNCTION void hold_words(uint *a) {
   asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }

@@ -24,6 +24,7 @@
 //   multiply_held<N>      the same of bf16 with a in registers: each SIMD-group holds 16 rows of 16 columns as for
 //                         multiply_tile, and b is N rows of a box of one block.
 //                         hold_words says of four words, before begin_products, that they are made
+//   hold_word             a word is kept, and not made again wherever it is needed
 
 namespace emulated {
 struct Slot {
@@ -113,6 +114,7 @@ FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int fir
         sums[4 * j + i] += panel_value<T>(a, 1, row, k) * panel_value<T>(b, BLOCKS, column, k);
     }
 }
+FUNCTION void hold_word(uint &) {}
 FUNCTION void hold_words(uint *) {}
 template <int N> FUNCTION void multiply_held(float *sums, const uint *a, const uint *b, int first) {
   const uint *all = emulated::exchange(a, 4);

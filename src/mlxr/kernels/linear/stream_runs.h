@@ -1,0 +1,106 @@
+// Types of which a run is 32 neighbours with one scale and no offset, streamed (stream.h): numbers are bytes with signs,
+// which the scale of blocks.h times FACTOR brings to their size.
+
+struct SignedBytes {
+  static constexpr float FACTOR = 1.0f / 256.0f;
+  enum { WORDS = 8 };
+  static FUNCTION void split(PRIVATE const uint *w, int v, PRIVATE uint *near, PRIVATE uint *far) {
+    *near = w[v];
+    *far = w[4 + v];
+  }
+};
+struct SignedFours { // 16 (q - 8)
+  static constexpr float FACTOR = 1.0f / 256.0f;
+  enum { WORDS = 4 };
+  static FUNCTION void split(PRIVATE const uint *w, int v, PRIVATE uint *near, PRIVATE uint *far) {
+    *near = (w[v] << 4 & 0xF0F0F0F0u) ^ 0x80808080u;
+    *far = (w[v] & 0xF0F0F0F0u) ^ 0x80808080u;
+  }
+};
+struct SignedFives { // 8 (q - 16); the fifth bits are in the fifth word
+  static constexpr float FACTOR = 1.0f / 256.0f;
+  enum { WORDS = 5 };
+  static FUNCTION void split(PRIVATE const uint *w, int v, PRIVATE uint *near, PRIVATE uint *far) {
+    *near = ((w[v] & 0x0F0F0F0Fu) | spread_four(w[4] >> (4 * v))) << 3 ^ 0x80808080u;
+    *far = ((w[v] >> 4 & 0x0F0F0F0Fu) | spread_four(w[4] >> (4 * v + 16))) << 3 ^ 0x80808080u;
+  }
+};
+template <typename Table> struct SignedTable {
+  static constexpr float FACTOR = 1.0f;
+  enum { WORDS = 4 };
+  static FUNCTION void split(PRIVATE const uint *w, int v, PRIVATE uint *near, PRIVATE uint *far) {
+    const uint first = look_up<Table>(w[v] & 0xFFFFu), second = look_up<Table>(w[v] >> 16);
+    *near = pick_bytes(first, second, 0x6420u);
+    *far = pick_bytes(first, second, 0x7531u);
+  }
+};
+
+template <typename Q, typename U, typename Numbers> struct StreamedRuns {
+  enum { UNIT = 1, WORDS = U::WORDS, OWN = Numbers::WORDS == 8 ? 8 : 4, BLOCKS = 256 / Q::BLOCK };
+  template <int COLUMNS>
+  static FUNCTION void fetch(Bytes base, uint64_t total, uint row, uint jump, int unit, GROUP uint *to, int lane) {
+    typedef typename U::template Of<COLUMNS> Of;
+    uint from[Of::COPIES];
+    Of::place(jump, lane, from);
+    Of::bring(base, total, row, unit, from, to, lane);
+  }
+  struct Words { // of runs t and 4 + t
+    uint q[2][2][Numbers::WORDS];
+    float scale[2][2];
+  };
+  static FUNCTION void read(const GROUP uint *unit, int lane, PRIVATE Words &w) {
+    UNROLL
+    for (int i = 0; i < 2; ++i) {
+      UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const int r = lane / 4 + 8 * i, run = lane % 4 + 4 * j;
+        const GROUP uint *from = unit + r * U::STRIDE + OWN * run;
+        read_words(from, w.q[i][j]);
+        if (Numbers::WORDS == 8)
+          read_words(from + 4, w.q[i][j] + Numbers::WORDS - 4);
+        if (Numbers::WORDS == 5)
+          w.q[i][j][Numbers::WORDS - 1] = unit[U::SECOND + r * U::SECOND_STRIDE + run];
+        float scale[2], offset[2];
+        Q::scales(reinterpret_cast<Bytes>(unit + U::SCALES), 16 * BLOCKS, uint64_t(r * BLOCKS + run / Q::RUNS),
+                  run % Q::RUNS, scale, offset);
+        w.scale[i][j] = Numbers::FACTOR * scale[0];
+      }
+    }
+  }
+  // b has a run in columns of its own, 2 t for high bytes and 2 t + 1 for low ones. So lane t has both sums of its run.
+  template <int COLUMNS>
+  static FUNCTION void add(PRIVATE const Words &w, const GROUP uint *x, int block, int lane, PRIVATE float *sums) {
+    typedef Row<COLUMNS> R;
+    const int g = lane / 4, t = lane % 4;
+    const bool meets = g / 2 == t;
+    const GROUP uint *from = meets ? x + (g % 2 ? R::LOW : R::HIGH) + 64 * block + 8 * t : x + R::ZEROS;
+    const float scale = bits_to_float(x[R::SCALES + block]);
+    UNROLL
+    for (int j = 0; j < 2; ++j) {
+      uint n[4], f[4];
+      read_words(from + (meets ? 32 * j : 0), n);
+      read_words(from + (meets ? 32 * j : 0) + 4, f);
+      int c[4] = {0, 0, 0, 0};
+      UNROLL
+      for (int v = 0; v < 4; ++v) {
+        uint a[4];
+        const uint b[2] = {n[v], f[v]};
+        UNROLL
+        for (int i = 0; i < 2; ++i)
+          Numbers::split(w.q[i][j], v, a + i, a + 2 + i);
+        multiply_signed_bytes(c, a, b);
+      }
+      UNROLL
+      for (int i = 0; i < 2; ++i)
+        sums[i] += scale * w.scale[i][j] * float(256 * c[2 * i] + c[2 * i + 1]);
+    }
+  }
+};
+
+// Rows are 16 banks apart, or those of bytes four, which keeps what eight lanes read apart.
+template <> struct Streamed<Q8_0> : StreamedRuns<Q8_0, Unit<1, 256, 16>, SignedBytes> {};
+template <> struct Streamed<Q4_0> : StreamedRuns<Q4_0, Unit<1, 128, 16, 0, 0, 16>, SignedFours> {};
+template <> struct Streamed<Q5_0> : StreamedRuns<Q5_0, Unit<1, 128, 32, 16, 0, 16>, SignedFives> {};
+template <> struct Streamed<IQ4_NL> : StreamedRuns<IQ4_NL, Unit<1, 128, 16, 0, 0, 16>, SignedTable<IQ4Table>> {};
+template <> struct Streamed<IQ4_XS> : StreamedRuns<IQ4_XS, Unit<1, 128, 4, 4, 0, 16>, SignedTable<IQ4Table>> {};
+template <> struct Streamed<MXFP4> : StreamedRuns<MXFP4, Unit<1, 128, 8, 0, 0, 16>, SignedTable<FP4Table>> {};
