@@ -6,7 +6,7 @@ keywords of `LLM` follow from the row; `make format` writes it into `model_keywo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from mlxr.core.setting import setting
 
@@ -73,10 +73,22 @@ class ModelSettings:
     context_tokens: int | None = setting(
         "int", None, "Longest context of a request; default: what the model was made for.", minimum=1
     )
-    max_batch_tokens: int = setting("int", 512, "Most tokens that one step computes.", minimum=1, maximum=2**20)
-    max_sequences: int = setting("int", 64, "Most answers that are computed at the same time.", minimum=1, maximum=4096)
-    prefill_chunk_tokens: int = setting(
-        "int", 512, "Most tokens of one prompt that one step computes.", minimum=1, maximum=2**20
+    max_batch_tokens: int | None = setting(
+        "int", None, "Most tokens that one step computes; default: 512, on a GPU 2048.", minimum=1, maximum=2**20
+    )
+    max_sequences: int | None = setting(
+        "int",
+        None,
+        "Most answers that are computed at the same time; default: 64, on a GPU 128.",
+        minimum=1,
+        maximum=4096,
+    )
+    prefill_chunk_tokens: int | None = setting(
+        "int",
+        None,
+        "Most tokens of one prompt that one step computes; default: 512, on a GPU 2048.",
+        minimum=1,
+        maximum=2**20,
     )
     draft: str = setting(
         "text",
@@ -93,3 +105,23 @@ class ModelSettings:
 
 
 MODEL_DEFAULTS = ModelSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """How much a step computes, under the names of the settings."""
+
+    max_batch_tokens: int
+    max_sequences: int
+    prefill_chunk_tokens: int
+
+
+USUAL_SIZES = StepSizes(512, 64, 512)
+GPU_SIZES = StepSizes(2048, 128, 2048)  # from where on a GPU's products are bound by arithmetic
+
+
+def size_steps(settings: ModelSettings, device: str) -> StepSizes:
+    """What the settings say, and where they say nothing what suits the device, which must not be auto."""
+    usual = GPU_SIZES if device in ("metal", "cuda") else USUAL_SIZES
+    given = {row.name: getattr(settings, row.name) for row in fields(StepSizes)}
+    return replace(usual, **{name: value for name, value in given.items() if value is not None})

@@ -16,7 +16,7 @@ from mlxr.cache.exchange import Exchange
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.prefix import PageKeys
 from mlxr.core.errors import InvalidRequest, SettingError
-from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings
+from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings, StepSizes, size_steps
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.answers import Answers
 from mlxr.engine.boundaries import Boundaries
@@ -71,11 +71,11 @@ class Engine:
         draft: DraftSource | HeadSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_positive(
-            settings, "page_size", "max_batch_tokens", "max_waiting", "max_sequences", "prefill_chunk_tokens"
-        )
+        sizes = size_steps(settings, ctx.device)
+        _check_positive(settings, "page_size", "max_waiting")
+        _check_positive(sizes, "max_batch_tokens", "max_sequences", "prefill_chunk_tokens")
         self._ctx, self._config, self._eos_ids = ctx, model.config, frozenset(eos_ids)
-        self._max_batch_tokens, self._clock = settings.max_batch_tokens, clock
+        self._max_batch_tokens, self._clock = sizes.max_batch_tokens, clock
         self.context_tokens = choose_context(settings.context_tokens, self._config.context_length)
         self.plan = plan_memory(
             settings, self.context_tokens, shares_prefixes=prefix_sharing, has_fingerprint=bool(fingerprint)
@@ -119,13 +119,13 @@ class Engine:
             self._cache,
             self._runner.reserve,
             shares=self._shares,
-            max_batch_tokens=settings.max_batch_tokens,
-            max_sequences=settings.max_sequences,
-            prefill_chunk_tokens=settings.prefill_chunk_tokens,
+            max_batch_tokens=sizes.max_batch_tokens,
+            max_sequences=sizes.max_sequences,
+            prefill_chunk_tokens=sizes.prefill_chunk_tokens,
             shares_prefixes=self.plan.shares_prefixes,
             drafts=self._planner,
         )
-        step_tokens = min(settings.prefill_chunk_tokens, settings.max_batch_tokens)
+        step_tokens = min(sizes.prefill_chunk_tokens, sizes.max_batch_tokens)
         self._limits = Limits(
             self._config.vocab_size,
             self.context_tokens,
@@ -504,7 +504,7 @@ def _is_accepted(chunk: Chunk, place: int) -> bool:
     return goes_on and sequence.tokens[-1] == chunk.draft[place]
 
 
-def _check_positive(settings: ModelSettings, *names: str) -> None:
+def _check_positive(settings: ModelSettings | StepSizes, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         if value < 1:

@@ -23,7 +23,7 @@ from mlxr.cache.shapes import CacheGroups, StatesShape, form_groups
 from mlxr.cache.sizing import PageNeeds, choose_pages, space_snapshots
 from mlxr.cache.store import PageStore
 from mlxr.core.errors import DeviceError, SettingError
-from mlxr.core.model_settings import ModelSettings
+from mlxr.core.model_settings import ModelSettings, size_steps
 from mlxr.engine.limits import choose_context
 from mlxr.engine.runner import ModelShape
 from mlxr.kernels.attend import KVType
@@ -152,7 +152,8 @@ def plan_arena(
     """
     groups, kind = form_groups(config.cache_layers), parse_kv_type(settings.kv_type)
     page_bytes = measure_pages(ctx, groups, plan.page_size, kind)
-    needs = PageNeeds(groups.shapes, plan.page_size, settings.max_sequences, context_tokens, settings.max_batch_tokens)
+    steps = size_steps(settings, ctx.device)
+    needs = PageNeeds(groups.shapes, plan.page_size, steps.max_sequences, context_tokens, steps.max_batch_tokens)
     if plan.shares_prefixes:
         needs = replace(needs, snapshot_pages=space_snapshots(page_bytes, needs, settings.snapshot_percent))
     chosen = choose_pages(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mlxr.cache.arena import parse_kv_type
 from mlxr.cache.shapes import LIVE_SLOTS, StatesShape, form_groups
 from mlxr.cache.sizing import PageNeeds, space_snapshots
-from mlxr.core.model_settings import ModelSettings
+from mlxr.core.model_settings import ModelSettings, size_steps
 from mlxr.engine.limits import choose_context
 from mlxr.engine.memory_plan import measure_pages
 from mlxr.engine.runner import ModelShape
@@ -45,7 +45,8 @@ def measure_state_use(ctx: Context, config: ModelShape, settings: ModelSettings,
     context_tokens = choose_context(settings.context_tokens, config.context_length)
     tokens, page_size = min(tokens, context_tokens), settings.page_size
     sizes = measure_pages(ctx, groups, page_size, parse_kv_type(settings.kv_type))
-    needs = PageNeeds(groups.shapes, page_size, settings.max_sequences, context_tokens, settings.max_batch_tokens)
+    steps = size_steps(settings, ctx.device)
+    needs = PageNeeds(groups.shapes, page_size, steps.max_sequences, context_tokens, steps.max_batch_tokens)
     spacing_pages = space_snapshots(sizes, needs, settings.snapshot_percent)
     assert spacing_pages is not None
     token_pages = -(-tokens // page_size)

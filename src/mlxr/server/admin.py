@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 import mlxr
 from mlxr.core.errors import EngineStopped
+from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
 from mlxr.server import admin_models
 from mlxr.server.activity import Activity, InFlight
@@ -122,14 +123,15 @@ async def show_info(request: Request) -> Info:
     """What the server is and may do."""
     state = request.app.state
     settings: Settings = state.settings
+    device = await asyncio.to_thread(find_device, settings)
     return Info(
         version=str(mlxr.__version__),
-        device=await asyncio.to_thread(find_device, settings),
+        device=device,
         dialects=list(state.dialects),
         needs_key=bool(settings.api_keys or settings.api_keys_file),
         default_model=settings.default_model,
         context_tokens=settings.context_tokens,
-        max_sequences=settings.max_sequences,
+        max_sequences=size_steps(settings, device).max_sequences,
         max_waiting=settings.max_waiting,
         max_body_bytes=settings.max_body_bytes,
         keep_alive_s=settings.keep_alive_s,

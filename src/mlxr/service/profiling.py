@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from mlxr.core.model_settings import size_steps
 from mlxr.core.profile import Profile
 from mlxr.core.settings import Settings
 from mlxr.loading import LoadedModel
@@ -40,7 +41,8 @@ def profile_model(loaded: LoadedModel, settings: Settings, load: Load) -> list[P
     The first run is the warm-up too. Raises InvalidRequest for a load that cannot run all at once, DeviceError for a
     device without kernels.
     """
-    lead_tokens, watcher = bound_lead(load, settings), _Watcher(loaded.ctx.make_profiler())
+    lead_tokens = bound_lead(load, size_steps(settings, loaded.ctx.device))
+    watcher = _Watcher(loaded.ctx.make_profiler())
     with closing(build_engine(loaded, without_drafts(settings))) as engine:
         plain = LoadRunner(engine, list_plain_tokens(loaded), random.Random(0))
         plain_seconds = plain.run(load, lead_tokens)

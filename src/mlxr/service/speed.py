@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 
 from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.model_settings import StepSizes, size_steps
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
@@ -67,7 +68,7 @@ def measure_speed(
     """
     if repeat < 1:
         raise InvalidRequest("repeat", f"must be at least 1, got {repeat}")
-    lead_tokens = bound_lead(load, settings)
+    lead_tokens = bound_lead(load, size_steps(settings, loaded.ctx.device))
     prefill, decode = [], []
     with closing(build_engine(loaded, without_drafts(settings))) as engine:
         bench = LoadRunner(engine, list_plain_tokens(loaded), random.Random(0))
@@ -93,12 +94,12 @@ def list_plain_tokens(loaded: LoadedModel) -> list[int]:
     return [token_id for token_id in range(count) if not tokenizer.is_special(token_id)]
 
 
-def bound_lead(load: Load, settings: Settings) -> int:
+def bound_lead(load: Load, sizes: StepSizes) -> int:
     """The most tokens that the first request can be ahead of the last: no more than the steps of all prefills."""
     if load.batch == 1:
         return 0
-    free_tokens = max(settings.max_batch_tokens - load.batch, 1)
-    return -(-load.batch * load.prompt_tokens // free_tokens) + -(-load.prompt_tokens // settings.prefill_chunk_tokens)
+    free_tokens = max(sizes.max_batch_tokens - load.batch, 1)
+    return -(-load.batch * load.prompt_tokens // free_tokens) + -(-load.prompt_tokens // sizes.prefill_chunk_tokens)
 
 
 class LoadRunner:

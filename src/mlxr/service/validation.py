@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
@@ -231,7 +232,7 @@ def measure_full_use(loaded: LoadedModel, settings: Settings) -> FullUse:
     """The cache of FULL_SEQUENCES whole contexts, of at most FULL_TOKENS each."""
     tokens = min(FULL_TOKENS, settings.context_tokens or loaded.config.context_length)
     kv_type = settings.kv_type or loaded.kv_type
-    step_tokens = settings.max_batch_tokens
+    step_tokens = size_steps(settings, loaded.ctx.device).max_batch_tokens
     both = compare_windows(loaded.ctx, loaded.config, settings.page_size, kv_type, FULL_SEQUENCES, tokens, step_tokens)
     return FullUse(FULL_SEQUENCES, tokens, *both)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from mlxr.cache.kv_cache import KVCache
-from mlxr.core.model_settings import ModelSettings
+from mlxr.core.model_settings import ModelSettings, size_steps
 from mlxr.engine.drafts.choice import DraftSource, HeadSource
 from mlxr.engine.drafts.draft_model import DraftModel
 from mlxr.engine.drafts.drafter import Drafter, DrafterMaker
@@ -43,7 +43,7 @@ def open_drafts(
         vocab_size=min(vocab_size, config.vocab_size),
         context_tokens=config.context_length,
         stop_ids=stop_ids,
-        chunk_tokens=settings.prefill_chunk_tokens,
+        chunk_tokens=size_steps(settings, ctx.device).prefill_chunk_tokens,
         clock=clock,
     )
     return Planner(settings.draft_tokens, model, clock), model.open

@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import mlxr
+from mlxr.core.model_settings import size_steps
+from mlxr.core.settings import Settings
 from mlxr.server.activity import InFlight
 from mlxr.server.errors import ServerError
 from mlxr.server.generation import borrow
@@ -21,6 +23,7 @@ from mlxr.server.llamacpp.fields import CompletionFields, describe_settings
 from mlxr.server.openai.models import describe_model
 from mlxr.server.routes import Router
 from mlxr.service.model_pool import ModelLease
+from mlxr.service.opening import find_device
 
 router = Router()
 
@@ -33,7 +36,7 @@ async def show_properties(request: Request) -> Response:
     return JSONResponse(
         {
             "default_generation_settings": {"params": _default_params(lease), **_describe_slot(lease, 0, None)},
-            "total_slots": request.app.state.settings.max_sequences,
+            "total_slots": await _count_slots(request.app.state.settings),
             "model_alias": record.short_name,
             "model_path": str(record.path),
             "modalities": {"vision": False, "audio": False},
@@ -56,7 +59,7 @@ async def list_slots(request: Request) -> Response:
     lease = await borrow(request, request.query_params.get("model"))
     state = request.app.state
     busy = [row for row in state.activity if row.cancels and row.model == lease.name]
-    slots = state.settings.max_sequences
+    slots = await _count_slots(state.settings)
     if request.query_params.get("fail_on_no_slot") and len(busy) >= slots:
         raise ServerError(503, "unavailable", "no slot is free", retry_after_s=1.0)
     listed = [_describe_slot(lease, index, busy[index] if index < len(busy) else None) for index in range(slots)]
@@ -90,6 +93,10 @@ async def list_models(request: Request) -> Response:
 def _default_params(lease: ModelLease) -> JsonObject:
     body = CompletionFields.model_validate({})
     return describe_settings(body.make_params(lease.record, lease.session), body)
+
+
+async def _count_slots(settings: Settings) -> int:
+    return size_steps(settings, await asyncio.to_thread(find_device, settings)).max_sequences
 
 
 def _describe_slot(lease: ModelLease, index: int, row: InFlight | None) -> JsonObject:
