@@ -162,10 +162,11 @@ def run_model(ours: Ours, batches: list[int], context: int, steps: int, gpus: in
         times = ours.decode(steps)
         engine: Any = ours._engine
         recorded = [type(step).__name__ for pool in engine._arena.k_pools[:1] for step in pool.graphs.values()]
-        kept = statistics.median(times)
+        kept, ordered = statistics.median(times), sorted(times)
+        tenths = " ".join(f"{ordered[len(times) * i // 10] * 1e6:.0f}" for i in range(10))
         print(
             f"{gpus} GPUs, batch {batch}: {batch / kept:.1f} tokens/s, {kept * 1e6:.0f} us a step "
-            f"(least {min(times) * 1e6:.0f}); steps {set(recorded)}",
+            f"(tenths {tenths}); steps {set(recorded)}",
             flush=True,
         )
     ours.start(Case("", "", "prefill", 1, 2048 if context > 16 else 8), 1)
@@ -178,6 +179,8 @@ def set_variant(given: dict[str, Any]) -> None:
     """Change constants that are to be compared."""
     if given["threads"]:
         sum_launch.MAX_THREADS = given["threads"]
+    if given["resident"]:
+        sum_launch.RESIDENT = given["resident"]
     if given["fill"]:
         panels.FULL = given["fill"]
 
@@ -218,6 +221,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--threads", type=int, help="of a threadgroup that sums, to compare")
+    parser.add_argument("--resident", type=int, help="of them on a multiprocessor, to compare")
     parser.add_argument("--fill", type=float, help="of the multiprocessors from where gated panels pay, to compare")
     works = parser.add_subparsers(dest="work", required=True)
     works.add_parser("sums")

@@ -56,7 +56,10 @@ Cpus = Annotated[
     float | None,
     typer.Option("--cpus", min=0.0, help="Processors that a replica reserves; default: the setting threads, or 1."),
 ]
-Gpus = Annotated[float, typer.Option("--gpus", min=0.0, help="GPUs that a replica reserves.")]
+ReservedGpus = Annotated[
+    float | None,
+    typer.Option("--reserved-gpus", min=0.0, help="GPUs that a replica reserves; default: the setting gpus, if not 1."),
+]
 RayAddress = Annotated[
     str | None,
     typer.Option(
@@ -65,6 +68,11 @@ RayAddress = Annotated[
         help="A Ray cluster that runs. Without, serve starts Ray here; update and status find the only one here.",
     ),
 ]
+
+
+def reserve_gpus(settings: ServerSettings) -> float:
+    """What a replica reserves where nothing is said: as many as compute together, and none where it is one."""
+    return float(settings.gpus) if settings.gpus > 1 else 0.0
 
 
 def cluster(
@@ -78,7 +86,7 @@ def cluster(
     scale_down_s: ScaleDown = 600.0,
     routing: RoutingChoice = Routing.PREFIX,
     cpus: Cpus = None,
-    gpus: Gpus = 0.0,
+    reserved_gpus: ReservedGpus = None,
     ray_address: RayAddress = None,
 ) -> None:
     """Serve a model from several engines behind one address, and change or watch such a cluster."""
@@ -100,7 +108,7 @@ def cluster(
         scale_up_s=scale_up_s,
         scale_down_s=scale_down_s,
         cpus=float(settings.threads or 1) if cpus is None else cpus,
-        gpus=gpus,
+        gpus=reserve_gpus(settings) if reserved_gpus is None else reserved_gpus,
         settings=list_changed(settings),
     )
     if action is Action.UPDATE:

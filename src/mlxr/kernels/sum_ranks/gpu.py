@@ -15,7 +15,9 @@ from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.gpu.ranks import LINES, MAX_GROUPS, PATIENCE_MS
 from mlxr.kernels.linear.gpu import list_summands
 
-MAX_THREADS = 256  # so that the product behind it has room beside it, and asks for its weights meanwhile
+# So that the product behind it has room beside it, and asks for its weights meanwhile: threads of a threadgroup, and
+# how many of these would fit on a multiprocessor, which bounds the registers of a thread.
+MAX_THREADS, RESIDENT = 256, 2
 SUM = Kernel(
     "sum_ranks",
     Path(__file__).parent,
@@ -92,6 +94,7 @@ def launch_sum(ctx: Context, own: OwnPart, x: Any = None, gain: Any = None, eps:
             "RESIDUAL": int(x is not None),
             "NORM": int(gain is not None),
             "N": width,
+            "RESIDENT": RESIDENT,
         },
         types={"P": parts.dtype},
     )
