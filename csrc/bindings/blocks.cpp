@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/adapter.h"
 #include "bindings/checks.h"
 #include "bindings/embed.h"
 #include "bindings/experts.h"
@@ -335,6 +336,7 @@ struct Batch {
     std::vector<IntMatrix> page_tables;
     nb::sequence states;  // the pool of each layer, or None
     Ints state_reads, state_writes;
+    PythonAdapterRows adapters;
 };
 
 // Layers that keep states get their pools, and the call the slots.
@@ -376,6 +378,7 @@ mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64
     call.token_ids = batch.token_ids.data();
     check_size("layers: length of token_ids", static_cast<int64_t>(batch.token_ids.size()), tokens);
     call.sequences = size_of(batch.context_lengths, 0);
+    call.adapters = check_adapters(batch.adapters, tokens, self.columns);
     const auto below = [](const char* what, int64_t number, size_t limit) {
         if (number >= static_cast<int64_t>(limit))
             refuse(what, std::to_string(number), "below " + std::to_string(limit));
@@ -435,11 +438,11 @@ mlxr::LayersCall check_batch(const PythonLayers& self, const Batch& batch, int64
 void run_layers(Runtime& runtime, PythonLayers& self, MatrixOut stream, MatrixOut delta, mlxr::TokenIds token_ids,
                 nb::sequence k_pools, nb::sequence v_pools, Ints positions, std::vector<PythonRope> ropes,
                 std::vector<Ints> slots, Ints query_starts, Ints context_lengths, std::vector<IntMatrix> page_tables,
-                nb::sequence states, Ints state_reads, Ints state_writes) {
+                nb::sequence states, Ints state_reads, Ints state_writes, const PythonAdapterRows& adapters) {
     std::vector<mlxr::Layer> layers;
     mlxr::LayersCall call = check_batch(self,
                                         {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts,
-                                         context_lengths, page_tables, states, state_reads, state_writes},
+                                         context_lengths, page_tables, states, state_reads, state_writes, adapters},
                                         size_of(stream, 0), layers);
     call.stream = stream.data();
     call.delta = delta.data();
@@ -454,11 +457,11 @@ void forward(Runtime& runtime, PythonLayers& self, const std::string& table_type
              mlxr::TokenIds token_ids, nb::sequence k_pools, nb::sequence v_pools, Ints positions,
              std::vector<PythonRope> ropes, std::vector<Ints> slots, Ints query_starts, Ints context_lengths,
              std::vector<IntMatrix> page_tables, nb::sequence states, Ints state_reads, Ints state_writes,
-             float embedding_scale, float logit_scale, float softcap) {
+             const PythonAdapterRows& adapters, float embedding_scale, float logit_scale, float softcap) {
     std::vector<mlxr::Layer> layers;
     mlxr::LayersCall call = check_batch(self,
                                         {token_ids, k_pools, v_pools, positions, ropes, slots, query_starts,
-                                         context_lengths, page_tables, states, state_reads, state_writes},
+                                         context_lengths, page_tables, states, state_reads, state_writes, adapters},
                                         static_cast<int64_t>(token_ids.size()), layers);
     const mlxr::Type type = mlxr::check_embed(token_ids, table_type, table, static_cast<size_t>(call.columns));
     check_size("forward: length of norm", size_of(norm, 0), call.columns);
@@ -473,6 +476,7 @@ void forward(Runtime& runtime, PythonLayers& self, const std::string& table_type
         call.stream = reinterpret_cast<float*>(runtime.scratch(mlxr::Scratch::operators, 2 * floats * sizeof(float)));
         call.delta = call.stream + floats;
         mlxr::embed(runtime, type, table.data(), call.columns, token_ids.data(), call.tokens, call.stream);
+        mlxr::update_embeddings(runtime, call.adapters, call.stream, call.columns);
         if (embedding_scale != 1.0f) {
             mlxr::spread_scale(runtime, {call.stream, call.stream, embedding_scale, 0.0f}, call.tokens * call.columns);
         }
@@ -527,11 +531,11 @@ void bind_blocks(nb::module_& m) {
     m.def("run_layers", &run_layers, nb::arg("runtime"), nb::arg("layers"), array("stream"), array("delta"),
           array("token_ids"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"), nb::arg("ropes"),
           array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"), nb::arg("states"),
-          array("state_reads"), array("state_writes"));
+          array("state_reads"), array("state_writes"), nb::arg("adapters"));
     m.def("forward", &forward, nb::arg("runtime"), nb::arg("layers"), nb::arg("table_type"), array("table"),
           array("norm"), array("bias").none(), nb::arg("eps"), nb::arg("is_layer_norm"), nb::arg("output"),
           array("logits"), array("token_ids"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"),
           nb::arg("ropes"), array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"),
-          nb::arg("states"), array("state_reads"), array("state_writes"), nb::arg("embedding_scale"),
+          nb::arg("states"), array("state_reads"), array("state_writes"), nb::arg("adapters"), nb::arg("embedding_scale"),
           nb::arg("logit_scale"), nb::arg("softcap"));
 }

@@ -28,6 +28,7 @@ namespace nb = nanobind;
 void bind_grammar(nb::module_& m);
 void bind_probe(nb::module_& m);
 void bind_operators(nb::module_& m);
+void bind_adapter(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_mixers(nb::module_& m);
@@ -246,6 +247,7 @@ NB_MODULE(_native, m) {
     bind_grammar(m);
     bind_probe(m);
     bind_operators(m);
+    bind_adapter(m);
     bind_experts(m);
     bind_blocks(m);
     bind_mixers(m);

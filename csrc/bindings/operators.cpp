@@ -4,15 +4,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <tuple>
-#include <vector>
 
 #include "attend/attend.h"
 #include "bindings/checks.h"
@@ -149,30 +145,6 @@ void run_gate_heads(Runtime& runtime, Matrix x, Matrix gates, MatrixOut out) {
     run_alone(runtime, [&] { mlxr::spread_gate_heads(runtime, call, rows); });
 }
 
-// An update as Python gives it: rows, a, b transposed (rank, made), scale and the first column of the result.
-using PythonLora = std::tuple<Ints, Matrix, Matrix, float, int64_t>;
-
-void run_lora(Runtime& runtime, Matrix x, MatrixOut out, const std::vector<PythonLora>& updates) {
-    check_size("lora: rows of out", size_of(out, 0), size_of(x, 0));
-    std::vector<mlxr::LoraCall> calls;
-    for (const auto& [rows, a, b, scale, first] : updates) {
-        const int64_t rank = size_of(a, 0), made = size_of(b, 1);
-        check_size("lora: columns of a", size_of(a, 1), size_of(x, 1));
-        check_size("lora: ranks of b", size_of(b, 0), rank);
-        if (rank < 1 || rank > mlxr::kMaxLoraRank) {
-            refuse("lora: rank", std::to_string(rank), "1 to " + std::to_string(mlxr::kMaxLoraRank));
-        }
-        if (first < 0 || made > size_of(out, 1) - first) {
-            refuse("lora: columns", std::to_string(first) + " and " + std::to_string(made) + " after it",
-                   "within the " + std::to_string(size_of(out, 1)) + " columns of out");
-        }
-        check_indices("lora: rows", rows.data(), size_of(rows, 0), size_of(x, 0));
-        calls.push_back({x.data(), out.data(), size_of(x, 1), size_of(out, 1), first, rows.data(), size_of(rows, 0),
-                         a.data(), b.data(), rank, made, scale});
-    }
-    run_alone(runtime, [&] { mlxr::spread_lora(runtime, calls); });
-}
-
 void run_write_pages(Runtime& runtime, Heads k, Heads v, PoolOut k_pool, PoolOut v_pool, Ints slots) {
     mlxr::WritePagesCall keys = check_write(k_pool, v_pool, slots, size_of(k, 0)), values = keys;
     keys.rows = k.data();
@@ -228,7 +200,6 @@ void bind_operators(nb::module_& m) {
     m.def("scale", &run_scale, nb::arg("runtime"), array("x"), nb::arg("factor"), nb::arg("softcap"), array("out"));
     m.def("add", &run_add, nb::arg("runtime"), array("x"), array("other"), nb::arg("factor"), array("out"));
     m.def("gate_heads", &run_gate_heads, nb::arg("runtime"), array("x"), array("gates"), array("out"));
-    m.def("lora", &run_lora, nb::arg("runtime"), array("x"), array("out"), nb::arg("updates"));
     m.def("write_pages", &run_write_pages, nb::arg("runtime"), array("k"), array("v"), array("k_pool"), array("v_pool"),
           array("slots"));
     m.def("attend", &run_attend, nb::arg("runtime"), array("q"), array("k_pool"), array("v_pool"),

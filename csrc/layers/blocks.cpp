@@ -67,7 +67,7 @@ class LayersRun {
         reserve(call_.columns, 1);
         normed_ = arrays_->take(call_.tokens * call_.columns);
         begin_norm(norm, true);
-        multiply(runtime_, weight, normed_, call_.tokens, out, take_pending());
+        product(weight, normed_, out, take_pending());
     }
 
   private:
@@ -172,7 +172,7 @@ class LayersRun {
                 }
                 const float* const source = read(op.source);
                 float* const target = write(op.target, op.weight->out_features());
-                multiply(runtime_, *op.weight, source, call_.tokens, target, make);
+                product(*op.weight, source, target, make);
                 return kOne;
             }
             case Kind::split_heads:
@@ -229,9 +229,15 @@ class LayersRun {
         return kOne;
     }
 
+    // A product, and what adapters add to it.
+    void product(const LinearWeight& weight, const float* x, float* out, const MakeRows& make) {
+        multiply(runtime_, weight, x, call_.tokens, out, make);
+        if (!call_.adapters.empty()) update_product(runtime_, weight, call_.adapters, x, out);
+    }
+
     // Whether the product at `at`, the activation and the product after it can be done in one go.
     bool can_gate(const std::vector<Operator>& ops, size_t at) const {
-        return at + 2 < ops.size() && ops[at].kind == Kind::product && ops[at + 1].kind == Kind::activate &&
+        return call_.adapters.empty() && at + 2 < ops.size() && ops[at].kind == Kind::product && ops[at + 1].kind == Kind::activate &&
                ops[at + 1].gated && ops[at + 2].kind == Kind::product &&
                can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
     }

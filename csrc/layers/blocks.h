@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "layers/adapter.h"
 #include "linear/linear.h"
 #include "mixers/mixers.h"
 #include "moe/experts.h"
@@ -123,6 +124,7 @@ struct LayersCall {
     std::vector<GroupCall> groups;
     // (sequences): slots of states, see States; (sequences + 1): the tokens of each sequence.
     const int32_t *state_reads, *state_writes, *starts;
+    std::vector<AdapterRows> adapters;
 };
 
 // What makes logits of the last layer's states.

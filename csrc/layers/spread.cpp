@@ -100,32 +100,6 @@ void spread_gate_heads(Runtime& runtime, const GateHeadsCall& call, int64_t rows
                [&](int64_t first, int64_t last) { table.gate_heads(call, first, last); });
 }
 
-void spread_lora(Runtime& runtime, std::span<const LoraCall> calls) {
-    Counted counted(runtime.tally, {OperatorName::lora, KernelName::plain, 0});
-    int64_t all = 0;
-    for (const LoraCall& call : calls) all += call.count * call.rank * (call.columns + call.made);
-    does_floats(counted, all);
-    const OperatorTable& table = *operator_table(runtime.isa);
-    const int threads = all < kSerialElements ? 1 : runtime.pool.threads();
-    // Threads share out the updates by what they cost, in whole rows. No two of `calls` have a row and a column in
-    // common, so none waits for another.
-    const auto run = [&](int64_t first, int64_t last) {
-        int64_t begin = 0;
-        for (const LoraCall& call : calls) {
-            const int64_t each = call.rank * (call.columns + call.made);
-            const auto row_at = [&](int64_t at) {
-                return std::clamp<int64_t>((at - begin + each - 1) / each, 0, call.count);
-            };
-            const int64_t row_first = first <= begin ? 0 : row_at(first), row_last = last <= begin ? 0 : row_at(last);
-            if (row_first < row_last) table.lora(call, row_first, row_last);
-            begin += each * call.count;
-        }
-    };
-    if (threads == 1) return run(0, all);
-    runtime.pool.parallel_for_near(threads,
-                                   [&](int part, int) { run(all * part / threads, all * (part + 1) / threads); });
-}
-
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall& values) {
     Counted counted(runtime.tally, {OperatorName::write_pages, KernelName::plain, static_cast<int>(keys.type)});
     counted.does([&] { return measure_write(keys); });

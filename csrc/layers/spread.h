@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "linear/linear.h"
 #include "operators/operator_table.h"
@@ -18,8 +17,6 @@ void spread_activate(Runtime& runtime, const ActivateCall& call, int64_t rows);
 void spread_scale(Runtime& runtime, const ScaleCall& call, int64_t count);
 void spread_add(Runtime& runtime, const AddCall& call, int64_t count);
 void spread_gate_heads(Runtime& runtime, const GateHeadsCall& call, int64_t rows);
-// Updates of one array. No two of `calls` may have both a row and a column in common.
-void spread_lora(Runtime& runtime, std::span<const LoraCall> calls);
 // Keys and values of the same tokens.
 void spread_write_pages(Runtime& runtime, const WritePagesCall& keys, const WritePagesCall& values);
 

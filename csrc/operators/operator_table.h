@@ -201,19 +201,27 @@ struct DensePairsCall {
     const float* bias;  // (rows) or null
 };
 
+// How the matrices of low-rank updates keep their numbers.
+enum class LoraType : int { f32, f16, bf16 };
+
 // A low-rank update of some rows: out[row, first_column + i] += scale * sum over r of b[r, i] * (a[r] . x[row]).
+// Both matrices lie in tiles, so that each is read from front to end, and what fills up the last tiles is zeros: a in
+// blocks of kLoraRanks ranks, in which 16 columns of each rank follow one another; b in blocks of kLoraColumns columns,
+// in which the ranks do.
 struct LoraCall {
     const float* x;  // (rows of a batch, columns)
     float* out;      // (rows of a batch, out_stride)
     int64_t columns, out_stride, first_column;
     const int32_t* rows;  // those that are updated
     int64_t count;        // of them
-    const float* a;       // (rank, columns)
-    const float* b;       // (rank, made)
+    const void *a, *b;
+    LoraType type;
     int64_t rank, made;
     float scale;
+    float* reduced;  // (count, reduced_stride): what a makes of x
+    int64_t reduced_stride;
 };
-constexpr int64_t kMaxLoraRank = 256;
+constexpr int64_t kMaxLoraRank = 256, kLoraRanks = 4, kLoraColumns = 64;
 
 struct LogitScan {
     float peak;          // the greatest; -inf when there is none above
@@ -231,7 +239,9 @@ struct OperatorTable {
     void (*scale)(const ScaleCall& call, int64_t first, int64_t last);
     void (*add)(const AddCall& call, int64_t first, int64_t last);
     void (*gate_heads)(const GateHeadsCall& call, int64_t row_first, int64_t row_last);
-    void (*lora)(const LoraCall& call, int64_t first, int64_t last);
+    // Blocks of a for some of the call's rows; then, when all of these are there, blocks of b.
+    void (*lora_reduce)(const LoraCall& call, int64_t block_first, int64_t block_last, int64_t first, int64_t last);
+    void (*lora_expand)(const LoraCall& call, int64_t block_first, int64_t block_last, int64_t first, int64_t last);
     void (*route)(const RouteCall& call, int64_t row_first, int64_t row_last);
     void (*mix_rows)(const MixRowsCall& call, int64_t row_first, int64_t row_last, int64_t column_first,
                      int64_t column_last);

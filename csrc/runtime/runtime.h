@@ -28,6 +28,7 @@ enum class Scratch : int {
     inputs,
     mixers,
     experts,
+    adapters,
     count
 };
 

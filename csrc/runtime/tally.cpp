@@ -53,7 +53,7 @@ std::string name_form(OperatorName what, int form) {
         case OperatorName::write_pages:
             return kPages[form];
         case OperatorName::lora:
-            return "f32";
+            return kPages[form];
         case OperatorName::add:
             return form == 1 ? "f32+scale" : "f32";
         default:

@@ -148,6 +148,7 @@ class LoadedModel:
             return make_adapter(
                 file.path.name,
                 file.pairs,
+                self.ctx,
                 self.model.linear_weights(),
                 self.config,
                 is_gguf=file.is_gguf,

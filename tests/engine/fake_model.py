@@ -66,7 +66,7 @@ class FakeModel:
     def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         return self.project(self.forward_hidden(batch, arena))
 
-    def project(self, hidden: Floats) -> Floats:
+    def project(self, hidden: Floats, adapters: Sequence[object] = ()) -> Floats:
         return hidden
 
     def forward_hidden(self, batch: RaggedBatch, arena: ModelArena) -> Floats:

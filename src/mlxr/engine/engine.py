@@ -203,7 +203,7 @@ class Engine:
         end_tokens = self._limits.choose_end(len(token_ids), params.max_tokens)
         self._answers.check_room()
         now, request_id = self._clock(), next(self._ids)
-        scores = self._open_scores(token_ids, params.logprobs or 0) if scores_prompt else None
+        scores = self._open_scores(token_ids, params.logprobs or 0, adapter) if scores_prompt else None
         keeps_pages = uses_cache and not scores_prompt
         sequences = [
             Sequence(
@@ -383,9 +383,9 @@ class Engine:
             return None
         return Boundaries(self.plan.page_size, self._spacing_tokens, prompt_tokens, boundary_tokens)
 
-    def _open_scores(self, token_ids: Collection[int], top: int) -> PromptScores:
+    def _open_scores(self, token_ids: Collection[int], top: int, adapter: Adapter | None) -> PromptScores:
         chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
-        return PromptScores(list(token_ids), top, self._runner.project, chunk_tokens)
+        return PromptScores(list(token_ids), top, lambda hidden: self._runner.project(hidden, adapter), chunk_tokens)
 
     def _sample(self, logits: Floats, sequences: list[Sequence]) -> list[SampleResult]:
         """The next token of each of `sequences` and of its followers, who see the same logits."""

@@ -19,6 +19,7 @@ from mlxr.cache.page_table import SequenceTable
 from mlxr.cache.shapes import LayerCache
 from mlxr.engine.batch import BatchPart, build_batch, build_single
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.models.adapter import Adapter
 
 Floats = npt.NDArray[np.float32]
 
@@ -56,8 +57,8 @@ class Model(Protocol):
     def forward_hidden(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         """`forward` without its last operator: states (R, hidden size) after the final norm."""
 
-    def project(self, hidden: Floats) -> Floats:
-        """The logits of such states, as `forward` gives them."""
+    def project(self, hidden: Floats, adapters: Sequence[Adapter | None]) -> Floats:
+        """The logits of such states, as `forward` gives them; `adapters` has that of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,8 @@ class Runner:
             states = np.asarray(self._model.forward_hidden(batch, self._arena))
             ends = np.cumsum([part.wanted_tokens for part in parts])
             outputs = [states[end - part.output_tokens : end] for part, end in zip(parts, ends, strict=True)]
-            logits = self.project(np.concatenate(outputs))
+            adapters = [part.adapter for part in parts for _ in range(part.output_tokens)]
+            logits = self._model.project(np.concatenate(outputs), adapters)
             hidden = [
                 states[end - part.hidden_tokens : end]
                 for part, end in zip(parts, ends, strict=True)
@@ -133,6 +135,6 @@ class Runner:
         """Compute one token of each sequence in the places given, which need not follow what counts as written."""
         return self._model.forward(build_single(tables, token_ids, positions), self._arena)
 
-    def project(self, hidden: Floats) -> Floats:
-        """The logits of hidden states, (R, vocab_size)."""
-        return self._model.project(hidden)
+    def project(self, hidden: Floats, adapter: Adapter | None = None) -> Floats:
+        """The logits of hidden states, (R, vocab_size), all of which the adapter updates if there is one."""
+        return self._model.project(hidden, [adapter] * len(hidden))

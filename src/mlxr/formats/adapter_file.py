@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +27,13 @@ from .tensor import TensorSource
 MAX_RANK = 256
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_PEFT_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
-_GGUF_KEY = re.compile(r"(?P<module>.+)\.weight\.lora_(?P<side>[ab])")
+_PEFT_KEY = re.compile(
+    r"(?P<module>.+)\.lora_(?:(?P<side>[AB])(?:\.default)?\.weight|embedding_(?P<table>[AB])(?:\.default)?)"
+)
+_PEFT_BASE = re.compile(r"(?P<module>.+)\.base_layer\.weight")  # of tables, which PEFT saves unchanged
+_GGUF_KEY = re.compile(
+    r"(?P<module>.+)\.weight\.lora_(?:(?<=^token_embd\.weight\.lora_)(?P<table>[ab])|(?P<side>[ab]))"
+)
 _FLOATS = ("f32", "f16", "bf16")
 _WITHOUT: dict[str, tuple[object, ...]] = {  # fields of adapter_config.json, and the values with which they say nothing
     "use_dora": (False, None),
@@ -47,7 +53,10 @@ _MAX_QUANTIFIERS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRankPair:
-    """One update, scale * b a, of the weight `name`, as the file calls it: `a` (rank, in), `b` (out, rank), float32."""
+    """One update, scale * b a, of the weight `name`, as the file calls it: `a` (rank, in), `b` (out, rank), float32.
+
+    A table of embeddings is a weight (vocabulary, hidden).
+    """
 
     name: str
     a: NDArray[np.float32] = field(repr=False)
@@ -86,7 +95,7 @@ def _read_gguf(path: Path) -> AdapterFile:
         sides = _sort_sides(path, file.tensors, _GGUF_KEY)
         # llama.cpp takes an alpha of 0 for a scale of 1
         pairs = [
-            _make_pair(path, f"{name}.weight", *pair, lambda rank: alpha / rank if alpha else 1.0)
+            _make_pair(path, f"{name}.weight", pair, lambda rank: alpha / rank if alpha else 1.0, is_gguf=True)
             for name, pair in sides.items()
         ]
     return AdapterFile(path, is_gguf=True, pairs=tuple(pairs))
@@ -99,9 +108,10 @@ def _read_peft(folder: Path) -> AdapterFile:
     if not weights_path.is_file():
         raise NotFound(f"{weights_path}: no such file; an adapter's folder holds {CONFIG_NAME} and {WEIGHTS_NAME}")
     with SafetensorsFolder([weights_path], {}) as file:
+        tensors = {name: tensor for name, tensor in file.tensors.items() if not _is_base(name, file.tensors)}
         pairs = [
-            _make_pair(weights_path, module, *pair, _Scale(config_path, config, module))
-            for module, pair in _sort_sides(weights_path, file.tensors, _PEFT_KEY, _PREFIX).items()
+            _make_pair(weights_path, module, pair, _Scale(config_path, config, module), is_gguf=False)
+            for module, pair in _sort_sides(weights_path, tensors, _PEFT_KEY, _PREFIX).items()
         ]
     return AdapterFile(folder, is_gguf=False, pairs=tuple(pairs))
 
@@ -160,40 +170,62 @@ def _read_alpha(path: Path, name: str, value: object) -> float:
     return float(value)
 
 
+def _is_base(name: str, tensors: Collection[str]) -> bool:
+    """Whether a tensor is a copy of the base's, as PEFT saves it of tables of embeddings and outputs that it updates."""
+    match = _PEFT_BASE.fullmatch(name)
+    return match is not None and any(f"{match['module']}.lora_{side}" in tensors for side in ("embedding_A", "A.weight"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Both matrices of a module as the file has them, and whether it is a table of embeddings."""
+
+    a: TensorSource
+    b: TensorSource
+    is_table: bool
+
+
 def _sort_sides(
     path: Path, tensors: dict[str, TensorSource], key: re.Pattern[str], prefix: str = ""
-) -> dict[str, tuple[TensorSource, TensorSource]]:
+) -> dict[str, _Sides]:
     """The two matrices of each module."""
     sides: dict[str, dict[str, TensorSource]] = {}
+    tables = set()
     for name, tensor in tensors.items():
         match = key.fullmatch(name)
         if match is None:
             raise FormatError(
                 path, f"tensor {name[:120]!r}", None, "is no pair of matrices of LoRA, which alone are read"
             )
-        own = sides.setdefault(match["module"].removeprefix(prefix), {})
-        if match["side"].lower() in own:
+        module, side = match["module"].removeprefix(prefix), (match["side"] or match["table"]).lower()
+        own = sides.setdefault(module, {})
+        if side in own:
             raise FormatError(path, f"tensor {name[:120]!r}", None, "is there twice")
-        own[match["side"].lower()] = tensor
+        own[side] = tensor
+        if match["table"]:
+            tables.add(module)
     for module, own in sides.items():
         if len(own) != 2:
             raise FormatError(path, f"adapter of {module[:120]!r}", None, f"has {', '.join(own)} alone, not a and b")
     if not sides:
         raise FormatError(path, "file", None, "holds no matrices of an adapter")
-    return {module: (own["a"], own["b"]) for module, own in sides.items()}
+    return {module: _Sides(own["a"], own["b"], module in tables) for module, own in sides.items()}
 
 
-def _make_pair(path: Path, name: str, a: TensorSource, b: TensorSource, scale: object) -> LowRankPair:
+def _make_pair(path: Path, name: str, sides: _Sides, scale: Callable[[int], float], *, is_gguf: bool) -> LowRankPair:
+    a, b = sides.a, sides.b
     for tensor in (a, b):
         if tensor.type_name not in _FLOATS or len(tensor.shape) != 2:
             reason = f"is {tensor.type_name} {tensor.shape}; matrices of {', '.join(_FLOATS)} are read"
             raise FormatError(path, f"tensor {tensor.name[:120]!r}", None, reason)
-    rank = a.shape[0]
+    # GGUF has a column of `a` for each token of a table as a row
+    rank = a.shape[1] if sides.is_table and is_gguf else a.shape[0]
     if b.shape[1] != rank or not 1 <= rank <= MAX_RANK:
         reason = f"has a of shape {a.shape} and b of {b.shape}; ranks are equal and from 1 to {MAX_RANK}"
         raise FormatError(path, f"adapter of {name[:120]!r}", None, reason)
-    values = [np.ascontiguousarray(tensor.to_float32()) for tensor in (a, b)]
-    if not all(np.isfinite(one).all() for one in values):
+    first, second = (np.ascontiguousarray(tensor.to_float32()) for tensor in (a, b))
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise FormatError(path, f"adapter of {name[:120]!r}", None, "holds numbers that are not finite")
-    assert callable(scale)
-    return LowRankPair(name, values[0], values[1], float(scale(rank)))
+    if sides.is_table:
+        first, second = np.ascontiguousarray(second.T), first if is_gguf else np.ascontiguousarray(first.T)
+    return LowRankPair(name, first, second, scale(rank))

@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from mlxr.core.errors import ModelError
+from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
-from mlxr.kernels.lora import AdapterRows, LoraPart, list_rows, make_part
+from mlxr.kernels.lora import AdapterRows, AdapterWeights, LoraPart, TablePart, list_rows, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import FloatArray
 from mlxr.models.architectures import by_name
@@ -21,6 +24,8 @@ from mlxr.models.config import ModelConfig
 from mlxr.models.names import canonical_name, from_gguf_name, gguf_row_order
 from mlxr.models.specs import GatedDelta
 from mlxr.models.weights import list_joined_rows
+
+TABLE, OUTPUT = "token_embd.weight", "output.weight"
 
 
 class Pair(Protocol):
@@ -53,17 +58,18 @@ class Adapter:
 
     name: str
     digest: bytes
-    parts: Mapping[LinearWeight, Sequence[LoraPart]]
+    updates: AdapterWeights
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all matrices."""
-        return sum(part.nbytes for parts in self.parts.values() for part in parts)
+        """Bytes of all matrices, as they are held."""
+        return self.updates.nbytes
 
 
 def make_adapter(
     name: str,
     pairs: Iterable[Pair],
+    ctx: Context,
     weights: Iterable[LinearWeight],
     config: ModelConfig,
     *,
@@ -76,9 +82,14 @@ def make_adapter(
     """
     places = _find_places(weights)
     parts: dict[LinearWeight, list[LoraPart]] = {}
-    found: dict[str, LoraPart] = {}
+    table = None
+    found: dict[str, LoraPart | TablePart] = {}
     for pair in pairs:
         own = from_gguf_name(pair.name, config) if is_gguf else _name_peft(pair.name, config)
+        if own == TABLE:
+            _check_shape(name, pair, TABLE, (config.vocab_size, config.hidden), pair.b)
+            table = found[TABLE] = TablePart(pair.b, pair.a, pair.scale)
+            continue
         if (config.multipliers is not None and not base_is_gguf) or (
             isinstance(config.recurrence, GatedDelta) and is_gguf != base_is_gguf
         ):
@@ -88,30 +99,46 @@ def make_adapter(
             if part not in places:
                 raise ModelError(f"adapter {name}: {pair.name} is no weight of this model that adapters can update")
             weight, first, count = places[part]
-            if rows.shape[0] != count or pair.a.shape[1] != weight.in_features:
-                raise ModelError(
-                    f"adapter {name}: {pair.name} is for a weight of shape {(rows.shape[0], pair.a.shape[1])}, and "
-                    f"{part} has {(count, weight.in_features)}; is it made for another model?"
-                )
+            _check_shape(name, pair, part, (count, weight.in_features), rows)
             if part in found:
                 raise ModelError(f"adapter {name}: {part} is updated twice")
-            found[part] = make_part(first, pair.a, rows, pair.scale)
-            parts.setdefault(weight, []).append(found[part])
+            update = found[part] = LoraPart(first, pair.a, rows, pair.scale)
+            parts.setdefault(weight, []).append(update)
+    return Adapter(name, _digest(found), prepare(ctx, parts, table))
+
+
+def _check_shape(adapter: str, pair: Pair, name: str, wanted: tuple[int, int], b: FloatArray) -> None:
+    has = b.shape[0], pair.a.shape[1]
+    if has != wanted:
+        raise ModelError(
+            f"adapter {adapter}: {pair.name} is for a weight of shape {has}, and {name} has {wanted}; is it made for "
+            "another model?"
+        )
+
+
+def _digest(found: Mapping[str, LoraPart | TablePart]) -> bytes:
+    """A name of all that is updated, and by what."""
     digest = hashlib.blake2b(digest_size=32)
-    for part, update in sorted(found.items(), key=lambda item: item[0]):
-        digest.update(repr((part, update.scale, update.a.shape, update.b.shape)).encode())
-        digest.update(update.a.tobytes() + update.b.tobytes())
-    return Adapter(name, digest.digest(), parts)
+    for name, update in sorted(found.items(), key=lambda item: item[0]):
+        matrices = (update.a, update.b) if isinstance(update, LoraPart) else (update.rows, update.b)
+        digest.update(repr((name, update.scale, *(matrix.shape for matrix in matrices))).encode())
+        for matrix in matrices:
+            digest.update(np.ascontiguousarray(matrix))
+    return digest.digest()
 
 
-def group_rows(batch: RaggedBatch) -> tuple[AdapterRows, ...]:
+def group_batch(batch: RaggedBatch) -> tuple[AdapterRows, ...]:
     """The rows of a batch by their adapters, in the order in which these come."""
+    return group_rows(batch.adapters, batch.query_starts.tolist()) if batch.adapters else ()
+
+
+def group_rows(adapters: Sequence[object], starts: Sequence[int]) -> tuple[AdapterRows, ...]:
+    """Of rows [starts[i], starts[i + 1]), which have adapter i or None, those of each adapter."""
     rows: dict[Adapter, list[tuple[int, int]]] = {}
-    starts = batch.query_starts.tolist()
-    for index, adapter in enumerate(batch.adapters):
+    for index, adapter in enumerate(adapters):
         if isinstance(adapter, Adapter):
             rows.setdefault(adapter, []).append((starts[index], starts[index + 1]))
-    return tuple(AdapterRows(list_rows(own), adapter.parts) for adapter, own in rows.items())
+    return tuple(AdapterRows(list_rows(own), adapter.updates) for adapter, own in rows.items())
 
 
 def _find_places(weights: Iterable[LinearWeight]) -> dict[str, tuple[LinearWeight, int, int]]:

@@ -32,7 +32,7 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rows import fetch_rows, place_rows
 from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
-from mlxr.models.adapter import group_rows
+from mlxr.models.adapter import OUTPUT, Adapter, group_batch, group_rows
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.footprint import list_expert_bytes
@@ -114,7 +114,7 @@ class Decoder:
                 progress(index + 1, config.layers + 1)
         table = tensors["token_embd.weight"]
         is_tied = config.tied_embeddings and not share.columns
-        output = prepare(ctx, [table if is_tied else tensors["output.weight"]])
+        output = prepare(ctx, [table if is_tied else tensors["output.weight"]], None, (OUTPUT,))
         norm = reader.read_norm(by_name(config.architecture).output_norm, specs[-1].norms)
         self._weights = make_model(
             ModelWeights(
@@ -237,10 +237,11 @@ class Decoder:
         states = compute_states(self.ctx, self._weights, _join(batch, tables, arena))
         return fetch_rows(self.ctx, states)
 
-    def project(self, hidden: FloatArray) -> FloatArray:
-        """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave."""
-        return project(self.ctx, self._weights, place_rows(self.ctx, hidden))
+    def project(self, hidden: FloatArray, adapters: Sequence[Adapter | None] = ()) -> FloatArray:
+        """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave; `adapters` has that of each row."""
+        rows = group_rows(adapters, range(len(adapters) + 1))
+        return project(self.ctx, self._weights, place_rows(self.ctx, hidden), rows)
 
 
 def _join(batch: RaggedBatch, tables: Sequence[RopeTable], arena: Pools) -> StepInput:
-    return StepInput(batch, tables, arena.k_pools, arena.v_pools, arena.states, group_rows(batch))
+    return StepInput(batch, tables, arena.k_pools, arena.v_pools, arena.states, group_batch(batch))

@@ -24,7 +24,7 @@ from mlxr.engine.memory_plan import compare_windows
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
-from mlxr.loading import LoadedModel, Progress, list_native_operators
+from mlxr.loading import Adapter, LoadedModel, Progress, list_native_operators
 from mlxr.service.opening import build_engine, open_model
 from mlxr.service.state_use import StateUse, find_state_use
 from mlxr.service.stats import MemoryUse, OperatorCount, collect_stats, measure_memory
@@ -180,9 +180,9 @@ class LogitsTap:
         """The model's states, of which nothing is kept."""
         return self._model.forward_hidden(batch, arena)
 
-    def project(self, hidden: Floats) -> Floats:
+    def project(self, hidden: Floats, adapters: Sequence[Adapter | None]) -> Floats:
         """The model's logits, which are also kept."""
-        logits = self._model.project(hidden)
+        logits = self._model.project(hidden, adapters)
         self.rows.append(logits.copy())
         return logits
 

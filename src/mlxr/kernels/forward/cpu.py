@@ -18,7 +18,7 @@ from mlxr.kernels.tensor import FloatArray
 def forward(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     """Run the whole model in one call."""
     batch, norm = step.batch, model.norm
-    if len(batch.output_rows) != batch.tokens or not model.layers.layers or step.adapters:
+    if len(batch.output_rows) != batch.tokens or not model.layers.layers:
         return reference.forward(ctx, model, step)
     logits = empty(ctx, batch.tokens, model.output.out_features)
     ctx.module.forward(

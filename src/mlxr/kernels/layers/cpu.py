@@ -28,8 +28,8 @@ from mlxr.kernels.layers.operators import (
     Sum,
     list_operators,
 )
-from mlxr.kernels.layers.reference import run_programs
 from mlxr.kernels.layers.step import StepInput
+from mlxr.kernels.lora.cpu import list_native
 from mlxr.kernels.mamba2 import StateSpace
 from mlxr.kernels.moe.cpu import make_native
 from mlxr.kernels.tensor import FloatArray
@@ -118,8 +118,6 @@ def run_layers(
     """Run all layers in one call, in place."""
     if not layers.layers:
         return stream, None
-    if step.adapters:  # the same bits, and between operators there is room for what adapters add
-        return run_programs(ctx, stream, tuple(map(list_operators, layers.layers)), step)
     delta = empty(ctx, *stream.shape)
     ctx.module.run_layers(ctx.native, layers.payload, stream, delta, *list_arrays(step))
     return stream, None if isinstance(list_operators(layers.layers[-1])[-1], Sum) else delta
@@ -141,4 +139,5 @@ def list_arrays(step: StepInput) -> tuple[object, ...]:
         step.states or (None,) * len(step.k_pools),
         batch.state_reads,
         batch.state_writes,
+        list_native(step.adapters, batch.token_ids),
     )

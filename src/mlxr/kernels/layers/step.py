@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlxr.kernels.lora import AdapterRows
+from mlxr.kernels.lora import AdapterRows, choose_rows
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.tensor import PoolArray
@@ -27,3 +27,8 @@ class StepInput:
     v_pools: Sequence[PoolArray]
     states: Sequence[PoolArray | None] = ()
     adapters: Sequence[AdapterRows] = ()
+
+    @property
+    def output_adapters(self) -> Sequence[AdapterRows]:
+        """The adapters of the batch's output rows, by the places that these have among themselves."""
+        return choose_rows(self.adapters, self.batch.output_rows) if self.adapters else ()

@@ -1,33 +1,50 @@
 """Low-rank updates of a product (LoRA, Hu et al. 2021, arXiv:2106.09685): y += scale * B (A x), for chosen rows.
 
 They are added in f32 after the exact product of the weight. On the CPU the sums of a row have one order, so its bits do
-not depend on the rows beside it, on their adapters, or on threads and instruction sets.
+not depend on the rows beside it, on their adapters, or on threads and instruction sets. Matrices keep the 16 bits of
+each number where these say all of it, and are multiplied as f32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mlxr.kernels.checks import check_floats, check_ints, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
-from mlxr.kernels.tensor import FloatArray, IntArray
+from mlxr.kernels.tensor import BFLOAT16, FloatArray, IntArray
 
-__all__ = ["MAX_RANK", "AdapterRows", "LoraPart", "add_lora", "list_rows", "make_part"]
+__all__ = [
+    "MAX_RANK",
+    "AdapterRows",
+    "AdapterWeights",
+    "LoraPart",
+    "Parts",
+    "TablePart",
+    "add_lora",
+    "add_lora_rows",
+    "choose_rows",
+    "list_rows",
+    "narrow",
+    "prepare",
+]
 
 CHOICE = Choice(__name__)
 MAX_RANK = 256
+Numbers = npt.NDArray[Any]  # f32, f16, or bf16 as uint16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraPart:
-    """The update of some outputs of a weight: `a` (rank, in_features), `b` (rank, outputs), which is B transposed.
+    """The update of some outputs of a weight: `a` (rank, in_features), `b` (outputs, rank), both float32.
 
-    The outputs are those from column `first` on. Both matrices are float32 and C-contiguous, in the host's memory.
+    The outputs are those from `first` on.
     """
 
     first: int
@@ -35,28 +52,95 @@ class LoraPart:
     b: FloatArray
     scale: float
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both matrices."""
-        return self.a.nbytes + self.b.nbytes
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TablePart:
+    """The update of a table of embeddings: that of row i is scale * rows[i] b.
+
+    `rows` (vocabulary, rank) and `b` (rank, columns) are float32.
+    """
+
+    rows: FloatArray
+    b: FloatArray
+    scale: float
+
+
+Parts = Mapping[LinearWeight, Sequence[LoraPart]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterWeights:
+    """The updates of an adapter, ready to be added: `weights` are those that it has some for.
+
+    `looked_up` (vocabulary, rank) is what a table's update looks up by the token, or None; `payload` is what the
+    implementation knows that made it, and `nbytes` what all of it holds in memory.
+    """
+
+    weights: frozenset[LinearWeight]
+    looked_up: Numbers | None
+    payload: Any
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterRows:
-    """The `rows` (n,) of a batch, int32 and ascending, that one adapter updates, and its parts of each weight."""
+    """The `rows` (n,) of a batch, int32 and ascending, that one adapter updates."""
 
     rows: IntArray
-    parts: Mapping[LinearWeight, Sequence[LoraPart]]
+    updates: AdapterWeights
+
+    def look_up(self, token_ids: IntArray) -> FloatArray | None:
+        """(n, rank) numbers for the tokens of these rows, of a batch's `token_ids`; None without a table's update."""
+        table = self.updates.looked_up
+        return None if table is None else widen(table[token_ids[self.rows]])
 
 
-def make_part(first: int, a: FloatArray, b: FloatArray, scale: float) -> LoraPart:
-    """The update scale * b a, with `a` (rank, in_features) and `b` (outputs, rank), of the outputs from `first` on."""
-    return LoraPart(first, np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b.T, np.float32), scale)
+def prepare(ctx: Context, parts: Parts, table: TablePart | None = None) -> AdapterWeights:
+    """Lay the updates of weights, and of the table of embeddings, out for the device.
+
+    Raises ValueError for shapes that do not fit and for ranks above MAX_RANK.
+    """
+    for weight, own in parts.items():
+        for part in own:
+            _check(weight, part)
+    if table is not None:
+        check_floats("lora", "rows of the table", table.rows, 2)
+        check_floats("lora", "b of the table", table.b, 2)
+        check_size("lora", "ranks of the table", table.rows.shape[1], _check_rank(table.b.shape[0]))
+    _, implementation = CHOICE.pick(ctx.device)
+    looked_up = None if table is None else narrow(table.rows)[0]
+    payload, nbytes = implementation.prepare(ctx, parts, table)
+    return AdapterWeights(frozenset(parts), looked_up, payload, nbytes + (0 if looked_up is None else looked_up.nbytes))
 
 
 def list_rows(ranges: Sequence[tuple[int, int]]) -> IntArray:
     """All rows of the ranges [first, last), which rise."""
     return np.concatenate([np.arange(first, last, dtype=np.int32) for first, last in ranges])
+
+
+def choose_rows(adapters: Sequence[AdapterRows], chosen: IntArray) -> list[AdapterRows]:
+    """The same of the `chosen` rows alone, by their places there; adapters that have none of them are left out."""
+    placed = [(np.flatnonzero(np.isin(chosen, one.rows)).astype(np.int32), one.updates) for one in adapters]
+    return [AdapterRows(rows, updates) for rows, updates in placed if len(rows)]
+
+
+def narrow(*matrices: FloatArray) -> list[Numbers]:
+    """The same numbers in the narrowest type that holds each exactly: bf16 (as uint16), f16 or f32."""
+    words = [np.ascontiguousarray(matrix, np.float32).view(np.uint32) for matrix in matrices]
+    if not any((word & 0xFFFF).any() for word in words):
+        return [(word >> 16).astype(BFLOAT16) for word in words]
+    with np.errstate(over="ignore", under="ignore"):
+        halves = [matrix.astype(np.float16) for matrix in matrices]
+    if all(np.array_equal(half.astype(np.float32), matrix) for half, matrix in zip(halves, matrices, strict=True)):
+        return [*halves]
+    return [np.ascontiguousarray(matrix, np.float32) for matrix in matrices]
+
+
+def widen(numbers: Numbers) -> FloatArray:
+    """What `narrow` made, as float32."""
+    if numbers.dtype == BFLOAT16:
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(numbers, np.float32)
 
 
 def add_lora(
@@ -65,27 +149,47 @@ def add_lora(
     """`out` (T, out_features), the product of x (T, in_features), with the updates of `adapters` added to their rows.
 
     `out` is taken over: its memory may be written. No row may be that of two adapters. Raises ValueError for shapes
-    that do not fit and for ranks above MAX_RANK.
+    that do not fit.
     """
-    updates = [(one.rows, part) for one in adapters for part in one.parts.get(weight, ())]
-    if not updates:
+    chosen = [one for one in adapters if weight in one.updates.weights]
+    if not chosen:
         return out
-    for rows, part in updates:
-        _check(x, out, rows, part)
+    for one in chosen:
+        check_ints("lora", "rows", one.rows)
+    check_size("lora", "columns of x", x.shape[1], weight.in_features)
+    check_size("lora", "columns of out", out.shape[1], weight.out_features)
     name, implementation = CHOICE.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("lora", name, "f32")
-    result: FloatArray = implementation.add_lora(ctx, x, out, updates)
+    result: FloatArray = implementation.add_lora(ctx, x, out, weight, chosen)
     return result
 
 
-def _check(x: FloatArray, out: FloatArray, rows: IntArray, part: LoraPart) -> None:
-    check_ints("lora", "rows", rows)
+def add_lora_rows(
+    ctx: Context, token_ids: IntArray, out: FloatArray, adapters: Sequence[AdapterRows]
+) -> FloatArray:
+    """`out` (T, columns), the embeddings of `token_ids` (T,), with the updates of their table; else as `add_lora`."""
+    chosen = [(one, looked_up) for one in adapters if (looked_up := one.look_up(token_ids)) is not None]
+    if not chosen:
+        return out
+    name, implementation = CHOICE.pick(ctx.device)
+    if name == REFERENCE:
+        ctx.ledger.count("lora", name, "f32")
+    result: FloatArray = implementation.add_lora_rows(ctx, out, chosen)
+    return result
+
+
+def _check(weight: LinearWeight, part: LoraPart) -> None:
     check_floats("lora", "a", part.a, 2)
     check_floats("lora", "b", part.b, 2)
-    check_size("lora", "columns of a", part.a.shape[1], x.shape[1])
-    check_size("lora", "ranks of b", part.b.shape[0], part.a.shape[0])
-    if not 1 <= part.a.shape[0] <= MAX_RANK:
-        refuse("lora", "rank", part.a.shape[0], f"1 to {MAX_RANK}")
-    if part.first < 0 or part.first + part.b.shape[1] > out.shape[1]:
-        refuse("lora", "outputs", f"{part.b.shape[1]} from {part.first} on", f"within {out.shape[1]} columns")
+    check_size("lora", "columns of a", part.a.shape[1], weight.in_features)
+    check_size("lora", "ranks of b", part.b.shape[1], _check_rank(part.a.shape[0]))
+    outputs = part.b.shape[0]
+    if part.first < 0 or part.first + outputs > weight.out_features:
+        refuse("lora", "outputs", f"{outputs} from {part.first} on", f"within {weight.out_features}")
+
+
+def _check_rank(rank: int) -> int:
+    if not 1 <= rank <= MAX_RANK:
+        refuse("lora", "rank", rank, f"1 to {MAX_RANK}")
+    return rank

@@ -1,16 +1,48 @@
-"""Calls the native `lora` of csrc/operators/lora.inc: one call for all updates of a product."""
+"""The native adapter of csrc/layers/adapter.h: one call for all updates of a product."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from mlxr.kernels.context import Context
-from mlxr.kernels.lora import LoraPart
+from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.lora import AdapterRows, Parts, TablePart, narrow
 from mlxr.kernels.tensor import FloatArray, IntArray
 
+NativeRows = list[tuple[Any, IntArray, FloatArray | None]]
 
-def add_lora(ctx: Context, x: FloatArray, out: FloatArray, updates: Sequence[tuple[IntArray, LoraPart]]) -> FloatArray:
+
+def prepare(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Any, int]:
+    """The native twin, which has the matrices in tiles and keeps the weights alive."""
+    native = ctx.module.Adapter()
+    for weight, own in parts.items():
+        for part in own:
+            native.append(weight.payload, part.first, *narrow(part.a, np.ascontiguousarray(part.b.T)), part.scale)
+    if table is not None:
+        native.append_table(*narrow(np.ascontiguousarray(table.b)), table.scale)
+    return native, native.nbytes
+
+
+def list_native(adapters: Sequence[AdapterRows], token_ids: IntArray | None = None) -> NativeRows:
+    """Adapters and their rows as native calls take them, with what is looked up by `token_ids`."""
+    return [
+        (one.updates.payload, one.rows, None if token_ids is None else one.look_up(token_ids)) for one in adapters
+    ]
+
+
+def add_lora(
+    ctx: Context, x: FloatArray, out: FloatArray, weight: LinearWeight, adapters: Sequence[AdapterRows]
+) -> FloatArray:
     """Add to `out` in place."""
-    native = [(rows, part.a, part.b, part.scale, part.first) for rows, part in updates]
-    ctx.module.lora(ctx.native, x, out, native)
+    ctx.module.lora(ctx.native, weight.payload, list_native(adapters), x, out)
+    return out
+
+
+def add_lora_rows(ctx: Context, out: FloatArray, adapters: Sequence[tuple[AdapterRows, FloatArray]]) -> FloatArray:
+    """Add to `out` in place."""
+    native = [(one.updates.payload, one.rows, looked_up) for one, looked_up in adapters]
+    ctx.module.lora_table(ctx.native, native, out)
     return out
