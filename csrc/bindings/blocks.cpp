@@ -536,6 +536,6 @@ void bind_blocks(nb::module_& m) {
           array("norm"), array("bias").none(), nb::arg("eps"), nb::arg("is_layer_norm"), nb::arg("output"),
           array("logits"), array("token_ids"), nb::arg("k_pools"), nb::arg("v_pools"), array("positions"),
           nb::arg("ropes"), array("slots"), array("query_starts"), array("context_lengths"), array("page_tables"),
-          nb::arg("states"), array("state_reads"), array("state_writes"), nb::arg("adapters"), nb::arg("embedding_scale"),
-          nb::arg("logit_scale"), nb::arg("softcap"));
+          nb::arg("states"), array("state_reads"), array("state_writes"), nb::arg("adapters"),
+          nb::arg("embedding_scale"), nb::arg("logit_scale"), nb::arg("softcap"));
 }

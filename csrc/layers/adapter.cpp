@@ -77,8 +77,8 @@ void spread(Runtime& runtime, const std::vector<Work>& works, Run run) {
     };
     const int threads = all < kSerialElements ? 1 : runtime.pool.threads();
     if (threads == 1) return run_some(0, all);
-    runtime.pool.parallel_for_near(
-        threads, [&](int part, int) { run_some(all * part / threads, all * (part + 1) / threads); });
+    runtime.pool.parallel_for_near(threads,
+                                   [&](int part, int) { run_some(all * part / threads, all * (part + 1) / threads); });
 }
 
 Work plan(const LoraCall& call, int64_t blocks, int64_t numbers) {
@@ -159,6 +159,16 @@ std::vector<LoraCall> list_calls(std::span<const AdapterRows> adapters, const Li
 }
 
 }  // namespace
+
+std::vector<std::span<const uint8_t>> list_memory(const LinearWeight& weight, std::span<const AdapterRows> adapters) {
+    std::vector<std::span<const uint8_t>> stretches;
+    for (const AdapterRows& adapter : adapters) {
+        for (const LowRank& update : adapter.adapter->find(&weight)) {
+            for (const Slice* matrix : {&update.a, &update.b}) stretches.push_back({matrix->data(), matrix->bytes()});
+        }
+    }
+    return stretches;
+}
 
 void update_product(Runtime& runtime, const LinearWeight& weight, std::span<const AdapterRows> adapters, const float* x,
                     float* out) {

@@ -1,5 +1,5 @@
-// Low-rank adapters: which weights one updates, by matrices laid out for the kernels, and the updates of a product's rows.
-// How they are cut for the threads never shows in the result. Knows no Python.
+// Low-rank adapters: which weights one updates, by matrices laid out for the kernels, and the updates of a product's
+// rows. How they are cut for the threads never shows in the result. Knows no Python.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,9 @@ struct AdapterRows {
     int64_t count;
     const float* looked_up = nullptr;  // (count, rank): of the table of embeddings, if it updates that
 };
+
+// The memory that `update_product` reads.
+std::vector<std::span<const uint8_t>> list_memory(const LinearWeight& weight, std::span<const AdapterRows> adapters);
 
 // Adds to `out` (rows, out_columns), the product of `weight` and x, what adapters make of x. The caller holds the
 // runtime's mutex. Throws std::bad_alloc.

@@ -231,14 +231,15 @@ class LayersRun {
 
     // A product, and what adapters add to it.
     void product(const LinearWeight& weight, const float* x, float* out, const MakeRows& make) {
-        multiply(runtime_, weight, x, call_.tokens, out, make);
-        if (!call_.adapters.empty()) update_product(runtime_, weight, call_.adapters, x, out);
+        if (call_.adapters.empty()) return multiply(runtime_, weight, x, call_.tokens, out, make);
+        multiply(runtime_, weight, x, call_.tokens, out, make, list_memory(weight, call_.adapters));
+        update_product(runtime_, weight, call_.adapters, x, out);
     }
 
     // Whether the product at `at`, the activation and the product after it can be done in one go.
     bool can_gate(const std::vector<Operator>& ops, size_t at) const {
-        return call_.adapters.empty() && at + 2 < ops.size() && ops[at].kind == Kind::product && ops[at + 1].kind == Kind::activate &&
-               ops[at + 1].gated && ops[at + 2].kind == Kind::product &&
+        return call_.adapters.empty() && at + 2 < ops.size() && ops[at].kind == Kind::product &&
+               ops[at + 1].kind == Kind::activate && ops[at + 1].gated && ops[at + 2].kind == Kind::product &&
                can_multiply_gated(*ops[at].weight, *ops[at + 2].weight, call_.tokens);
     }
 

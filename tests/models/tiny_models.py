@@ -25,6 +25,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.layers import prepare_layers
 from mlxr.kernels.ragged import NO_STATE, RaggedBatch
 from mlxr.models import Decoder, ModelConfig, config_from_gguf, config_from_hf
+from mlxr.models.adapter import Adapter
 from mlxr.models.architectures import by_name as by_architecture
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
@@ -191,10 +192,16 @@ class TinyRun:
     """Sequences over one arena; each owns a fixed set of pages, dealt out back to front so that order matters."""
 
     def __init__(
-        self, model: Decoder | DraftHead, sequences: int = 1, longest: int = 64, kv_type: KVType = "f32"
+        self,
+        model: Decoder | DraftHead,
+        sequences: int = 1,
+        longest: int = 64,
+        kv_type: KVType = "f32",
+        adapters: Sequence[Adapter | None] = (),
     ) -> None:
         config = model.config
         self.model = model
+        self.adapters = adapters  # of each sequence, if there are any
         self.pages_each = -(-longest // PAGE_SIZE)
         pages = sequences * self.pages_each + 1
         groups = form_groups(config.cache_layers)
@@ -242,7 +249,7 @@ class TinyRun:
                 self.states[sequence] = 2 * sequence + (self.states[sequence] + 1) % 2
             writes = [self.states[s] for s in order]
             batch = batch.with_states(np.array(reads, np.int32), np.array(writes, np.int32))
-        return batch
+        return batch.with_adapters(tuple(self.adapters[s] for s in order)) if self.adapters else batch
 
     def run(self, tokens: NDArray[np.int32], chunk_tokens: int | None = None, sequence: int = 0) -> Floats:
         """Logits of a whole prompt, fed in chunks."""

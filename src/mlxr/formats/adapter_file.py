@@ -46,6 +46,12 @@ _WITHOUT: dict[str, tuple[object, ...]] = {  # fields of adapter_config.json, an
     "alora_invocation_tokens": (None, []),
     "lora_bias": (False, None),
     "bias": ("none", None),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "ensure_weight_tying": (False, None),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),  # others change the base's weights
 }
 _PATTERN = re.compile(r"(?:\w|\\?\.|\\d|[$^*+|-]){1,200}")
 _MAX_QUANTIFIERS = 3
@@ -171,9 +177,9 @@ def _read_alpha(path: Path, name: str, value: object) -> float:
 
 
 def _is_base(name: str, tensors: Collection[str]) -> bool:
-    """Whether a tensor is a copy of the base's, as PEFT saves it of tables of embeddings and outputs that it updates."""
-    match = _PEFT_BASE.fullmatch(name)
-    return match is not None and any(f"{match['module']}.lora_{side}" in tensors for side in ("embedding_A", "A.weight"))
+    """Whether a tensor is a copy of the base's, which PEFT saves of embeddings and outputs that it updates."""
+    match, sides = _PEFT_BASE.fullmatch(name), ("embedding_A", "A.weight")
+    return match is not None and any(f"{match['module']}.lora_{side}" in tensors for side in sides)
 
 
 @dataclass(frozen=True, slots=True)

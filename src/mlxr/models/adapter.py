@@ -7,25 +7,25 @@ apart, and orders rows as the model's file has them. Knows no files.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
-
-import numpy as np
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, AdapterWeights, LoraPart, TablePart, list_rows, prepare
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.sources import Decoded
 from mlxr.kernels.tensor import FloatArray
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
-from mlxr.models.names import canonical_name, from_gguf_name, gguf_row_order
-from mlxr.models.specs import GatedDelta
-from mlxr.models.weights import list_joined_rows
+from mlxr.models.names import canonical_name, from_gguf_name, gguf_column_order, gguf_row_order
+from mlxr.models.weights import split_rows
 
 TABLE, OUTPUT = "token_embd.weight", "output.weight"
+_EXPERT = re.compile(r"blk\.\d+\.ffn_\w+(_exps|\.\d+)\.weight")
 
 
 class Pair(Protocol):
@@ -90,19 +90,20 @@ def make_adapter(
             _check_shape(name, pair, TABLE, (config.vocab_size, config.hidden), pair.b)
             table = found[TABLE] = TablePart(pair.b, pair.a, pair.scale)
             continue
-        if (config.multipliers is not None and not base_is_gguf) or (
-            isinstance(config.recurrence, GatedDelta) and is_gguf != base_is_gguf
-        ):
-            raise ModelError(f"adapter {name}: its files and those of a {config.architecture} model are laid out apart")
-        b = _order_rows(pair.b, own, config, is_gguf=is_gguf, base_is_gguf=base_is_gguf)
-        for part, rows in _cut(name, own, b, config):
+        if config.multipliers is not None and not base_is_gguf:
+            raise ModelError(f"adapter {name}: folders of {config.architecture} models multiply what adapters add")
+        if _EXPERT.fullmatch(own):
+            raise ModelError(f"adapter {name}: {pair.name} is a weight of experts, which adapters cannot update yet")
+        order = _Order(config, is_gguf=is_gguf, base_is_gguf=base_is_gguf)
+        for part, b in split_rows(config, own, Decoded(own, pair.b)).items():
             if part not in places:
                 raise ModelError(f"adapter {name}: {pair.name} is no weight of this model that adapters can update")
             weight, first, count = places[part]
+            rows = order.order_rows(b.to_float32(), part)
             _check_shape(name, pair, part, (count, weight.in_features), rows)
             if part in found:
                 raise ModelError(f"adapter {name}: {part} is updated twice")
-            update = found[part] = LoraPart(first, pair.a, rows, pair.scale)
+            update = found[part] = LoraPart(first, order.order_columns(pair.a, part), rows, pair.scale)
             parts.setdefault(weight, []).append(update)
     return Adapter(name, _digest(found), prepare(ctx, parts, table))
 
@@ -123,7 +124,7 @@ def _digest(found: Mapping[str, LoraPart | TablePart]) -> bytes:
         matrices = (update.a, update.b) if isinstance(update, LoraPart) else (update.rows, update.b)
         digest.update(repr((name, update.scale, *(matrix.shape for matrix in matrices))).encode())
         for matrix in matrices:
-            digest.update(np.ascontiguousarray(matrix))
+            digest.update(matrix.tobytes())
     return digest.digest()
 
 
@@ -159,29 +160,32 @@ def _name_peft(module: str, config: ModelConfig) -> str:
     return from_gguf_name(name, config)
 
 
-def _order_rows(b: FloatArray, name: str, config: ModelConfig, *, is_gguf: bool, base_is_gguf: bool) -> FloatArray:
-    """The rows of b as the model has them: files of architecture llama keep those of q and k in another order."""
-    row = by_name(config.architecture)
-    if is_gguf == base_is_gguf or not row.gguf_interleaved or row.hf_interleaved:
-        return b
-    order = gguf_row_order(name, replace(config, rope_interleaved=False))
-    if order is None or len(order) != len(b):
-        return b
-    if not base_is_gguf:
-        order = sorted(range(len(order)), key=order.__getitem__)
-    ordered: FloatArray = b[order]
-    return ordered
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Rows and columns of an update as the model has them, where GGUF files have them in another order than folders."""
 
+    config: ModelConfig
+    is_gguf: bool
+    base_is_gguf: bool
 
-def _cut(adapter: str, name: str, b: FloatArray, config: ModelConfig) -> Iterator[tuple[str, FloatArray]]:
-    """The rows of b by the weights that the model keeps apart, where a file joins these."""
-    joined = list_joined_rows(config, name)
-    if not joined:
-        yield name, b
-        return
-    if sum(rows for _, rows in joined) != len(b):
-        raise ModelError(f"adapter {adapter}: {name} has {len(b)} rows, expected {sum(rows for _, rows in joined)}")
-    start = 0
-    for part, rows in joined:
-        yield part, b[start : start + rows]
-        start += rows
+    def order_rows(self, b: FloatArray, name: str) -> FloatArray:
+        """The rows of b: files of architecture llama keep those of q and k in another order."""
+        row = by_name(self.config.architecture)
+        config = replace(self.config, rope_interleaved=False) if row.gguf_interleaved else self.config
+        order = None if row.hf_interleaved else gguf_row_order(name, config)
+        ordered: FloatArray = b if order is None or len(order) != len(b) else b[self._turn(order)]
+        return ordered
+
+    def order_columns(self, a: FloatArray, name: str) -> FloatArray:
+        """The columns of a: gated delta nets keep their value heads in another order."""
+        order = gguf_column_order(name, self.config)
+        if order is None or len(order) != a.shape[1]:
+            return a
+        ordered: FloatArray = a[:, self._turn(order)].copy()
+        return ordered
+
+    def _turn(self, order: list[int]) -> list[int]:
+        """The order from that of the adapter's file to that of the model's."""
+        if self.is_gguf == self.base_is_gguf:
+            return [*range(len(order))]
+        return order if self.base_is_gguf else sorted(range(len(order)), key=order.__getitem__)

@@ -48,24 +48,29 @@ def _check_stack(stack: TensorSource) -> None:
 
 def rename_shared(tensors: dict[str, TensorSource], prefix: str, block: FeedForward) -> None:
     """Name the block of a layer as what it is, where a file of a family with experts names it as one beside them."""
-    joined = tensors.get(f"{prefix}ffn_gate_up_shexp.weight")
+    _part_shared(tensors, prefix, block.features, "")
     down = f"{prefix}ffn_down_shexp.weight"
-    if joined is None or down not in tensors or joined.shape[0] != 2 * block.features:
+    if down in tensors and f"{prefix}ffn_down.weight" not in tensors:
+        tensors[f"{prefix}ffn_down.weight"] = tensors.pop(down)
+
+
+def part_shared(tensors: dict[str, TensorSource], prefix: str, mixture: Mixture) -> None:
+    """Part gate and up of the block that all tokens go through beside the experts, where a file has them as one."""
+    _part_shared(tensors, prefix, mixture.shared_features, "_shexp")
+
+
+def _part_shared(tensors: dict[str, TensorSource], prefix: str, features: int, suffix: str) -> None:
+    joined = tensors.get(f"{prefix}ffn_gate_up_shexp.weight")
+    if joined is None or joined.shape[0] != 2 * features:
         return
     del tensors[f"{prefix}ffn_gate_up_shexp.weight"]
     for name, half in _HALVES:
-        tensors[f"{prefix}{name}.weight"] = joined.take_rows(half * block.features, (half + 1) * block.features)
-    tensors[f"{prefix}ffn_down.weight"] = tensors.pop(down)
+        tensors[f"{prefix}{name}{suffix}.weight"] = joined.take_rows(half * features, (half + 1) * features)
 
 
 def arrange_mixture(tensors: dict[str, TensorSource], prefix: str, mixture: Mixture) -> None:
     """Make one stack of each product of the experts of a layer, whose names begin with `prefix`."""
-    shared = tensors.get(f"{prefix}ffn_gate_up_shexp.weight")
-    if shared is not None and shared.shape[0] == 2 * mixture.shared_features:
-        del tensors[f"{prefix}ffn_gate_up_shexp.weight"]
-        for name, half in _HALVES:
-            first = half * mixture.shared_features
-            tensors[f"{prefix}{name}_shexp.weight"] = shared.take_rows(first, first + mixture.shared_features)
+    part_shared(tensors, prefix, mixture)
     gate = tensors.get(prefix + _SHARED_GATE)
     if gate is not None and len(gate.shape) == 2 and gate.shape[0] == 1:  # a matrix of one row, in folders
         tensors[prefix + _SHARED_GATE] = as_float32(gate).take_matrix(0)

@@ -58,6 +58,7 @@ _OUTPUT_SCALE = "layer_output_scale.weight"
 _ROUTER, _CHOICE_BIAS, _EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_down_exps.scale"
 _ROUTER_SCALE = "ffn_gate_inp.scale"
 _DENSE_POST_NORM, _EXPERTS_NORM, _EXPERTS_POST_NORM = "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"
+ATTENTION_GATE = "attn_q.gate"  # the rows of a gate among those of the queries
 _SHARED, _SHARED_GATE = "_shexp", "ffn_gate_inp_shexp.weight"
 _GATE, _PROJECTION, _INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
 TABLE, _OF_STREAM, _INPUTS_NORM = "per_layer_token_embd.weight", "per_layer_model_proj", "per_layer_proj_norm"  # of all
@@ -260,8 +261,9 @@ class LayerReader:
         names = PROJECTIONS[attention.projected]
         if attention.gated:  # files have of each head the rows of its query, then those of its gate
             query, own = take_halves(self._tensors[f"{prefix}attn_q.weight"], attention.heads)
-            gate = prepare(self._ctx, [own])
-            qkv = prepare(self._ctx, [query, *(self._tensors[f"{prefix}{name}.weight"] for name in names[1:])])
+            gate = prepare(self._ctx, [own], None, (prefix + ATTENTION_GATE,))
+            own_names = tuple(f"{prefix}{name}.weight" for name in names)
+            qkv = prepare(self._ctx, [query, *(self._tensors[name] for name in own_names[1:])], None, own_names)
         else:
             qkv = self._prepare(prefix, *names)
         return make_attention(
@@ -333,7 +335,9 @@ class LayerReader:
             make_router(mixture.experts, mixture.rule, choice_bias, scales),
             make_experts(ctx, [up for up, _ in made], [down for _, down in made], mixture.activation, slots),
             self._read_feed_forward(prefix, _describe_shared(mixture), suffix=_SHARED) if shared else None,
-            prepare(ctx, [as_float32(tensors[prefix + _SHARED_GATE])]) if mixture.shared_gate else None,
+            prepare(ctx, [as_float32(tensors[prefix + _SHARED_GATE])], None, (prefix + _SHARED_GATE,))
+            if mixture.shared_gate
+            else None,
         )
 
     def _prepare_expert(self, prefix: str, names: tuple[str, ...], expert: int) -> LinearWeight:

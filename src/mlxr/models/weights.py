@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Mapping
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.sources import stack_vectors
+from mlxr.kernels.sources import stack_vectors, take_halves
 from mlxr.kernels.tensor import TensorSource, read_vector
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
-from mlxr.models.experts import arrange_mixture, rename_shared
-from mlxr.models.layer import PROJECTIONS, Shape, list_inputs_tensors, list_tensors
+from mlxr.models.experts import arrange_mixture, part_shared, rename_shared
+from mlxr.models.layer import ATTENTION_GATE, PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.multipliers import multiply_weights
 from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, from_gguf_name
 from mlxr.models.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, fold_tensors, part_betas
@@ -116,29 +116,61 @@ def _stack_norms(tensors: dict[str, TensorSource], name: str, heads: int) -> Non
 def split_joined(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> Mapping[str, TensorSource]:
     """The tensors that layers are made of, out of those that `check_tensors` found right: views of joined ones."""
     split = dict(tensors)
-    for index, layer in enumerate(config.layer_specs):
-        shapes = dict(list_tensors(layer, config.hidden))
-        for name, parts in _list_joined(layer, config, index, tensors).items():
-            joined, stop = split.pop(f"blk.{index}.{name}"), 0
-            for part in parts:
-                start, stop = stop, stop + shapes[part][0]
-                split[f"blk.{index}.{part}"] = joined.take_rows(start, stop)
-        both = split.pop(f"blk.{index}.{BETAS_AND_ALPHAS}", None)
-        if both is not None and isinstance(layer.recurrence, GatedDelta):
-            parted = part_betas(both, layer.recurrence)
-            split |= {f"blk.{index}.{name}": part for name, part in zip(PARTED_BETAS, parted, strict=True)}
+    for index in range(len(config.layer_specs)):
+        _split_layer(split, config, index)
     return split
 
 
-def list_joined_rows(config: ModelConfig, name: str) -> list[tuple[str, int]]:
-    """The tensors of a layer whose rows the tensor `name` joins, and their numbers; none where it is one of its own."""
-    prefix, _, part = name.removeprefix("blk.").partition(".")
-    if not name.startswith("blk.") or not prefix.isdecimal() or int(prefix) >= len(config.layer_specs):
-        return []
-    layer, index = config.layer_specs[int(prefix)], int(prefix)
+def _split_layer(split: dict[str, TensorSource], config: ModelConfig, index: int) -> None:
+    """Part what a file has as one tensor of a layer."""
+    layer = config.layer_specs[index]
     shapes = dict(list_tensors(layer, config.hidden))
-    parts = _list_joined(layer, config, index, (name,)).get(part, ())
-    return [(f"blk.{index}.{one}", shapes[one][0]) for one in parts]
+    names = [name for name in split if name.startswith(f"blk.{index}.")]
+    for name, parts in _list_joined(layer, config, index, names).items():
+        joined, stop = split.pop(f"blk.{index}.{name}", None), 0
+        if joined is None:
+            continue
+        for part in parts:
+            start, stop = stop, stop + shapes[part][0]
+            split[f"blk.{index}.{part}"] = joined.take_rows(start, stop)
+    both = split.pop(f"blk.{index}.{BETAS_AND_ALPHAS}", None)
+    if both is not None and isinstance(layer.recurrence, GatedDelta):
+        parted = part_betas(both, layer.recurrence)
+        split |= {f"blk.{index}.{name}": part for name, part in zip(PARTED_BETAS, parted, strict=True)}
+
+
+def split_rows(config: ModelConfig, name: str, tensor: TensorSource) -> dict[str, TensorSource]:
+    """The rows of `tensor`, one for each output of the file's tensor `name`, by the weights that layers multiply by.
+
+    Raises ModelError for another number of rows than the file's tensor has.
+    """
+    prefix, index = _place(name, len(config.layer_specs))
+    if index is None:
+        return {name: tensor}
+    layer, split = config.layer_specs[index], {name: tensor}
+    stored = _list_stored(layer, config, index, (name,)).get(name.removeprefix(prefix))
+    rows = None if stored is None else stored[0] if len(stored) > 1 else 1  # a vector multiplies as one row
+    if rows not in (None, tensor.shape[0]):
+        raise ModelError(f"tensor {name} has {tensor.shape[0]} rows, expected {rows}")
+    if isinstance(layer.feed_forward, FeedForward):
+        rename_shared(split, prefix, layer.feed_forward)
+    elif layer.mixture is not None:
+        part_shared(split, prefix, layer.mixture)
+    if layer.recurrence is not None:
+        fold_tensors(split, prefix, layer.recurrence, config.hidden)
+    _split_layer(split, config, index)
+    query = split.get(f"{prefix}attn_q.weight")
+    if query is not None and layer.attention is not None and layer.attention.gated:
+        halves = take_halves(query, layer.attention.heads)
+        split |= zip((f"{prefix}attn_q.weight", prefix + ATTENTION_GATE), halves, strict=True)
+    return split
+
+
+def _place(name: str, layers: int) -> tuple[str, int | None]:
+    """The prefix of a tensor of a layer, and the layer's number; None for one of no layer."""
+    number = name.removeprefix("blk.").partition(".")[0]
+    is_of_layer = name.startswith("blk.") and number.isdecimal() and int(number) < layers
+    return f"blk.{number}.", int(number) if is_of_layer else None
 
 
 def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> None:

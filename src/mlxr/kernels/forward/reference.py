@@ -22,9 +22,7 @@ def forward(ctx: Context, model: ModelWeights, step: StepInput) -> FloatArray:
     return project(ctx, model, compute_states(ctx, model, step), step.output_adapters)
 
 
-def project(
-    ctx: Context, model: ModelWeights, states: FloatArray, adapters: Sequence[AdapterRows] = ()
-) -> FloatArray:
+def project(ctx: Context, model: ModelWeights, states: FloatArray, adapters: Sequence[AdapterRows] = ()) -> FloatArray:
     """Logits (R, vocabulary) of states (R, hidden) after the final norm, some of whose rows `adapters` update."""
     logits = linear(ctx, states, model.output)
     if model.output_columns:

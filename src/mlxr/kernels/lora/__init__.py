@@ -165,9 +165,7 @@ def add_lora(
     return result
 
 
-def add_lora_rows(
-    ctx: Context, token_ids: IntArray, out: FloatArray, adapters: Sequence[AdapterRows]
-) -> FloatArray:
+def add_lora_rows(ctx: Context, token_ids: IntArray, out: FloatArray, adapters: Sequence[AdapterRows]) -> FloatArray:
     """`out` (T, columns), the embeddings of `token_ids` (T,), with the updates of their table; else as `add_lora`."""
     chosen = [(one, looked_up) for one in adapters if (looked_up := one.look_up(token_ids)) is not None]
     if not chosen:

@@ -28,9 +28,7 @@ def prepare(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Any, i
 
 def list_native(adapters: Sequence[AdapterRows], token_ids: IntArray | None = None) -> NativeRows:
     """Adapters and their rows as native calls take them, with what is looked up by `token_ids`."""
-    return [
-        (one.updates.payload, one.rows, None if token_ids is None else one.look_up(token_ids)) for one in adapters
-    ]
+    return [(one.updates.payload, one.rows, None if token_ids is None else one.look_up(token_ids)) for one in adapters]
 
 
 def add_lora(

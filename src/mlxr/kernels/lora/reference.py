@@ -33,7 +33,7 @@ def add_lora(
 
 
 def add_lora_rows(ctx: Context, out: FloatArray, adapters: Sequence[tuple[AdapterRows, FloatArray]]) -> FloatArray:
-    """Row after row."""
+    """Row after row, in the same way."""
     for one, looked_up in adapters:
         table = one.updates.payload[1]
         for row, numbers in zip(one.rows, looked_up, strict=True):
