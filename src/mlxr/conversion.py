@@ -6,42 +6,70 @@ and no command.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mlxr.core.errors import ModelError
 from mlxr.formats import TensorToWrite, WeightSource, by_name, write_gguf
-from mlxr.formats.recipes import find_recipe, tensor_type
+from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
+from mlxr.kernels.updated import Updated
 from mlxr.loading import Progress, SourceModel
 
+_CHUNK_VALUES = 1 << 22  # of a changed weight that are decoded at a time
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, stated in every quantised file
 _LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 
 
 def write_model(
-    model: SourceModel, tensors: list[TensorToWrite], recipe_name: str, out: Path, progress: Progress | None = None
+    model: SourceModel,
+    tensors: list[TensorToWrite],
+    recipe_name: str | None,
+    out: Path,
+    progress: Progress | None = None,
 ) -> int:
     """Write what `plan_tensors` planned; gives the size in bytes. Raises FormatError or ModelError."""
-    metadata = dict(model.metadata) | {"general.file_type": find_recipe(recipe_name).file_type}
+    metadata = dict(model.metadata)
+    if recipe_name is not None or "general.file_type" not in metadata:
+        metadata["general.file_type"] = find_recipe(recipe_name or _find_usual(tensors)).file_type
     if any(by_name(tensor.type_name).is_quantized for tensor in tensors):
         metadata["general.quantization_version"] = QUANTIZATION_VERSION
     types = {**model.metadata_types, "general.file_type": "u32", "general.quantization_version": "u32"}
     return write_gguf(out, metadata, tensors, metadata_types=types, progress=progress)
 
 
-def plan_tensors(model: SourceModel, recipe_name: str) -> list[TensorToWrite]:
-    """Return the tensors to write with the type that the recipe gives each; ModelError for an unknown recipe."""
+def _find_usual(tensors: list[TensorToWrite]) -> str:
+    """The type of most numbers, of those that a recipe is named after."""
+    counts = {recipe.name: 0 for recipe in RECIPES}
+    for tensor in tensors:
+        if tensor.type_name in counts:
+            counts[tensor.type_name] += math.prod(tensor.shape)
+    return max(counts, key=counts.__getitem__)
+
+
+def plan_tensors(model: SourceModel, recipe_name: str | None) -> list[TensorToWrite]:
+    """Return the tensors to write with the type that the recipe gives each; ModelError for an unknown recipe.
+
+    Without one each keeps its type; ModelError for one that changes and is of a type that cannot be written.
+    """
     planned = []
     for name, source in model.tensors.items():
-        wanted = tensor_type(
-            recipe_name,
-            name,
-            source.shape,
-            layer=find_layer(name),
-            layers=model.config.layers,
-            tied_output="output.weight" not in model.tensors,
-            query_groups=model.config.heads // model.config.kv_heads,
+        wanted = (
+            _keep_type(name, source)
+            if recipe_name is None
+            else tensor_type(
+                recipe_name,
+                name,
+                source.shape,
+                layer=find_layer(name),
+                layers=model.config.layers,
+                tied_output="output.weight" not in model.tensors,
+                query_groups=model.config.heads // model.config.kv_heads,
+            )
         )
         planned.append(_plan_tensor(name, source, wanted, model.row_orders.get(name)))
     for name, values in model.extra.items():
@@ -51,11 +79,13 @@ def plan_tensors(model: SourceModel, recipe_name: str) -> list[TensorToWrite]:
 
 def find_lossy(model: SourceModel, tensors: list[TensorToWrite]) -> list[str]:
     """The types of weights that are quantised already and change; what that lost does not come back."""
-    changed = {
-        model.tensors[tensor.name].type_name
-        for tensor in tensors
-        if tensor.name in model.tensors and model.tensors[tensor.name].type_name != tensor.type_name
-    }
+    changed = set()
+    for tensor in tensors:
+        source = model.tensors.get(tensor.name)
+        if isinstance(source, Updated):
+            changed.add(source.base.type_name)
+        elif source is not None and source.type_name != tensor.type_name:
+            changed.add(source.type_name)
     return sorted(name for name in changed if by_name(name).is_quantized)
 
 
@@ -65,7 +95,28 @@ def find_layer(name: str) -> int:
     return 0 if match is None else int(match[1])
 
 
+def _keep_type(name: str, source: WeightSource) -> str:
+    """The type that a file has a tensor in."""
+    kept = source.base.type_name if isinstance(source, Updated) else source.type_name
+    if isinstance(source, Updated) and by_name(kept).encode is None:
+        raise ModelError(f"tensor {name} changes, and nothing here writes its type {kept}; choose one with --type")
+    return kept
+
+
+def _write_updated(
+    name: str, source: Updated, type_name: str, row_order: list[int] | None
+) -> Iterator[NDArray[np.uint8]]:
+    """The rows of a weight that an adapter changed, some at a time."""
+    ordered = source if row_order is None else source.pick_rows(np.array(row_order, np.int32))
+    step = max(1, _CHUNK_VALUES // source.shape[1])
+    for first in range(0, source.shape[0], step):
+        yield from TensorToWrite.from_array(name, type_name, ordered.to_float32(first, first + step)).chunks()
+    source.release()
+
+
 def _plan_tensor(name: str, source: WeightSource, type_name: str, row_order: list[int] | None) -> TensorToWrite:
+    if isinstance(source, Updated):
+        return TensorToWrite(name, type_name, source.shape, lambda: _write_updated(name, source, type_name, row_order))
     if row_order is not None and len(source.shape) == 1:  # a bias: reorder its numbers, not its rows
         return TensorToWrite.from_array(name, type_name, source.to_float32()[row_order])
     order = None if row_order is None else np.array(row_order, np.intp)

@@ -55,8 +55,10 @@ from mlxr.models.experts import part_alternating
 from mlxr.models.footprint import ExpertsSummary as ExpertsSummary
 from mlxr.models.footprint import Footprint as Footprint
 from mlxr.models.footprint import measure_footprint, summarise_experts
+from mlxr.models.merging import merge_pairs
 from mlxr.models.names import (
     adds_one,
+    from_gguf_name,
     gguf_column_order,
     gguf_metadata,
     gguf_name,
@@ -65,6 +67,7 @@ from mlxr.models.names import (
     rename_hf_tensors,
 )
 from mlxr.models.routing import Routing as Routing
+from mlxr.models.updates import Layouts
 from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import (
     ChatTemplate,
@@ -391,6 +394,20 @@ def read_template(path_or_name: str | Path) -> str:
     with open_gguf(path) as file:
         source = file.metadata.get("tokenizer.chat_template")
     return source if isinstance(source, str) else ""
+
+
+def merge_adapter(model: SourceModel, path: str | Path) -> SourceModel:
+    """The model with an adapter, a PEFT folder or a GGUF file, added to its weights, which stay undecoded until read.
+
+    Raises NotFound, FormatError for a broken file, ModelError for one of another model.
+    """
+    file, is_gguf = read_adapter(path), isinstance(model.file, GGUFFile)
+    tensors = cast(Mapping[str, WeightTensor], model.tensors)
+    named = {from_gguf_name(name, model.config): tensor for name, tensor in tensors.items()}
+    with _name_in_errors(file.path):
+        layouts = Layouts(file.is_gguf, rows_are_gguf=is_gguf, columns_are_gguf=True)
+        merged = merge_pairs(file.path.name, file.pairs, named, model.config, layouts)
+    return replace(model, tensors={gguf_name(name, model.config): tensor for name, tensor in merged.items()})
 
 
 def list_files(model: SourceModel) -> tuple[Path, ...]:

@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import numpy as np
 from fake_hub import Behaviour, FakeHub
+from gguf import GGUFReader
+from safetensors.numpy import save_file
 
 from conftest import ROOT, Installed
 
@@ -43,6 +46,21 @@ def serving(installed: Installed, *arguments: object) -> Iterator[str]:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
+
+
+def write_adapter(folder: Path) -> None:
+    """An adapter of one weight of the draft model, as PEFT writes it."""
+    (output,) = (
+        one for one in GGUFReader(ASSETS / "demo-draft.gguf").tensors if one.name == "blk.0.attn_output.weight"
+    )
+    columns, rows = map(int, output.shape)
+    module, folder_config = "base_model.model.model.layers.0.self_attn.o_proj", {"peft_type": "LORA", "r": 2}
+    folder.mkdir()
+    sides = {"A": np.ones((2, columns), np.float32), "B": np.full((rows, 2), 0.01, np.float32)}
+    save_file(
+        {f"{module}.lora_{side}.weight": values for side, values in sides.items()}, folder / "adapter_model.safetensors"
+    )
+    (folder / "adapter_config.json").write_text(json.dumps(folder_config | {"lora_alpha": 4}))
 
 
 def test_a_browser_gets_the_page(installed: Installed) -> None:
@@ -84,6 +102,9 @@ def test_every_command(installed: Installed, hub: FakeHub) -> None:
     assert "llama" in mlxr("show", "mine")
     mlxr("convert", "own.gguf", "small.gguf", "--type", "q4_0")
     assert (installed.folder / "small.gguf").stat().st_size < len(DRAFT)
+    write_adapter(installed.folder / "adapter")
+    mlxr("merge", "own.gguf", "adapter", "merged.gguf")
+    assert (installed.folder / "merged.gguf").stat().st_size == len(DRAFT)
     assert "perplexity" in mlxr("perplexity", "small.gguf", "text.txt")
     assert mlxr("bench", "demo", "--prompt-tokens", 16, "--generate-tokens", 4, "--repeat", 1)
     assert "attend" in mlxr("profile", "demo", "--prompt-tokens", 16, "--steps", 2)

@@ -40,6 +40,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("stop", "mlxr.cli.stop", "Unload a model from a server."),
     CommandRow("show", "mlxr.cli.show", "Show what a model holds."),
     CommandRow("convert", "mlxr.cli.convert", "Write a model as a GGUF file of a given type."),
+    CommandRow("merge", "mlxr.cli.merge", "Write a model with an adapter added to its weights."),
     CommandRow("perplexity", "mlxr.cli.perplexity", "Measure how well a model predicts a text."),
     CommandRow("bench", "mlxr.cli.bench", "Measure prefill and decode speed."),
     CommandRow("profile", "mlxr.cli.profile", "Show where the time of a model's steps goes, kernel by kernel."),

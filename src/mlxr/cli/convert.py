@@ -30,7 +30,7 @@ def convert(source: Source, out: Target, type_name: TypeName, force: Force = Fal
     check_target(out, force)
     start_s = time.perf_counter()
     model = open_source(source)
-    _refuse_own_input(model, out)
+    refuse_own_input(model, out)
     tensors = plan_tensors(model, recipe.name)
     lossy = find_lossy(model, tensors)
     if lossy:
@@ -64,6 +64,7 @@ def report(out: Path, tensors: list[TensorToWrite], size_bytes: int, seconds: fl
     print_fields([("written", str(out)), ("size", format_bytes(size_bytes)), ("tensors", types)])
 
 
-def _refuse_own_input(model: SourceModel, out: Path) -> None:
+def refuse_own_input(model: SourceModel, out: Path) -> None:
+    """Raise InvalidRequest where the target is a file of the model."""
     if out.exists() and any(out.samefile(path) for path in model.file.paths):
         raise InvalidRequest("OUT", f"{out} is the source itself")
