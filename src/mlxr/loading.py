@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxr.core.errors import DeviceError, ModelError, NotFound, TemplateError, TokenizerError
+from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
 from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
     AffineTensor,
@@ -142,10 +142,8 @@ class LoadedModel:
     def load_adapter(self, path: str | Path) -> Adapter:
         """Read a low-rank adapter for this model: a PEFT folder or a GGUF file.
 
-        Raises NotFound, FormatError for a broken file, ModelError for one of another model, DeviceError on a GPU.
+        Raises NotFound, FormatError for a broken file, ModelError for one of another model.
         """
-        if self.ctx.gpu is not None:
-            raise DeviceError(f"device {self.ctx.device!r} runs no adapters yet; use device 'cpu'")
         file = read_adapter(path)
         with _name_in_errors(file.path):
             return make_adapter(
