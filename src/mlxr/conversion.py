@@ -1,24 +1,30 @@
 """A model written anew as GGUF, its weights in the types of a recipe.
 
-Tensors go from file to file in pieces, so a model of any size needs little memory. Knows files and types, no registry
-and no command.
+Tensors go from file to file in pieces, so a model of any size needs little memory. An adapter can be added to them on
+the way. Knows files and types, no registry and no command.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlxr.core.errors import ModelError
-from mlxr.formats import TensorToWrite, WeightSource, by_name, write_gguf
+from mlxr.formats import GGUFFile, TensorToWrite, WeightSource, by_name, read_adapter, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
+from mlxr.kernels.tensor import TensorSource
 from mlxr.kernels.updated import Updated
 from mlxr.loading import Progress, SourceModel
+from mlxr.models.merging import merge_pairs
+from mlxr.models.names import from_gguf_name, gguf_name
+from mlxr.models.updates import Layouts
 
 _CHUNK_VALUES = 1 << 22  # of a changed weight that are decoded at a time
 QUANTIZATION_VERSION = 2  # of ggml's block layouts, stated in every quantised file
@@ -75,6 +81,19 @@ def plan_tensors(model: SourceModel, recipe_name: str | None) -> list[TensorToWr
     for name, values in model.extra.items():
         planned.append(TensorToWrite.from_array(name, "f32", np.array(values, np.float32)))
     return planned
+
+
+def merge_adapter(model: SourceModel, path: str | Path) -> SourceModel:
+    """The model with an adapter, a PEFT folder or a GGUF file, added to its weights, which stay undecoded until read.
+
+    Raises NotFound, FormatError for a broken file, ModelError for one of another model.
+    """
+    file, config = read_adapter(path), model.config
+    tensors = cast(Mapping[str, TensorSource], model.tensors)
+    named = {from_gguf_name(name, config): tensor for name, tensor in tensors.items()}
+    layouts = Layouts(file.is_gguf, rows_are_gguf=isinstance(model.file, GGUFFile), columns_are_gguf=True)
+    merged = merge_pairs(file.path.name, file.pairs, named, config, layouts)
+    return replace(model, tensors={gguf_name(name, config): tensor for name, tensor in merged.items()})
 
 
 def find_lossy(model: SourceModel, tensors: list[TensorToWrite]) -> list[str]:

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlxr.core.errors import ModelError, NotFound, TemplateError, TokenizerError
+from mlxr.core.errors import DeviceError, ModelError, NotFound, TemplateError, TokenizerError
 from mlxr.core.sampling import read_file_defaults
 from mlxr.formats import (
     AffineTensor,
@@ -55,10 +55,8 @@ from mlxr.models.experts import part_alternating
 from mlxr.models.footprint import ExpertsSummary as ExpertsSummary
 from mlxr.models.footprint import Footprint as Footprint
 from mlxr.models.footprint import measure_footprint, summarise_experts
-from mlxr.models.merging import merge_pairs
 from mlxr.models.names import (
     adds_one,
-    from_gguf_name,
     gguf_column_order,
     gguf_metadata,
     gguf_name,
@@ -67,7 +65,6 @@ from mlxr.models.names import (
     rename_hf_tensors,
 )
 from mlxr.models.routing import Routing as Routing
-from mlxr.models.updates import Layouts
 from mlxr.models.weights import arrange_tensors, check_tensors
 from mlxr.tokenizers import (
     ChatTemplate,
@@ -142,8 +139,10 @@ class LoadedModel:
     def load_adapter(self, path: str | Path) -> Adapter:
         """Read a low-rank adapter for this model: a PEFT folder or a GGUF file.
 
-        Raises NotFound, FormatError for a broken file, ModelError for one of another model.
+        Raises NotFound, FormatError for a broken file, ModelError for one of another model, DeviceError on several GPUs.
         """
+        if self.group is not None:
+            raise DeviceError("several GPUs as one run no adapters; use one of them, or device 'cpu'")
         file = read_adapter(path)
         with _name_in_errors(file.path):
             return make_adapter(
@@ -392,20 +391,6 @@ def read_template(path_or_name: str | Path) -> str:
     with open_gguf(path) as file:
         source = file.metadata.get("tokenizer.chat_template")
     return source if isinstance(source, str) else ""
-
-
-def merge_adapter(model: SourceModel, path: str | Path) -> SourceModel:
-    """The model with an adapter, a PEFT folder or a GGUF file, added to its weights, which stay undecoded until read.
-
-    Raises NotFound, FormatError for a broken file, ModelError for one of another model.
-    """
-    file, is_gguf = read_adapter(path), isinstance(model.file, GGUFFile)
-    tensors = cast(Mapping[str, WeightTensor], model.tensors)
-    named = {from_gguf_name(name, model.config): tensor for name, tensor in tensors.items()}
-    with _name_in_errors(file.path):
-        layouts = Layouts(file.is_gguf, rows_are_gguf=is_gguf, columns_are_gguf=True)
-        merged = merge_pairs(file.path.name, file.pairs, named, model.config, layouts)
-    return replace(model, tensors={gguf_name(name, model.config): tensor for name, tensor in merged.items()})
 
 
 def list_files(model: SourceModel) -> tuple[Path, ...]:

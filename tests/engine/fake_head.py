@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +28,7 @@ class TelltaleModel(FakeModel):
     def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         return self.project(self.forward_hidden(batch, arena))
 
-    def project(self, hidden: Floats) -> Floats:
+    def project(self, hidden: Floats, adapters: Sequence[object] = ()) -> Floats:
         rows = [fake_logits(TEXTS[int(row[0])], self.config.vocab_size) for row in hidden]
         return np.stack(rows) if rows else np.empty((0, self.config.vocab_size), np.float32)
 

@@ -15,11 +15,11 @@ from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.lora import AdapterRows, LoraPart, TablePart, add_lora, add_lora_rows
 from mlxr.kernels.lora import prepare as prepare_adapter
 from mlxr.kernels.sources import Decoded
+from mlxr.models.adapter import make_adapter
 
 MODELS = Path(__file__).parents[1] / "models"
 sys.path.insert(0, str(MODELS))
-from test_adapters import fit  # noqa: E402 -- needs the path above
-from tiny_models import TinyRun, build_hf, read_golden  # noqa: E402
+from tiny_models import TinyRun, build_hf, read_golden  # noqa: E402 -- needs the path above
 
 ADAPTERS = MODELS / "adapter_goldens"
 EXACT = 3e-6
@@ -79,7 +79,8 @@ def test_models_have_the_logits_of_the_reference(gpu: Context, case: str) -> Non
         base, tokens, golden = str(stored["base"]), stored["tokens"], stored["logits"]
     config, seed, _, _ = read_golden(base)
     model = build_hf(gpu, config, seed)
-    adapter = fit(model, read_adapter(ADAPTERS / case))
+    file, weights = read_adapter(ADAPTERS / case), model.linear_weights()
+    adapter = make_adapter(case, file.pairs, gpu, weights, model.config, is_gguf=False, base_is_gguf=False)
     both, alone = TinyRun(model, sequences=2, adapters=[adapter, None]), TinyRun(model)
     prompt, rest = tokens[:12], tokens[12:]
     got = [np.asarray(both.step({0: prompt, 1: prompt}))]

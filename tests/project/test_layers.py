@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "cache": {"kernels"},
     "models": {"kernels", "cache"},
     "loading": {"formats", "tokenizers", "models", "kernels"},
-    "conversion": {"formats", "loading", "kernels"},
+    "conversion": {"formats", "loading", "models", "kernels"},
     "engine": {"kernels", "cache", "models"},
     "service": {"engine", "loading", "conversion", "templates", "tokenizers", "registry"},
     "server": {"service", "registry"},

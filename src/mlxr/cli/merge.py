@@ -11,9 +11,9 @@ import typer
 from mlxr.cli.convert import check_target, refuse_own_input, report
 from mlxr.cli.flags import Json
 from mlxr.cli.terminal import print_note, show_progress
-from mlxr.conversion import find_lossy, plan_tensors, write_model
+from mlxr.conversion import find_lossy, merge_adapter, plan_tensors, write_model
 from mlxr.formats.recipes import RECIPES, find_recipe
-from mlxr.loading import merge_adapter, open_source
+from mlxr.loading import open_source
 
 Base = Annotated[str, typer.Argument(metavar="BASE", help="A Hugging Face folder, a .gguf file, or 'demo'.")]
 AdapterPath = Annotated[Path, typer.Argument(metavar="ADAPTER", help="A PEFT folder, or a GGUF adapter.")]
