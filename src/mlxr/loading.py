@@ -139,7 +139,8 @@ class LoadedModel:
     def load_adapter(self, path: str | Path) -> Adapter:
         """Read a low-rank adapter for this model: a PEFT folder or a GGUF file.
 
-        Raises NotFound, FormatError for a broken file, ModelError for one of another model, DeviceError on several GPUs.
+        Raises NotFound, FormatError for a broken file, ModelError for one of another model, DeviceError where several
+        GPUs compute the model.
         """
         if self.group is not None:
             raise DeviceError("several GPUs as one run no adapters; use one of them, or device 'cpu'")

@@ -36,6 +36,7 @@ from mlxr.engine.runner import Floats, Model
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.tensor import pool_type
+from mlxr.models.adapter import Adapter
 
 logger = logging.getLogger(__name__)
 
@@ -130,10 +131,10 @@ class LedModel:
         self._tell_batch(Kind.STATES, batch, arena)
         return self._run(self._model.forward_hidden, batch, arena)
 
-    def project(self, hidden: Floats) -> Floats:
-        """Do what `Model.project` says, on all ranks."""
+    def project(self, hidden: Floats, adapters: Sequence[Adapter | None] = ()) -> Floats:
+        """Do what `Model.project` says, on all ranks; states of adapters there are none."""
         self._followers.tell(Kind.PROJECT, [np.ascontiguousarray(hidden, np.float32)])
-        return self._run(self._model.project, hidden)
+        return self._run(self._model.project, hidden, adapters)
 
     def _tell_batch(self, kind: Kind, batch: RaggedBatch, arena: ModelArena) -> None:
         if batch.adapters:

@@ -57,8 +57,8 @@ class Model(Protocol):
     def forward_hidden(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
         """`forward` without its last operator: states (R, hidden size) after the final norm."""
 
-    def project(self, hidden: Floats, adapters: Sequence[Adapter | None]) -> Floats:
-        """The logits of such states, as `forward` gives them; `adapters` has that of each."""
+    def project(self, hidden: Floats, adapters: Sequence[Adapter | None] = ()) -> Floats:
+        """The logits of such states, as `forward` gives them; `adapters` has that of each, or is empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ class LogitsTap:
         """The model's states, of which nothing is kept."""
         return self._model.forward_hidden(batch, arena)
 
-    def project(self, hidden: Floats, adapters: Sequence[Adapter | None]) -> Floats:
+    def project(self, hidden: Floats, adapters: Sequence[Adapter | None] = ()) -> Floats:
         """The model's logits, which are also kept."""
         logits = self._model.project(hidden, adapters)
         self.rows.append(logits.copy())
