@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import pytest
 from gpu_cases import list_group_devices, skip_unless_emulated
+from rank_processes import COUNT, run_ranks
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gather_ranks import gather_ranks
 from mlxr.kernels.gather_ranks.reference import join
-from mlxr.kernels.gpu.ranks import join_ranks, make_inbox
 from mlxr.kernels.packing import round_to_bf16, widen_bf16
 from mlxr.kernels.rms_norm.reference import rms_norm
 from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.sum_ranks import sum_ranks
 from mlxr.kernels.sum_ranks.gpu import OwnPart, sum_and_norm
 from mlxr.kernels.sum_ranks.reference import add_up
-from mlxr.service.ranks import VISIBLE, order_devices
 
-COUNT = 2
 REFERENCE = Context("reference")
 
 
@@ -31,26 +26,9 @@ def make_numbers(rank: int, *shape: int) -> Any:
     return np.random.default_rng([rank, *shape]).standard_normal(shape).astype(np.float32)
 
 
-def work(
-    device: str, rank: int, cases: list[tuple[str, tuple[int, ...]]], pipes: list[Connection], out: Connection
-) -> None:
-    """What one rank does of all cases; it sends what each gave, as bytes."""
-    os.environ[VISIBLE] = order_devices(rank, COUNT)
-    ctx = Context(device)  # type: ignore[arg-type]
-    gpu = ctx.gpu
-    inbox = make_inbox(gpu, COUNT)
-    for pipe in pipes:
-        pipe.send_bytes(inbox.handle)
-    handles = [pipe.recv_bytes() for pipe in pipes]
-    handles.insert(rank, inbox.handle)
-    gpu.ranks = join_ranks(gpu, inbox, rank, handles)
-    for pipe in pipes:
-        pipe.send_bytes(b"joined")
-    for pipe in pipes:
-        pipe.recv_bytes()
-    inbox.unlink()
-    for kind, shape in cases:
-        out.send(run_case(ctx, kind, rank, shape))
+def run_one(ctx: Context, case: tuple[str, tuple[int, ...]]) -> Any:
+    """What a rank gets of a case."""
+    return run_case(ctx, case[0], ctx.gpu.ranks.rank, case[1])
 
 
 def run_case(ctx: Context, kind: str, rank: int, shape: tuple[int, ...]) -> Any:
@@ -104,21 +82,7 @@ def results(request: pytest.FixtureRequest) -> list[list[Any]]:
     """What each rank got, case by case."""
     if request.param == "emulated":
         skip_unless_emulated()
-    spawn = multiprocessing.get_context("spawn")
-    ends = spawn.Pipe()
-    outs = [spawn.Pipe() for _ in range(COUNT)]
-    processes = [
-        spawn.Process(target=work, args=(request.param, rank, CASES, [ends[rank]], outs[rank][1]), daemon=True)
-        for rank in range(COUNT)
-    ]
-    for process in processes:
-        process.start()
-    for _, theirs in outs:
-        theirs.close()
-    found = [[own.recv() for own, _ in outs] for _ in CASES]
-    for process in processes:
-        process.join()
-    return found
+    return run_ranks(request.param, run_one, CASES)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
