@@ -35,6 +35,7 @@ from mlxr.formats import (
     open_safetensors,
     read_adapter,
 )
+from mlxr.formats.json_file import read_json_object
 from mlxr.formats.recipes import RECIPES
 from mlxr.kernels.attend import default_kv_type
 from mlxr.kernels.context import Context
@@ -51,6 +52,7 @@ from mlxr.models.adapter import make_adapter
 from mlxr.models.architectures import Architecture, by_name
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import DraftLayer, add_draft_layer, describe_draft_layer, take_draft_layer
+from mlxr.models.eagle import EagleHead, is_eagle, read_eagle_config
 from mlxr.models.experts import part_alternating
 from mlxr.models.footprint import ExpertsSummary as ExpertsSummary
 from mlxr.models.footprint import Footprint as Footprint
@@ -123,7 +125,7 @@ class LoadedModel:
     file: GGUFFile | SafetensorsFolder
     fingerprint: bytes
     draft: LoadedModel | None = None
-    head: DraftHead | None = None
+    head: DraftHead | EagleHead | None = None
     group: Group | None = None
 
     @property
@@ -161,6 +163,12 @@ class LoadedModel:
         with _name_in_errors(self.path):
             layer = take_draft_layer(self.config, _read_tensors(self.file, self.config))
             return None if layer is None else DraftHead(self.model, layer)
+
+    def load_eagle(self, path: Path) -> EagleHead:
+        """Prepare the EAGLE-3 head of a folder for this model; ModelError, naming what does not fit."""
+        with _name_in_errors(path):
+            folder = open_safetensors(path)  # stays open with the tensors
+            return EagleHead(self.model, folder.config, folder.tensors)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -366,6 +374,15 @@ def read_footprint(path_or_name: str | Path) -> Footprint:
         tensors = _read_tensors(file, config)
         layer = _find_draft_layer(path, config, tensors)
         return measure_footprint(config, arrange_tensors(config, tensors), 0 if layer is None else layer.nbytes)
+
+
+def read_eagle(path: Path) -> ModelConfig | None:
+    """The sizes of the EAGLE-3 head in a folder; None for other models. Raises FormatError and ModelError."""
+    if not path.is_dir():
+        return None
+    config = read_json_object(path / "config.json")
+    with _name_in_errors(path):
+        return read_eagle_config(config) if is_eagle(config) else None
 
 
 def read_sampling(path_or_name: str | Path) -> dict[str, object]:

@@ -20,6 +20,7 @@ from mlxr.cache.kv_cache import KVCache
 from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.drafts.choice import HeadSource
+from mlxr.engine.drafts.guesser import HeadModel
 from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
@@ -31,7 +32,7 @@ from mlxr.models.draft_layer import take_draft_layer
 CASES = ("qwen35", "qwen35moe", "glm4moe")
 LONGEST = 128
 Answers = dict[int, list[tuple[int | None, float | None]]]
-Pair = tuple[Decoder, DraftHead]
+Pair = tuple[Decoder, HeadModel]
 
 
 @pytest.fixture(autouse=True)
@@ -115,12 +116,12 @@ def test_text_is_the_same_whatever_happens_to_pages_and_states(case: str) -> Non
     assert drafted > 0
 
 
-def run_schedule(chance: random.Random, case: str) -> int:
+def run_schedule(chance: random.Random, case: str, head: HeadModel | None = None) -> int:
     """Ask, share and preempt at random, and compare each answer with the one given alone; tokens that were drafted."""
     page_size, chunk_tokens = chance.choice([5, 16, 32]), chance.choice([3, 40, 200])
     least_pages = -(-LONGEST // page_size) + 3
     engine = make_engine(
-        build(case),
+        (build(case)[0], head or build(case)[1]),
         chance.choice([1, 4, 15]),
         page_size=page_size,
         pages=least_pages * chance.choice([1, 2, 4]),

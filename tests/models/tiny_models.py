@@ -29,6 +29,7 @@ from mlxr.models.adapter import Adapter
 from mlxr.models.architectures import by_name as by_architecture
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
+from mlxr.models.eagle import EagleHead
 from mlxr.models.experts import part_alternating
 from mlxr.models.names import (
     adds_one,
@@ -193,7 +194,7 @@ class TinyRun:
 
     def __init__(
         self,
-        model: Decoder | DraftHead,
+        model: Decoder | DraftHead | EagleHead,
         sequences: int = 1,
         longest: int = 64,
         kv_type: KVType = "f32",

@@ -60,8 +60,8 @@ class ModelKeywords(TypedDict, total=False):
 
     draft: str | None
     """Guess the next tokens and check them in one pass. ngram: by what the text had before; mtp: by the layer of the
-    model's file that drafts as well; the name or file of a small model with the same vocabulary: by that as well; auto:
-    where it can pay; off."""
+    model's file that drafts as well; the name or file of a small model with the same vocabulary, or of an EAGLE-3 head:
+    by that as well; auto: where it can pay; off."""
 
     draft_tokens: int | None
     """Most tokens guessed at a time for one answer."""

@@ -94,8 +94,8 @@ class ModelSettings:
         "text",
         "auto",
         "Guess the next tokens and check them in one pass. ngram: by what the text had before; mtp: by the layer of "
-        "the model's file that drafts as well; the name or file of a small model with the same vocabulary: by that as "
-        "well; auto: where it can pay; off.",
+        "the model's file that drafts as well; the name or file of a small model with the same vocabulary, or of an "
+        "EAGLE-3 head: by that as well; auto: where it can pay; off.",
     )
     draft_tokens: int = setting("int", 15, "Most tokens guessed at a time for one answer.", minimum=1, maximum=15)
     adapter_bytes: int = setting("bytes", 2**30, "Memory for low-rank adapters (LoRA) that are loaded.")

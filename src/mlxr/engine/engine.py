@@ -100,7 +100,8 @@ class Engine:
             sharing=self.plan.shares_prefixes,
             inbox_bytes=inbox_bytes,
         )
-        self._runner = Runner(model, self._arena, self._cache)
+        taps = draft.head.taps if isinstance(draft, HeadSource) else None
+        self._runner = Runner(model, self._arena, self._cache, taps)
         self._shares = Shares()
         self._planner: Planner | None = None
         self._open_drafter: DrafterMaker | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,13 @@ class Model(Protocol):
         """The logits of such states, as `forward` gives them; `adapters` has that of each, or is empty."""
 
 
+class TappedModel(Model, Protocol):
+    """A model whose stream can be looked at between its layers, for heads that draft from that."""
+
+    def forward_tapped(self, batch: RaggedBatch, arena: ModelArena, taps: Sequence[int]) -> tuple[Floats, Floats]:
+        """`forward_hidden`, and the stream of these rows before each of the layers `taps`, side by side."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """Holds what a batch gives: the wanted logits of all parts, (R, vocab_size), and states of parts that want any.
@@ -86,9 +93,13 @@ def reserve_pages(cache: KVCache, arena: ModelArena, table: SequenceTable, token
 
 
 class Runner:
-    """One model with its arena and the books of the arena's pages."""
+    """One model with its arena and the books of the arena's pages.
 
-    def __init__(self, model: Model, arena: ModelArena, cache: KVCache) -> None:
+    The states that are kept for a head are the model's stream before the layers `taps`, or None: the hidden ones.
+    """
+
+    def __init__(self, model: Model, arena: ModelArena, cache: KVCache, taps: tuple[int, ...] | None = None) -> None:
+        self._taps = taps
         self._model = model
         self._arena = arena
         self._cache = cache
@@ -108,7 +119,10 @@ class Runner:
         kept: list[Floats | None] = [None] * len(parts)
         wanted_rows = sum(part.output_tokens for part in parts)
         if any(part.hidden_tokens or part.kept_tokens for part in parts):
-            states = np.asarray(self._model.forward_hidden(batch, self._arena))
+            if self._taps is None or not any(part.kept_tokens for part in parts):
+                states = tapped = np.asarray(self._model.forward_hidden(batch, self._arena))
+            else:
+                states, tapped = cast(TappedModel, self._model).forward_tapped(batch, self._arena, self._taps)
             ends = np.cumsum([part.wanted_tokens for part in parts])
             outputs = [states[end - part.output_tokens : end] for part, end in zip(parts, ends, strict=True)]
             adapters = [part.adapter for part in parts for _ in range(part.output_tokens)]
@@ -119,7 +133,7 @@ class Runner:
                 if part.hidden_tokens
             ]
             kept = [
-                states[end - part.kept_tokens : end] if part.kept_tokens else None
+                tapped[end - part.kept_tokens : end] if part.kept_tokens else None
                 for part, end in zip(parts, ends, strict=True)
             ]
         else:

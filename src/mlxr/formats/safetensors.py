@@ -25,7 +25,7 @@ SINGLE_NAME = "model.safetensors"
 MAX_DIMENSIONS = 8
 _TYPE_NAMES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "U32": "u32"}  # u32: see mlx_affine
 # Kinds that a checkpoint may carry beside its weights (position ids, masks): served, but not as weights.
-_BUFFER_TYPE_NAMES = {"U8": "u8", "I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64", "F64": "f64"}
+_BUFFER_TYPE_NAMES = {"BOOL": "u8", "U8": "u8", "I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64", "F64": "f64"}
 
 
 class SafetensorsFolder:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 from mlxr.cache.memory import read_available_bytes
 from mlxr.cache.shapes import form_groups
 from mlxr.kernels.context import Context
 from mlxr.kernels.forward import Ends, ModelWeights, forward, make_model
-from mlxr.kernels.forward.reference import compute_states, project
-from mlxr.kernels.layers import StepInput, list_operators, prepare_layers
+from mlxr.kernels.forward.reference import compute_states, compute_tapped, project
+from mlxr.kernels.layers import Layers, StepInput, list_operators, prepare_layers
 from mlxr.kernels.layers.operators import (
     Attend,
     Mix,
@@ -104,6 +105,7 @@ class Decoder:
         budget = plan_experts(sizes, total_bytes, ctx.device, expert_bytes, read_available_bytes())
         reader = LayerReader(ctx, tensors, budget, share.summed)
         factors = read_rope_factors(tensors, ROPE_FACTORS) if ROPE_FACTORS in tensors else None
+        self._parts: dict[tuple[int, ...], list[Layers]] = {}  # of the layers, for those who look between them
         self._rotations = Rotations(specs, config.context_length, factors)
         places = form_groups(config.cache_layers).places
         layers = []
@@ -236,6 +238,20 @@ class Decoder:
         tables = self._rotations.cover(batch.longest_context)
         states = compute_states(self.ctx, self._weights, _join(batch, tables, arena))
         return fetch_rows(self.ctx, states)
+
+    def forward_tapped(self, batch: RaggedBatch, arena: Pools, taps: Sequence[int]) -> tuple[FloatArray, FloatArray]:
+        """`forward_hidden`, and the stream of its rows before each of the layers `taps`, (R, taps * hidden).
+
+        A tap may be the number of layers: then it is what leaves the last one. The bits of the states are the same.
+        """
+        ends = [0, *sorted(taps), self.config.layers]
+        parts = self._parts.get(tuple(ends))
+        if parts is None:
+            layers = self._weights.layers.layers
+            pieces = pairwise(ends)
+            parts = self._parts[tuple(ends)] = [prepare_layers(self.ctx, layers[a:b]) for a, b in pieces]
+        step = _join(batch, self._rotations.cover(batch.longest_context), arena)
+        return compute_tapped(self.ctx, self._weights, parts, step)
 
     def project(self, hidden: FloatArray, adapters: Sequence[Adapter | None] = ()) -> FloatArray:
         """Logits (R, vocab) of states (R, hidden) that `forward_hidden` gave; `adapters` has that of each row."""

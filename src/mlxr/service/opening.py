@@ -24,6 +24,7 @@ from mlxr.loading import (
     find_model,
     load,
     open_source,
+    read_eagle,
 )
 from mlxr.registry import ModelRecord
 from mlxr.service.adapters import Adapters
@@ -99,6 +100,13 @@ def add_draft(loaded: LoadedModel, settings: Settings) -> LoadedModel:
         return loaded
     if path is None:
         return _add_head(loaded, settings)
+    try:
+        if read_eagle(path) is not None:
+            head = loaded.load_eagle(path)
+            return replace(loaded, head=head, weight_bytes=loaded.weight_bytes + head.weight_bytes)
+    except MlxrError as error:
+        loaded.close()
+        raise SettingError(f"draft: {error}") from error
     draft: LoadedModel | None = None
     try:
         draft = load(path, context_tokens=None, ctx=loaded.ctx)
@@ -187,6 +195,9 @@ def find_draft_config(path: Path, settings: Settings) -> ModelConfig | None:
     draft = find_draft_path(path, settings)
     if find_device(settings) not in DRAFT_DEVICES or (draft is None and settings.draft not in ("auto", "mtp")):
         return None
+    eagle = None if draft is None else read_eagle(draft)
+    if eagle is not None:
+        return eagle
     source = open_source(draft or path)
     source.file.close()
     return source.head_config if draft is None else source.config

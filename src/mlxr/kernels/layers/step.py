@@ -32,3 +32,8 @@ class StepInput:
     def output_adapters(self) -> Sequence[AdapterRows]:
         """The adapters of the batch's output rows, by the places that these have among themselves."""
         return choose_rows(self.adapters, self.batch.output_rows) if self.adapters else ()
+
+    def cut(self, start: int, stop: int) -> StepInput:
+        """What the layers from number `start` to before `stop` get."""
+        pools = self.k_pools[start:stop], self.v_pools[start:stop]
+        return StepInput(self.batch, self.ropes, *pools, self.states[start:stop], self.adapters)

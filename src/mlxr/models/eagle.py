@@ -1,0 +1,224 @@
+"""EAGLE-3 heads: a layer in a folder of its own that drafts for the model it was trained with.
+
+It reads the model's stream before three of its layers, side by side, which a product makes one state of. Its layer
+attends to the token's embedding and that state, each normed, in one row of twice the width; the sum that leaves the
+layer stands for the state where the model has not been yet. Its output may have fewer tokens than the model, which
+`d2t` counts on to those of the model. Names and meanings are those of vLLM's `llama_eagle3.py`, which numbers the three
+layers by what stands before them; `eagle_config` numbers them as SGLang does, by what they give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.embed import embed
+from mlxr.kernels.layers import AttentionBlock, Layer, NormWeight, StepInput, list_operators, make_feed_forward
+from mlxr.kernels.layers.operators import Operator, Product, count_weight_bytes
+from mlxr.kernels.layers.reference import Registers, norm, run_layer, take
+from mlxr.kernels.linear import linear, prepare
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.rows import join_columns, take_outputs
+from mlxr.kernels.tensor import FloatArray, TensorSource, read_vector
+from mlxr.models.architectures import ARCHITECTURES
+from mlxr.models.config import ModelConfig
+from mlxr.models.decoder import Decoder, Pools
+from mlxr.models.draft_head import HeadShape
+from mlxr.models.fields import Fields
+from mlxr.models.hf_config import config_from_hf
+from mlxr.models.layer import Shape
+from mlxr.models.rotations import Rotations
+
+CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+_PLAIN = ARCHITECTURES[0]  # Llama, whose layer the head's is but for its first product
+_TAPS = "eagle_aux_hidden_state_layer_ids"
+_LAYER = ("midlayer.", "layers.0.", "model.layers.0.")  # how folders call the layer
+_MAP, _KNOWN, _FUSE, _FUSE_NORM = "d2t", "t2d", "fc.weight", "input_norm.weight"
+_TABLE, _OUTPUT, _NORM = "embed_tokens.weight", "lm_head.weight", "norm.weight"
+
+
+def is_eagle(config: Mapping[str, object]) -> bool:
+    """Whether a `config.json` is that of an EAGLE-3 head."""
+    classes = config.get("architectures")
+    return isinstance(classes, list) and len(classes) == 1 and classes[0] in CLASSES
+
+
+def read_eagle_config(config: Mapping[str, object]) -> ModelConfig:
+    """The sizes of the head's layer, as those of a Llama of one layer. Raises ModelError as `config_from_hf` does."""
+    plain = {**config, "architectures": [_PLAIN.hf_class], "model_type": _PLAIN.name}
+    made = config_from_hf(plain)
+    if made.layers != 1 or made.qkv_bias or made.ffn_bias:
+        raise ModelError("an EAGLE-3 head of more than one layer, or with biases, is not supported")
+    return made
+
+
+def find_taps(config: Mapping[str, object], layers: int) -> tuple[int, ...]:
+    """The layers of a model of so many before which the head reads its stream; ModelError if it has not as many."""
+    fields = Fields(config)
+    own, nested = fields.get(_TAPS), fields.get("eagle_config")
+    if own is None and isinstance(nested, dict) and isinstance(nested.get(_TAPS), list):
+        own = [number + 1 if isinstance(number, int) else None for number in nested[_TAPS]]
+    if own is None:
+        own = [2, layers // 2, layers - 3]
+    are_numbers = isinstance(own, list) and all(type(tap) is int and 0 <= tap <= layers for tap in own)
+    if not isinstance(own, list) or not are_numbers or not own or own != sorted(own):
+        raise ModelError(f"{_TAPS} is {own!r:.80}, expected numbers of the model's {layers} layers in rising order")
+    return tuple(own)
+
+
+class EagleHead:
+    """An EAGLE-3 head of a folder's `config` and `tensors`, ready to run for `target`.
+
+    Without a table or an output of its own it has the target's. Raises ModelError, naming the tensor or the key, for a
+    head that does not fit.
+    """
+
+    def __init__(self, target: Decoder, config: Mapping[str, object], tensors: Mapping[str, TensorSource]) -> None:
+        self.ctx, shared = target.ctx, target.weights
+        own = read_eagle_config(config)
+        if target.config.input_features is not None:
+            raise ModelError("an EAGLE-3 head cannot read a model whose layers have inputs of their own")
+        self.taps: tuple[int, ...] | None = find_taps(config, target.config.layers)
+        named = {_rename(name): tensor for name, tensor in tensors.items()}
+        _check(named, config, own, target.config, len(self.taps))
+        vocabulary = target.config.vocab_size
+        self.config = HeadShape(own.cache_layers, own.heads, vocabulary, own.context_length)
+        self.read_share = 2 / (1 + target.config.layers)
+        self._rotations = Rotations(own.layer_specs, own.context_length)
+        self._norms_first = bool(config.get("norm_before_residual", False))
+        self._fuse = prepare(self.ctx, [named[_FUSE]])
+        self._fuse_norm = _read_norm(named, _FUSE_NORM, own) if _FUSE_NORM in named else None
+        self._token_norm = _read_norm(named, "input_layernorm.weight", own)
+        self._state_norm = _read_norm(named, "hidden_norm.weight", own)
+        self._norm = _read_norm(named, _NORM, own)
+        self._table = named.get(_TABLE, shared.table)
+        self._output = prepare(self.ctx, [named[_OUTPUT]]) if _OUTPUT in named else shared.output
+        self._tokens = _read_map(named[_MAP], vocabulary) if _MAP in named else None
+        self._operators = _make_operators(self.ctx, named, own)
+        norms = (self._fuse_norm, self._token_norm, self._state_norm, self._norm)
+        self.weight_bytes = sum(map(count_weight_bytes, self._operators)) + self._fuse.nbytes
+        self.weight_bytes += sum(one.nbytes for one in norms if one is not None)
+        self.weight_bytes += self._output.nbytes if _OUTPUT in named else 0
+        self.weight_bytes += self._table.nbytes if _TABLE in named else 0
+
+    def fuse(self, states: FloatArray) -> FloatArray:
+        """One state (T, hidden) of the target's three, side by side."""
+        if self._fuse_norm is not None:
+            states, _ = norm(self.ctx, states, self._fuse_norm)
+        return linear(self.ctx, states, self._fuse)
+
+    def forward(self, batch: RaggedBatch, states: FloatArray, arena: Pools) -> tuple[FloatArray, FloatArray]:
+        """Logits (R, own vocabulary) after the output rows, and what stands for the states of their positions.
+
+        `states` (T, hidden) are fused ones, or what this gave. Raises as a model's `forward` does.
+        """
+        ctx, tables = self.ctx, self._rotations.cover(batch.longest_context)
+        tokens, _ = norm(ctx, embed(ctx, batch.token_ids, self._table), self._token_norm)
+        normed, _ = norm(ctx, states, self._state_norm)
+        stream = normed if self._norms_first else states
+        registers: Registers = {"stream": stream, "normed": join_columns(ctx, tokens, normed), "delta": None}
+        step = StepInput(batch, tables, arena.k_pools, arena.v_pools, arena.states)
+        run_layer(ctx, registers, self._operators, step, 0)
+        delta = take_outputs(ctx, take(registers, "delta"), batch)
+        made, summed = norm(ctx, take_outputs(ctx, take(registers, "stream"), batch), self._norm, delta)
+        return linear(ctx, made, self._output), summed
+
+    def name_tokens(self, numbers: list[int]) -> list[int]:
+        """The target's token ids of columns of the logits."""
+        return numbers if self._tokens is None else [self._tokens[number] for number in numbers]
+
+
+def _rename(name: str) -> str:
+    """The name of a tensor without the layer's prefix, or the module's."""
+    for prefix in (*_LAYER, "model."):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def _check(
+    tensors: Mapping[str, TensorSource],
+    config: Mapping[str, object],
+    own: ModelConfig,
+    target: ModelConfig,
+    taps: int,
+) -> None:
+    hidden, queries, keys = own.hidden, own.heads * own.head_dim, own.kv_heads * own.head_dim
+    columns = Fields(config).integer("draft_vocab_size", 1, target.vocab_size, default=target.vocab_size)
+    needed: dict[str, Shape] = {
+        _FUSE: (hidden, taps * target.hidden),
+        _NORM: (hidden,),
+        "input_layernorm.weight": (hidden,),
+        "hidden_norm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (queries, 2 * hidden),
+        "self_attn.k_proj.weight": (keys, 2 * hidden),
+        "self_attn.v_proj.weight": (keys, 2 * hidden),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "mlp.gate_proj.weight": (own.ffn, hidden),
+        "mlp.up_proj.weight": (own.ffn, hidden),
+        "mlp.down_proj.weight": (hidden, own.ffn),
+    }
+    optional: dict[str, Shape] = {
+        _FUSE_NORM: (taps * target.hidden,),
+        _TABLE: (target.vocab_size, hidden),
+        _OUTPUT: (columns, hidden),
+        _MAP: (columns,),
+        _KNOWN: (target.vocab_size,),
+    }
+    for name, what in ((_TABLE, "table"), (_OUTPUT, "output")):
+        if name not in tensors and (hidden != target.hidden or (name == _OUTPUT and columns != target.vocab_size)):
+            raise ModelError(f"tensor {name} is missing, as the model's {what} does not fit this EAGLE-3 head")
+    if columns != target.vocab_size and _MAP not in tensors:
+        raise ModelError(f"tensor {_MAP} is missing, which names the {columns} tokens of this EAGLE-3 head")
+    for name in needed:
+        if name not in tensors:
+            raise ModelError(f"tensor {name} is missing, which an EAGLE-3 head needs")
+    known = {**needed, **optional}
+    for name, tensor in tensors.items():
+        if name not in known:
+            raise ModelError(f"tensor {name} has no place in an EAGLE-3 head")
+        if tensor.shape != known[name]:
+            raise ModelError(
+                f"tensor {name} has shape {tensor.shape}, expected {known[name]} in an EAGLE-3 head for a model of "
+                f"hidden {target.hidden} and {target.vocab_size} tokens"
+            )
+
+
+def _read_norm(tensors: Mapping[str, TensorSource], name: str, config: ModelConfig) -> NormWeight:
+    return NormWeight(read_vector(tensors[name]), config.rms_eps)
+
+
+def _read_map(tensor: TensorSource, vocabulary: int) -> list[int]:
+    """Token ids of the head's columns: each is so much further than its number says."""
+    if tensor.type_name != "i64":
+        raise ModelError(f"tensor {_MAP} is {tensor.type_name}, expected i64")
+    steps = memoryview(tensor.data.tobytes()).cast("q").tolist()
+    tokens = [place + step for place, step in enumerate(steps)]
+    if not all(0 <= token < vocabulary for token in tokens):
+        raise ModelError(f"tensor {_MAP} leads beyond the {vocabulary} tokens of the model")
+    return tokens
+
+
+def _make_operators(ctx: Any, tensors: Mapping[str, TensorSource], config: ModelConfig) -> tuple[Operator, ...]:
+    """Those of a layer, whose first product reads the joined row instead of a norm of the stream."""
+    attention = AttentionBlock(
+        None,
+        prepare(ctx, [tensors[f"self_attn.{name}_proj.weight"] for name in "qkv"]),
+        prepare(ctx, [tensors["self_attn.o_proj.weight"]]),
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+        scale=float(config.head_dim**-0.5),
+    )
+    feed_forward = make_feed_forward(
+        _read_norm(tensors, "post_attention_layernorm.weight", config),
+        prepare(ctx, [tensors["mlp.gate_proj.weight"], tensors["mlp.up_proj.weight"]]),
+        prepare(ctx, [tensors["mlp.down_proj.weight"]]),
+        config.activation,
+    )
+    _, first, *others = list_operators(Layer(attention, feed_forward))
+    assert isinstance(first, Product)
+    return (replace(first, source="normed"), *others)
