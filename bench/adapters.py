@@ -1,6 +1,6 @@
 """What low-rank adapters cost: the decode speed of one batch without adapters, and with several of them in it.
 
-    python bench/adapters.py [--model NAME] [--threads 2] [--batch 16] [--adapters 8] [--rank 16] [--tokens 48]
+    python bench/adapters.py [--model NAME] [--device cpu] [--threads 2] [--batch 16] [--adapters 8] [--rank 16] [--tokens 48]
         [--targets all,attention] [--types bf16,f32] [--turns 5]
 
 Adapters of random numbers are written as GGUF files for the model's own weights, those of attention or all of them, and
@@ -60,6 +60,7 @@ def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--adapters", type=int, default=8)
@@ -71,7 +72,9 @@ def main() -> None:
     args = parser.parse_args()
     prompts = [f"# Lesson {number}: how a computer adds {number} and two.\n" for number in range(args.batch)]
     path = find_model(args.model)
-    settings = {"device": "cpu", "threads": args.threads, "draft": "off", "adapter_bytes": 1 << 32}
+    settings = {"device": args.device, "draft": "off", "adapter_bytes": 1 << 32}
+    if args.device == "cpu":
+        settings["threads"] = args.threads
     with LLM(args.model, **settings) as llm, tempfile.TemporaryDirectory() as folder:
         for targets in args.targets.split(","):
             for kind in args.types.split(","):
