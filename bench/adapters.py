@@ -1,7 +1,7 @@
 """What low-rank adapters cost: the decode speed of one batch without adapters, and with several of them in it.
 
-    python bench/adapters.py [--model NAME] [--device cpu] [--threads 2] [--batch 16] [--adapters 8] [--rank 16] [--tokens 48]
-        [--targets all,attention] [--types bf16,f32] [--turns 5]
+    python bench/adapters.py [--model NAME] [--device cpu] [--threads 2] [--batch 16] [--adapters 8] [--rank 16]
+        [--tokens 48] [--targets all,attention] [--types bf16,f32] [--turns 5]
 
 Adapters of random numbers are written as GGUF files for the model's own weights, those of attention or all of them, and
 loaded. The same prompts are answered in turns without adapters and with the sequences shared out among them; the median
