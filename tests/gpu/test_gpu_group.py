@@ -178,6 +178,8 @@ def test_the_server_loads_it_again(device: str) -> None:
 
 
 def test_what_cannot_be_several_is_refused() -> None:
+    with pytest.raises(SettingError, match="store_bytes: several GPUs keep no pages on disk"):
+        opening.open_model("demo", Settings(device="emulated", gpus=2, store_bytes=1 << 20))
     with pytest.raises(SettingError, match="gpus: device cpu cannot be several"):
         opening.open_model("demo", Settings(device="cpu", gpus=2))
     with pytest.raises(MlxrError, match="cannot be shared by 3 GPUs: layer 0 has"):

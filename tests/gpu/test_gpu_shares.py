@@ -11,6 +11,8 @@ import pytest
 from gpu_cases import QUANTISED, make_tensor, random_floats
 
 from mlxr.core.errors import ModelError
+from mlxr.core.settings import Settings
+from mlxr.engine.memory_plan import estimate_arena
 from mlxr.formats import by_name, open_gguf
 from mlxr.kernels.cut import cut_columns
 from mlxr.loading import ASSETS
@@ -131,3 +133,11 @@ def test_the_demo_model_is_shared() -> None:
         share = make_share(config, arrange_tensors(config, file.tensors), Place(1, 2))
         assert share.config.heads * 2 == config.heads
         assert sum(share.columns) == config.vocab_size
+
+
+def test_the_cache_of_a_share_is_planned_before_it_is_loaded() -> None:
+    sizes = [
+        estimate_arena(LLAMA, Settings(device="cpu", gpus=gpus, context_tokens=64, max_sequences=1), None)
+        for gpus in (1, 2)
+    ]
+    assert sizes[0] == 2 * sizes[1] > 0

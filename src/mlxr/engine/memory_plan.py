@@ -30,6 +30,8 @@ from mlxr.kernels.attend import KVType
 from mlxr.kernels.context import Context, choose_device
 from mlxr.kernels.gpu.library import load_mlx
 from mlxr.kernels.gpu.memory import read_free_bytes
+from mlxr.models.config import ModelConfig
+from mlxr.models.shares import Place, share_config
 
 
 class Memory(Protocol):
@@ -238,8 +240,11 @@ def estimate_arena(
 ) -> int:
     """Bytes of the arenas that an `Engine` with these arguments would make now, on the device of the settings.
 
-    No model is needed. Raises SettingError and DeviceError as making the engine does.
+    Of several GPUs those of the first one. No model is needed. Raises SettingError and DeviceError as making the engine
+    does.
     """
+    if settings.gpus > 1 and isinstance(config, ModelConfig):
+        config = share_config(config, Place(0, settings.gpus))
     chosen = choose_device(settings.device)
     tokens = choose_context(settings.context_tokens, config.context_length)
     plan = plan_memory(replace(settings, store_bytes=0), tokens, shares_prefixes=True, has_fingerprint=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.linear.parts import FLOATS, LAYOUTS
 from mlxr.kernels.sources import Decoded
 from mlxr.kernels.tensor import ByteArray, FloatArray, TensorSource
 
@@ -33,6 +32,8 @@ def cut_columns(tensor: TensorSource, start: int, stop: int) -> Cut:
 
 def _find_block(tensor: TensorSource) -> int:
     """Columns of the blocks that kernels know; of floats each column is one."""
+    from mlxr.kernels.linear.parts import FLOATS, LAYOUTS  # what knows GPUs costs nothing where there is none
+
     layout = LAYOUTS.get(tensor.type_name)
     return 1 if layout is None or tensor.type_name in FLOATS else layout.block_size
 

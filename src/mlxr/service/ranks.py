@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlxr.core.errors import DeviceError
+from mlxr.core.errors import DeviceError, SettingError
 from mlxr.core.settings import Settings
 from mlxr.engine.followers import Followers, LedModel
 from mlxr.engine.rank_joining import join_first, open_first, receive_bytes
@@ -113,6 +113,8 @@ def start_group(path: Path, device: str, settings: Settings) -> RankGroup:
     Raises SettingError where the device is no GPU or there are too few, DeviceError where they cannot reach each other.
     """
     count = settings.gpus
+    if settings.store_bytes:
+        raise SettingError("store_bytes: several GPUs keep no pages on disk; set it to 0, or gpus to 1")
     ctx = open_first(device, count)
     processes = [RankProcess(rank, device, count) for rank in range(1, count)]
     given = {"path": str(path), "device": device, "count": count, "context_tokens": settings.context_tokens}
