@@ -2,6 +2,7 @@
 
     python bench/compare.py --peer-python .venv-peers/bin/python                    # the whole table, TinyLlama's shape
     python bench/compare.py --shape llama-3-8b --peer-python PYTHON --update --json FILE      # keeps its other cases
+    python bench/compare.py --shape gpt-oss-20b --apart --pairs 2 --peer-python PYTHON   # one side in memory at a time
     python bench/compare.py --quick                                                 # about a minute, our engine alone
     python bench/compare.py --only 'q8_0/*' '*/decode-*' --pairs 9 ...              # some cases
     python bench/compare.py --write-docs bench/results/cpu/*/*.json                 # tables and plots, no measuring
@@ -29,6 +30,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from comparison.apart import ApartSession, Name
 from comparison.cases import BUSY, BY_NAME, PLANS, QUICK, Case
 from comparison.child import Child
 from comparison.machine import Bystanders, describe_machine, read_commit, read_version
@@ -105,6 +107,9 @@ def measure_model(
         def start(name: str, python: Path, module: str) -> Child:
             return stack.enter_context(Child(name, python, f"comparison.{module}", logs / f"compare-{module}.log"))
 
+        if given.apart:
+            measure_apart(given, path, cases, progress, start("probe", Path(sys.executable), "limits"), results)
+            return
         sides = Sides(
             start("probe", Path(sys.executable), "limits"),
             start("mlxr", Path(sys.executable), "ours"),
@@ -130,6 +135,30 @@ def measure_model(
             results["rows"].append(row)
             save(results)
         session.close()
+
+
+def measure_apart(
+    given: argparse.Namespace, path: Path, cases: Sequence[Case], progress: Progress, probe: Child, results: Results
+) -> None:
+    """All cases of a model that only one side at a time can have in memory, put into `results`."""
+    weight_type = path.stem.removeprefix(f"{given.shape}-")
+    programs = {"ours": ("mlxr", Path(sys.executable), "ours"), "theirs": ("llama.cpp", given.peer_python, "llama")}
+
+    def start(which: Name) -> Child:
+        name, python, module = programs[which]
+        return Child(name, python, f"comparison.{module}", Path(tempfile.gettempdir()) / f"compare-{module}.log")
+
+    results["probe"] = probe.ask("open", {"threads": given.threads})
+    settings = dict(setting.split("=", 1) for setting in given.setting)
+    sides = Sides(probe, probe, None if given.peer_python is None else probe)
+    session = ApartSession(sides, path, given.threads, settings, given.pairs, progress.say, start=start)
+    rows = [{"type": weight_type, **row} for row in session.measure_all(cases, 600)]
+    results["rows"] += rows
+    results["models"][weight_type] = session.opened
+    if session.opened["theirs"] is not None:
+        results["versions"]["llama.cpp"] = session.opened["theirs"]["version"]
+    for row in rows:
+        progress.say(format_outcome(row))
 
 
 def format_outcome(row: Results) -> str:
@@ -202,6 +231,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--pairs", type=int, help="rounds of each case (5, with --quick 3)")
     parser.add_argument("--only", nargs="+", metavar="TYPE/CASE", help="patterns such as q4_k_m/prefill-*")
+    parser.add_argument("--apart", action="store_true", help="one side at a time, for models that fill the memory")
     parser.add_argument("--quick", action="store_true", help="three cases of one type")
     parser.add_argument("--minutes", type=float, help="begin no case after so long (60, with --quick 5)")
     parser.add_argument("--wait-s", type=float, default=30.0, help="wait so long at most for an idle machine")

@@ -111,6 +111,8 @@ TARGETS: Mapping[tuple[str, str, str], Target] = {
     ("olmoe-1b-7b", "q4_k_m", "prefill-512"): Target(2.5),
     ("olmoe-1b-7b", "q4_k_m", "decode-128"): Target(1.3, 0.85),
     ("olmoe-1b-7b", "q4_k_m", "batch-8"): Target(2.0),
+    ("gpt-oss-20b", "mxfp4", "prefill-512"): Target(2.0),
+    ("gpt-oss-20b", "mxfp4", "decode-128"): Target(1.3),
     ("lfm2-1.2b", "q4_k_m", "prefill-512"): Target(2.2),
     ("lfm2-1.2b", "q4_k_m", "decode-128"): Target(1.2),
     ("lfm2-1.2b", "q4_k_m", "batch-8"): Target(3.5),

@@ -43,19 +43,28 @@ class Session:
     say: Say
     work: Work = field(init=False)
     opened: dict[str, Any] = field(init=False)
+    chooses_once: bool = False  # llama.cpp's settings for each kind of case
     _options: dict[tuple[str, bool], dict[str, bool]] = field(default_factory=dict)  # chosen last, by kind of case
     _started: tuple[int, int] | None = None  # context tokens and sequences of our engine
     _kv_bytes_per_token: int = 0
 
     def __post_init__(self) -> None:
         self.work = measure_work(self.path)
-        model = {"model": str(self.path.resolve()), "threads": self.threads}
+        self.open()
+
+    def open(self) -> None:
+        """Load the model on both sides."""
         theirs = self.sides.theirs
         self.opened = {
             "file_bytes": self.path.stat().st_size,
-            "ours": _open_twice(self.sides.ours, {**model, "settings": dict(self.settings)}),
-            "theirs": None if theirs is None else _open_twice(theirs, model),
+            "ours": _open_twice(self.sides.ours, self._describe("ours")),
+            "theirs": None if theirs is None else _open_twice(theirs, self._describe("theirs")),
         }
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        """What a side is told of the model."""
+        model = {"model": str(self.path.resolve()), "threads": self.threads}
+        return {**model, "settings": dict(self.settings)} if name == "ours" else model
 
     def measure(self, case: Case, timeout_s: float) -> dict[str, Any]:
         """Everything about one case, rates in tokens per second."""
@@ -112,7 +121,8 @@ class Session:
         assert theirs is not None
         group = (case.kind, case.sequences > 1)
         options = case.options()
-        if case.depth_tokens + case.tokens > MAX_TUNED_DEPTH + 512 and group in self._options:
+        is_deep = case.depth_tokens + case.tokens > MAX_TUNED_DEPTH + 512
+        if group in self._options and (is_deep or self.chooses_once):
             options = [self._options[group]]
         rates = []
         for option in options:

@@ -113,7 +113,14 @@ def test_what_was_measured_outlives_a_run_that_breaks_off(
     assert "prefill 512" in compare.format_table(found)
 
 
-def test_two_sides_take_turns(compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+ONE_ROUND = ["probe", "mlxr", "llama.cpp"]
+ONE_TURN = ["mlxr", "probe", "mlxr", "llama.cpp", "probe", "llama.cpp"]
+
+
+@pytest.mark.parametrize(("flags", "last"), [((), ONE_ROUND * 2), (("--apart",), ONE_TURN)], ids=["", "apart"])
+def test_two_sides_take_turns(
+    compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], last: list[str]
+) -> None:
     """Our engine stands in for the other one, told to be half as fast."""
     session = importlib.import_module("comparison.session")
     asked: list[str] = []
@@ -142,12 +149,12 @@ def test_two_sides_take_turns(compare: ModuleType, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(compare, "Child", Slow)
     monkeypatch.setattr(session, "SETTLE_S", 0.0)
     out = tmp_path / "out.json"
-    peer = ("--peer-python", sys.executable)
+    peer = ("--peer-python", sys.executable, *flags)
     assert compare.main([*TINY, "--only", "*/decode-128", *peer, "--models", str(tmp_path), "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["versions"]["llama.cpp"] == "stand-in"
     assert asked.count("probe") >= 4  # more where others use the machine meanwhile
-    assert asked[-6:] == ["probe", "mlxr", "llama.cpp"] * 2
+    assert asked[-6:] == last
     for row in found["rows"]:
         assert row["option"] in compare.BY_NAME["decode-128"].options()
         assert row["ratio_range"][0] <= row["ratio"] <= row["ratio_range"][1]

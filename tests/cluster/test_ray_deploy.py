@@ -94,3 +94,19 @@ def test_the_compose_file_runs_a_command_that_exists() -> None:
     names = inspect.signature(expand_flags(command.cluster)).parameters
     flags = [re.sub("-", "_", word[2:]) for word in words if word.startswith("--")]
     assert set(flags) <= set(names)
+
+
+def test_replicas_of_one_machine_cannot_be_reached_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    application = importlib.import_module("mlxr.cluster.application")
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
+    for resources, address in (({"CPU": 2.0, application.ONE_MACHINE: 1.0}, "127.0.0.1"), ({"CPU": 9.0}, "10.0.0.7")):
+        monkeypatch.setattr(ray, "cluster_resources", lambda resources=resources: resources)
+        assert application.find_address() == address
+
+
+def test_who_asks_for_another_routing_is_told_which_there_are() -> None:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    application = importlib.import_module("mlxr.cluster.application")
+    with pytest.raises(SettingError, match="routing: must be one of prefix, random; got 'best'"):
+        application.build_front({"routing": "best"})

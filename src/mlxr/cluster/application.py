@@ -27,6 +27,8 @@ from mlxr.server.logs import start_logging
 
 APPLICATION, ENGINES = "mlxr", "mlxr-engines"  # the front is one application, the replicas are another
 FRONT, ENGINE = "Front", "Engine"
+LOCAL = "127.0.0.1"
+ONE_MACHINE = "mlxr_one_machine"  # a resource of a Ray that was started for one cluster on one machine
 MAX_REQUESTS = 100_000  # that the front has under way; the replicas refuse what is too much for them
 FRONT_END_S = 120.0  # for the answers that pass through the front when that ends
 END_S = 15.0  # beyond drain_s, for a replica to end
@@ -57,7 +59,10 @@ class ClusterPlan:
 
 
 def find_address() -> str:
-    """The address of this machine among those of the cluster."""
+    """The address of this machine in the cluster, or, where that is the only one, an address that no other reaches."""
+    resources: Any = ray.cluster_resources
+    if ONE_MACHINE in resources():
+        return LOCAL
     util: Any = ray.util
     return str(util.get_node_ip_address())
 

@@ -15,12 +15,20 @@ import ray
 from ray import serve
 from ray._private import services
 
-from mlxr.cluster.application import APPLICATION, ENGINE, ENGINES, ClusterPlan, bind_engines, build_front
+from mlxr.cluster.application import (
+    APPLICATION,
+    ENGINE,
+    ENGINES,
+    LOCAL,
+    ONE_MACHINE,
+    ClusterPlan,
+    bind_engines,
+    build_front,
+)
 from mlxr.cluster.routing import Routing
 from mlxr.core.errors import SettingError
 from mlxr.core.settings import Settings
 
-LOCAL = "127.0.0.1"
 OWN_CPUS = 1  # for what Ray itself runs
 
 
@@ -118,7 +126,8 @@ def _connect(address: str | None, cpus: int | None = None) -> None:
     if address is not None:
         _use_token()
     else:
-        options |= {"num_cpus": cpus, "include_dashboard": False, "_node_ip_address": LOCAL}
+        own = {"resources": {ONE_MACHINE: 1}, "_node_ip_address": LOCAL}
+        options |= {"num_cpus": cpus, "include_dashboard": False, **own}
     try:
         ray.init(address or "local", **options)
     except (ConnectionError, ValueError) as error:
