@@ -10,6 +10,7 @@ from mlxr.cli.experts import describe_experts, format_reading, list_experts
 from mlxr.cli.flags import Json, OptionalModel
 from mlxr.cli.states import describe_states, list_states
 from mlxr.cli.terminal import format_bytes, format_count, print_fields, print_json, print_table, show_progress
+from mlxr.core.errors import SettingError
 from mlxr.core.live import MachineLimits
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
@@ -34,6 +35,8 @@ def validate(settings: Settings, model: OptionalModel = "demo", json: Json = Fal
     The exit code is 1 if an operator that has a native implementation ran the
     reference, if the logits disagree, or if an answer from the cache differs.
     """
+    if settings.gpus > 1:
+        raise SettingError("gpus: validate compares products of whole weights; leave it at 1")
     with show_progress("loading") as progress:
         loaded = open_model(model, settings, progress)
     with loaded:

@@ -23,7 +23,11 @@ def main(link: socket, life: int) -> None:
     threading.Thread(target=end_with, args=(life,), daemon=True).start()
     given = json.loads(receive_bytes(link))
     ctx = open_other(given["device"], link, given["rank"], given["count"])
-    loaded = load(given["path"], context_tokens=given["context_tokens"], ctx=ctx)
+    try:
+        loaded = load(given["path"], context_tokens=given["context_tokens"], ctx=ctx)
+    except MlxrError as error:  # the first rank says so, unless it has found the same by itself
+        send_bytes(link, str(error).encode())
+        return
     send_bytes(link, str(ctx.read_free_bytes() or 0).encode())
     follow(ctx, loaded.model, link)
 

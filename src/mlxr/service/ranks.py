@@ -92,7 +92,11 @@ class RankGroup:
         known = []
         for process in self.processes:
             try:
-                known.append(int(receive_bytes(process.link)))
+                text = receive_bytes(process.link).decode()
+                if not text.isdecimal():
+                    self._followers.fail(f"GPU {process.rank}: {text}")
+                    break
+                known.append(int(text))
             except (EOFError, OSError):
                 self._followers.fail(f"the process of GPU {process.rank} ended while it loaded the model")
         self._followers.check()
