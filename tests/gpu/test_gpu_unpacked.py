@@ -28,7 +28,7 @@ ROOM_BYTES = 227 * 1024
 NARROW = 5e-3  # weights and scales rounded to bf16; x is exact in it
 SMALL = UnpackPlan(16, 1, 1, stages=2, x_stages=6)
 PLANS = [
-    UnpackPlan(32, 2, 1, shares=2, stages=3, x_stages=7, ahead=3, depth=1),
+    UnpackPlan(32, 2, 1, shares=2, stages=3, x_stages=7, ahead=3, depth=1, spread=1),
     UnpackPlan(16, 1, 2, stages=2, x_stages=6, fillers=1, depth=1),
     UnpackPlan(64, 1, 1, stages=3, x_stages=8, ahead=1, fillers=4),
 ]

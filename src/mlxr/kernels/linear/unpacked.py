@@ -95,7 +95,7 @@ class UnpackPlan:
     ahead: int = 2
     depth: int = 0
     registers: tuple[int, int] = (0, 0)
-    spread: int = 1
+    spread: int = 0  # not yet measured on a GPU
 
     def count_made(self, is_gated: bool) -> int:
         """Outputs of a threadgroup."""
