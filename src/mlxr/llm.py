@@ -17,7 +17,16 @@ from mlxr.core.types import Grammar, SamplingParams
 from mlxr.loading import LoadedModel, Progress
 from mlxr.service.adapters import Adapters
 from mlxr.service.completion import Completion, fold_events
-from mlxr.service.opening import build_engine, build_session, find_record, open_model, open_record
+from mlxr.service.opening import (
+    build_engine,
+    build_session,
+    find_adapter_path,
+    find_own_adapter,
+    find_record,
+    open_model,
+    open_record,
+    split_adapter,
+)
 from mlxr.service.prompt import Message, Prompt
 from mlxr.service.requests import ChatRequest
 from mlxr.service.session import Session, Stream
@@ -36,7 +45,8 @@ class LLM:
     `model` is a `.gguf` file, a Hugging Face folder or a name ("demo", or what `mlxr list` shows). The other arguments
     are the settings of the same name (`mlxr settings` describes them); None leaves the choice to the environment, the
     settings file and the defaults. With `needs_chat_template` a model without one is refused with TemplateError before
-    its weights are read. `adapter` is the file of a low-rank adapter (LoRA) for all requests that name no other one.
+    its weights are read. `adapter` is a low-rank adapter (LoRA) for all requests that name no other one: its files,
+    or its name in `mlxr adapters list`.
     `progress(done, total)` is called while the weights are prepared. Raises MlxrError.
     Safe to use from several threads: their requests share the engine's batches.
     """
@@ -53,17 +63,23 @@ class LLM:
     ) -> None:
         settings = resolve_keywords(keywords)
         self._name = str(model)
+        model, named = split_adapter(model, settings)
+        adapter = adapter or named
         record = find_record(model, settings)
         if record is None:
             loaded = open_model(model, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True)
         else:
             loaded = open_record(record, settings, progress, needs_chat_template=needs_chat_template, needs_draft=True)
         self._adapters = Adapters(loaded.load_adapter, settings.adapter_bytes)
-        self._adapter = None if adapter is None else self._adapters.load(adapter)
+        own = None if record is None else find_own_adapter(record, settings)
+        if adapter is not None:
+            chosen: str | None = self._adapters.load(find_adapter_path(adapter, settings))
+        else:
+            chosen = None if own is None else self._adapters.load(own.path, loaded.name)
         system = None if record is None else record.system
         self._opened: tuple[LoadedModel, Session] | None = (
             loaded,
-            build_session(loaded, build_engine(loaded, settings), system, self._adapters),
+            build_session(loaded, build_engine(loaded, settings), system, self._adapters, chosen),
         )
 
     def generate(
@@ -83,11 +99,10 @@ class LLM:
         wanted = _list_prompts(prompts)
         own_params = _list_params(params, len(wanted))
         listed = [adapter] * len(wanted) if adapter is None or isinstance(adapter, str) else list(adapter)
-        names = [name or self._adapter for name in listed]
-        if len(names) != len(wanted):
-            raise InvalidRequest("adapter", f"must be one for each prompt; got {len(names)} for {len(wanted)}")
+        if len(listed) != len(wanted):
+            raise InvalidRequest("adapter", f"must be one for each prompt; got {len(listed)} for {len(wanted)}")
         token_ids = [self._session.encode_prompt(prompt) for prompt in wanted]
-        return self._session.generate(token_ids, own_params, names)
+        return self._session.generate(token_ids, own_params, listed)
 
     def load_adapter(self, path: str | Path, name: str | None = None) -> str:
         """Load a low-rank adapter (LoRA): a PEFT folder or a GGUF file; returns the name by which requests choose it.
@@ -98,7 +113,7 @@ class LLM:
         return self._adapters.load(path, name)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; answers that have it go on with it. Raises InvalidRequest for an unknown name."""
+        """Forget an adapter. Raises InvalidRequest for an unknown name, and for one that answers under way have."""
         self._adapters.unload(name)
 
     @property
@@ -126,9 +141,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None) -> Stream:
         """Continue one prompt; iterate over the result for TextDelta events and one Finish. Closing it cancels."""
-        return self._session.stream(
-            self._session.encode_prompt(prompt), params or SamplingParams(), adapter or self._adapter
-        )
+        return self._session.stream(self._session.encode_prompt(prompt), params or SamplingParams(), adapter)
 
     def stream_chat(
         self,
@@ -140,8 +153,7 @@ class LLM:
         adapter: str | None = None,
     ) -> Stream:
         """`chat` as a stream of events."""
-        chosen = adapter or self._adapter
-        request = ChatRequest(messages, params or SamplingParams(), think=think, grammar=grammar, adapter=chosen)
+        request = ChatRequest(messages, params or SamplingParams(), think=think, grammar=grammar, adapter=adapter)
         return self._session.start(request)
 
     @property

@@ -138,8 +138,8 @@ class LoadedModel:
         """The model's experts, if it has some."""
         return summarise_experts(self.config)
 
-    def load_adapter(self, path: str | Path) -> Adapter:
-        """Read a low-rank adapter for this model: a PEFT folder or a GGUF file.
+    def load_adapter(self, path: str | Path, factor: float = 1.0) -> Adapter:
+        """Read a low-rank adapter for this model: a PEFT folder or a GGUF file; `factor` times what it says.
 
         Raises NotFound, FormatError for a broken file, ModelError for one of another model, DeviceError where several
         GPUs compute the model.
@@ -150,7 +150,7 @@ class LoadedModel:
         with _name_in_errors(file.path):
             return make_adapter(
                 file.path.name,
-                file.pairs,
+                file.scale(factor),
                 self.ctx,
                 self.model.linear_weights(),
                 self.config,

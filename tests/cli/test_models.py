@@ -125,7 +125,7 @@ def test_create_from_a_go_template(mlxr: Run, own_file: Path, tmp_path: Path) ->
 def test_what_is_refused(refused: Run, mlxr: Run, tmp_path: Path, own_file: Path) -> None:
     modelfile = tmp_path / "Modelfile"
     for text, message in (
-        ("FROM demo\nADAPTER x", "ADAPTER: is not supported"),
+        ("FROM demo\nADAPTER x", "x: no such adapter"),
         ("FROM demo\nTEMPLATE {{ .Nonsense }}", "line 1 of the Go template: .Nonsense is not supported"),
         ("FROM demo\nTEMPLATE {% if %}", "template: "),
         ("FROM nothing", "nothing"),

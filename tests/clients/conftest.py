@@ -34,16 +34,26 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     arguments = [str(find_real_model())] if is_real else []
     home = tmp_path_factory.mktemp("home")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MLXR_")}
+    adapters = "" if is_real else write_adapters(tmp_path_factory.mktemp("adapters"))
     own = {"HOME": str(home), "MLXR_MODELS_FOLDER": str(home / "models"), "MLXR_ARENA_BYTES": "256M"}
+    if adapters:
+        own |= {"MLXR_ADAPTERS": f"one={adapters}/one.gguf", "MLXR_IMPORT_FOLDERS": adapters}
     replicas = request.config.getoption("--cluster")
     words = ["cluster", "serve", "--replicas", str(replicas)] if replicas else ["serve"]
     command = [COMMAND, *words, *arguments, "--port", "0", "--log-level", "warning"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=inherited | own)
     try:
-        yield Served(read_address(process), REAL if is_real else "demo", is_real)
+        yield Served(read_address(process), REAL if is_real else "demo", is_real, adapters)
     finally:
         process.terminate()
         process.communicate(timeout=WAIT_S)
+
+
+def write_adapters(folder: Path) -> str:
+    """Adapters of the demo, written by the environment that has mlxr."""
+    python = Path(COMMAND).with_name("python")
+    subprocess.run([python, ROOT / "tests" / "shared" / "demo_adapters.py", folder], check=True)
+    return str(folder)
 
 
 def find_real_model() -> Path:

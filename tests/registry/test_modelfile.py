@@ -58,7 +58,7 @@ def test_a_modelfile() -> None:
         ("", "has no FROM"),
         ("SYSTEM x", "has no FROM"),
         ("FROM a\nFROM b", "line 2: FROM: may stand there once"),
-        ("FROM a\nADAPTER ./lora.gguf", "line 2: ADAPTER: is not supported"),
+        ("FROM a\nADAPTER x\nADAPTER y", "line 3: ADAPTER: may stand there once"),
         ("FROM a\nRENDERER x", "RENDERER: is not supported"),
         ("FROM a\nPARAMETER warmth 1", "line 2: PARAMETER warmth: is not an option"),
         ("FROM a\nPARAMETER top_k many", "PARAMETER top_k: must be a number"),

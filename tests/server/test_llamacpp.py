@@ -238,7 +238,7 @@ def test_stops_and_biases(client: httpx.Client) -> None:
         ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": {"prompt_string": "x <__media__>", "multimodal_data": ["aGk="]}}, "prompt.multimodal_data"),
         ({"prompt": {"content": [{"type": "image_url"}]}}, "prompt.content"),
-        ({"lora": [{"id": 0, "scale": 1.0}]}, "lora[0]"),
+        ({"lora": [{"id": -1, "scale": 1.0}]}, "lora[0].id"),
         ({"logit_bias": [[10**8, 1.0]]}, "logit_bias[0]"),
         ({"logit_bias": [["x"]]}, "logit_bias[0]"),
     ],
@@ -262,7 +262,7 @@ def test_hints_do_not_change_the_answer(client: httpx.Client) -> None:
     assert complete(client, **hints)["content"] == complete(client)["content"]
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/slots/0", "/lora-adapters", "/props"])
+@pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/slots/0", "/props"])
 def test_what_does_not_exist_is_refused_by_name(path: str, client: httpx.Client) -> None:
     response = client.post(path, json={"query": "a", "documents": ["b"]})
     assert response.status_code == 501

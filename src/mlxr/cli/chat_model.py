@@ -17,7 +17,7 @@ from mlxr.loading import NAMED_MODELS
 from mlxr.registry import Changes, ModelRecord
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.service.catalogue import open_registry
-from mlxr.service.opening import find_record
+from mlxr.service.opening import find_own_adapter, find_record, split_adapter
 
 Message = Mapping[str, str]
 
@@ -107,9 +107,13 @@ class ChatModel:
             list_parameters(record.parameters),
             record.system or "",
             record.template or record.own_template,
-            write_modelfile(record),
+            self._write_modelfile(record),
             record.license,
         )
+
+    def _write_modelfile(self, record: ModelRecord) -> str:
+        adapter = find_own_adapter(record, self._settings)
+        return write_modelfile(record, None if adapter is None else adapter.path)
 
     def _ask_card(self, url: str) -> ModelCard:
         reply = ask_server(self._settings, url, "/api/show", {"model": self._require_name()})
@@ -129,6 +133,7 @@ class ChatModel:
         return self._stack.enter_context(model)
 
     def _find_record(self, name: str) -> ModelRecord:
+        name = str(split_adapter(name, self._settings)[0])
         record = find_record(name, self._settings)
         if record is not None:
             return record

@@ -36,6 +36,7 @@ COMMANDS: tuple[CommandRow, ...] = (
     CommandRow("create", "mlxr.cli.create", "Make a model from another one with a Modelfile."),
     CommandRow("cp", "mlxr.cli.cp", "Give a model a second name."),
     CommandRow("rm", "mlxr.cli.rm", "Remove models."),
+    CommandRow("adapters", "mlxr.cli.adapters", "List the adapters (LoRA) here, add or remove one."),
     CommandRow("ps", "mlxr.cli.ps", "Show the models that a server has loaded."),
     CommandRow("stop", "mlxr.cli.stop", "Unload a model from a server."),
     CommandRow("show", "mlxr.cli.show", "Show what a model holds."),

@@ -10,7 +10,7 @@ import typer
 from mlxr.cli.flags import RegistrySettings
 from mlxr.cli.terminal import print_fields, show_progress
 from mlxr.core.errors import InvalidRequest, NotFound
-from mlxr.registry import ModelRecord, Registry
+from mlxr.registry import AdapterRecord, ModelRecord, Registry
 from mlxr.registry.modelfile import parse_modelfile
 from mlxr.service.catalogue import open_registry
 from mlxr.service.creation import create_model
@@ -18,7 +18,7 @@ from mlxr.service.creation import create_model
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What to call the new model.")]
 File = Annotated[
     Path,
-    typer.Option("--file", "-f", metavar="FILE", help="The Modelfile: FROM, PARAMETER, TEMPLATE, SYSTEM, ..."),
+    typer.Option("--file", "-f", metavar="FILE", help="The Modelfile: FROM, ADAPTER, PARAMETER, SYSTEM, ..."),
 ]
 
 Quantize = Annotated[
@@ -34,9 +34,13 @@ def create(name: Name, settings: RegistrySettings, file: File = Path("Modelfile"
     modelfile = parse_modelfile(_read(file))
     registry = open_registry(settings)
     source = _find_source(registry, modelfile.source, file.parent)
+    adapter = None if modelfile.adapter is None else find_adapter(registry, modelfile.adapter, file.parent)
     with show_progress(f"quantising {modelfile.source}", counts_bytes=True) as progress:
-        record = create_model(registry, name, source, modelfile.changes, quantize=quantize, progress=progress)
-    print_fields([("created", record.short_name), ("from", modelfile.source), ("id", record.digest[:12])])
+        record = create_model(
+            registry, name, source, modelfile.changes, quantize=quantize, progress=progress, adapter=adapter
+        )
+    rows = [("created", record.short_name), ("from", modelfile.source), ("adapter", modelfile.adapter or "")]
+    print_fields([(key, value) for key, value in [*rows, ("id", record.digest[:12])] if value])
 
 
 def _find_source(registry: Registry, source: str, folder: Path) -> ModelRecord:
@@ -45,6 +49,14 @@ def _find_source(registry: Registry, source: str, folder: Path) -> ModelRecord:
         return registry.find(source)
     except NotFound:
         return registry.find(folder / source)
+
+
+def find_adapter(registry: Registry, source: str, folder: Path) -> AdapterRecord | Path:
+    """What ADAPTER names: an adapter of the registry, or a path, which is relative to the Modelfile."""
+    try:
+        return registry.adapters.get(source)
+    except NotFound:
+        return (folder / Path(source).expanduser()).absolute()
 
 
 def _read(file: Path) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from mlxr.cli.flags import Json, RegistrySettings
 from mlxr.cli.terminal import format_bytes, make_printable, print_json, print_note, print_table
-from mlxr.registry import ModelRecord
+from mlxr.registry import AdapterRecord, ModelRecord
 from mlxr.service.catalogue import open_registry
 
 _AGES = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
@@ -14,15 +15,23 @@ _AGES = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 def list_(settings: RegistrySettings, json: Json = False) -> None:
     """List the models here: those pulled or imported, and those that come with mlxr."""
-    records = open_registry(settings).list()
+    registry = open_registry(settings)
+    records, adapters = registry.list(), registry.adapters.list()
     if json:
-        print_json([describe(record) for record in records])
+        print_json([describe(record) | {"adapters": name_adapters(record, adapters)} for record in records])
         return
     columns = ("NAME", "ID", " SIZE", " WEIGHTS", "TYPE", "MODIFIED")
     print_table(columns, [_row(record) for record in records])
     for record in records:
+        if names := name_adapters(record, adapters):
+            print_note(f"{record.short_name} has adapters: {', '.join(names)}")
         if record.problem is not None:
             print_note(make_printable(f"{record.short_name}: {record.problem}"))
+
+
+def name_adapters(record: ModelRecord, adapters: Sequence[AdapterRecord]) -> list[str]:
+    """The adapters that were added for a model."""
+    return [one.name for one in adapters if one.base.lower() == record.short_name.lower()]
 
 
 def describe(record: ModelRecord) -> dict[str, object]:
@@ -40,6 +49,7 @@ def describe(record: ModelRecord) -> dict[str, object]:
         "context_tokens": record.context_tokens,
         "capabilities": sorted(record.capabilities),
         "from": record.from_name,
+        "adapter": None if record.adapter is None else record.adapter.digest,
         "modified_at": record.modified_at.isoformat(),
         "last_used_at": None if record.last_used_at is None else record.last_used_at.isoformat(),
         "problem": record.problem,

@@ -91,12 +91,13 @@ def open_model(
     url: str | None,
     *,
     needs_chat_template: bool = False,
-    adapter: Path | None = None,
+    adapter: str | Path | None = None,
 ) -> Answerer:
     """The model on this machine (default: demo), or the one of the server at `url` (default: that server's).
 
     With `needs_chat_template`, a model on this machine that has none is refused with TemplateError, before its weights
-    are read. `adapter` is the file of a low-rank adapter for it. A server says itself when a model cannot chat.
+    are read. `adapter` is a low-rank adapter for it, by its files or its name. A server says itself when a model
+    cannot chat.
     """
     if url is not None:
         refuse_model_settings(settings)

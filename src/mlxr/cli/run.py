@@ -25,7 +25,7 @@ from mlxr.registry import ModelRecord
 from mlxr.registry.names import ModelName
 from mlxr.service.catalogue import open_registry
 from mlxr.service.completion import Completion, fold_events
-from mlxr.service.opening import find_record
+from mlxr.service.opening import find_record, split_adapter
 
 Words = Annotated[
     list[str],
@@ -64,12 +64,15 @@ def run(
         chat(settings, sampling, model, system, url)
         return
     prompt = read_prompt(prompt, is_raw=raw)
-    record = find_record(model, settings) if url is None and model is not None else None
+    record, named = None, None
+    if url is None and model is not None:
+        base, named = split_adapter(model, settings)
+        model, record = str(base), find_record(base, settings)
     params = make_sampling(find_parameters(model, record, settings, url), sampling)
     opening = () if record is None else record.messages
     needs_template = system is not None and not raw
     with (
-        open_model(model, settings, url, needs_chat_template=needs_template, adapter=adapter) as answerer,
+        open_model(model, settings, url, needs_chat_template=needs_template, adapter=adapter or named) as answerer,
         start_answer(answerer, prompt, params, raw=raw, system=system, opening=opening) as stream,
     ):
         completion, timing = follow(stream, quiet=json)

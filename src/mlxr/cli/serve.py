@@ -32,14 +32,23 @@ Model = Annotated[
     ),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser once the models are loaded.")]
+Adapter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=PATH",
+        help="A low-rank adapter (LoRA) that requests may name; may be given several times. See --adapters.",
+    ),
+]
 
 SWITCH_S = 0.001  # after which a thread that waits gets the interpreter; a step of the engine takes it some six times
 
 
-def serve(settings: ServerSettings, model: Model = None, open_page: Open = False) -> None:
+def serve(settings: ServerSettings, model: Model = None, open_page: Open = False, adapter: Adapter = None) -> None:
     """Answer OpenAI, Ollama and Anthropic clients over HTTP. Settings come from flags, variables and a file."""
     if model is not None:
         settings = replace(settings, default_model=model)
+    settings = replace(settings, adapters=(*settings.adapters, *(adapter or ())))
     share_heap()
     sys.setswitchinterval(SWITCH_S)
     start_logging(settings)
@@ -47,6 +56,7 @@ def serve(settings: ServerSettings, model: Model = None, open_page: Open = False
         start_tracing()
     app = build_app(settings)
     app.state.served.find(settings.default_model)  # a wrong name shall end the command, not every request
+    app.state.served.adapters.read_settings()
     if open_page:
         check_page(app, settings)
     listener = open_socket(settings)

@@ -23,6 +23,7 @@ from mlxr.loading import Footprint, find_model, read_footprint, read_sampling, r
 from mlxr.registry import ModelRecord
 from mlxr.registry.modelfile import list_parameters
 from mlxr.service.capabilities import describe_template
+from mlxr.service.catalogue import open_registry
 from mlxr.service.opening import find_record
 from mlxr.service.state_use import StateUse, read_state_use
 
@@ -54,6 +55,9 @@ def show(file: File, settings: RegistrySettings, tensors: ShowTensors = False, j
             print_record(record)
         print_chat(path)
         rows = [*list_footprint(find_footprint(path)), *list_states(find_states(path, settings))]
+        name = file if record is None else record.short_name
+        if adapters := [one.name for one in open_registry(settings).adapters.list() if one.base == name]:
+            rows.append(("adapters", ", ".join(adapters)))
         print_description(opened, rows, with_tensors=tensors)
 
 
@@ -116,6 +120,7 @@ def print_record(record: ModelRecord) -> None:
     rows = [("name", record.short_name), ("id", record.digest), ("from", record.from_name or "")]
     rows += [("system", make_printable(record.system or "")), ("template", make_printable(record.template or ""))]
     rows += [("options", ", ".join(list_parameters(record.parameters)))]
+    rows += [("adapter", "" if record.adapter is None else record.adapter.digest)]
     rows += [("messages", str(len(record.messages)) if record.messages else "")]
     print_fields([(name, value) for name, value in rows if value])
     print()

@@ -16,6 +16,7 @@ MlxrError
 ├── RequestFailed     a request that was accepted and ended without its result
 └── InvalidRequest    a request that cannot be served as asked (names the field)
     ├── ContextFull   the prompt leaves no room for an answer in the context
+    ├── AdaptersBusy  adapters that answers have leave no memory for another one
     ├── OutOfPages    the request needs more cache pages than the arena has
     └── QueueFull     too many requests are waiting
 
@@ -148,6 +149,12 @@ class OutOfPages(InvalidRequest):
             f"prompt and answer need {needed_pages} cache pages of {page_size} tokens, the arena has "
             f"{available_pages}; ask for fewer tokens or raise the setting {setting}",
         )
+
+
+class AdaptersBusy(InvalidRequest):
+    """Adapters that answers have leave no memory for another one; try again after `retry_after_s` seconds."""
+
+    retry_after_s = 1.0
 
 
 class QueueFull(InvalidRequest):

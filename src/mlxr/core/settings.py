@@ -44,6 +44,13 @@ class Settings(ModelSettings):
         "Other names of models, such as gpt-4o=llama3:8b; * stands for any characters, as in claude-*=llama3:8b.",
         scope="server",
     )
+    adapters: tuple[str, ...] = setting(
+        "list",
+        (),
+        "Low-rank adapters (LoRA) that requests may name, such as sql=PATH; model:sql=PATH where it is not for the "
+        "default model.",
+        scope="server",
+    )
     strict_model_names: bool = setting(
         "flag",
         False,

@@ -74,6 +74,7 @@ class AsyncEngine:
         priority: int = 0,
         client: str | None = None,
         deadline_s: float | None = None,
+        adapter: Adapter | None = None,
     ) -> Floats:
         """The embedding of a text, (hidden size,) and not normalised; see `Engine.submit_embedding`.
 
@@ -83,7 +84,9 @@ class AsyncEngine:
         text = list(token_ids)
 
         def submit(engine: Engine) -> int:
-            return engine.submit_embedding(text, pooling, priority=priority, client=client, deadline_s=deadline_s)
+            return engine.submit_embedding(
+                text, pooling, priority=priority, client=client, deadline_s=deadline_s, adapter=adapter
+            )
 
         async with TokenStream(self._worker, submit, prompt_tokens=len(text), answers=1) as events:
             last = await anext(events)

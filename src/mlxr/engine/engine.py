@@ -241,6 +241,7 @@ class Engine:
         priority: int = 0,
         client: str | None = None,
         deadline_s: float | None = None,
+        adapter: Adapter | None = None,
     ) -> int:
         """Queue a text to embed; returns its id. Its one event has the embedding, or an error as that of an answer.
 
@@ -264,6 +265,7 @@ class Engine:
             client=client,
             asked_s=now,
             pool=Pool(pooling),
+            adapter=adapter,
         )
         self._answers.add(Request(params, [sequence], now, deadline_s), [sequence], now)
         return request_id
@@ -363,9 +365,9 @@ class Engine:
             names=names,
         )
 
-    def start_keys(self) -> PageKeys:
-        """Names of pages of no tokens yet, from which those of any prompt follow."""
-        return self._cache.start_keys()
+    def start_keys(self, namespace: bytes = b"") -> PageKeys:
+        """Names of pages of no tokens yet, from which those of any prompt follow; see `KVCache.start_keys`."""
+        return self._cache.start_keys(namespace)
 
     def check(self) -> None:
         """Prove that every page is free, cached or held by exactly the answers that are there; else AssertionError."""

@@ -33,7 +33,7 @@ class Job:
     `loop`. Once submitted, only the worker's thread reads or writes it.
     """
 
-    __slots__ = ("growing", "id", "loop", "receiver", "submit")
+    __slots__ = ("_submit", "growing", "id", "loop", "receiver")
 
     def __init__(
         self,
@@ -44,11 +44,17 @@ class Job:
         loop: asyncio.AbstractEventLoop,
         receiver: Receiver,
     ) -> None:
-        self.submit = submit
+        self._submit: Callable[[Engine], int] | None = submit
         self.id = 0  # until the engine has given one; its own are above
         self.loop = loop
         self.receiver = receiver
         self.growing = {index: Usage(prompt_tokens, 0) for index in range(answers)}
+
+    def start(self, engine: Engine) -> int:
+        """Give the request to the engine; called once. What was asked, which may be large, is forgotten then."""
+        submit, self._submit = self._submit, None
+        assert submit is not None
+        return submit(engine)
 
     def note(self, event: TokenEvent) -> None:
         """Keep the books of what the receiver gets."""
@@ -101,7 +107,7 @@ class Worker:
         """Start a request; the future tells of a refusal."""
 
         def start(engine: Engine) -> None:
-            job.id = job.submit(engine)
+            job.id = job.start(engine)
             self._open[job.id] = job
 
         return self.post(start)

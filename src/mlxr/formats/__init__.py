@@ -6,7 +6,7 @@ copied) into metadata and `TensorSource`s; weights go back to disk through `writ
 
 from __future__ import annotations
 
-from .adapter_file import AdapterFile, read_adapter
+from .adapter_file import AdapterFile, find_adapter_files, measure_adapter, read_adapter
 from .fingerprint import hash_tensors
 from .ggml_types import GGML_TYPES, MLX_TYPES, GGMLType, by_id, by_name, encode_tensor
 from .gguf import GGUFFile, open_gguf
@@ -31,8 +31,10 @@ __all__ = [
     "by_id",
     "by_name",
     "encode_tensor",
+    "find_adapter_files",
     "hash_tensors",
     "join_quantised",
+    "measure_adapter",
     "open_gguf",
     "open_safetensors",
     "read_adapter",

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -78,17 +78,36 @@ class AdapterFile:
     is_gguf: bool
     pairs: tuple[LowRankPair, ...]
 
+    def scale(self, factor: float) -> tuple[LowRankPair, ...]:
+        """The pairs, their products multiplied by `factor`."""
+        return tuple(replace(pair, scale=pair.scale * factor) for pair in self.pairs)
+
 
 def read_adapter(path: str | os.PathLike[str]) -> AdapterFile:
     """Read a PEFT folder or a GGUF adapter. NotFound: there is none; FormatError: it is broken or not supported."""
+    place = find_adapter_files(path)[-1]
+    return _read_peft(place.parent) if place.suffix == ".safetensors" else _read_gguf(place)
+
+
+def measure_adapter(path: str | os.PathLike[str]) -> int:
+    """Bytes that the matrices of an adapter take in its file, told by headers alone; raises as `read_adapter` does."""
+    place = find_adapter_files(path)[-1]
+    opened = SafetensorsFolder([place], {}) if place.suffix == ".safetensors" else open_gguf(place)
+    with opened as file:
+        return sum(tensor.nbytes for tensor in file.tensors.values())
+
+
+def find_adapter_files(path: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """The files of an adapter, that with its matrices last. Raises NotFound where there is none at `path`."""
     place = Path(path)
-    if place.is_dir():
-        return _read_peft(place)
-    if not place.is_file():
-        raise NotFound(f"{place}: no such adapter; give a folder with {CONFIG_NAME}, or a GGUF adapter")
-    if place.suffix == ".safetensors":
-        return _read_peft(place.parent)
-    return _read_gguf(place)
+    folder = place if place.is_dir() else place.parent if place.suffix == ".safetensors" else None
+    files = (place,) if folder is None else (folder / CONFIG_NAME, folder / WEIGHTS_NAME)
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise NotFound(
+            f"{missing}: no such adapter; give a folder with {CONFIG_NAME} and {WEIGHTS_NAME}, or a GGUF file"
+        )
+    return files
 
 
 def _read_gguf(path: Path) -> AdapterFile:
@@ -111,8 +130,6 @@ def _read_peft(folder: Path) -> AdapterFile:
     config_path, weights_path = folder / CONFIG_NAME, folder / WEIGHTS_NAME
     config = read_json_object(config_path)
     _check_config(config_path, config)
-    if not weights_path.is_file():
-        raise NotFound(f"{weights_path}: no such file; an adapter's folder holds {CONFIG_NAME} and {WEIGHTS_NAME}")
     with SafetensorsFolder([weights_path], {}) as file:
         tensors = {name: tensor for name, tensor in file.tensors.items() if not _is_base(name, file.tensors)}
         pairs = [

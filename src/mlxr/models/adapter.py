@@ -18,13 +18,17 @@ from mlxr.models.updates import OUTPUT as OUTPUT
 from mlxr.models.updates import TABLE, Layouts, Pair, list_updates
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """Updates of one model's weights. `digest` (32 bytes) names all that they say."""
+    """Updates of one model's weights. `digest` (32 bytes) names all that they say.
+
+    `sources` is the adapter whose matrices a copy has, which the copy keeps alive.
+    """
 
     name: str
     digest: bytes
     updates: AdapterWeights
+    sources: tuple[Adapter, ...] = ()
 
     @property
     def nbytes(self) -> int:

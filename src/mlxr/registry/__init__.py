@@ -3,13 +3,25 @@
 `Registry` is the front door. Imports nothing but `core`: what a model file holds is told by an `Inspect` function that
 the caller hands in. Names (`names`) come from strangers and are checked; records (`record`) are plain values; the
 catalogue (`catalogue`) is SQLite, the files (`blobs`, `bundles`) are named by their SHA-256; `pull` fetches from a hub.
+Low-rank adapters (`adapters`) stand beside the models.
 """
 
 from __future__ import annotations
 
 from mlxr.registry.blobs import Blobs
 from mlxr.registry.names import ModelName
-from mlxr.registry.record import Changes, Inspect, ModelFacts, ModelFile, ModelRecord
+from mlxr.registry.record import AdapterRecord, AdapterRef, Changes, Inspect, ModelFacts, ModelFile, ModelRecord
 from mlxr.registry.registry import Registry
 
-__all__ = ["Blobs", "Changes", "Inspect", "ModelFacts", "ModelFile", "ModelName", "ModelRecord", "Registry"]
+__all__ = [
+    "AdapterRecord",
+    "AdapterRef",
+    "Blobs",
+    "Changes",
+    "Inspect",
+    "ModelFacts",
+    "ModelFile",
+    "ModelName",
+    "ModelRecord",
+    "Registry",
+]

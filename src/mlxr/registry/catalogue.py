@@ -11,12 +11,13 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from mlxr.core.errors import RegistryError
+from mlxr.registry.adapter_rows import AdapterRows, to_ns, to_time
 from mlxr.registry.migrations import MIGRATIONS
-from mlxr.registry.record import ModelFile, ModelRecord
+from mlxr.registry.record import AdapterRecord, AdapterRef, ModelFile, ModelRecord
 
 BUSY_TIMEOUT_S = 60.0
 _COLUMNS = (
@@ -41,8 +42,9 @@ _COLUMNS = (
     "messages",
     "license",
     "from_name",
+    "adapter",
 )
-_CONVERTED = {"path", "is_owned", "modified_ns", "last_used_ns", "capabilities", "parameters", "messages"}
+_CONVERTED = {"path", "is_owned", "modified_ns", "last_used_ns", "capabilities", "parameters", "messages", "adapter"}
 _INSERT = f"INSERT INTO models ({', '.join(_COLUMNS)}) VALUES ({', '.join(':' + c for c in _COLUMNS)})"
 
 
@@ -70,6 +72,16 @@ class Catalogue:
             db.execute("BEGIN")
             row = db.execute("SELECT * FROM models WHERE name = ?", (name,)).fetchone()
             return None if row is None else self._read(db, row)
+
+    def list_adapters(self) -> tuple[AdapterRecord, ...]:
+        """All adapters by name."""
+        with self._open(must_exist=False) as db:
+            return () if db is None else AdapterRows(db, self.store).list()
+
+    def find_adapter(self, name: str) -> AdapterRecord | None:
+        """The adapter of that name, in any case."""
+        with self._open(must_exist=False) as db:
+            return None if db is None else AdapterRows(db, self.store).find(name)
 
     @contextmanager
     def change(self) -> Iterator[Transaction]:
@@ -121,11 +133,12 @@ class Catalogue:
             **{column: row[column] for column in _COLUMNS if column not in _CONVERTED},
             path=self.store / row["path"],  # an absolute path stays what it is
             is_owned=bool(row["is_owned"]),
-            modified_at=_to_time(row["modified_ns"]),
-            last_used_at=None if row["last_used_ns"] is None else _to_time(row["last_used_ns"]),
+            modified_at=to_time(row["modified_ns"]),
+            last_used_at=None if row["last_used_ns"] is None else to_time(row["last_used_ns"]),
             capabilities=frozenset(json.loads(row["capabilities"])),
             parameters=json.loads(row["parameters"]),
             messages=tuple(json.loads(row["messages"])),
+            adapter=None if row["adapter"] is None else AdapterRef(*json.loads(row["adapter"])),
             files=tuple(ModelFile(*file) for file in files),
         )
 
@@ -135,6 +148,7 @@ class Transaction:
 
     def __init__(self, catalogue: Catalogue, db: sqlite3.Connection) -> None:
         self._catalogue, self._db = catalogue, db
+        self.adapters = AdapterRows(db, catalogue.store)
 
     def find(self, name: str) -> ModelRecord | None:
         """The model of that name."""
@@ -159,16 +173,21 @@ class Transaction:
 
     def mark_used(self, name: str, at: datetime) -> None:
         """Note that a model was used; nothing happens for a name that is gone."""
-        self._db.execute("UPDATE models SET last_used_ns = ? WHERE name = ?", (_to_ns(at), name))
+        self._db.execute("UPDATE models SET last_used_ns = ? WHERE name = ?", (to_ns(at), name))
 
     def unused(self, digests: Iterable[str]) -> list[str]:
-        """Those of `digests` that no owned model has among its files."""
-        used = "SELECT 1 FROM model_files f JOIN models m ON m.name = f.model WHERE m.is_owned AND f.sha256 = ?"
-        return [digest for digest in digests if self._db.execute(used, (digest,)).fetchone() is None]
+        """Those of `digests` that no owned model and no owned adapter has among its files."""
+        used = (
+            "SELECT 1 FROM model_files f JOIN models m ON m.name = f.model WHERE m.is_owned AND f.sha256 = :digest "
+            "UNION ALL "
+            "SELECT 1 FROM adapter_files f JOIN adapters a ON a.name = f.adapter "
+            "WHERE a.is_owned AND f.sha256 = :digest"
+        )
+        return [digest for digest in digests if self._db.execute(used, {"digest": digest}).fetchone() is None]
 
     def owned_paths(self) -> set[Path]:
-        """What the owned models load."""
-        rows = self._db.execute("SELECT path FROM models WHERE is_owned")
+        """What the owned models and adapters load."""
+        rows = self._db.execute("SELECT path FROM models WHERE is_owned UNION SELECT path FROM adapters WHERE is_owned")
         return {self._catalogue.store / row["path"] for row in rows}
 
 
@@ -181,17 +200,10 @@ def _to_row(record: ModelRecord, store: Path) -> Mapping[str, object]:
     return {column: getattr(record, column) for column in _COLUMNS if column not in _CONVERTED} | {
         "path": str(path),
         "is_owned": int(record.is_owned),
-        "modified_ns": _to_ns(record.modified_at),
-        "last_used_ns": None if record.last_used_at is None else _to_ns(record.last_used_at),
+        "modified_ns": to_ns(record.modified_at),
+        "last_used_ns": None if record.last_used_at is None else to_ns(record.last_used_at),
         "capabilities": json.dumps(sorted(record.capabilities)),
         "parameters": json.dumps(dict(record.parameters)),
         "messages": json.dumps([dict(message) for message in record.messages]),
+        "adapter": None if record.adapter is None else json.dumps([record.adapter.name, record.adapter.digest]),
     }
-
-
-def _to_ns(moment: datetime) -> int:
-    return int(moment.timestamp() * 1e6) * 1000
-
-
-def _to_time(nanoseconds: int) -> datetime:
-    return datetime.fromtimestamp(nanoseconds / 1e9, UTC)

@@ -35,4 +35,24 @@ def index_files_by_digest(db: sqlite3.Connection) -> None:
     db.execute("CREATE INDEX model_files_by_sha256 ON model_files (sha256)")
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (create_models, index_files_by_digest)
+def create_adapters(db: sqlite3.Connection) -> None:
+    """Low-rank adapters by name, with the columns of models, and the one that a model was made with as JSON."""
+    db.execute(
+        """CREATE TABLE adapters (
+            name TEXT PRIMARY KEY COLLATE NOCASE, base TEXT NOT NULL, digest TEXT NOT NULL, path TEXT NOT NULL,
+            is_owned INTEGER NOT NULL, size_bytes INTEGER NOT NULL, format TEXT NOT NULL, rank INTEGER NOT NULL,
+            weights INTEGER NOT NULL, modified_ns INTEGER NOT NULL, is_part INTEGER NOT NULL
+        ) STRICT"""
+    )
+    db.execute(
+        """CREATE TABLE adapter_files (
+            adapter TEXT NOT NULL COLLATE NOCASE REFERENCES adapters(name) ON DELETE CASCADE ON UPDATE CASCADE,
+            position INTEGER NOT NULL, name TEXT NOT NULL, sha256 TEXT NOT NULL, size_bytes INTEGER NOT NULL,
+            changed_ns INTEGER NOT NULL, PRIMARY KEY (adapter, position)
+        ) STRICT, WITHOUT ROWID"""
+    )
+    db.execute("CREATE INDEX adapter_files_by_sha256 ON adapter_files (sha256)")
+    db.execute("ALTER TABLE models ADD COLUMN adapter TEXT")
+
+
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (create_models, index_files_by_digest, create_adapters)

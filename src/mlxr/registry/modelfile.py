@@ -1,6 +1,6 @@
 """Modelfiles: a model made from another one, as text. A subset of Ollama's, read and written.
 
-FROM, PARAMETER, TEMPLATE, SYSTEM, MESSAGE and LICENSE are understood; ADAPTER and everything else is refused by name.
+FROM, ADAPTER, PARAMETER, TEMPLATE, SYSTEM, MESSAGE and LICENSE are understood; all else is refused by name.
 Values run to the end of the line, stand in quotes, or between lines of three quotes. A TEMPLATE is Jinja, as model
 files carry it, or a Go template, which is translated where the model is made.
 Format: https://github.com/ollama/ollama/blob/main/docs/modelfile.md
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from mlxr.core.errors import InvalidRequest
 from mlxr.registry.options import read_parameter
@@ -28,9 +29,10 @@ _TRIPLE = '"""'
 
 @dataclass(slots=True)
 class Modelfile:
-    """What a Modelfile says; `source` is what stands after FROM."""
+    """What a Modelfile says; `source` is what stands after FROM, `adapter` after ADAPTER."""
 
     source: str = ""
+    adapter: str | None = None
     template: str | None = None
     system: str | None = None
     license: str | None = None
@@ -58,9 +60,11 @@ def parse_modelfile(text: str) -> Modelfile:
     return modelfile
 
 
-def write_modelfile(record: ModelRecord) -> str:
-    """The Modelfile that makes `record` from its files."""
+def write_modelfile(record: ModelRecord, adapter: Path | None = None) -> str:
+    """The Modelfile that makes `record` from its files, and those of its `adapter`."""
     lines = [f"# To change it: mlxr create NEW -f THIS, with FROM {record.short_name}", f"FROM {record.path}"]
+    if adapter is not None:
+        lines.append(f"ADAPTER {adapter}")
     if record.template is not None:
         lines.append(f"TEMPLATE {_quote(record.template)}")
     if record.system is not None:
@@ -87,6 +91,10 @@ def _apply(modelfile: Modelfile, instruction: str, word: str, value: str) -> Non
             if modelfile.source:
                 raise InvalidRequest("FROM", "may stand there once")
             modelfile.source = value
+        case "ADAPTER":
+            if modelfile.adapter is not None or not value:
+                raise InvalidRequest("ADAPTER", "may stand there once, with the path or the name of an adapter")
+            modelfile.adapter = value
         case "TEMPLATE":
             modelfile.template = value
         case "SYSTEM":
@@ -100,7 +108,7 @@ def _apply(modelfile: Modelfile, instruction: str, word: str, value: str) -> Non
                 raise InvalidRequest("MESSAGE", f"begins with a role, one of {', '.join(ROLES)}; got {word[:40]!r}")
             modelfile.messages.append({"role": word, "content": value})
         case _:
-            known = "FROM, PARAMETER, TEMPLATE, SYSTEM, MESSAGE and LICENSE"
+            known = "FROM, ADAPTER, PARAMETER, TEMPLATE, SYSTEM, MESSAGE and LICENSE"
             raise InvalidRequest(instruction[:40], f"is not supported; there are {known}")
 
 

@@ -37,7 +37,18 @@ class ModelFacts:
     sampling: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """What the files of a low-rank adapter say: `format` is "gguf" or "safetensors", `weights` how many it updates."""
+
+    format: str
+    rank: int
+    weights: int
+    files: tuple[Path, ...]
+
+
 Inspect = Callable[[Path], ModelFacts]  # raises FormatError, ModelError and the like for what is no model
+InspectAdapter = Callable[[Path, Path], AdapterFacts]  # of an adapter and its base; raises so where they do not fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,37 @@ class ModelFile:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """The adapter that a model was made with: the name of its record, and what it must hold."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRecord:
+    """A low-rank adapter by name, for the model `base` and those of the same files.
+
+    `digest` is the SHA-256 of its files. One that `is_part` came with a model that was made with it, and goes with the
+    last one that has it; it is in no list. The other fields are those of `ModelRecord`.
+    """
+
+    name: str
+    base: str
+    digest: str
+    path: Path
+    size_bytes: int
+    format: str
+    rank: int
+    weights: int
+    modified_at: datetime
+    is_owned: bool
+    files: tuple[ModelFile, ...]
+    is_part: bool = False
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """What a model made from another one sets anew; None leaves what the other has."""
 
@@ -60,6 +102,7 @@ class Changes:
     messages: Sequence[Mapping[str, str]] | None = None
     license: str | None = None
     capabilities: frozenset[str] | None = None
+    adapter: AdapterRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +114,8 @@ class ModelRecord:
     For a path that was never imported it stands for path, size and time of last change instead of the contents.
     `template` is the chat template to use instead of the files' own (`own_template`), None to use that; `system` the
     system message where a conversation has none; `parameters` are generation options under Ollama's names;
-    `from_name` the model that this one was made from. `problem` says why it cannot be used, None if it can.
+    `from_name` the model that this one was made from, `adapter` the low-rank adapter that all its answers have.
+    `problem` says why it cannot be used, None if it can.
     """
 
     name: str
@@ -96,6 +140,7 @@ class ModelRecord:
     messages: tuple[Mapping[str, str], ...] = ()
     license: str = ""
     from_name: str | None = None
+    adapter: AdapterRef | None = None
     problem: str | None = None
 
     @property

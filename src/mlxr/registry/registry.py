@@ -17,12 +17,23 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
+from mlxr.registry.adapters import RegisteredAdapters
 from mlxr.registry.blobs import Blobs, list_ages, parse_digest
 from mlxr.registry.bundles import Bundles
 from mlxr.registry.catalogue import Catalogue
 from mlxr.registry.model_files import FileCheck, hash_files
 from mlxr.registry.names import ModelName
-from mlxr.registry.record import Changes, Inspect, ModelFacts, ModelFile, ModelRecord, Progress, name_for
+from mlxr.registry.record import (
+    AdapterRecord,
+    Changes,
+    Inspect,
+    InspectAdapter,
+    ModelFacts,
+    ModelFile,
+    ModelRecord,
+    Progress,
+    name_for,
+)
 
 NO_CHANGES = Changes()
 CATALOGUE_NAME = "catalogue.db"
@@ -33,10 +44,18 @@ DOWNLOAD_AGE_S = 14 * LEFTOVER_AGE_S  # and the beginning of a file for the pull
 class Registry:
     """The models in `folder`. Made of nothing but the paths until something is written; safe to share and to fork.
 
-    `inspect` tells what model files hold. `builtin` are models that are always there, by name.
+    `inspect` tells what model files hold, `inspect_adapter` those of adapters. `builtin` are models that are always
+    there, by name.
     """
 
-    def __init__(self, folder: Path, *, inspect: Inspect, builtin: Mapping[str, Path] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        inspect: Inspect,
+        inspect_adapter: InspectAdapter | None = None,
+        builtin: Mapping[str, Path] = MappingProxyType({}),
+    ) -> None:
         self.folder = folder.expanduser().absolute()
         self.blobs = Blobs(self.folder / "blobs")
         self.downloads = self.folder / "downloads"
@@ -45,6 +64,9 @@ class Registry:
         self._inspect = inspect
         self._builtin = {str(ModelName.parse(name)): path for name, path in builtin.items()}
         self._file_check = FileCheck()
+        self.adapters = RegisteredAdapters(
+            self._catalogue, self.blobs, self._bundles, inspect_adapter, self._file_check
+        )
         self._inspected: dict[tuple[Path, tuple[int, int]], ModelRecord] = {}
 
     def list(self) -> tuple[ModelRecord, ...]:
@@ -160,6 +182,18 @@ class Registry:
             transaction.delete(record.name)
         if record.is_owned:
             self._drop_unused([file.sha256 for file in record.files], [record.path])
+        self._drop_part(record)
+        return record
+
+    def find_adapter_of(self, record: ModelRecord) -> AdapterRecord | None:
+        """The adapter that a model was made with, None for most; raises RegistryError when it is gone or changed."""
+        return None if record.adapter is None else self.adapters.find_part(record.adapter)
+
+    def remove_adapter(self, name: str) -> AdapterRecord:
+        """Remove an adapter, and those of its files in the store that nothing else has. Files elsewhere stay."""
+        record = self.adapters.remove(name)
+        if record.is_owned:
+            self._drop_unused([file.sha256 for file in record.files], [record.path])
         return record
 
     def touch(self, name: str) -> None:
@@ -199,7 +233,21 @@ class Registry:
         if old is not None and old.is_owned:
             kept = {file.sha256 for file in record.files}
             self._drop_unused([file.sha256 for file in old.files if file.sha256 not in kept], [old.path])
+        if old is not None and old.adapter != record.adapter:
+            self._drop_part(old)
         return record
+
+    def _drop_part(self, record: ModelRecord) -> None:
+        """Remove the adapter that a model had which is gone, unless another one was made with it."""
+        if record.adapter is None:
+            return
+        with self._catalogue.change() as transaction:
+            part = transaction.adapters.find(record.adapter.name)
+            if part is None or transaction.adapters.is_part_of_a_model(part.name):
+                return
+            transaction.adapters.delete(part.name)
+        if part.is_owned:
+            self._drop_unused([file.sha256 for file in part.files], [part.path])
 
     def _drop_unused(self, digests: Sequence[str], gone: Sequence[Path] = ()) -> None:
         """Delete blobs that no model has, and bundles of none. Writers wait, so that nobody takes one up meanwhile."""
@@ -307,9 +355,11 @@ def _apply(record: ModelRecord, changes: Changes) -> ModelRecord:
         messages=record.messages if changes.messages is None else tuple(changes.messages),
         license=record.license if changes.license is None else changes.license,
         capabilities=record.capabilities if changes.capabilities is None else changes.capabilities,
+        adapter=record.adapter if changes.adapter is None else changes.adapter,
     )
     parts = [[file.name, file.sha256] for file in changed.files]
     settings = [changed.template, changed.system, parameters, [dict(message) for message in changed.messages]]
+    settings += [] if changed.adapter is None else [changed.adapter.digest]
     return replace(changed, digest=_hash_json([parts, settings, changed.license]))
 
 

@@ -39,6 +39,7 @@ class InFlight:
     peer: str = ""
     key_id: str | None = None
     model: str | None = None
+    adapter: str | None = None
     prompt_tokens: int = 0
     generated_tokens: int = 0
     first_token_s: float | None = None

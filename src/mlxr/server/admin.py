@@ -14,7 +14,7 @@ import mlxr
 from mlxr.core.errors import EngineStopped
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
-from mlxr.server import admin_models
+from mlxr.server import admin_adapters, admin_models
 from mlxr.server.activity import Activity, InFlight
 from mlxr.server.errors import ServerError
 from mlxr.server.routes import Router
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 router = Router(prefix="/v1/admin", tags=["admin"])
 router.include(admin_models.router)
+router.include(admin_adapters.router)
 
 
 class _Row(BaseModel):

@@ -65,7 +65,7 @@ class ImportReply(_Row):
 async def show_memory(request: Request, name: str) -> MemoryReply:
     """What a model takes in memory, before it is loaded or as it is."""
     state = request.app.state
-    record: ModelRecord = await asyncio.to_thread(state.served.find, name)
+    record: ModelRecord = await asyncio.to_thread(state.served.find_base, name)
     need = await find_memory_need(state.pool, record, state.settings)
     return MemoryReply(
         model=record.short_name,

@@ -27,7 +27,8 @@ async def embed_all(
     """
     note_prompts(request, lease, prompts)
     deadline_s: float | None = request.app.state.settings.request_deadline_s
-    embed = partial(lease.session.embed, pooling=pooling, client=in_flight(request).peer, deadline_s=deadline_s)
+    peer = in_flight(request).peer
+    embed = partial(lease.session.embed, pooling=pooling, client=peer, deadline_s=deadline_s, adapter=lease.adapter)
     return await until_disconnected(request, _gather(embed, prompts))
 
 

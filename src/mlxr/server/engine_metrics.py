@@ -41,6 +41,10 @@ class Moment:
         yield self._counter("expert_routing", "What was sent to experts, counted in each layer", "what", _routing)
         text = "Evenness of the rows of experts, and rows of the busiest over the mean, since the model was loaded"
         yield self._gauge("expert_balance", text, "what", _balance)
+        text = "Low-rank adapters that are loaded, and those of them that answers have"
+        yield self._gauge("adapters", text, "state", _adapters)
+        yield self._gauge("adapter_bytes", "Bytes of adapters in memory, and their bound", "kind", _adapter_bytes)
+        yield self._counter("adapter_requests", "Requests that chose an adapter", "adapter", _adapter_requests)
         dispatches = CounterMetricFamily(
             "mlxr_dispatches", "Operator calls", labels=["model", "operator", "implementation", "variant"]
         )
@@ -152,6 +156,23 @@ def _balance(stats: SessionStats) -> Iterator[tuple[str, float]]:
     if stats.routing is not None and stats.routing.rows:
         yield "evenness", stats.routing.evenness
         yield "busiest", stats.routing.busiest
+
+
+def _adapters(stats: SessionStats) -> Iterator[tuple[str, float]]:
+    if stats.adapters is not None:
+        yield "loaded", len(stats.adapters.uses)
+        yield "in_use", sum(use.is_in_use for use in stats.adapters.uses)
+
+
+def _adapter_bytes(stats: SessionStats) -> Iterator[tuple[str, float]]:
+    if stats.adapters is not None:
+        yield "held", stats.adapters.held_bytes
+        yield "most", stats.adapters.most_bytes
+
+
+def _adapter_requests(stats: SessionStats) -> Iterator[tuple[str, float]]:
+    if stats.adapters is not None:
+        yield from ((use.name, use.requests) for use in stats.adapters.uses)
 
 
 def _process_metrics() -> Iterator[Metric]:

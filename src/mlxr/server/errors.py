@@ -15,6 +15,7 @@ from types import MappingProxyType
 from starlette.exceptions import HTTPException
 
 from mlxr.core.errors import (
+    AdaptersBusy,
     ContextFull,
     DoesNotFit,
     EngineStopped,
@@ -82,6 +83,7 @@ class ClientGone(Exception):
 # The first row that fits counts, so narrower classes come first.
 _OWN_ERRORS: tuple[tuple[type[MlxrError], int, str, str | None], ...] = (
     (QueueFull, 429, "queue_full", None),
+    (AdaptersBusy, 429, "queue_full", "adapter"),
     (OutOfPages, 400, "invalid_request", "max_tokens"),
     (NotFound, 404, "not_found", "model"),
     (TemplateError, 400, "invalid_request", "messages"),
@@ -111,7 +113,7 @@ def to_error(error: BaseException) -> ServerError:
         counts = {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context_tokens}
         known = {name: count for name, count in counts.items() if count is not None}
         return ServerError(400, "context_length_exceeded", _shorten(str(error)), error.field, counts=known)
-    if isinstance(error, InvalidRequest) and not isinstance(error, OutOfPages | QueueFull):
+    if isinstance(error, InvalidRequest) and not isinstance(error, OutOfPages | QueueFull | AdaptersBusy):
         return ServerError(400, "invalid_request", _shorten(str(error)), error.field)
     for kind, status, code, field in _OWN_ERRORS:
         if isinstance(error, kind):

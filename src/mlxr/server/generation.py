@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from mlxr.core.errors import InvalidRequest, NotFound
+from mlxr.core.errors import DeviceError, InvalidRequest, NotFound
 from mlxr.core.events import Event, Finish
 from mlxr.core.settings import Settings
 from mlxr.server.activity import InFlight, in_flight
@@ -43,24 +43,67 @@ class Planned(Exception):  # the answer to a request that only wants to know
 
 
 async def borrow(
-    request: Request, model: str | None, *, keep_alive_s: float | None = None, exact: bool = False
+    request: Request,
+    model: str | None,
+    *,
+    keep_alive_s: float | None = None,
+    exact: bool = False,
+    lora: Sequence[tuple[int, float]] | None = None,
 ) -> ModelLease:
     """The model called `model` (None: the default one) until the request ends, loaded first if need be.
 
     Unless `exact`, another model may answer for a name that no model has (see `ServedModels.find_stand_in`); the name
-    is then among what had no effect. Raises NotFound, DoesNotFit, or whatever loading raises; ClientGone when the
+    is then among what had no effect. The name may be that of an adapter (see `ServedAdapters`); `lora`, which counts
+    more, are ids of adapters and factors. Raises NotFound, DoesNotFit, or whatever loading raises; ClientGone when the
     client does not wait that long.
     """
     row = in_flight(request)
-    lease = await until_disconnected(request, _acquire(request, model, keep_alive_s, exact))
+    lease = await until_disconnected(request, _acquire(request, model, keep_alive_s, exact, lora))
     await row.stack.enter_async_context(lease)
     row.model = lease.name
+    row.adapter = lease.adapter_name
     if lease.load_s:
         request.app.state.metrics.count_load(lease.name, lease.load_s)
     return lease
 
 
-async def _acquire(request: Request, model: str | None, keep_alive_s: float | None, exact: bool) -> ModelLease:
+async def _acquire(
+    request: Request,
+    model: str | None,
+    keep_alive_s: float | None,
+    exact: bool,
+    lora: Sequence[tuple[int, float]] | None,
+) -> ModelLease:
+    adapters = request.app.state.served.adapters
+    found = None
+    if model is not None and adapters.is_known(model) is not False:
+        found = await asyncio.to_thread(adapters.match, model)
+    lease = await _acquire_model(request, model if found is None else found[0], keep_alive_s, exact)
+    try:
+        shares = [] if found is None else [(found[1], 1.0)]
+        scales = adapters.read_scales(lease.record.short_name)
+        if lora is not None:
+            shares = await asyncio.to_thread(adapters.choose, lease.record.short_name, lora)
+        elif not shares and scales:
+            listed = await asyncio.to_thread(adapters.list_for, lease.record.short_name)
+            shares = [(record, scales[record.name]) for record in listed if record.name in scales]
+        if shares:
+            if len(shares) > 1:
+                raise InvalidRequest("lora", f"{len(shares)} adapters at once are not supported; choose one")
+            lease.adapter = await lease.session.adapters.bring(*shares[0])
+            lease.adapter_name = " + ".join(record.name for record, _ in shares)
+            for record, _ in shares:
+                lease.session.adapters.count_request(record.name)
+    except DeviceError as error:
+        lease.release()
+        raise InvalidRequest("model", str(error)) from error
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+async def _acquire_model(request: Request, model: str | None, keep_alive_s: float | None, exact: bool) -> ModelLease:
     state = request.app.state
     try:
         lease: ModelLease = await state.pool.acquire(model, keep_alive_s=keep_alive_s)
@@ -76,6 +119,8 @@ async def _acquire(request: Request, model: str | None, keep_alive_s: float | No
 async def start(request: Request, lease: ModelLease, wanted: TextRequest | ChatRequest) -> Generation:
     """Start the answers; raises InvalidRequest, QueueFull, OutOfPages, TemplateError or EngineStopped here."""
     row, settings = in_flight(request), request.app.state.settings
+    if lease.adapter is not None:
+        wanted = replace(wanted, adapter=lease.adapter)
     if request.scope["state"].get(PLAN_ONLY):
         raise Planned(await lease.session.name_pages(wanted))
     wanted = fill_seed(wanted)

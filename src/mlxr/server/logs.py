@@ -87,7 +87,8 @@ def log_request(row: InFlight, status: int, seconds: float) -> None:
     if row.key_id is not None:
         fields["key"] = row.key_id
     if row.model is not None:
-        fields |= {"model": row.model, "prompt_tokens": row.prompt_tokens, "tokens": row.generated_tokens}
+        adapter = {} if row.adapter is None else {"adapter": row.adapter}
+        fields |= {"model": row.model, **adapter, "prompt_tokens": row.prompt_tokens, "tokens": row.generated_tokens}
     if row.first_token_s is not None:
         fields["first_token_ms"] = round(1000 * (row.first_token_s - row.arrived_s), 1)
     if row.failure is not None:

@@ -14,6 +14,7 @@ from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, SettingError
 from mlxr.core.settings import BY_NAME, Settings
 from mlxr.registry import ModelName, ModelRecord, Registry
 from mlxr.registry.record import name_for
+from mlxr.server.adapters import ServedAdapters
 
 
 class ServedModels:
@@ -27,6 +28,7 @@ class ServedModels:
         self.registry, self.aliases, self._settings = registry, read_aliases(settings), settings
         given = [settings.default_model, *settings.pinned_models, *self.aliases.values()]
         self._given = tuple(dict.fromkeys(given))
+        self.adapters = ServedAdapters(self, settings)
 
     def find(self, name: str, /) -> ModelRecord:
         """The model of that name or alias; a path only if the settings name it. Raises as the registry."""
@@ -42,6 +44,17 @@ class ServedModels:
             if model is None:
                 raise
             return self._find_file(*self._files[model]) if model in self._files else self.registry.find(model)
+
+    def find_base(self, name: str) -> ModelRecord:
+        """The model of that name or alias, or the one that the adapter is for which `name` means; raises as `find`."""
+        found = self.adapters.match(name)
+        return self.find(name if found is None else found[0])
+
+    def has(self, name: str) -> bool:
+        """Whether a model has that name, or an alias that is spelt out."""
+        if name in self._files or _normalise(name) in self._files or name.lower() in self.aliases:
+            return True
+        return self._is_in_catalogue(name)
 
     def list(self) -> tuple[ModelRecord, ...]:
         """All models, without aliases; `problem` is set for those of the catalogue whose files are gone or changed."""

@@ -1,32 +1,106 @@
 """The low-rank adapters of one open model: by name, loaded and unloaded while it answers, in bounded memory.
 
-An answer that has begun with an adapter keeps it until it ends, also when its name is unloaded meanwhile.
+An adapter takes memory until its name is gone and the last answer that has it has ended: that is what is counted. So
+the bound holds whatever requests do. Those that can be read again (`provide`) make room for others when nobody has
+them; the others (`load`) stay until they are unloaded.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
-from mlxr.core.errors import InvalidRequest
+from mlxr.adapters import measure_adapter
+from mlxr.core.errors import AdaptersBusy, InvalidRequest
 from mlxr.loading import Adapter
 
 MAX_NAME_CHARACTERS = 200
+Measure = Callable[[str | Path], int]
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An adapter under a name; `version` tells what it was read from, None for one that stays until it is unloaded.
+
+    Requests get a copy that shares its matrices: that is alive as long as one of them has it.
+    """
+
+    adapter: Adapter
+    number: int
+    version: str | None = None
+    lent: weakref.ref[Adapter] | None = None
+
+    @property
+    def is_in_use(self) -> bool:
+        return self.lent is not None and self.lent() is not None
+
+    def lend(self) -> Adapter:
+        """What a request gets, the same for all that have it at a time."""
+        lent = None if self.lent is None else self.lent()
+        if lent is None:
+            lent = replace(self.adapter, sources=(self.adapter,))
+            self.lent = weakref.ref(lent)
+        return lent
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersUse:
+    """What adapters take: `held_bytes` are all that are in memory, those that only answers have still included."""
+
+    held_bytes: int
+    most_bytes: int
+    uses: tuple[AdapterUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """An adapter in memory: its bytes, how often requests chose it, whether answers have it now."""
+
+    name: str
+    size_bytes: int
+    requests: int
+    is_in_use: bool
 
 
 class Adapters:
-    """Adapters that `read` makes of files, all of them in at most `most_bytes`. Safe to use from several threads."""
+    """Adapters that `read` makes of files, all that are held in at most `most_bytes`. Safe to use from several threads.
 
-    def __init__(self, read: Callable[[str | Path], Adapter], most_bytes: int) -> None:
-        self._read, self._most_bytes = read, most_bytes
-        self._by_name: dict[str, Adapter] = {}
-        self._lock = threading.Lock()
+    `measure` tells the bytes of one before it is read.
+    """
+
+    def __init__(self, read: Callable[..., Adapter], most_bytes: int, measure: Measure = measure_adapter) -> None:
+        self._read, self._most_bytes, self._measure = read, most_bytes, measure
+        self._entries: dict[str, _Entry] = {}  # the last used one last
+        self._held: dict[int, tuple[weakref.ref[Adapter], int]] = {}
+        self._numbers = count()
+        self._requests: Counter[str] = Counter()
+        self._waiting: list[Callable[[], None]] = []
+        self._lock = threading.RLock()
+        self._loading = threading.Lock()  # one at a time is read, so that what it takes is known before the next one
 
     @property
     def names(self) -> list[str]:
         """What is loaded, sorted."""
-        return sorted(self._by_name)
+        return sorted(self._entries)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all adapters in memory, those whose names are gone included."""
+        return sum(size_bytes for _, size_bytes in list(self._held.values()))
+
+    def measure(self) -> AdaptersUse:
+        """What is loaded, and what it takes."""
+        with self._lock:
+            uses = [
+                AdapterUse(name, entry.adapter.nbytes, self._requests[name], entry.is_in_use)
+                for name, entry in sorted(self._entries.items())
+            ]
+        return AdaptersUse(self.held_bytes, self._most_bytes, tuple(uses))
 
     def load(self, path: str | Path, name: str | None = None) -> str:
         """Read a PEFT folder or a GGUF adapter; returns its name, by default that of the folder or the file.
@@ -34,37 +108,118 @@ class Adapters:
         Raises InvalidRequest for a name that is taken and where the memory does not suffice, NotFound, FormatError or
         ModelError for files that are none of this model's adapters.
         """
-        chosen = name or Path(path).resolve().stem
-        if not chosen or len(chosen) > MAX_NAME_CHARACTERS or not chosen.isprintable():
-            raise InvalidRequest("adapter", f"cannot be named {chosen[:40]!r}")
-        self._check_free(chosen)
-        adapter = self._read(path)
-        with self._lock:
-            self._check_free(chosen)
-            held_bytes = sum(one.nbytes for one in self._by_name.values())
-            if held_bytes + adapter.nbytes > self._most_bytes:
-                raise InvalidRequest(
-                    "adapter",
-                    f"{chosen} takes {adapter.nbytes} bytes, and {held_bytes} of {self._most_bytes} are taken; unload "
-                    "another one, or raise adapter_bytes",
-                )
-            self._by_name[chosen] = adapter
+        chosen = Path(path).resolve().stem if name is None else name
+        check_name(chosen)
+        with self._loading:
+            if chosen in self._entries:
+                raise InvalidRequest("adapter", f"{chosen} is loaded already; unload it first, or choose another name")
+            self._add(chosen, path, None)
         return chosen
 
-    def unload(self, name: str) -> None:
-        """Forget an adapter; answers that have it go on with it. Raises InvalidRequest for an unknown name."""
+    def provide(self, name: str, path: Path, version: str, factor: float = 1.0) -> Adapter:
+        """The adapter at `path`, read unless it is there in this `version`; another version's place is taken.
+
+        It counts `factor` times.
+
+        Raises as `load` does, and AdaptersBusy while answers have what would have to make room.
+        """
+        found = self.peek(name, version)
+        if found is not None:
+            return found
+        with self._loading:
+            found = self.peek(name, version)
+            if found is not None:
+                return found
+            check_name(name)
+            return self._add(name, path, version, factor).lend()
+
+    def peek(self, name: str, version: str) -> Adapter | None:
+        """The adapter of that name if it is there in that version."""
         with self._lock:
-            self.find(name)
-            del self._by_name[name]
+            entry = self._entries.get(name)
+            return self.find(name) if entry is not None and entry.version == version else None
 
     def find(self, name: str) -> Adapter:
         """The adapter of that name; raises InvalidRequest, with those that there are, for an unknown one."""
-        adapter = self._by_name.get(name)
-        if adapter is None:
-            known = ", ".join(self.names[:8]) or "none"
-            raise InvalidRequest("adapter", f"{name[:MAX_NAME_CHARACTERS]!r} is not loaded; loaded are: {known}")
-        return adapter
+        with self._lock:
+            entry = self._entries.pop(name, None)
+            if entry is not None:
+                self._entries[name] = entry
+                return entry.lend()
+        known = ", ".join(self.names[:8]) or "none"
+        raise InvalidRequest("adapter", f"{name[:MAX_NAME_CHARACTERS]!r} is not loaded; loaded are: {known}")
 
-    def _check_free(self, name: str) -> None:
-        if name in self._by_name:
-            raise InvalidRequest("adapter", f"{name} is loaded already; unload it first, or choose another name")
+    def count_request(self, name: str) -> None:
+        """A request has chosen an adapter."""
+        with self._lock:
+            self._requests[name] += 1
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter. Raises InvalidRequest for an unknown name, and for one that answers have."""
+        with self._lock:
+            if name in self._entries and self._entries[name].is_in_use:
+                raise InvalidRequest("adapter", f"{name} is in use; unload it when the answers with it have ended")
+            self.find(name)
+            del self._entries[name]
+
+    def release(self, name: str, on_gone: Callable[[], None]) -> None:
+        """Forget an adapter if it is there; `on_gone` is called, on any thread, once no answer has it any more."""
+        with self._lock:
+            entry = self._entries.pop(name, None)
+            number = None if entry is None else entry.number
+            del entry
+
+        def look() -> None:
+            if number not in self._held and look in self._waiting:
+                self._waiting.remove(look)
+                on_gone()
+
+        self._waiting.append(look)
+        look()
+
+    def _add(self, name: str, path: str | Path, version: str | None, factor: float = 1.0) -> _Entry:
+        """Read an adapter and give it the name; the caller holds `_loading`."""
+        self._make_room(name, self._measure(path))
+        adapter = self._read(path) if factor == 1.0 else self._read(path, factor)
+        number = next(self._numbers)
+        self._make_room(name, adapter.nbytes)
+
+        def forget(_: object) -> None:
+            self._held.pop(number, None)
+            for look in list(self._waiting):
+                look()
+
+        with self._lock:
+            self._held[number] = (weakref.ref(adapter, forget), adapter.nbytes)
+            self._entries.pop(name, None)
+            entry = self._entries[name] = _Entry(adapter, number, version)
+        return entry
+
+    def _make_room(self, name: str, size_bytes: int) -> None:
+        """Let go of adapters that nobody has and that can be read again, the longest unused first."""
+        if size_bytes > self._most_bytes:
+            text = f"{name} takes {size_bytes} bytes, and all may take {self._most_bytes}; raise adapter_bytes"
+            raise InvalidRequest("adapter", text)
+        with self._lock:
+            for other in list(self._entries):
+                if self.held_bytes + size_bytes <= self._most_bytes:
+                    return
+                if self._can_go(other, name):
+                    del self._entries[other]
+        held_bytes = self.held_bytes
+        if held_bytes + size_bytes > self._most_bytes:
+            stays = any(entry.version is None for entry in self._entries.values())
+            remedy = "unload another one" if stays else "try again when answers with others have ended"
+            text = f"{name} takes {size_bytes} bytes, and {held_bytes} of {self._most_bytes} are taken; {remedy}, or "
+            raise (InvalidRequest if stays else AdaptersBusy)("adapter", f"{text}raise adapter_bytes")
+
+    def _can_go(self, other: str, name: str) -> bool:
+        """Whether `other` may make room for `name`."""
+        entry = self._entries[other]
+        return entry.version is not None and (other == name or not entry.is_in_use)
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidRequest for what cannot be the name of an adapter."""
+    if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+        raise InvalidRequest("adapter", f"cannot be named {name[:40]!r}")

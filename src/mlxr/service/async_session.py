@@ -8,36 +8,32 @@ what nobody has fetched yet is queued, at most the `max_tokens` of the request. 
 from __future__ import annotations
 
 import asyncio
-import logging
-import weakref
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from mlxr.core.events import Event, Finish
 from mlxr.core.live import MachineLimits, PageRecord, WatchedModel
 from mlxr.core.settings import Settings
-from mlxr.engine.async_engine import AsyncEngine, Ticket
+from mlxr.engine.async_engine import AsyncEngine
 from mlxr.engine.live import LiveReading
 from mlxr.engine.page_exchange import PageExchange
 from mlxr.engine.pooling import Floats, Pooling
-from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineReport
-from mlxr.loading import LoadedModel, ModelConfig
-from mlxr.service.adapters import Adapters
-from mlxr.service.identity import current_identity, use_identity
+from mlxr.loading import Adapter, LoadedModel, ModelConfig
+from mlxr.registry import AdapterRecord
+from mlxr.service.async_stream import AsyncStream as AsyncStream
+from mlxr.service.async_stream import forward_to
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
 from mlxr.service.opening import build_engine
-from mlxr.service.page_source import Brought, PageSource
-from mlxr.service.preparation import Preparation, Prepared
+from mlxr.service.page_source import PageSource
+from mlxr.service.preparation import Preparation
 from mlxr.service.preparing_threads import PreparingThreads
 from mlxr.service.prompt import Prompt
 from mlxr.service.requests import ChatRequest, TextRequest
+from mlxr.service.session_adapters import SessionAdapters
 from mlxr.service.stats import OperatorCount, SessionStats, collect_dispatches, collect_stats
 from mlxr.tokenizers import ChatTemplate, Tokenizer
 
-logger = logging.getLogger(__name__)
 # Preparing longer requests takes long enough to be felt by others on the loop.
 INLINE_CHARACTERS = 4096
 T = TypeVar("T")
@@ -58,8 +54,8 @@ class AsyncSession:
     Making one takes the arena's memory and starts the engine's thread; that may be done on any thread. All else
     belongs on an event loop. `template` replaces the model's own chat template; `system` is the system message of
     conversations that have none. `memory_bytes` is the most that the cache may take where the settings leave that
-    open; `size_bytes` is what weights and cache take. `room_tokens` is the most that one prompt and its answer can
-    have together.
+    open; `size_bytes` is what weights and cache take. `adapter` is for requests that name none. `room_tokens` is the
+    most that one prompt and its answer can have together.
     """
 
     def __init__(
@@ -70,17 +66,19 @@ class AsyncSession:
         template: ChatTemplate | None = None,
         system: str | None = None,
         memory_bytes: int | None = None,
+        adapter: AdapterRecord | None = None,
     ) -> None:
         self._loaded = loaded
+        self.adapters = SessionAdapters(loaded.load_adapter, settings.adapter_bytes)
+        own = None if adapter is None else self.adapters.load(adapter.path, loaded.name)
         engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
         self.context_tokens, self.room_tokens = engine.context_tokens, engine.room_tokens
         self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
         self._measuring: asyncio.Task[MachineLimits] | None = None
         self._kv_cache, self._kept_limits = engine.plan.kv_cache, KeptLimits(settings)
-        self._keys, self.page_size = engine.start_keys(), engine.plan.page_size
+        self._start_keys, self.page_size = engine.start_keys, engine.plan.page_size
         self._engine = AsyncEngine(engine)
         self._threads = PreparingThreads()
-        self.adapters = Adapters(loaded.load_adapter, settings.adapter_bytes)
         self._preparation = Preparation(
             loaded.tokenizer,
             template or loaded.chat_template,
@@ -90,6 +88,7 @@ class AsyncSession:
             system=system,
             host=loaded.ctx,
             adapters=self.adapters,
+            adapter=own,
         )
         self._preparation.warm_up()
 
@@ -168,14 +167,15 @@ class AsyncSession:
         else:
             prepared = self._preparation.prepare(request)
         stream = AsyncStream(prepared)
-        if source is not None and prepared.adapter is None and prepared.uses_cache and not prepared.scores_prompt:
-            names = await self.run(self._name_pages, prepared.token_ids[:-1])  # the last one is always computed
+        if source is not None and prepared.uses_cache and not prepared.scores_prompt:
+            known_ids = prepared.token_ids[:-1]  # the last one is always computed
+            names = await self.run(self._name_pages, known_ids, prepared.adapter)
             stream.keep(await source.bring(names))
         try:
             ticket = await self._engine.submit(
                 prepared.token_ids,
                 prepared.params,
-                _forward_to(stream),
+                forward_to(stream),
                 priority=prepared.priority,
                 client=client,
                 deadline_s=prepared.deadline_s,
@@ -192,14 +192,21 @@ class AsyncSession:
         return stream
 
     async def embed(
-        self, prompt: Prompt, pooling: Pooling, *, client: str | None = None, deadline_s: float | None = None
+        self,
+        prompt: Prompt,
+        pooling: Pooling,
+        *,
+        client: str | None = None,
+        deadline_s: float | None = None,
+        adapter: Adapter | None = None,
     ) -> Floats:
         """Return the embedding of a text, (hidden size,), not normalised: the mean over its tokens, or the last one's.
 
         Raises as `start` does, and RequestFailed when the text was accepted and could not be computed.
         """
         token_ids = self._preparation.encode_prompt(prompt)
-        return await self._engine.embed(token_ids, pooling, client=client, deadline_s=deadline_s)
+        own = self._preparation.find_adapter(adapter)
+        return await self._engine.embed(token_ids, pooling, client=client, deadline_s=deadline_s, adapter=own)
 
     async def name_pages(self, request: TextRequest | ChatRequest) -> PageNames:
         """Which pages the prompt of a request fills, by the names under which the cache knows them.
@@ -207,10 +214,12 @@ class AsyncSession:
         Raises as `start` does for what cannot be a prompt.
         """
         token_ids = await self.run(self._preparation.encode_request, request, reads=request)
-        return PageNames(self._name_pages(token_ids), len(token_ids), self.page_size)
+        names = self._name_pages(token_ids, self._preparation.find_adapter(request.adapter))
+        return PageNames(names, len(token_ids), self.page_size)
 
-    def _name_pages(self, token_ids: Sequence[int]) -> list[bytes]:
-        return self._keys.fork(0).cover(token_ids, len(token_ids) // self.page_size)
+    def _name_pages(self, token_ids: Sequence[int], adapter: Adapter | None) -> list[bytes]:
+        keys = self._start_keys(b"" if adapter is None else adapter.digest)
+        return keys.cover(token_ids, len(token_ids) // self.page_size)
 
     async def read_report(self, *, whole: bool = False) -> EngineReport:
         """What the engine has to do, and which pages came and went since the last report, of which there is one reader.
@@ -221,7 +230,8 @@ class AsyncSession:
 
     async def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed."""
-        return collect_stats(self._loaded, await self._engine.stats())
+        stats = collect_stats(self._loaded, await self._engine.stats())
+        return replace(stats, adapters=self.adapters.measure())
 
     def describe(self, name: str) -> WatchedModel:
         """The model, called `name`, and where it runs."""
@@ -285,124 +295,8 @@ class AsyncSession:
         """
         await self._engine.stop(drain_s)
         self._threads.stop()
+        self.adapters.stop()
         self._loaded.close()
-
-
-class AsyncStream:
-    """The events of the answers to one request, as an asynchronous iterator that ends after the last Finish.
-
-    Closing it early, or letting go of it, cancels what still grows. Belongs to the loop it was started on.
-    """
-
-    def __init__(self, prepared: Prepared) -> None:
-        self.prompt_ids = prepared.token_ids
-        self.relaxed = prepared.relaxed
-        self._answers = prepared.answers
-        self._events: deque[Event] = deque()
-        self._unfetched = len(self._answers)  # Finish events that nobody has taken
-        self._waiter: asyncio.Future[None] | None = None
-        self._ticket: Ticket | None = None
-        self._identity = current_identity()
-        self._brought: Brought | None = None  # pages that wait for this request
-        self._unwanted: list[int | None] = []  # what was to be cancelled before there was a ticket
-
-    @property
-    def growing(self) -> int:
-        """How many answers have an end that nobody has taken yet."""
-        return self._unfetched
-
-    def attach(self, ticket: Ticket) -> None:
-        """The engine has accepted the request; called once."""
-        self._ticket = ticket
-        for index in self._unwanted:
-            ticket.cancel(index)
-
-    def keep(self, brought: Brought | None) -> None:
-        """Pages have been brought for this request; those before are dropped. They are until its first event."""
-        if self._brought is not None:
-            self._brought.close()
-        self._brought = brought
-
-    def receive(self, event: TokenEvent) -> None:
-        """Take one event of the engine; called on the loop."""
-        self.keep(None)
-        answer = self._answers[event.index]
-        if answer.finished:
-            return
-        was_over = answer.is_over
-        try:
-            with use_identity(self._identity):  # the loop calls this outside of the request's own task
-                self._events.extend(answer.push(event))
-        except Exception as error:  # one answer's failure must not take along the others of this step
-            logger.exception("an answer failed")
-            self._events.extend(answer.fail(f"{type(error).__name__}: {error}"))
-        if event.finish_reason is None and (answer.finished or (answer.is_over and not was_over)):
-            self._cancel(event.index)  # the engine does not know yet
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def cancel(self) -> None:
-        """Stop all answers before the next step; their last events, each a Finish(CANCELLED), can still be fetched."""
-        if self._unfetched:
-            self._cancel(None)
-
-    def close(self) -> None:
-        """Stop what still grows and forget it; there are no more events."""
-        self.cancel()
-        self.keep(None)
-        self._unfetched = 0
-        self._events.clear()
-
-    async def take(self) -> list[Event]:
-        """All events that are there, at least one; none when all answers have ended."""
-        while not self._events and self._unfetched:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        events = list(self._events)
-        self._events.clear()
-        self._unfetched -= sum(isinstance(event, Finish) for event in events)
-        return events
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if not self._unfetched:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        event = self._events.popleft()
-        self._unfetched -= isinstance(event, Finish)
-        return event
-
-    async def __aenter__(self) -> AsyncStream:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.cancel()
-        self.keep(None)
-
-    def _cancel(self, index: int | None) -> None:
-        if self._ticket is None:
-            self._unwanted.append(index)
-        else:
-            self._ticket.cancel(index)
-
-
-def _forward_to(stream: AsyncStream) -> Callable[[TokenEvent], None]:
-    """A receiver for the engine that does not keep the stream alive: one that is forgotten cancels itself."""
-    reference = weakref.ref(stream)
-
-    def receive(event: TokenEvent) -> None:
-        target = reference()
-        if target is not None:
-            target.receive(event)
-
-    return receive
 
 
 def _is_slow(request: TextRequest | ChatRequest) -> bool:

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import platformdirs
 
+from mlxr import adapters
 from mlxr.core.sampling import read_file_defaults
 from mlxr.core.settings import Settings
 from mlxr.loading import ASSETS, NAMED_MODELS, find_model, list_files, name_quantization, open_source
 from mlxr.registry import ModelFacts, Registry
+from mlxr.registry.record import AdapterFacts
 from mlxr.service.capabilities import find_capabilities
 
 MAX_LICENSE_CHARACTERS = 1 << 16
@@ -20,7 +22,8 @@ MAX_LICENSE_CHARACTERS = 1 << 16
 def open_registry(settings: Settings) -> Registry:
     """The registry in the folder of the settings, with the models that come with mlxr."""
     builtin = {name: ASSETS / file_name for name, file_name in NAMED_MODELS.items()}
-    return Registry(find_models_folder(settings), inspect=inspect_model, builtin=builtin)
+    folder = find_models_folder(settings)
+    return Registry(folder, inspect=inspect_model, inspect_adapter=inspect_adapter, builtin=builtin)
 
 
 def find_models_folder(settings: Settings) -> Path:
@@ -50,6 +53,12 @@ def inspect_model(path: Path) -> ModelFacts:
             license=license_text[:MAX_LICENSE_CHARACTERS] if isinstance(license_text, str) else "",
             sampling=read_file_defaults(source.metadata),
         )
+
+
+def inspect_adapter(path: Path, base: Path) -> AdapterFacts:
+    """What the files of an adapter say; raises as the loader does for what is none of the model at `base`."""
+    summary = adapters.inspect_adapter(path, base)
+    return AdapterFacts(summary.format, summary.rank, summary.weights, summary.files)
 
 
 def read_metadata(

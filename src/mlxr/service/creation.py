@@ -9,11 +9,13 @@ from pathlib import Path
 from mlxr.conversion import find_lossy, plan_tensors, write_model
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, TemplateError
 from mlxr.loading import Progress, open_source
-from mlxr.registry import Changes, ModelRecord, Registry
+from mlxr.registry import AdapterRecord, Changes, ModelRecord, Registry
 from mlxr.registry.names import ModelName
 from mlxr.service.capabilities import find_capabilities
 from mlxr.templates.go_translation import looks_like_go, translate
 from mlxr.tokenizers import ChatTemplate
+
+AdapterSource = AdapterRecord | Path | Mapping[str, str]
 
 
 def create_model(
@@ -24,8 +26,11 @@ def create_model(
     *,
     quantize: str | None = None,
     progress: Progress | None = None,
+    adapter: AdapterSource | None = None,
 ) -> ModelRecord:
     """Make `name` of another model, or of blobs in the store (file name to digest), with `changes`.
+
+    With an `adapter`, one that has a name, files, or blobs like those, all answers of the new model have it.
 
     With `quantize`, such as q4_K_M, its weights are written anew as that, into the store; `progress` gets bytes done
     and in all. Raises InvalidRequest, NotFound, and what the loader says of files that it cannot run.
@@ -34,6 +39,14 @@ def create_model(
     if changes.template is not None:
         template = read_template(changes.template)
         changes = replace(changes, template=template, capabilities=find_capabilities(template))
+    if adapter is not None:
+        if not isinstance(source, ModelRecord) or quantize is not None:
+            raise InvalidRequest("adapter", "goes with a model that is there, as it is: give from, and no quantize")
+        if source.adapter is not None:
+            raise InvalidRequest("adapter", f"{source.short_name} has one already, and a model has one")
+        changes = replace(changes, adapter=registry.adapters.make_part(adapter, source))
+    elif quantize is not None and isinstance(source, ModelRecord) and source.adapter is not None:
+        raise InvalidRequest("quantize", f"{source.short_name} has an adapter; `mlxr merge` writes both as one model")
     if quantize is not None:
         return _create_quantized(registry, name, source, changes, quantize, progress)
     if isinstance(source, ModelRecord):

@@ -18,15 +18,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
-from mlxr.core.errors import DoesNotFit, EngineStopped, MlxrError, ModelError, SettingError
+from mlxr.core.errors import DoesNotFit, EngineStopped, ModelError, SettingError
 from mlxr.core.memory import return_free_memory
 from mlxr.core.settings import Settings
-from mlxr.engine.drafts.choice import DRAFT_DEVICES
 from mlxr.engine.memory_plan import read_room_bytes
-from mlxr.loading import read_footprint
+from mlxr.loading import Adapter
 from mlxr.registry.record import ModelRecord
 from mlxr.service.async_session import AsyncSession
-from mlxr.service.opening import find_device, find_draft_path, open_record
+from mlxr.service.model_size import measure_weights as measure_weights
+from mlxr.service.opening import find_own_adapter, open_record
 from mlxr.templates.workers import template_workers
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,10 @@ class Catalogue(Protocol):
 
 def open_session(record: ModelRecord, settings: Settings, memory_bytes: int) -> AsyncSession:
     """Load a model and start its engine, whose cache may take `memory_bytes`. Raises as `loading.load` does."""
+    adapter = find_own_adapter(record, settings)
     loaded = open_record(record, settings, needs_draft=True)
     try:
-        return AsyncSession(loaded, settings, system=record.system, memory_bytes=memory_bytes)
+        return AsyncSession(loaded, settings, system=record.system, memory_bytes=memory_bytes, adapter=adapter)
     except BaseException:
         loaded.close()
         raise
@@ -117,12 +118,14 @@ class ModelLease:
         self._pool, self._entry = pool, entry
         self.session, self.load_s = session, load_s
         self.record, self.name = entry.record, entry.record.name
+        self.adapter: Adapter | None = None  # what its requests have; None leaves that to the model
+        self.adapter_name: str | None = None
         self._is_held = True
 
     def release(self) -> None:
         """Give the right back; once is enough."""
         if self._is_held:
-            self._is_held = False
+            self._is_held, self.adapter = False, None
             self._pool.release(self._entry)
 
     async def __aenter__(self) -> ModelLease:
@@ -385,33 +388,6 @@ class ModelPool:
         if entry.loading is None:
             raise EngineStopped
         return entry.loading
-
-
-def measure_weights(record: ModelRecord, settings: Settings) -> int:
-    """Bytes that the weights of a model will take: those of its files, but for experts that stay there.
-
-    Those of the model that drafts for it are added.
-    """
-    size_bytes = record.size_bytes // settings.gpus + _measure_draft(record, settings)
-    if settings.expert_bytes is None:
-        return size_bytes
-    try:
-        expert_bytes = read_footprint(record.path).expert_bytes
-    except MlxrError:  # whoever loads it hears why
-        return size_bytes
-    return size_bytes - max(0, expert_bytes - settings.expert_bytes)
-
-
-def _measure_draft(record: ModelRecord, settings: Settings) -> int:
-    """Bytes of the files of the model that drafts."""
-    try:
-        path = find_draft_path(record.path, settings)
-    except MlxrError:  # as above
-        return 0
-    if path is None or find_device(settings) not in DRAFT_DEVICES:
-        return 0
-    files = [path] if path.is_file() else path.glob("*.safetensors")
-    return sum(file.stat().st_size for file in files)
 
 
 def _rank_to_leave(entry: _Entry) -> tuple[bool, float]:

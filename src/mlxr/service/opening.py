@@ -26,7 +26,7 @@ from mlxr.loading import (
     open_source,
     read_eagle,
 )
-from mlxr.registry import ModelRecord
+from mlxr.registry import AdapterRecord, ModelRecord
 from mlxr.service.adapters import Adapters
 from mlxr.service.catalogue import open_registry
 from mlxr.service.ranks import RankGroup, start_group
@@ -49,6 +49,39 @@ def find_record(path_or_name: str | Path, settings: Settings) -> ModelRecord | N
         except (NotFound, InvalidRequest):
             raise error from None
     return None
+
+
+def find_own_adapter(record: ModelRecord, settings: Settings) -> AdapterRecord | None:
+    """The adapter that a model was made with, None for most; raises RegistryError when it is gone or changed."""
+    return None if record.adapter is None else open_registry(settings).find_adapter_of(record)
+
+
+def split_adapter(path_or_name: str | Path, settings: Settings) -> tuple[str | Path, str | None]:
+    """A model, and the adapter that `base:adapter` or an adapter's name alone means; a model of that name counts more.
+
+    Raises NotFound where it is neither.
+    """
+    try:
+        find_record(path_or_name, settings)
+    except NotFound as error:
+        head, _, tail = str(path_or_name).rpartition(":")
+        try:
+            found = open_registry(settings).adapters.get(tail)
+        except MlxrError:
+            raise error from None
+        return head or found.base, found.name
+    return path_or_name, None
+
+
+def find_adapter_path(path_or_name: str | Path, settings: Settings) -> Path:
+    """The files of an adapter: those at the path, or what `mlxr adapters list` shows under that name."""
+    path = Path(path_or_name)
+    if path.exists():
+        return path
+    try:
+        return open_registry(settings).adapters.get(str(path_or_name)).path
+    except NotFound:
+        raise NotFound(f"{path}: no such adapter; `mlxr adapters list` shows those that have a name") from None
 
 
 def open_model(
@@ -249,11 +282,15 @@ def find_store_folder(settings: Settings) -> Path:
 
 
 def build_session(
-    loaded: LoadedModel, engine: Engine, system: str | None = None, adapters: Adapters | None = None
+    loaded: LoadedModel,
+    engine: Engine,
+    system: str | None = None,
+    adapters: Adapters | None = None,
+    adapter: str | None = None,
 ) -> Session:
     """A session for texts and conversations with a loaded model; `system` is for conversations that have none.
 
-    Requests may name one of the `adapters`.
+    Requests may name one of the `adapters`; those that name none have `adapter`, if it is given.
     """
     return Session(
         engine,
@@ -264,4 +301,5 @@ def build_session(
         system=system,
         host=loaded.ctx,
         adapters=adapters,
+        adapter=adapter,
     )

@@ -59,7 +59,7 @@ class Preparation:
 
     A prompt that cannot fit in `context_tokens` is refused before it is tokenised. `system` is the system message of
     conversations that have none; `host` the context of the model, see
-    `GrammarCompiler`; `adapters` are those that requests may name.
+    `GrammarCompiler`; `adapters` are those that requests may name, `adapter` the name of that which all others have.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Preparation:
         system: str | None = None,
         host: NativeHost | None = None,
         adapters: Adapters | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._size_bound = bound = SizeBound(tokenizer, context_tokens)
@@ -82,7 +83,7 @@ class Preparation:
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
         self._host = host
-        self._adapters = adapters
+        self._adapters, self._adapter = adapters, adapter
 
     def fit_think(self, think: bool | str | None) -> bool | str | None:
         """What comes nearest to `think` with this model; see `Chat.fit_think`."""
@@ -154,17 +155,20 @@ class Preparation:
             priority=request.priority,
             deadline_s=request.deadline_s,
             uses_cache=request.cache_prompt,
-            adapter=self._find_adapter(request.adapter),
+            adapter=self.find_adapter(request.adapter),
             scores_prompt=isinstance(request, TextRequest)
             and request.echo is not None
             and request.params.logprobs is not None,
         )
 
-    def _find_adapter(self, name: str | None) -> Adapter | None:
-        if name is None:
-            return None
+    def find_adapter(self, wanted: str | Adapter | None) -> Adapter | None:
+        """The adapter of that name; None is that of requests that name none. Raises InvalidRequest for unknown ones."""
+        name = self._adapter if wanted is None else wanted
+        if name is None or isinstance(name, Adapter):
+            return name
         if self._adapters is None:
             raise InvalidRequest("adapter", "none can be loaded here")
+        self._adapters.count_request(name)
         return self._adapters.find(name)
 
     def prepare_tokens(
@@ -173,7 +177,6 @@ class Preparation:
         params: SamplingParams,
         format: AnswerFormat = PLAIN,  # noqa: A002
         echo: str | None = None,
-        adapter: str | None = None,
     ) -> Prepared:
         """A prompt that is token ids already; `echo` is what its answers begin with."""
         stop_tokens = self._find_stop_tokens(params)
@@ -195,8 +198,7 @@ class Preparation:
             dry_breaker_ids=params.dry_breaker_ids | self._find_breakers(params),
         )
         ends = find_message_ends(self.tokenizer, token_ids)
-        own = self._find_adapter(adapter)
-        return Prepared(list(token_ids), engine_params, answers, boundary_tokens=ends, adapter=own)
+        return Prepared(list(token_ids), engine_params, answers, boundary_tokens=ends)
 
     def _prepare_chat(self, request: ChatRequest) -> Prepared:
         chat = self._require_chat(request)

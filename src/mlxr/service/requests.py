@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.service.prompt import Message, Prompt
 from mlxr.service.window import Window
+
+if TYPE_CHECKING:
+    from mlxr.loading import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ Ending = Literal["new turn", "continued", "closed"]
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """Continue `prompt`. With `cache_prompt` off nothing that is cached is used for it. `window` bounds its part of the
-    context; None is all of it. `adapter` is the name of a low-rank adapter that is loaded.
+    context; None is all of it. `adapter` is a low-rank adapter of the model that is loaded, or the name of one; None is
+    that which the model was made with, if any.
 
     A higher `priority` (-100 to 100) is served first; after `deadline_s` seconds the answers end with DEADLINE. Each
     answer begins with the text `echo`, which comes with the prompt's tokens where the parameters ask for logprobs.
@@ -53,7 +57,7 @@ class TextRequest:
     deadline_s: float | None = None
     echo: str | None = None
     window: Window | None = None
-    adapter: str | None = None
+    adapter: str | Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +84,4 @@ class ChatRequest:
     priority: int = 0
     deadline_s: float | None = None
     window: Window | None = None
-    adapter: str | None = None
+    adapter: str | Adapter | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -70,6 +70,7 @@ class Session:
         system: str | None = None,
         host: NativeHost | None = None,
         adapters: Adapters | None = None,
+        adapter: str | None = None,
     ) -> None:
         self._engine = engine
         self._preparation = Preparation(
@@ -81,6 +82,7 @@ class Session:
             system=system,
             host=host,
             adapters=adapters,
+            adapter=adapter,
         )
         self._open: dict[int, _Open] = {}
         self._unwanted: deque[tuple[int, bool]] = deque()  # answers to end at the next call; whether to forget them
@@ -109,7 +111,8 @@ class Session:
 
         Raises InvalidRequest, OutOfPages, or QueueFull when too many prompts wait already.
         """
-        return self._submit(self._preparation.prepare_tokens(token_ids, params, adapter=adapter))
+        prepared = self._preparation.prepare_tokens(token_ids, params)
+        return self._submit(replace(prepared, adapter=self._preparation.find_adapter(adapter)))
 
     def start(self, request: TextRequest | ChatRequest) -> Stream:
         """Start the answers to a request; as `stream`, and TemplateError."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mlxr.engine.stats import EngineStats
 from mlxr.loading import LoadedModel, Routing
+from mlxr.service.adapters import AdaptersUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class SessionStats:
     """One moment of a loaded model. `copied_bytes` were copied by the cache path instead of being read in place.
 
     `routing` tells where tokens were sent in a model with experts; None without any, and on a GPU.
+    `adapters` are those that are loaded, None where that is not told.
     """
 
     model: str
@@ -65,6 +67,7 @@ class SessionStats:
     dispatches: tuple[OperatorCount, ...]
     copied_bytes: int
     routing: Routing | None = None
+    adapters: AdaptersUse | None = None
 
     @property
     def memory(self) -> MemoryUse:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from mlxr.server import openai
 from mlxr.server.dialect import Dialect
-from mlxr.server.llamacpp import completion, embedding, infill, properties, refused, tokens
+from mlxr.server.llamacpp import adapters, completion, embedding, infill, properties, refused, tokens
 from mlxr.server.llamacpp.errors import ERRORS, render_error
 from mlxr.server.routes import Description, Router, RouteRow
 
 router = Router(tags=["llama.cpp"])
-for route in (completion, infill, tokens, embedding, properties, refused):
+for route in (adapters, completion, infill, tokens, embedding, properties, refused):
     router.include(route.router)
 _OWN = {row.path for row in router.rows}
 _PREFIX = "/v1"
@@ -27,7 +27,7 @@ def _shorten(row: RouteRow) -> RouteRow:
 router.rows += [
     _shorten(row)
     for row in openai.router.rows
-    if row.path.startswith(_PREFIX + "/") and row.path.removeprefix(_PREFIX) not in _OWN
+    if row.path.startswith(_PREFIX + "/") and openai.VLLM not in row.tags and row.path.removeprefix(_PREFIX) not in _OWN
 ]
 
 DIALECT = Dialect("llamacpp", tuple(sorted({row.path.partition("{")[0] for row in router.rows})), router, render_error)

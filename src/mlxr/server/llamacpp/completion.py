@@ -31,8 +31,7 @@ class CompletionReply(RootModel[JsonObject | list[JsonObject]]):
 @router.post("/completions", response_model=CompletionReply, responses=STREAMED)
 async def create_completion(request: Request, body: CompletionBody) -> Response:
     """Continue one prompt, or each of several."""
-    body.check()
     given, as_list = split_prompts(body.prompt, "prompt")
-    lease = await borrow(request, body.model)
+    lease = await borrow(request, body.model, lora=body.shares)
     prompts = await lease.session.run(lambda: [read_prompt(lease.session, one, "prompt") for one in given], reads=given)
     return await answer(request, body, lease, prompts, as_list=as_list, grammar=body.make_grammar())

@@ -17,8 +17,8 @@ from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_TOP_LOGPROBS, PARAMETERS, SamplingParams
 from mlxr.registry import ModelRecord
 from mlxr.server.formats import GrammarFields
-from mlxr.server.json_models import JsonObject, RequestModel
-from mlxr.server.openai.fields import Answers, DraftFields
+from mlxr.server.json_models import JsonObject
+from mlxr.server.openai.fields import AdapterFields, Answers, DraftFields
 from mlxr.server.parameter_fields import LlamacppParameters
 from mlxr.server.samplers import RULES, SamplerFields, read_samplers
 from mlxr.service.async_session import AsyncSession
@@ -41,14 +41,7 @@ _KNOWN_SHARES = frozenset(
 Bias = list[list[int | float | str | bool]] | dict[str, float | bool]
 
 
-class Adapter(RequestModel):
-    """A LoRA adapter and how strongly it counts; there are none, so only 0 can be asked for."""
-
-    id: int
-    scale: float
-
-
-class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFields):
+class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFields, AdapterFields):
     """How tokens are chosen and what the reply holds. `n_predict` 0 only reads the prompt into the cache."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")
@@ -68,13 +61,6 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
     return_progress: bool | None = Field(None, description="Tell in a stream how much of the prompt has been read.")
     response_fields: Annotated[list[str], Field(max_length=256)] | None = None
     id_slot: int | None = Field(None, description="A hint; answers are placed where there is room.")
-    lora: list[Adapter] | None = None
-
-    def check(self) -> None:
-        """Raise InvalidRequest for what is not supported and would change the answer."""
-        for index, adapter in enumerate(self.lora or ()):
-            if adapter.scale:
-                raise InvalidRequest(f"lora[{index}]", "is not supported: no adapters are loaded")
 
     @property
     def only_reads(self) -> bool:
@@ -153,7 +139,7 @@ def describe_settings(params: SamplingParams, body: CompletionFields) -> JsonObj
         "post_sampling_probs": bool(body.post_sampling_probs),
         "timings_per_token": bool(body.timings_per_token),
         "samplers": [*RULES] if body.samplers is None else read_samplers(body.samplers),
-        "lora": [],
+        "lora": [{"id": index, "scale": scale} for index, scale in body.shares or ()],
     }
 
 

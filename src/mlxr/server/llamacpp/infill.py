@@ -40,8 +40,7 @@ class InfillBody(CompletionFields):
 @router.post("/infill", response_model=CompletionReply, responses=STREAMED)
 async def create_infill(request: Request, body: InfillBody) -> Response:
     """Fill a gap in code, for models with infill tokens."""
-    body.check()
-    lease = await borrow(request, body.model)
+    lease = await borrow(request, body.model, lora=body.shares)
     session = lease.session
     tokens = find_infill_tokens(session.tokenizer)
     if tokens is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mlxr.server.errors import ServerError
 from mlxr.server.llamacpp.errors import ERRORS
@@ -33,15 +33,3 @@ async def change_slot(_: Request, id_slot: str) -> Response:
 async def change_properties(_: Request) -> Response:
     """Properties cannot be changed while the server runs."""
     raise ServerError(501, "not_supported", "properties cannot be changed here; flags and settings do that")
-
-
-@router.get("/lora-adapters", responses=ERRORS)
-async def list_adapters(_: Request) -> Response:
-    """The LoRA adapters: there are none."""
-    return JSONResponse([])
-
-
-@router.post("/lora-adapters", responses=ERRORS)
-async def change_adapters(_: Request) -> Response:
-    """Adapters cannot be set: there are none."""
-    raise ServerError(501, "not_supported", "LoRA adapters are not supported")

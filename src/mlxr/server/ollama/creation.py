@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from mlxr.core.errors import InvalidRequest, RequestFailed
 from mlxr.registry import Changes, ModelRecord, Registry
+from mlxr.registry.blobs import parse_digest
 from mlxr.registry.modelfile import ROLES
 from mlxr.registry.options import check_options
 from mlxr.registry.record import Progress
@@ -35,7 +36,10 @@ class TaughtMessage(RequestModel):
 
 
 class CreateBody(NamedRequest):
-    """What to make a model of: another one (`from`), or blobs (`files`: file name to digest)."""
+    """What to make a model of: another one (`from`), or blobs (`files`: file name to digest).
+
+    `adapters` are blobs, too: the files of a low-rank adapter that all answers of the new model have.
+    """
 
     source: Annotated[Text | None, Field(alias="from")] = None
     files: Annotated[dict[str, str] | None, Field(max_length=MAX_FILES)] = None
@@ -44,16 +48,16 @@ class CreateBody(NamedRequest):
     license: str | list[str] | None = None
     parameters: Options = None
     messages: list[TaughtMessage] | None = None
-    adapters: dict[str, str] | None = None
+    adapters: Annotated[dict[str, str], Field(max_length=MAX_FILES)] | None = None
     quantize: str | None = None
     stream: bool | None = None
 
     def check(self) -> None:
         """Raise InvalidRequest for what is not supported or missing."""
-        if self.adapters:
-            raise InvalidRequest("adapters", "is not supported")
         if (self.source is None) == (not self.files):
             raise InvalidRequest("from", "give either from, the name of a model, or files, uploaded as blobs")
+        for file_name, digest in (self.adapters or {}).items():
+            parse_digest(digest, f"adapters.{file_name[:80]}")
         for index, message in enumerate(self.messages or []):
             if message.role not in ROLES:
                 raise InvalidRequest(f"messages[{index}].role", f"must be one of {', '.join(ROLES)}")
@@ -92,7 +96,10 @@ async def create(request: Request, body: CreateBody) -> Response:
 
     def make(registry: Registry, progress: Progress | None = None) -> ModelRecord:
         source = registry.get(body.source) if body.source is not None else body.files or {}
-        return create_model(registry, name, source, changes, quantize=body.quantize or None, progress=progress)
+        adapter = body.adapters or None
+        return create_model(
+            registry, name, source, changes, quantize=body.quantize or None, progress=progress, adapter=adapter
+        )
 
     async def write_frames() -> AsyncGenerator[bytes, None]:
         yield ndjson({"status": "parsing model"})

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from mlxr.registry import ModelRecord
+from mlxr.registry import ModelRecord, Registry
 from mlxr.registry.modelfile import list_parameters, write_modelfile
 from mlxr.registry.options import check_options
 from mlxr.server.json_models import JsonObject, ReplyModel, optional
@@ -152,7 +152,7 @@ async def show(request: Request, body: ShowBody) -> Response:
     return reply_json(
         ShowReply(
             license=record.license or None,
-            modelfile=write_modelfile(record),
+            modelfile=await asyncio.to_thread(_write_modelfile, request, record),
             parameters="\n".join(list_parameters(options)),
             template=body.template or record.template or record.own_template,
             system=body.system or record.system,
@@ -164,6 +164,12 @@ async def show(request: Request, body: ShowBody) -> Response:
             modified_at=format_time(record.modified_at),
         )
     )
+
+
+def _write_modelfile(request: Request, record: ModelRecord) -> str:
+    registry: Registry = request.app.state.registry
+    adapter = registry.find_adapter_of(record)
+    return write_modelfile(record, None if adapter is None else adapter.path)
 
 
 def describe(record: ModelRecord) -> Details:

@@ -77,6 +77,6 @@ async def with_registry(request: Request, work: Callable[[Registry], T]) -> T:
 
 
 async def find_model(request: Request, name: str) -> ModelRecord:
-    """The record of a model; raises NotFound."""
+    """The record of a model, or of the one that an adapter is for; raises NotFound."""
     served: ServedModels = request.app.state.served
-    return await asyncio.to_thread(served.find, name)
+    return await asyncio.to_thread(served.find_base, name)

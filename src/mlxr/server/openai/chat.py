@@ -32,7 +32,7 @@ LLAMACPP_OPENING: JsonObject = {"role": "assistant", "content": None}  # what st
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """Answer a conversation: one or more messages of the assistant, whole or as a stream of chunks."""
     wanted = body.to_request()
-    lease = await borrow(request, body.model)
+    lease = await borrow(request, body.model, lora=body.shares)
     head = Head.make("chatcmpl-", lease, body.model)
     token_bytes = token_bytes_if(bool(body.logprobs), lease)
     wanted = fill_chat(fit_effort(request, lease, wanted, "reasoning_effort"), lease.record, body)
@@ -63,7 +63,7 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
 @router.post("/v1/chat/completions/input_tokens", response_model=ChatInputTokens, responses=ERRORS)
 async def count_input_tokens(request: Request, body: ChatCompletionRequest) -> Response:
     """How many tokens a conversation has, as `/v1/chat/completions` would read it."""
-    lease = await borrow(request, body.model)
+    lease = await borrow(request, body.model, lora=body.shares)
     wanted = fill_chat(fit_effort(request, lease, body.to_request(), "reasoning_effort"), lease.record, body)
     with spell_fields(FIELDS):
         ids = await lease.session.run(lease.session.encode_chat, wanted, reads=wanted)

@@ -32,7 +32,7 @@ FIELDS: dict[str, str] = {}
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continue one text, or each of several."""
     wanted = [body.to_request(prompt) for prompt in body.prompts]
-    lease = await borrow(request, body.model)
+    lease = await borrow(request, body.model, lora=body.shares)
     if body.suffix:
         wanted = [make_infill(lease.session.tokenizer, one, body.suffix) for one in wanted]
     head = Head.make("cmpl-", lease, body.model)

@@ -30,6 +30,26 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
+class AdapterShare(RequestModel):
+    """A low-rank adapter by its id in `GET /lora-adapters`, and what its update is multiplied by."""
+
+    id: Annotated[int, Field(ge=0, le=MAX_INT)]
+    scale: Annotated[float, Field(ge=-1e6, le=1e6)]
+
+
+class AdapterFields(RequestModel):
+    """Which low-rank adapters the answer has."""
+
+    lora: Annotated[list[AdapterShare], Field(max_length=64)] | None = Field(
+        None, description="Adapters and their scales; those that are not listed have none. Absent: what `model` says."
+    )
+
+    @property
+    def shares(self) -> list[tuple[int, float]] | None:
+        """Ids of adapters and their factors; None where the request does not say."""
+        return None if self.lora is None else [(one.id, one.scale) for one in self.lora]
+
+
 class DraftFields(RequestModel):
     """How much may be guessed. The answer is the same."""
 
@@ -40,7 +60,7 @@ class DraftFields(RequestModel):
     )
 
 
-class SamplingFields(GrammarFields, SamplerFields, DraftFields):
+class SamplingFields(GrammarFields, SamplerFields, DraftFields, AdapterFields):
     """Says what all requests for an answer have besides the sampling parameters. All but `model` are additions."""
 
     model: str | None = Field(None, description="Name of the model; absent: the server's default model.")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mlxr.core.errors import MlxrError
-from mlxr.registry.record import ModelRecord
+from mlxr.registry.record import AdapterRecord, ModelRecord
 from mlxr.server.json_models import ReplyModel
 from mlxr.server.openai.route import ERRORS
 from mlxr.server.routes import Router, reply_json
@@ -25,12 +25,17 @@ router = Router()
 
 
 class ModelReply(ReplyModel):
-    """A model. From `type` on the fields are those of Anthropic's dialect."""
+    """A model, or an adapter with the model that it is for as `parent` and its own name as `root`, as in vLLM's server.
+
+    From `type` on the fields are those of Anthropic's dialect.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "mlxr"
+    root: str
+    parent: str | None = None
     type: Literal["model"] = "model"
     display_name: str
     created_at: str
@@ -56,8 +61,13 @@ async def list_models(request: Request) -> Response:
 
 @router.get("/v1/models/{model:path}", response_model=ModelReply, responses=ERRORS)
 async def get_model(request: Request, model: str) -> Response:
-    """One model by name or alias."""
-    return reply_json(describe_model(await asyncio.to_thread(request.app.state.served.find, model), model))
+    """One model by name or alias, or an adapter."""
+    return reply_json(await asyncio.to_thread(_find, request.app.state.served, model))
+
+
+def _find(served: ServedModels, name: str) -> ModelReply:
+    found = served.adapters.match(name)
+    return describe_model(served.find(name), name) if found is None else describe_adapter(found[1], name)
 
 
 def _describe_all(served: ServedModels) -> list[ModelReply]:
@@ -66,15 +76,27 @@ def _describe_all(served: ServedModels) -> list[ModelReply]:
         with contextlib.suppress(MlxrError):  # its model is not there
             if "*" not in alias:
                 models.append(describe_model(served.find(alias), alias))
-    return models
+    served.adapters.read_settings()
+    return [*models, *map(describe_adapter, served.adapters.list())]
 
 
 def describe_model(record: ModelRecord, name: str | None = None) -> ModelReply:
     """A model of the registry, under `name` where that is an alias."""
-    changed = record.modified_at.astimezone(UTC)
+    return _describe(name or record.short_name, record.short_name, None, record.modified_at)
+
+
+def describe_adapter(record: AdapterRecord, name: str | None = None) -> ModelReply:
+    """An adapter, under its own name or that by which it was asked for."""
+    return _describe(name or record.name, record.name, record.base, record.modified_at)
+
+
+def _describe(name: str, root: str, parent: str | None, modified_at: datetime) -> ModelReply:
+    changed = modified_at.astimezone(UTC)
     return ModelReply(
-        id=name or record.short_name,
+        id=name,
         created=int(changed.timestamp()),
-        display_name=record.short_name,
+        root=root,
+        parent=parent,
+        display_name=root,
         created_at=changed.isoformat(timespec="seconds").replace("+00:00", "Z"),
     )

@@ -93,7 +93,7 @@ class Asked:
 async def create_response(request: Request, body: ResponseRequest) -> Response:
     """Answer an input. Unless `store` is false, the response is kept in memory for a while."""
     asked = Asked.read(request, body)
-    lease = await borrow(request, body.model)
+    lease = await borrow(request, body.model, lora=body.shares)
     head = Head.make("resp_", lease, body.model)
     token_bytes = token_bytes_if(body.wants_logprobs, lease)
     with spell_fields(FIELDS):
@@ -119,7 +119,7 @@ async def create_response(request: Request, body: ResponseRequest) -> Response:
 async def count_input_tokens(request: Request, body: ResponseRequest) -> Response:
     """How many tokens an input has, as `/v1/responses` would read it."""
     asked = Asked.read(request, body)
-    lease = await borrow(request, body.model)
+    lease = await borrow(request, body.model, lora=body.shares)
     with spell_fields(FIELDS):
         ids = await lease.session.run(lease.session.encode_chat, await asked.fit(request, lease, body))
     return reply_json(InputTokens(input_tokens=len(ids)))
