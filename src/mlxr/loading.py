@@ -50,7 +50,7 @@ from mlxr.models import ModelConfig as ModelConfig
 from mlxr.models.adapter import Adapter as Adapter
 from mlxr.models.adapter import make_adapter
 from mlxr.models.architectures import Architecture, by_name
-from mlxr.models.draft_head import DraftHead
+from mlxr.models.draft_head import DraftHead as DraftHead
 from mlxr.models.draft_layer import DraftLayer, add_draft_layer, describe_draft_layer, take_draft_layer
 from mlxr.models.eagle import EagleHead, is_eagle, read_eagle_config
 from mlxr.models.experts import part_alternating

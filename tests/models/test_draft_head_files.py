@@ -104,6 +104,17 @@ def test_show_names_the_layer(made: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "by a layer of the file (mtp)" in run(capsys, "show", made)
 
 
+def test_validate_counts_the_layer_and_compares_its_products(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads(run(capsys, "validate", made, "--threads", 1, "--device", "cpu", "--json"))
+    assert result["passed"]
+    with load(made, device="cpu", threads=1) as loaded, load(made, device="reference") as other:
+        head, reference = loaded.load_head(), other.load_head()
+        assert head is not None
+        assert reference is not None
+        assert result["draft_bytes"] == head.weight_bytes
+        assert head.compare_products(reference) <= result["logits"]["product_error"]
+
+
 def test_answers_are_those_without_and_the_layer_drafts(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[HeadDrafter] = []
     original = HeadDrafter.__init__

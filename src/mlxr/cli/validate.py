@@ -74,6 +74,7 @@ def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
         "decode_tokens_per_s": result.decode_tokens_per_s,
         "weight_bytes": loaded.weight_bytes,
         "active_bytes": result.step_bytes,
+        "draft_bytes": result.draft_bytes,
         "experts": describe_experts(loaded.experts),
         "bandwidth_bytes_per_s": result.bandwidth_bytes_per_s,
         "cache": {
@@ -109,6 +110,7 @@ def print_result(loaded: LoadedModel, result: Validation, limits: MachineLimits 
             ("decode", f"{result.decode_ms_per_token:.2f} ms per token, {result.decode_tokens_per_s:.1f} tokens/s"),
             *list_experts(loaded),
             ("weights", format_reading(loaded, result.bandwidth_bytes_per_s, 1, limits)),
+            *([("drafts", f"by a layer of {format_bytes(result.draft_bytes)} more")] if result.draft_bytes else []),
             (
                 "cache",
                 f"{engine.peak_pages} of {engine.pages} pages of {engine.page_size} tokens, "

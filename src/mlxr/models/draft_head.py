@@ -15,9 +15,10 @@ from mlxr.kernels.embed import embed
 from mlxr.kernels.forward import ModelWeights
 from mlxr.kernels.forward.reference import project
 from mlxr.kernels.layers import NormWeight, StepInput, list_operators, prepare_layers, run_layers
-from mlxr.kernels.layers.operators import count_weight_bytes
+from mlxr.kernels.layers.operators import count_weight_bytes, list_weights
 from mlxr.kernels.layers.reference import norm
 from mlxr.kernels.linear import LinearWeight, linear, prepare
+from mlxr.kernels.linear.compare import compare_products
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rows import join_columns, take_outputs
 from mlxr.kernels.scale import scale
@@ -62,6 +63,7 @@ class DraftHead:
         self._product = prepare(ctx, [tensors[PRODUCT]])
         self._token_norm, self._state_norm = (_read_norm(reader, name, norms) for name in (TOKEN_NORM, STATE_NORM))
         layers = prepare_layers(ctx, [reader.read(spec, 0, rope=0, group=0)])
+        self._has_output = OUTPUT in tensors
         own_output: LinearWeight | None = prepare(ctx, [tensors[OUTPUT]]) if OUTPUT in tensors else None
         self._weights = ModelWeights(
             tensors.get(TABLE, shared.table),
@@ -73,6 +75,20 @@ class DraftHead:
         own = sum(map(count_weight_bytes, list_operators(layers.layers[0]))) + self._product.nbytes
         own += self._token_norm.nbytes + self._state_norm.nbytes
         self.weight_bytes = own + (0 if own_output is None else own_output.nbytes)
+
+    def linear_weights(self) -> list[LinearWeight]:
+        """Every weight of its own that activations are multiplied by."""
+        inner = [
+            weight for operator in list_operators(self._weights.layers.layers[0]) for weight in list_weights(operator)
+        ]
+        return [self._product, *inner, *([self._weights.output] if self._has_output else [])]
+
+    def compare_products(self, reference: DraftHead) -> float:
+        """The largest error of any weight's products; `reference` is the same head on the reference backend."""
+        return max(
+            compare_products(self.ctx, weight, reference.ctx, own)
+            for weight, own in zip(self.linear_weights(), reference.linear_weights(), strict=True)
+        )
 
     def fuse(self, states: FloatArray) -> FloatArray:
         """What `forward` reads of the target's states (T, hidden): these themselves."""

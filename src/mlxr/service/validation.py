@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlxr.core.errors import InvalidRequest, MlxrError
+from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
+from mlxr.engine.drafts.choice import DRAFT_DEVICES
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import compare_windows
 from mlxr.engine.runner import Model, ModelShape
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
-from mlxr.loading import Adapter, LoadedModel, Progress, list_native_operators
+from mlxr.loading import Adapter, DraftHead, LoadedModel, Progress, list_native_operators
 from mlxr.service.opening import build_engine, open_model
 from mlxr.service.state_use import StateUse, find_state_use
 from mlxr.service.stats import MemoryUse, OperatorCount, collect_stats, measure_memory
@@ -45,12 +46,14 @@ MIN_RELATIVE_ERROR, MIN_DIVERGENCE_NATS = 0.002, 1e-5
 class Reference:
     """Logits of the reference backend, (positions, vocabulary): `rows`, and `moved` with weights that are a little off.
 
-    `product_error` is the largest that `Decoder.compare_products` found.
+    `product_error` is the largest that `Decoder.compare_products` found, and that of a layer that drafts, which takes
+    `draft_bytes`.
     """
 
     rows: Floats
     moved: Floats
     product_error: float
+    draft_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class Validation:
     cache: CacheCheck
     full_use: FullUse
     state_use: StateUse | None
+    draft_bytes: int = 0
     implementation: str = "cpu"
 
     @property
@@ -224,6 +228,7 @@ def validate_model(
         cache=check_cache(loaded, settings, prompt_ids),
         full_use=measure_full_use(loaded, settings),
         state_use=find_state_use(loaded, settings),
+        draft_bytes=reference.draft_bytes,
         implementation="cpu" if loaded.ctx.gpu is None else "gpu",
     )
 
@@ -290,9 +295,21 @@ def compute_reference(
         right = np.concatenate(tap.rows)
         tap.rows.clear()
         product_error = loaded.model.compare_products(reference.model)
+        head = _load_head(loaded)
+        other = None if head is None else reference.load_head()
+        if head is not None and other is not None:
+            product_error = max(product_error, head.compare_products(other))
         reference.model.move_weights(MOVED_FLOAT, MOVED_QUANTISED)
         build_engine(reference, plain, tap).score(token_ids)
-        return Reference(right, np.concatenate(tap.rows), product_error)
+        return Reference(right, np.concatenate(tap.rows), product_error, 0 if head is None else head.weight_bytes)
+
+
+def _load_head(loaded: LoadedModel) -> DraftHead | None:
+    """The layer of the file that drafts, where there are drafts and it fits."""
+    try:
+        return loaded.load_head() if loaded.ctx.device in DRAFT_DEVICES else None
+    except ModelError:  # then answers have no drafts of it
+        return None
 
 
 def compare_logits(rows: Floats, reference: Reference, start: int = 0) -> LogitsCheck:
