@@ -13,9 +13,10 @@ from starlette.responses import PlainTextResponse, Response
 from mlxr.server.adapter_loading import forget_adapter, load_adapter
 from mlxr.server.json_models import RequestModel, Text
 from mlxr.server.openai.route import ERRORS
-from mlxr.server.routes import Router
+from mlxr.server.routes import Router, describe_stream
 
 TAG = "vLLM"
+SAID = describe_stream("What was done, in words.", "text/plain", ERRORS)
 router = Router(tags=[TAG])
 
 
@@ -34,7 +35,7 @@ class UnloadBody(RequestModel):
     lora_name: Text
 
 
-@router.post("/v1/load_lora_adapter", response_class=PlainTextResponse, responses=ERRORS)
+@router.post("/v1/load_lora_adapter", responses=SAID)
 async def load(request: Request, body: LoadBody) -> Response:
     """Read an adapter; from then on requests may name it as their model, for as long as the server runs."""
     name = body.lora_name
@@ -42,7 +43,7 @@ async def load(request: Request, body: LoadBody) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse, responses=ERRORS)
+@router.post("/v1/unload_lora_adapter", responses=SAID)
 async def unload(request: Request, body: UnloadBody) -> Response:
     """Forget an adapter, for new requests at once; the reply comes when no answer has it any more."""
     await forget_adapter(request, body.lora_name)
