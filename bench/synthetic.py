@@ -236,6 +236,8 @@ SHAPES = {
     "tinyllama-1.1b": Shape(22, 2048, 32, 4, 5632, 32_000, 2048, make_spm_vocabulary),
     "llama-3-8b": Shape(32, 4096, 32, 8, 14336, 128_256, 8192, make_bpe_vocabulary, 500000.0),
     "llama-3-70b": Shape(80, 8192, 64, 8, 28672, 128_256, 8192, make_bpe_vocabulary, 500000.0),
+    "llama-3.2-1b": Shape(16, 2048, 32, 8, 8192, 128_256, 8192, make_bpe_vocabulary, 500000.0),
+    "llama-3-draft": Shape(4, 1024, 16, 8, 4096, 128_256, 8192, make_bpe_vocabulary, 500000.0),
     "qwen3-30b-a3b": Shape(
         48, 2048, 32, 4, 6144, 151_936, 32_768, make_bpe_vocabulary, 1e6, make_experts(128, 8, 768, 128)
     ),

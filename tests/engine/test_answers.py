@@ -62,7 +62,7 @@ def test_each_answer_ends_once_with_its_own_counts() -> None:
 
 def test_eight_answers_hold_the_prompt_once() -> None:
     model = FakeModel(FakeConfig(context_length=1100))
-    engine = make_engine(model, pages=80, page_size=32, max_batch_tokens=512, prefill_chunk_tokens=512)
+    engine = make_engine(model, pages=80, page_size=32, max_batch_tokens=512, prefill_chunk_tokens=512, drafts=False)
     engine.submit([index * index % 50 for index in range(1024)], replace(RANDOM, n=8))
     used = []
     while engine.has_work:

@@ -18,6 +18,7 @@ from mlxr.engine.drafts.choice import DraftSource, can_draft
 from mlxr.engine.drafts.costs import StepCosts
 from mlxr.engine.drafts.lookup import Lookup
 from mlxr.engine.drafts.planner import Planner
+from mlxr.engine.drawing import Drawing
 from mlxr.engine.engine import Engine
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -207,13 +208,15 @@ def test_costs_follow_what_is_measured() -> None:
 def test_drafts_are_refused_by_name_where_they_cannot_be() -> None:
     recurrent = DraftSource(FakeModel(FakeConfig(cache_layers=(STATE,))))
     refused = [
-        ("metal", None, "device metal"),
-        ("cpu", recurrent, "the draft model has recurrent"),
+        ("metal", None, (FULL, STATE), "device metal"),
+        ("cpu", recurrent, (FULL,), "the draft model has recurrent"),
     ]
-    for device, draft, text in refused:
-        assert not can_draft(ModelSettings(), device, draft)
+    for device, draft, layers, text in refused:
+        assert not can_draft(ModelSettings(), device, draft, layers)
         with pytest.raises(SettingError, match=f"draft: ngram cannot be used: .*{text}"):
-            can_draft(ModelSettings(draft="ngram"), device, draft)
+            can_draft(ModelSettings(draft="ngram"), device, draft, layers)
+    assert can_draft(ModelSettings(draft="ngram"), "metal", None, (FULL,))
+    assert not can_draft(ModelSettings(), "metal", None, (FULL,))
     with pytest.raises(SettingError, match="draft: little cannot be used: no such model was loaded"):
         can_draft(ModelSettings(draft="little"), "cpu", None)
     assert not can_draft(ModelSettings(draft="off"), "cpu", None)
@@ -230,8 +233,8 @@ def test_a_step_that_fails_while_it_draws_ends_its_answers_alone(monkeypatch: py
             raise RuntimeError("no luck")
         return original(*args)
 
-    original = engine._sample
-    monkeypatch.setattr(engine, "_sample", fail)
+    original = Drawing._sample
+    monkeypatch.setattr(Drawing, "_sample", fail)
     request = engine.submit(PROMPT, SamplingParams(max_tokens=20))
     events = run_all(engine)
     assert answer_of(events, request) == expect_greedy(PROMPT, 3)

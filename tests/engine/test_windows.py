@@ -22,7 +22,7 @@ def test_windows_take_less_than_a_quarter_of_full_pages() -> None:
     peaks, saved = [], []
     for layers in (GEMMA, (FULL,) * 6):
         model = FakeModel(FakeConfig(layers, context_length=8192))
-        engine = Engine(model, Context("reference"), ModelSettings(max_sequences=8), eos_ids=())
+        engine = Engine(model, Context("reference"), ModelSettings(max_sequences=8, draft="off"), eos_ids=())
         for stem in range(8):
             engine.submit([(stem + index) % 50 for index in range(8040)], SamplingParams(max_tokens=152))
         while engine.has_work:

@@ -26,6 +26,7 @@ from mlxr.engine.drafts.choice import DraftSource, HeadSource, can_draft
 from mlxr.engine.drafts.opening import open_drafts
 from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.drafts.tail import StateTail
+from mlxr.engine.drawing import Drawing
 from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import open_store, plan_arenas, plan_memory
@@ -38,8 +39,7 @@ from mlxr.engine.sequence import Sequence, TokenEvent
 from mlxr.engine.shares import Shares
 from mlxr.engine.stats import EngineReport, EngineStats, Work
 from mlxr.kernels.context import Context
-from mlxr.kernels.rows import repeat_rows
-from mlxr.kernels.sample import NO_TOKEN, SampleResult, sample
+from mlxr.kernels.sample import NO_TOKEN, SampleResult
 from mlxr.models.adapter import Adapter
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Engine:
         self.plan = plan_memory(
             settings, self.context_tokens, shares_prefixes=prefix_sharing, has_fingerprint=bool(fingerprint)
         )
-        drafts = can_draft(settings, ctx.device, draft)
+        drafts = can_draft(settings, ctx.device, draft, self._config.cache_layers)
         draft = draft if drafts and settings.draft != "ngram" else None
         arena, draft_arena = plan_arenas(
             ctx,
@@ -285,10 +285,8 @@ class Engine:
         step = None if record is None else record.begin_step(chunks)
         try:
             outputs = self._runner.forward([chunk.to_part() for chunk in chunks])
-            drawing, rows = _list_drawing(chunks)
-            has_drafts = any(chunk.draft for chunk in drawing)
-            first_rows = outputs.logits[rows] if has_drafts else outputs.logits
-            results = self._sample(first_rows, [chunk.sequence for chunk in drawing])
+            drawing = Drawing(self._ctx, outputs.logits, chunks, goes_on=self._goes_on(chunks))
+            results = drawing.draw_first()
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))
             return events + self._fail(chunks, error)
@@ -300,14 +298,15 @@ class Engine:
         ]
         is_decoding = all(chunk.sequence.is_decoding for chunk in chunks)
         events += self._update(chunks, results, outputs.hidden, start)
-        events += self._verify([pair for pair in zip(drawing, rows, strict=True) if pair[0].draft], outputs.logits)
+        events += self._verify(drawing)
         for answer, start_token, states in kept:
             answer.keep_states(start_token, states)
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
         self._answers.count_step(seconds, computed_rows)
         if self._planner is not None:
-            tokens = len(drawing) + self._work.accepted_tokens - accepted_tokens
-            self._planner.count(computed_rows, seconds, len(drawing) if is_decoding else None, tokens)
+            answers = len(drawing.chunks)
+            tokens = answers + self._work.accepted_tokens - accepted_tokens
+            self._planner.count(computed_rows, seconds, answers if is_decoding else None, tokens)
         if record is not None and step is not None:
             record.end_step(step, seconds)
             self.live.stop_if_forgotten(start)
@@ -390,12 +389,12 @@ class Engine:
         chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
         return PromptScores(list(token_ids), top, lambda hidden: self._runner.project(hidden, adapter), chunk_tokens)
 
-    def _sample(self, logits: Floats, sequences: list[Sequence]) -> list[SampleResult]:
-        """The next token of each of `sequences` and of its followers, who see the same logits."""
-        answers = [answer for sequence in sequences for answer in (sequence, *sequence.followers)]
-        if len(answers) > len(sequences):
-            logits = repeat_rows(self._ctx, logits, [sequence.width for sequence in sequences])
-        return sample(self._ctx, logits, [answer.sampler.row() for answer in answers])
+    def _goes_on(self, chunks: list[Chunk]) -> bool:
+        """Whether the next step is likely to compute what is drawn now, without drafts."""
+        if self._planner is None or not self._planner.runs_ahead:
+            return True
+        drafters = [chunk.sequence.get_drafter() for chunk in chunks if chunk.draws_token]
+        return not self._planner.expects([drafter for drafter in drafters if drafter is not None], len(chunks))
 
     def _update(
         self, chunks: list[Chunk], results: list[SampleResult], hidden: list[Floats], start_s: float
@@ -426,15 +425,15 @@ class Engine:
                     events += self._accept(answer, next(remaining), now)
         return events
 
-    def _verify(self, drafted: list[tuple[Chunk, int]], logits: Floats) -> list[TokenEvent]:
+    def _verify(self, drawing: Drawing) -> list[TokenEvent]:
         """Draw on from each draft for as long as what was drawn last is what was drafted; the rest is dropped.
 
-        Each chunk comes with the row of its first logits, from which one token has been drawn. Every token is drawn
-        as if it were the only one of a step, so the answer is the same. An accepted token counts as written only then:
-        the cache never hears of the others, whose places the next step writes over. A state that has gone past the last
-        right token is dropped: the tokens up to there are computed once more, from the state before.
+        The first token of each chunk has been drawn. An accepted token counts as written only then: the cache never
+        hears of the others, whose places the next step writes over. A state that has gone past the last right token is
+        dropped: the tokens up to there are computed once more, from the state before.
         """
         events: list[TokenEvent] = []
+        drafted = drawing.drafted
         place, waiting = 0, [chunk for chunk, _ in drafted if chunk.waits_for_draft]
         while drafted := [pair for pair in drafted if _is_accepted(pair[0], place)]:
             place += 1
@@ -443,9 +442,7 @@ class Engine:
                 if not chunk.waits_for_draft:
                     self._commit(chunk.sequence, 1)
             try:
-                rows = [row + place for _, row in drafted]
-                chosen = logits[rows[0] : rows[0] + 1] if len(rows) == 1 else logits[rows]
-                results = self._sample(chosen, [chunk.sequence for chunk, _ in drafted])
+                results = drawing.draw(drafted, place)
             except Exception as error:  # as in `step`
                 logger.exception("drawing from drafts failed")
                 return events + self._fail([chunk for chunk, _ in drafted], error)
@@ -492,12 +489,6 @@ class Engine:
         text = f"the step failed: {type(error).__name__}: {error}"
         answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.followers)]
         return self._answers.end(answers, FinishReason.ERROR, text)
-
-
-def _list_drawing(chunks: list[Chunk]) -> tuple[list[Chunk], list[int]]:
-    """The chunks after which a token is drawn, and the row of the logits that it is drawn from."""
-    drawing = [chunk for chunk in chunks if chunk.draws_token]
-    return drawing, list(itertools.accumulate((chunk.output_rows for chunk in drawing[:-1]), initial=0))[: len(drawing)]
 
 
 def _is_accepted(chunk: Chunk, place: int) -> bool:

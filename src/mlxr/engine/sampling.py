@@ -93,17 +93,26 @@ class Sampler:
         self._bias_ids = np.array(list(bias), dtype=np.int32)
         self._bias_values = np.array(list(bias.values()), dtype=np.float32)
 
-    def row(self) -> SampleRow:
-        """What the operator needs for the next token; asking twice gives the same."""
+    @property
+    def knows_ahead(self) -> bool:
+        """Whether the choice of a token depends on its place and its logits alone, not on the tokens before it."""
+        follows = self._history or self._repetition or self.masks or self._stop_ids or self.params.mirostat
+        return not follows
+
+    def row(self, ahead: int = 0) -> SampleRow:
+        """What the operator needs for the next token; asking twice gives the same.
+
+        Or for a token so many places `ahead`, where the sampler knows it.
+        """
         if self._fixed is None:
-            row = self._make_row()
+            row = self._make_row(ahead)
             changes = self._history or self._repetition or self.masks or self._stop_ids or self._is_random
             if not changes:
                 self._fixed = row
             return row
         return self._fixed
 
-    def _make_row(self) -> SampleRow:
+    def _make_row(self, ahead: int) -> SampleRow:
         params, history = self.params, self._history
         row = SampleRow(params, bias_ids=self._bias_ids, bias_values=self._bias_values)
         if history is not None:
@@ -111,10 +120,11 @@ class Sampler:
         if self._repetition is not None:
             row.dry_ids, row.dry_penalties = self._repetition.list_penalties()
         if self._is_random:
-            row.uniform, row.following_uniform = self._uniform(0), self._uniform(1)
+            row.uniform, row.following_uniform = self._uniform(ahead), self._uniform(ahead + 1)
             row.surprise_bound = self._surprise_bound
         if params.xtc_probability > 0:
-            row.chance = float(draw_uniforms(self.seed, self._drawn_tokens, 1, self._answer, word=1)[0])
+            place = self._drawn_tokens + ahead
+            row.chance = float(draw_uniforms(self.seed, place, 1, self._answer, word=1)[0])
         row.top_logprobs = params.logprobs or 0
         if self.masks is not None:
             self.masks.fill()

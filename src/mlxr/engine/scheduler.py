@@ -207,15 +207,16 @@ class Scheduler:
         rows = sum(chunk.tokens for chunk in chunks.values())
         if not planner.allows(rows):
             return
+        answers = len(chunks)
         drafters = {
             sequence: (drafter, sequence.draft_room)
             for sequence in chunks
-            if (drafter := sequence.get_drafter()) is not None and drafter.is_due()
+            if (drafter := sequence.get_drafter()) is not None and planner.is_due(drafter, answers)
         }
         if not drafters:
             return
         room_rows = self._max_batch_tokens - rows
-        for sequence, draft in planner.plan(drafters, room_rows, len(chunks), rows, Sequence.cut_draft).items():
+        for sequence, draft in planner.plan(drafters, room_rows, answers, rows, Sequence.cut_draft).items():
             tokens = chunks[sequence].tokens
             try:
                 self._reserve(sequence.table, tokens + len(draft))

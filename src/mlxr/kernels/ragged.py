@@ -16,6 +16,7 @@ from mlxr.kernels.tensor import IntArray
 _NAME = "RaggedBatch"
 NO_STATE = -1
 NO_STATES: IntArray = np.empty(0, dtype=np.int32)
+MAX_RUN = 16  # neighbouring tokens of one text that are computed as sequences of their own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +38,9 @@ class RaggedBatch:
     reads in this step. state_nexts[s] is the slot that the step after this one may write, where that is known, else
     NO_STATE. All are (S,), and empty for a model without such layers. A model without any pages has slots of
     -1 and a page table without columns.
+
+    `longest_run` is 1, or MAX_RUN where sequences are single tokens of which so many may be neighbours in one text
+    (`split_rows`): keys of those before a token are then written by the same step.
     """
 
     token_ids: IntArray
@@ -50,6 +54,7 @@ class RaggedBatch:
     state_writes: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     state_nexts: IntArray = field(init=False, default_factory=lambda: NO_STATES)
     longest_context: int = field(init=False)  # tokens of the longest context
+    longest_run: int = field(init=False, default=1)
     others: tuple[RaggedBatch, ...] = field(init=False, default=())
     adapters: tuple[object, ...] = field(init=False, default=())  # of each sequence, or None
 
@@ -72,7 +77,7 @@ class RaggedBatch:
         batch = cls.__new__(cls)
         values = (rows[0], rows[1], rows[2], np.array(order, dtype=np.int32), rows[3], page_table, rows[4])
         states = (NO_STATES, NO_STATES, NO_STATES)
-        for name, value in zip(_FIELDS, (*values, *states, max(lengths), (), ()), strict=True):
+        for name, value in zip(_FIELDS, (*values, *states, max(lengths), 1, (), ()), strict=True):
             object.__setattr__(batch, name, value)
         return batch
 
@@ -104,6 +109,29 @@ class RaggedBatch:
         """The batch with the adapter of each sequence, which the model knows; None for a sequence without one."""
         check_size(_NAME, "number of adapters", len(adapters), self.sequences)
         return self._replace(adapters=adapters) if any(one is not None for one in adapters) else self
+
+    def split_rows(self) -> RaggedBatch:
+        """The same tokens as sequences of one token each, all of them wanted, that share the pages of their text.
+
+        A token sees what is before it: in every layer keys and values of all tokens are written before any is read.
+        For sequences of at most MAX_RUN tokens, without states and adapters.
+        """
+        owners = np.repeat(np.arange(self.sequences, dtype=np.int32), np.diff(self.query_starts))
+        rows = np.arange(self.tokens + 1, dtype=np.int32)
+        places = [group.page_table[owners] for group in self.groups]
+        split = self._replace(
+            query_starts=rows,
+            context_lengths=self.positions + np.int32(1),
+            page_table=places[0],
+            output_rows=rows[:-1],
+            longest_run=MAX_RUN,
+            others=(),
+        )
+        return split.with_groups(zip([group.slots for group in self.others], places[1:], strict=True))
+
+    def with_run(self, longest_run: int) -> RaggedBatch:
+        """The batch, of whose tokens so many neighbours may be of one text."""
+        return self if longest_run == self.longest_run else self._replace(longest_run=longest_run)
 
     @property
     def has_states(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxr.core.errors import MlxrError
 from mlxr.core.settings import Settings
-from mlxr.engine.drafts.choice import DRAFT_DEVICES
+from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.loading import read_footprint
 from mlxr.registry.record import ModelRecord
 from mlxr.service.opening import find_device, find_draft_path
@@ -31,7 +31,7 @@ def _measure_draft(record: ModelRecord, settings: Settings) -> int:
         path = find_draft_path(record.path, settings)
     except MlxrError:  # as above
         return 0
-    if path is None or find_device(settings) not in DRAFT_DEVICES:
+    if path is None or (settings.draft == "auto" and find_device(settings) not in HOST_DEVICES):
         return 0
     files = [path] if path.is_file() else path.glob("*.safetensors")
     return sum(file.stat().st_size for file in files)

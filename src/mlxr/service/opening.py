@@ -11,7 +11,7 @@ import platformdirs
 from mlxr.core.errors import InvalidRequest, MlxrError, ModelError, NotFound, SettingError
 from mlxr.core.model_settings import DRAFT_WORDS
 from mlxr.core.settings import Settings
-from mlxr.engine.drafts.choice import DRAFT_DEVICES, DraftSource, HeadSource
+from mlxr.engine.drafts.choice import HOST_DEVICES, DraftSource, HeadSource
 from mlxr.engine.engine import Engine
 from mlxr.engine.runner import Model
 from mlxr.loading import (
@@ -125,11 +125,11 @@ def open_record(
 def add_draft(loaded: LoadedModel, settings: Settings) -> LoadedModel:
     """The model with the draft model that the settings name, or that belongs to it, on the same threads.
 
-    Where the device takes no drafts it stays as it is, and its engine says so. Raises SettingError, with `loaded`
-    closed, where the draft model cannot be had or has other tokens.
+    On a GPU the draft model has a context of its own. Raises SettingError, with `loaded` closed, where the draft model
+    cannot be had or has other tokens.
     """
     path = find_draft_path(loaded.path, settings)
-    if loaded.ctx.device not in DRAFT_DEVICES:
+    if loaded.ctx.device not in HOST_DEVICES and (path is None or settings.draft == "auto"):
         return loaded
     if path is None:
         return _add_head(loaded, settings)
@@ -142,7 +142,8 @@ def add_draft(loaded: LoadedModel, settings: Settings) -> LoadedModel:
         raise SettingError(f"draft: {error}") from error
     draft: LoadedModel | None = None
     try:
-        draft = load(path, context_tokens=None, ctx=loaded.ctx)
+        shared = loaded.ctx if loaded.ctx.gpu is None else None
+        draft = load(path, context_tokens=None, device=loaded.ctx.device, ctx=shared)
         draft = replace(draft, name=draft.name if settings.draft == "auto" else settings.draft)
         check_vocabulary(loaded, draft)
     except MlxrError as error:
@@ -226,7 +227,8 @@ def find_draft_config(path: Path, settings: Settings) -> ModelConfig | None:
     Raises as loading it does.
     """
     draft = find_draft_path(path, settings)
-    if find_device(settings) not in DRAFT_DEVICES or (draft is None and settings.draft not in ("auto", "mtp")):
+    on_host = find_device(settings) in HOST_DEVICES
+    if (settings.draft == "auto" and not on_host) or (draft is None and settings.draft not in ("auto", "mtp")):
         return None
     eagle = None if draft is None else read_eagle(draft)
     if eagle is not None:
@@ -246,12 +248,11 @@ def build_engine(
     """
     draft: DraftSource | HeadSource | None = None
     if loaded.draft is not None:
-        draft = DraftSource(loaded.draft.model, loaded.draft.fingerprint)
+        draft = DraftSource(loaded.draft.model, loaded.draft.fingerprint, loaded.draft.ctx)
     elif loaded.head is not None:
         draft = HeadSource(loaded.head, loaded.fingerprint + b"head")
     names_draft = settings.draft not in DRAFT_WORDS
-    takes_drafts = draft is not None or loaded.ctx.device not in DRAFT_DEVICES
-    settings = replace(settings, draft="auto") if names_draft and not takes_drafts else settings
+    settings = replace(settings, draft="auto") if names_draft and draft is None else settings
     model, fingerprint = model or loaded.model, loaded.fingerprint
     if isinstance(loaded.group, RankGroup):
         model, fingerprint = loaded.group.lead(model), b""  # pages lie in shares, which nobody else has a use for

@@ -119,6 +119,8 @@ def start_group(path: Path, device: str, settings: Settings) -> RankGroup:
     count = settings.gpus
     if settings.store_bytes:
         raise SettingError("store_bytes: several GPUs keep no pages on disk; set it to 0, or gpus to 1")
+    if settings.draft not in ("auto", "off"):
+        raise SettingError("draft: several GPUs take no drafts; leave it at auto, or set gpus to 1")
     ctx = open_first(device, count)
     processes = [RankProcess(rank, device, count) for rank in range(1, count)]
     given = {"path": str(path), "device": device, "count": count, "context_tokens": settings.context_tokens}

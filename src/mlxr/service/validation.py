@@ -19,7 +19,7 @@ from mlxr.core.errors import InvalidRequest, MlxrError, ModelError
 from mlxr.core.model_settings import size_steps
 from mlxr.core.settings import Settings
 from mlxr.core.types import SamplingParams
-from mlxr.engine.drafts.choice import DRAFT_DEVICES
+from mlxr.engine.drafts.choice import HOST_DEVICES
 from mlxr.engine.engine import Engine
 from mlxr.engine.memory_plan import compare_windows
 from mlxr.engine.runner import Model, ModelShape
@@ -307,7 +307,7 @@ def compute_reference(
 def _load_head(loaded: LoadedModel) -> DraftHead | None:
     """The layer of the file that drafts, where there are drafts and it fits."""
     try:
-        return loaded.load_head() if loaded.ctx.device in DRAFT_DEVICES else None
+        return loaded.load_head() if loaded.ctx.device in HOST_DEVICES else None
     except ModelError:  # then answers have no drafts of it
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 _PRIOR_SLOPE = 0.1  # of one more row, before it is measured
 _SCALE_WEIGHT, _SHAPE_WEIGHT = 0.2, 0.05  # of the newest step
+_UNUSUAL = 4.0  # times: what is so much slower the first time made something, what is so much faster shows that
 _SURPRISE = 2.0  # steps that take this many times what was expected count as this many
 
 
@@ -28,9 +29,13 @@ class StepCosts:
         """
         if not 1 <= rows < len(self._factors) or seconds <= 0:
             return
-        if self._one_row_s is None:
-            self._one_row_s = seconds / self._factors[rows]
-        factor, one_row_s = self._factors[rows], self._one_row_s
+        factor = self._factors[rows]
+        if self._one_row_s is None or (is_plain and seconds * _UNUSUAL < self._one_row_s * factor):
+            self._one_row_s = seconds / factor
+        one_row_s = self._one_row_s
+        if not self._counts[rows] and seconds > one_row_s * factor * _UNUSUAL:
+            self._counts[rows] += 1
+            return
         surprise = min(max(seconds / (one_row_s * factor), 1 / _SURPRISE), _SURPRISE)
         self._counts[rows] += 1
         if rows > 1:

@@ -11,10 +11,9 @@ ends where one more token would cost more than it promises.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
-
-import numpy as np
 
 from mlxr.core.errors import OutOfPages
 from mlxr.engine.drafts.costs import StepCosts
@@ -22,7 +21,7 @@ from mlxr.engine.drafts.guesser import Guesser, HeadGuesser
 from mlxr.engine.drafts.head_drafter import HeadDrafter
 from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.drafts.rates import Rates
-from mlxr.engine.runner import Floats
+from mlxr.kernels.sample import SampleResult
 
 logger = logging.getLogger(__name__)
 SHORT = 32  # tokens that the draft model may lag behind and still draft in this step
@@ -55,10 +54,12 @@ class DraftModel:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._guesser, self.cache, self._clock = guesser, guesser.cache, clock
+        self._usual_places = 1  # of the last draft
         self._vocab_size, self._context_tokens = vocab_size, context_tokens
         self._stop_ids, self._chunk_tokens = frozenset(stop_ids), chunk_tokens
         self._rates, self._costs = Rates(), StepCosts(_MOST_ROWS)
         self._prompt_token_s: float | None = None
+        self._has_read = False
         self._gains = [_FIRST_GAIN] * (_MOST_ROWS + 1)  # by the answers of a step
         self._trial_pause = self._trial_waits = _FIRST_PAUSE
         self._answer_tokens = _FIRST_ANSWER_TOKENS
@@ -180,7 +181,9 @@ class DraftModel:
         self._guesser.read(drafter, tokens)
         self.cache.commit(table, drafter.inputs, tokens)
         each_s = (self._clock() - start_s) / tokens
-        self._prompt_token_s = each_s if self._prompt_token_s is None else (self._prompt_token_s + each_s) / 2
+        if self._has_read:  # the first time, a GPU makes what later ones need
+            self._prompt_token_s = each_s if self._prompt_token_s is None else (self._prompt_token_s + each_s) / 2
+        self._has_read = True
         return True
 
     def _reserve(self, drafter: ModelDrafter, most: int) -> bool:
@@ -197,33 +200,36 @@ class DraftModel:
         drafters = [drafter for drafter, _ in ready]
         lags = [len(drafter.inputs) - drafter.open.length_tokens for drafter in drafters]
         start_s = self._clock()
-        logits = self._guesser.start(drafters)
+        results = self._guesser.start(drafters, goes_on=self._usual_places > 1)
         self._costs.count(sum(lags), self._clock() - start_s)
         for drafter, lag in zip(drafters, lags, strict=True):
             self.cache.commit(drafter.open, drafter.inputs, lag)
             drafter.begin()
-        growing, drafted = ready, len(ready)
-        self._take(drafters, logits)
+        growing, drafted, place = self._take(ready, results), len(ready), 1
         while growing := [pair for pair in growing if self._goes_on(*pair, prices.find_bound(len(growing)))]:
             growing = growing[: max(0, room_rows - drafted)]
             if not growing:
-                return
+                break
             drafters = [drafter for drafter, _ in growing]
             start_s = self._clock()
-            logits = self._guesser.go_on(drafters)
+            results = self._guesser.go_on(drafters, goes_on=place + 1 < self._usual_places)
             self._costs.count(len(drafters), self._clock() - start_s)
             for drafter in drafters:
                 drafter.written_tokens += 1
-            self._take(drafters, logits)
-            drafted += len(drafters)
+            growing, drafted, place = self._take(growing, results), drafted + len(drafters), place + 1
+        self._usual_places = place
 
-    def _take(self, drafters: Sequence[ModelDrafter], logits: Floats) -> None:
-        """Give each answer its likeliest token."""
-        logits = np.asarray(logits)[:, : self._vocab_size]
-        numbers = logits.argmax(axis=1).tolist()
-        token_ids = self._guesser.name_tokens(numbers)
-        for drafter, token_id, number, row in zip(drafters, token_ids, numbers, logits, strict=True):
-            drafter.take(token_id, 1 / float(np.exp(row - row[number]).sum()))
+    def _take(
+        self, growing: list[tuple[ModelDrafter, int]], results: Sequence[SampleResult]
+    ) -> list[tuple[ModelDrafter, int]]:
+        """Give each answer its likeliest token; those that the other model knows go on."""
+        known = []
+        token_ids = self._guesser.name_tokens([result.token_id for result in results])
+        for pair, token_id, result in zip(growing, token_ids, results, strict=True):
+            if token_id < self._vocab_size:
+                pair[0].take(token_id, math.exp(result.logprob))
+                known.append(pair)
+        return known
 
     def _goes_on(self, drafter: ModelDrafter, most: int, bound: float) -> bool:
         """Whether one token more is likely to be worth its while."""

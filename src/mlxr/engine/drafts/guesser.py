@@ -18,7 +18,9 @@ from mlxr.engine.batch import BatchPart, build_batch, build_single
 from mlxr.engine.drafts.head_drafter import HeadDrafter
 from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.runner import Floats, ModelShape, Runner, reserve_pages
+from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.sample import SampleResult, SampleRow, fetch_logits, sample
 
 
 class HeadModel(Protocol):
@@ -61,11 +63,14 @@ class Guesser(Protocol):
     def read(self, drafter: ModelDrafter, tokens: int) -> None:
         """Compute the next `tokens` inputs of an answer."""
 
-    def start(self, drafters: Sequence[ModelDrafter]) -> Floats:
-        """Compute all inputs of answers that are not in their tables; logits (S, n) after the last ones."""
+    def start(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+        """Compute all inputs of answers that are not in their tables; the likeliest column after the last ones.
 
-    def go_on(self, drafters: Sequence[ModelDrafter]) -> Floats:
-        """Compute the last drafted token of each answer; logits (S, n) after it."""
+        `goes_on`: it is likely to be asked for the next place, so that a GPU may begin with it.
+        """
+
+    def go_on(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+        """Compute the last drafted token of each answer; the likeliest column after it."""
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
         """The token ids of columns of the logits."""
@@ -76,8 +81,8 @@ class ModelGuesser:
 
     read_share = 1.0
 
-    def __init__(self, runner: Runner, cache: KVCache) -> None:
-        self._runner, self.cache = runner, cache
+    def __init__(self, ctx: Context, runner: Runner, cache: KVCache) -> None:
+        self._ctx, self._runner, self.cache = ctx, runner, cache
 
     def reserve(self, table: SequenceTable, tokens: int) -> None:
         """Make room for `tokens` more positions; OutOfPages if it fails."""
@@ -86,18 +91,20 @@ class ModelGuesser:
     def read(self, drafter: ModelDrafter, tokens: int) -> None:
         """Compute the next `tokens` inputs of an answer."""
         table = drafter.open
-        self._runner.forward([BatchPart(table, drafter.inputs[table.length_tokens :][:tokens], 1)])
+        outputs = self._runner.forward([BatchPart(table, drafter.inputs[table.length_tokens :][:tokens], 1)])
+        fetch_logits(self._ctx, outputs.logits)  # as a GPU has but begun, and the time counts
 
-    def start(self, drafters: Sequence[ModelDrafter]) -> Floats:
-        """Logits (S, n) after all inputs."""
+    def start(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+        """The likeliest column after all inputs."""
         pending = [drafter.inputs[drafter.open.length_tokens :] for drafter in drafters]
         parts = [BatchPart(drafter.open, own, len(own)) for drafter, own in zip(drafters, pending, strict=True)]
         logits, ends = self._runner.forward(parts).logits, np.cumsum([len(own) for own in pending]) - 1
-        return logits if len(ends) == len(logits) else logits[ends]
+        return _choose(self._ctx, logits, ends.tolist(), goes_on=goes_on)
 
-    def go_on(self, drafters: Sequence[ModelDrafter]) -> Floats:
-        """Logits (S, n) after the last drafted tokens."""
-        return self._runner.forward_single(*_list_last(drafters))
+    def go_on(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+        """The likeliest column after the last drafted tokens."""
+        logits = self._runner.forward_single(*_list_last(drafters))
+        return _choose(self._ctx, logits, range(len(drafters)), goes_on=goes_on)
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
         """The columns are the tokens."""
@@ -107,8 +114,8 @@ class ModelGuesser:
 class HeadGuesser:
     """A head with the arena and the books of its pages; its drafters are `HeadDrafter`s."""
 
-    def __init__(self, head: HeadModel, arena: ModelArena, cache: KVCache) -> None:
-        self._head, self._arena, self.cache = head, arena, cache
+    def __init__(self, ctx: Context, head: HeadModel, arena: ModelArena, cache: KVCache) -> None:
+        self._ctx, self._head, self._arena, self.cache = ctx, head, arena, cache
         self.read_share = head.read_share
 
     def reserve(self, table: SequenceTable, tokens: int) -> None:
@@ -119,15 +126,17 @@ class HeadGuesser:
         """Compute the next `tokens` inputs of an answer."""
         self._compute([drafter], tokens, outputs=0)
 
-    def start(self, drafters: Sequence[ModelDrafter]) -> Floats:
-        """Logits (S, n) after all inputs; the drafters get what stands for the states there."""
-        return self._compute(drafters, None, outputs=1)
+    def start(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+        """The likeliest column after all inputs; the drafters get what stands for the states there."""
+        logits = self._compute(drafters, None, outputs=1)
+        return _choose(self._ctx, logits, range(len(drafters)), goes_on=goes_on)
 
-    def go_on(self, drafters: Sequence[ModelDrafter]) -> Floats:
-        """Logits (S, n) after the last drafted tokens."""
+    def go_on(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+        """The likeliest column after the last drafted tokens."""
         states = np.stack([state for drafter in _as_heads(drafters) if (state := drafter.state) is not None])
         logits, made = self._head.forward(build_single(*_list_last(drafters)), states, self._arena)
-        return self._leave(drafters, logits, made)
+        logits = self._leave(drafters, logits, made)
+        return _choose(self._ctx, logits, range(len(drafters)), goes_on=goes_on)
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
         """The token ids of columns of the logits."""
@@ -148,6 +157,14 @@ class HeadGuesser:
         for drafter, state in zip(_as_heads(drafters), made, strict=True):
             drafter.state = state
         return logits
+
+
+def _choose(ctx: Context, logits: Floats, ends: Sequence[int], *, goes_on: bool) -> list[SampleResult]:
+    """The likeliest column of each of these rows, and how likely it is."""
+    if isinstance(logits, np.ndarray) and len(ends) < len(logits):
+        logits, ends = logits[list(ends)], range(len(ends))
+    drawn = sample(ctx, logits, [SampleRow()] * logits.shape[0], goes_on=goes_on)
+    return [drawn[end] for end in ends]
 
 
 def _as_heads(drafters: Sequence[ModelDrafter]) -> list[HeadDrafter]:

@@ -30,14 +30,15 @@ def open_drafts(
 ) -> tuple[Planner, DrafterMaker]:
     """Who plans drafts, and who makes them for an answer; allocates the `arena` of the model or head that drafts."""
     if draft is None or arena is None:
-        return Planner(settings.draft_tokens), _look_up
-    pools, groups = arena.allocate(ctx)
+        return Planner(settings.draft_tokens, runs_ahead=ctx.gpu is not None), _look_up
+    own = draft.ctx or ctx
+    pools, groups = arena.allocate(own)
     cache = KVCache(groups, fingerprint=draft.fingerprint, sharing=shares_prefixes)
     config = draft.config
     if isinstance(draft, HeadSource):
-        guesser: Guesser = HeadGuesser(draft.head, pools, cache)
+        guesser: Guesser = HeadGuesser(own, draft.head, pools, cache)
     else:
-        guesser = ModelGuesser(Runner(draft.model, pools, cache), cache)
+        guesser = ModelGuesser(own, Runner(draft.model, pools, cache), cache)
     model = DraftModel(
         guesser,
         vocab_size=min(vocab_size, config.vocab_size),
@@ -46,7 +47,7 @@ def open_drafts(
         chunk_tokens=size_steps(settings, ctx.device).prefill_chunk_tokens,
         clock=clock,
     )
-    return Planner(settings.draft_tokens, model, clock), model.open
+    return Planner(settings.draft_tokens, model, clock, runs_ahead=ctx.gpu is not None), model.open
 
 
 def _look_up(tokens: list[int], _: bool) -> Drafter:

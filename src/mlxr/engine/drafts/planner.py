@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from mlxr.engine.drafts.costs import StepCosts
@@ -28,6 +28,9 @@ class Planner:
     """Chooses the lengths of drafts, at most `most_tokens` for one answer. Without `model` they cost nothing.
 
     In steps of more than `most_answers` the model does not guess: there its steps took longer than they saved.
+
+    Where a step `runs_ahead`, it may begin before the tokens are known that the one before it draws. Such a step has no
+    drafts. So it must be known before tokens are drawn whether the next step is likely to have any (`expects`).
     """
 
     most_answers = 2
@@ -40,13 +43,23 @@ class Planner:
         "_has_read",
         "_most_tokens",
         "_plain_steps",
+        "_ran_ahead",
         "_since_plain",
+        "_was_ahead",
         "model",
+        "runs_ahead",
     )
 
     def __init__(
-        self, most_tokens: int, model: DraftModel | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        most_tokens: int,
+        model: DraftModel | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        runs_ahead: bool = False,
     ) -> None:
+        self.runs_ahead = runs_ahead
+        self._was_ahead = self._ran_ahead = False  # the step that runs, and the one after it
         self._most_tokens, self.model, self._clock = most_tokens, model, clock
         self._costs, self._credit = StepCosts(_MOST_ROWS), Credit()
         self._guess_s, self._has_read = 0.0, False
@@ -58,6 +71,9 @@ class Planner:
         Its seconds count from before the planning. None: it computed prompts, too.
         """
         is_plain = rows == answers
+        if is_plain and self.runs_ahead and not self._was_ahead:
+            self._guess_s = 0.0  # it waited for the host as steps without drafts do not
+            return
         if is_plain and not self._guess_s:
             self._plain_steps += 1
             if self._plain_steps % _LOOK_EVERY and self._plain_steps > _LOOK_EVERY:
@@ -79,7 +95,31 @@ class Planner:
 
     def allows(self, rows: int) -> bool:
         """Whether a step of so many rows has room for drafts."""
-        return rows < _MOST_ROWS
+        return rows < _MOST_ROWS and not self._ran_ahead
+
+    def is_due(self, drafter: Drafter, answers: int) -> bool:
+        """Whether there may be a guess for an answer in the next step, which decodes so many."""
+        if answers > self.most_answers and isinstance(drafter, ModelDrafter):
+            return drafter.lookup.is_due()
+        return drafter.is_due()
+
+    def expects(self, drafters: Sequence[Drafter], answers: int) -> bool:
+        """Whether the next step is likely to have drafts; asked before the tokens of this one are drawn."""
+        wants_plain = self._since_plain >= _PLAIN_EVERY and not self._ran_ahead
+        found = not wants_plain and (self._expects_model(drafters, answers) or self._expects_lookup(drafters, answers))
+        self._was_ahead, self._ran_ahead = self._ran_ahead, not found
+        return found
+
+    def _expects_model(self, drafters: Sequence[Drafter], answers: int) -> bool:
+        can_guess = self.model is not None and answers <= self.most_answers and self._credit.seconds > 0
+        return can_guess and any(isinstance(drafter, ModelDrafter) and drafter.asks_model for drafter in drafters)
+
+    def _expects_lookup(self, drafters: Sequence[Drafter], answers: int) -> bool:
+        """Whether what the text offers now would pay; then what it offers after one more token is likely to."""
+        rates = {
+            place: drafter.estimate(self._most_tokens) for place, drafter in enumerate(drafters) if drafter.propose(1)
+        }
+        return bool(rates) and bool(self._choose(rates, answers, answers, _MOST_ROWS - answers))
 
     def plan(
         self,

@@ -14,7 +14,7 @@ from mlxr.kernels.attend.shares import choose_shares, count_positions, hold_sink
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.pool import Pool
-from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.ragged import MAX_RUN, RaggedBatch
 
 RING_BYTES = 48 * 1024  # memory that any GPU has for a threadgroup
 STAGES = 3
@@ -79,6 +79,7 @@ def attend_stream(
             "PAGE": page_size,
             "SPLIT": int(split),
             "STAGES": STAGES,
+            "NEWEST": 1 if batch.longest_run == 1 else 1 + -(-MAX_RUN // TILE_POSITIONS),
             **scores.constants,
         },
         types={"X": q.dtype, "Y": kind, "K": k_pool.array.dtype},

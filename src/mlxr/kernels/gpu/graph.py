@@ -1,9 +1,10 @@
 """Decode steps that are recorded: traced once for each shape class, started with two arrays of integers.
 
-A step of single tokens is the same list of launches every time. Batches are padded to classes: sequences and pages to
-powers of two; what is padded writes into and reads from a page of its own at the end of the pools (`Pool`), and begins
-with a state of zeros. What is
-traced runs the same operators as always; whatever they decide on the host must follow from the class alone.
+A step of single tokens is the same list of launches every time. A few tokens of one text, of which all logits are
+wanted, are single tokens whose sequences share their pages (`RaggedBatch.split_rows`). Batches are padded to classes:
+sequences and pages to powers of two; what is padded writes into and reads from a page of its own at the end of the
+pools (`Pool`), and begins with a state of zeros. What is traced runs the same operators as always; whatever they decide
+on the host must follow from the class alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mlxr.kernels.gpu.compiled_step import compile_step
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.recorded_step import record_step
 from mlxr.kernels.gpu.steps import Ints, Step, StepPools
-from mlxr.kernels.ragged import NO_STATE, RaggedBatch
+from mlxr.kernels.ragged import MAX_RUN, NO_STATE, RaggedBatch
 
 if TYPE_CHECKING:
     from mlxr.kernels.gpu.device import Gpu
@@ -28,10 +29,11 @@ MAX_SEQUENCES = 256  # larger batches are bound by their arithmetic and run as t
 
 
 def takes_step(batch: RaggedBatch) -> bool:
-    """Whether the batch is single tokens, each with its logits wanted, and without adapters."""
-    if batch.adapters:
+    """Whether the batch is single tokens, or a few of each text, each with its logits wanted, without adapters."""
+    if batch.adapters or not batch.tokens == len(batch.output_rows) <= MAX_SEQUENCES:
         return False
-    return batch.tokens == batch.sequences == len(batch.output_rows) <= MAX_SEQUENCES
+    is_single = batch.tokens == batch.sequences
+    return is_single or (not batch.has_states and int(np.diff(batch.query_starts).max()) <= MAX_RUN)
 
 
 def run_step(gpu: Gpu, compute: Compute, batch: RaggedBatch, pools: StepPools, key: object) -> Any:
@@ -39,8 +41,8 @@ def run_step(gpu: Gpu, compute: Compute, batch: RaggedBatch, pools: StepPools, k
 
     The step starts, or has run ahead (`Steps`). `pools` have the pages and slots that the batch names.
     """
-    padded, graphs = pad_batch(batch, pools), pools.graphs
-    shape = (key, padded.tokens, *(group.page_table.shape[1] for group in padded.groups))
+    padded, graphs = pad_batch(batch if batch.tokens == batch.sequences else batch.split_rows(), pools), pools.graphs
+    shape = (key, padded.tokens, padded.longest_run, *(group.page_table.shape[1] for group in padded.groups))
     step = graphs.get(shape)
     if step is None:
         step = graphs[shape] = _make_step(gpu, compute, padded)
@@ -82,6 +84,7 @@ def pad_batch(batch: RaggedBatch, pools: StepPools) -> RaggedBatch:
         page_table=places[0][1],
         output_rows=np.arange(rows, dtype=np.int32),
     )
+    first = first.with_run(batch.longest_run)
     padded = first.with_groups(places[1:]) if places[1:] else first
     if pools.states is None:
         return padded

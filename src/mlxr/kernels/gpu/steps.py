@@ -152,8 +152,8 @@ class Steps:
 
 def advance_batch(batch: RaggedBatch, rows: int, pools: StepPools) -> RaggedBatch | None:
     """The step after this one, its tokens unknown; None where one of the `rows` sequences has no page for it yet, or
-    no slot for its state."""
-    if (batch.state_nexts[:rows] == NO_STATE).any():
+    no slot for its state, and after drafts, of which nobody knows yet how many are right."""
+    if batch.longest_run > 1 or (batch.state_nexts[:rows] == NO_STATE).any():
         return None
     positions = batch.positions.copy()
     positions[:rows] += 1

@@ -14,20 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from mlxr.kernels.checks import check_floats, check_ints, check_mask, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.sample.row import NO_IDS, NO_TOKEN, SampleResult, SampleRow, takes_likeliest
 from mlxr.kernels.tensor import FloatArray, IntArray
 
-__all__ = ["NO_IDS", "NO_TOKEN", "SampleResult", "SampleRow", "sample", "takes_likeliest"]
+__all__ = ["NO_IDS", "NO_TOKEN", "SampleResult", "SampleRow", "fetch_logits", "sample", "takes_likeliest"]
 
 CHOICE = Choice(__name__)
 
 
-def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[SampleResult]:
+def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow], *, goes_on: bool = True) -> list[SampleResult]:
     """One result for each row of logits (R, vocabulary), which are left as they are.
 
+    `goes_on`: the next step is likely to compute these tokens and no others, so that a GPU may begin with it.
     Raises ValueError for ids outside the vocabulary, for values no rule allows, and for logits that are not numbers;
     the text names the row. A row that leaves no token possible gives NO_TOKEN.
     """
@@ -38,13 +41,25 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow]) -> list[
     if not rows:
         return []
     name, implementation = CHOICE.pick(ctx.device)
-    if name == "gpu" and not implementation.takes_rows(ctx, rows):
-        logits = implementation.fetch_logits(ctx, logits)
+    if name == "gpu":
+        if not isinstance(logits, np.ndarray) and implementation.takes_rows(ctx, rows):
+            drawn: list[SampleResult] = implementation.sample(ctx, logits, rows, goes_on=goes_on)
+            return drawn
+        logits = fetch_logits(ctx, logits)
         name, implementation = CHOICE.pick(REFERENCE if ctx.native is None else "cpu")
     if name == REFERENCE:
         ctx.ledger.count("sample", name, "greedy" if all(row.params.temperature == 0 for row in rows) else "random")
     results: list[SampleResult] = implementation.sample(ctx, logits, rows)
     return results
+
+
+def fetch_logits(ctx: Context, logits: FloatArray) -> FloatArray:
+    """The logits in the host's memory, as f32."""
+    name, implementation = CHOICE.pick(ctx.device)
+    if name != "gpu" or isinstance(logits, np.ndarray):
+        return logits
+    fetched: FloatArray = implementation.fetch_logits(ctx, logits)
+    return fetched
 
 
 def _check_row(index: int, row: SampleRow, vocabulary: int) -> None:

@@ -27,13 +27,13 @@ Numbers = npt.NDArray[np.float32]
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 
-def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow]) -> list[SampleResult]:
-    """Every row by itself; they are rows that `takes_rows` takes."""
+def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow], *, goes_on: bool) -> list[SampleResult]:
+    """Every row by itself; they are rows that `takes_rows` takes. If it `goes_on`, the next step may begin."""
     gpu, numbers = ctx.gpu, _collect_numbers(rows)
     ids: Any
     logprobs: Any
     if gpu.steps.has(logits):
-        ids, logprobs = gpu.steps.draw(numbers, _collect_following(rows, numbers))
+        ids, logprobs = gpu.steps.draw(numbers, _collect_following(rows, numbers) if goes_on else ...)
     elif gpu.launcher is not None:
         drawn = launch_draw(gpu.mx, gpu.launcher, logits, None if numbers is None else gpu.mx.array(numbers))
         ids, logprobs = split_drawn(np.array(drawn), len(rows))

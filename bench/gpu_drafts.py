@@ -1,0 +1,152 @@
+"""How much faster a GPU answers with a draft model that is right so often, in shapes of real models, random weights.
+
+    python bench/gpu_drafts.py --device cuda --model llama-8b-bf16 --draft llama-3-draft-q4_k_m [--right 0.7]
+        [--batches 1] [--tokens 400]
+
+Several draft models are written with commas.
+
+Both models compute all that they would; only what the large one is said to have drawn after a drafted token is that
+token, with a chance of `right`, and another one otherwise. Without drafts and with them in turns; the first quarter of
+each answer, in which steps are recorded and costs are learned, does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import mlxr.engine.engine as engine_module
+from gpu_comparison.ours import Ours
+from mlxr.core.model_settings import ModelSettings
+from mlxr.core.types import SamplingParams
+from mlxr.engine.drafts.choice import DraftSource
+from mlxr.engine.drawing import Drafted, Drawing
+from mlxr.engine.engine import Engine
+from mlxr.engine.scheduler import Chunk
+from mlxr.kernels.sample import SampleResult
+from synthetic import SHAPES
+
+PROMPT_TOKENS = 64
+SHORT_NAMES = {"llama-8b": "llama-3-8b", "tiny": "tiny-spm"}
+
+
+class Agreeing(Drawing):
+    """Draws as always, then says that it drew the drafted tokens as often as it is told to."""
+
+    right = 0.7
+    chance = random.Random(1)
+    vocabulary = 0
+
+    def draw_first(self) -> list[SampleResult]:
+        """See `Drawing`."""
+        return [self._agree(chunk, 0, one) for chunk, one in zip(self.chunks, super().draw_first(), strict=True)]
+
+    def draw(self, drafted: Drafted, place: int) -> list[SampleResult]:
+        """See `Drawing`."""
+        results = super().draw(drafted, place)
+        return [self._agree(chunk, place, one) for (chunk, _), one in zip(drafted, results, strict=True)]
+
+    def _agree(self, chunk: Chunk, place: int, result: SampleResult) -> SampleResult:
+        if place >= len(chunk.draft):
+            return result
+        drafted = chunk.draft[place]
+        told = drafted if self.chance.random() < self.right else (drafted + 1) % self.vocabulary
+        return replace(result, token_id=told)
+
+
+def open_model(device: str, text: str) -> Ours:
+    """A model written SHAPE-TYPE."""
+    shape, _, kind = text.rpartition("-")
+    return Ours(device, SHAPES[SHORT_NAMES.get(shape, shape)], kind)
+
+
+def measure(engine: Engine, batch: int, tokens: int, vocabulary: int) -> tuple[float, int, int]:
+    """Tokens a second, and how many tokens were drafted and accepted."""
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
+    chances = np.random.default_rng(1)
+    for _ in range(batch):
+        engine.submit(chances.integers(3, vocabulary, PROMPT_TOKENS).tolist(), params)
+    drawn = 0
+    while drawn < batch * tokens // 4:
+        drawn += len(engine.step())
+    before, start, counted = engine.stats(), time.perf_counter(), 0
+    while drawn + counted < batch * tokens - batch * 8:
+        counted += len(engine.step())
+    seconds, after = time.perf_counter() - start, engine.stats()
+    while engine.has_work:
+        engine.step()
+    drafted = after.drafted_tokens - before.drafted_tokens
+    return counted / seconds, drafted, after.accepted_tokens - before.accepted_tokens
+
+
+def describe(engine: Engine) -> str:
+    """What the engine has measured of its steps, in milliseconds."""
+    planner: Any = engine._planner
+    own = {rows: planner._costs.read_seconds(rows) for rows in (1, 2, 4, 5, 8)}
+    drafts = {} if planner.model is None else {rows: planner.model._costs.read_seconds(rows) for rows in (1, 2)}
+    texts = [
+        f"{name} {', '.join(f'{rows}: {1e3 * (seconds or 0):.3f}' for rows, seconds in found.items())}"
+        for name, found in (("steps by rows", own), ("draft steps", drafts))
+    ]
+    return "; ".join(texts)
+
+
+def main() -> None:
+    """Measure with each draft model and print a line for each batch."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default="llama-8b-bf16")
+    parser.add_argument("--draft", default="llama-3-draft-q4_k_m")
+    parser.add_argument("--right", type=float, default=0.7)
+    parser.add_argument("--batches", default="1")
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--turns", type=int, default=3)
+    args = parser.parse_args()
+    ours = open_model(args.device, args.model)
+    for name in args.draft.split(","):
+        compare(args, ours, open_model(args.device, name), name)
+
+
+def compare(args: argparse.Namespace, ours: Ours, draft: Ours, draft_name: str) -> None:
+    """Measure each batch in turns with one draft model."""
+    Agreeing.right, Agreeing.vocabulary = args.right, ours.shape.vocab_size
+    source = DraftSource(draft.model, b"draft", draft.ctx)
+    total = PROMPT_TOKENS + args.tokens + 32
+    for batch in map(int, args.batches.split(",")):
+        engines = {}
+        for name in ("off", "little"):
+            engine_module.Drawing = Drawing if name == "off" else Agreeing  # type: ignore[misc]
+            engines[name] = Engine(
+                ours.model,
+                ours.ctx,
+                ModelSettings(context_tokens=total, max_sequences=max(batch, 2), draft=name),
+                eos_ids=(),
+                pages=batch * (-(-total // 32) + 1),
+                prefix_sharing=False,
+                draft=source if name == "little" else None,
+            )
+        speeds: dict[str, list[float]] = {"off": [], "little": []}
+        counts = (0, 0)
+        for _ in range(args.turns):
+            for name, engine in engines.items():
+                engine_module.Drawing = Drawing if name == "off" else Agreeing  # type: ignore[misc]
+                speed, *counts = measure(engine, batch, args.tokens, ours.shape.vocab_size)  # type: ignore[assignment]
+                speeds[name].append(speed)
+        plain, fast = (statistics.median(found) for found in speeds.values())
+        ratios = [b / a for a, b in zip(*speeds.values(), strict=True)]
+        print(
+            f"{args.model} with {draft_name}, batch {batch}: {plain:.1f} tokens/s without drafts, {fast:.1f} with: "
+            f"{fast / plain:.2f} times ({min(ratios):.2f} to {max(ratios):.2f}); "
+            f"{counts[0]} drafted, {counts[1]} accepted; {describe(engines['auto'])}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
