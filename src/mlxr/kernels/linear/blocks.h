@@ -54,28 +54,41 @@ struct IQ4_XS : IQ4 {
   }
 };
 
-struct MXFP4 : Listed, OneRun {
-  static FUNCTION void pairs(PRIVATE const uint *w, int u, PRIVATE const uint *step, PRIVATE const uint *low,
+struct MXFP4 : OneRun {
+  enum { STEP = 4, WORDS = 4, OFFSETS = 0 };
+  static FUNCTION void pack_terms(float scale, float, PRIVATE uint *step, PRIVATE uint *low) {
+    *step = pack_pair(scale, scale);
+    *low = 0u;
+  }
+  // FP4_VALUES are exact in bf16: both bytes of each come out of a table of eight, and the sign is put in front.
+  static FUNCTION void pairs(PRIVATE const uint *w, int u, PRIVATE const uint *step, PRIVATE const uint *,
                              PRIVATE uint *out) {
-    float f[8];
-    unit(w, u, f);
-    scale_pairs(f, step, low, out);
+    UNROLL
+    for (int i = 0; i < 2; ++i) { // four nibbles: near, far, near, far
+      const uint nibbles = w[u] >> (16 * i), which = nibbles & 0x7777u;
+      const uint low = pick_bytes(0x40008000u, 0x4000C080u, which), high = pick_bytes(0x40403F00u, 0x41414040u, which);
+      const uint near = pick_bytes(low, high, 0x6240u) | (nibbles << 12 & 0x8000u) | (nibbles << 20 & 0x80000000u);
+      const uint far = pick_bytes(low, high, 0x7351u) | (nibbles << 8 & 0x8000u) | (nibbles << 16 & 0x80000000u);
+      out[i] = multiply_pairs(near, step[0], 0x80008000u);
+      out[2 + i] = multiply_pairs(far, step[1], 0x80008000u);
+    }
   }
   static FUNCTION void load(Bytes base, uint64_t total, uint64_t block, int, PRIVATE uint *w) {
-    load_nibbles(field<0, 16>(base, total, block), w);
+    load_words(field<0, 16>(base, total, block), w);
   }
   static FUNCTION void unit(PRIVATE const uint *w, int u, PRIVATE float *f) {
     UNROLL
     for (int i = 0; i < 4; ++i) {
       f[i] = FP4_VALUES[w[u] >> (8 * i) & 15u];
-      f[4 + i] = FP4_VALUES[w[4 + u] >> (8 * i) & 15u];
+      f[4 + i] = FP4_VALUES[w[u] >> (8 * i + 4) & 15u];
     }
+  }
+  static FUNCTION float scale_of(uint exponent) { // 2^(exponent - 128); the two smallest are subnormal
+    return bits_to_float(exponent > 1u ? (exponent - 1u) << 23 : 0x00200000u << exponent);
   }
   static FUNCTION void scales(Bytes base, uint64_t total, uint64_t block, int, PRIVATE float *scale,
                               PRIVATE float *offset) {
-    const uint exponent = field<16, 1>(base, total, block)[0];
-    // 2^(exponent - 128); the two smallest are subnormal
-    scale[0] = scale[1] = bits_to_float(exponent > 1u ? (exponent - 1u) << 23 : 0x00200000u << exponent);
+    scale[0] = scale[1] = scale_of(field<16, 1>(base, total, block)[0]);
     offset[0] = offset[1] = 0.0f;
   }
 };

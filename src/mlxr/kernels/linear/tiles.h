@@ -110,6 +110,27 @@ template <> struct Tile<Q6_K> {
   }
 };
 
+template <> struct Tile<MXFP4> {
+  enum { RAW = 10 };
+  static FUNCTION void fetch(Bytes base, uint64_t total, uint row, int runs, int first, PRIVATE uint *raw) {
+    UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const uint block = row + uint(first + 4 * j < runs ? first + 4 * j : runs - 1);
+      load_words(field<0, 16>(base, total, block), raw + 5 * j);
+      raw[5 * j + 4] = field<16, 1>(base, total, block)[0];
+    }
+  }
+  static FUNCTION void words(PRIVATE const uint *raw, int j, int, PRIVATE uint *w) {
+    UNROLL
+    for (int i = 0; i < 4; ++i)
+      w[i] = raw[5 * j + i];
+  }
+  static FUNCTION void terms(PRIVATE const uint *raw, int j, int, PRIVATE uint *scale, PRIVATE uint *offset) {
+    scale[0] = scale[1] = pack_twice(MXFP4::scale_of(raw[5 * j + 4]));
+    offset[0] = offset[1] = 0u;
+  }
+};
+
 // Where the columns of x come from, eight neighbours at a time: straight from its rows.
 template <int COLUMNS, int N, typename X> struct FromRows {
   enum { WORDS = 4 };

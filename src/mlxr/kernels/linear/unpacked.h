@@ -109,7 +109,7 @@ template <> struct Packed<Affine8<2>> : PackedBytes<Affine8<2>, Unit<1, 256, 32>
   enum { SHARING = 2 };
 };
 
-template <typename Q, typename U, typename Table> struct PackedTable : U, ScaledInFloats<Q, U>, Signed<0>, Singly {
+template <typename Q, typename U, typename Table> struct PackedTable : U, Signed<0>, Singly {
   static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {
     const uint pairs = read_pairs(unit + r * U::STRIDE, 16 * run, t);
     const uint first = look_up<Table>(pairs & 0xFFFFu), second = look_up<Table>(pairs >> 16);
@@ -117,9 +117,9 @@ template <typename Q, typename U, typename Table> struct PackedTable : U, Scaled
     w[1] = pick_bytes(first, second, 0x7531u);
   }
 };
-template <> struct Packed<IQ4_NL> : PackedTable<IQ4_NL, Unit<1, 128, 16>, IQ4Table> {};
-template <> struct Packed<IQ4_XS> : PackedTable<IQ4_XS, Unit<1, 128, 4, 4>, IQ4Table> {};
-template <> struct Packed<MXFP4> : PackedTable<MXFP4, Unit<1, 128, 8>, FP4Table> {};
+template <> struct Packed<IQ4_NL> : PackedTable<IQ4_NL, Unit<1, 128, 16>, IQ4Table>, ScaledInFloats<IQ4_NL, Unit<1, 128, 16>> {};
+template <> struct Packed<IQ4_XS> : PackedTable<IQ4_XS, Unit<1, 128, 4, 4>, IQ4Table>, ScaledInFloats<IQ4_XS, Unit<1, 128, 4, 4>> {};
+template <> struct Packed<MXFP4> : PackedTable<MXFP4, Unit<1, 128, 8>, FP4Table>, ScaledByType<MXFP4, Unit<1, 128, 8>> {};
 
 template <> struct Packed<Q2_K> : Unit<1, 64, 16, 4>, ScaledByType<Q2_K, Unit<1, 64, 16, 4>>, Unsigned<1, 0>, Singly {
   static FUNCTION void split(const GROUP uint *unit, int r, int run, int t, PRIVATE uint *w) {

@@ -103,6 +103,14 @@ FUNCTION uint widen_bytes(uint word, int half_) {
   return (word & 0xFFu) | (word & 0xFF00u) << 8 | 0x43004300u;
 }
 FUNCTION uint widen_byte(uint word, int which) { return (word >> (8 * which) & 0xFFu) * 0x10001u | 0x43004300u; }
+FUNCTION uint pick_bytes(uint a, uint b, uint which) {
+  uint picked = 0u;
+  for (uint i = 0u; i < 4u; ++i) {
+    const uint at = which >> (4u * i) & 7u;
+    picked |= ((at < 4u ? a : b) >> (8u * (at & 3u)) & 0xFFu) << (8u * i);
+  }
+  return picked;
+}
 template <int WHICH> FUNCTION uint join_bytes(uint a, uint b, uint c, uint d) {
   return (a >> 8 * WHICH & 0xFFu) | (b >> 8 * WHICH & 0xFFu) << 8 | (c >> 8 * WHICH & 0xFFu) << 16 |
          (d >> 8 * WHICH & 0xFFu) << 24;
