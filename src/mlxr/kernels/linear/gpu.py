@@ -5,7 +5,7 @@
   rows (`rows.py`). With more the weight is expanded, and MLX multiplies (`expand.py`).
 - Floats of 16 bits: streamed on matrix units, 1 to 16 rows (`floats.py`); in recorded steps on Hopper by panels, 17 to
   128 rows (`panels.py`); each where its plan says that it fits and pays. Else a few rows by `rows.py`.
-- Floats of 32 bits that are not as the library takes them (a router's): few outputs by `rows.py`.
+- Floats of 32 bits that are not as the library takes them (a router's): few outputs by `wide.py`.
 - All other floats: the library, which is MLX's matmul, in recorded steps cuBLASLt. Without kernels (MLX on CPU) this is
   the only way.
 
@@ -33,6 +33,7 @@ from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
 from mlxr.kernels.linear.unpacked import UNPACKED, UnpackPlan, multiply_unpacked, plan_unpacked
 from mlxr.kernels.linear.unpacked import describe as describe_unpacked
 from mlxr.kernels.linear.weight import LinearWeight
+from mlxr.kernels.linear.wide import WIDE
 
 __all__ = ["linear", "prepare"]
 
@@ -43,7 +44,7 @@ MAX_WIDE_ROWS, MAX_WIDE_OUTPUTS = 256, 1024  # those of 32 bits
 MIN_TILED, MAX_TILED = 1, 64
 MAX_SHARED_OUTPUTS = 8192  # more keep the device busy without
 SHARES, LIBRARY_COLUMNS = 2, 64
-KERNELS = (ROWS, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, FILL, EXPAND)
+KERNELS = (ROWS, WIDE, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

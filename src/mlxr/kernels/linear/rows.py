@@ -12,6 +12,7 @@ from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import TYPE_NAMES
+from mlxr.kernels.linear.wide import can_spread, multiply_wide
 
 ROWS = Kernel(
     "linear_rows",
@@ -33,8 +34,13 @@ def choose_rows(tokens: int, outputs: int) -> int:
 
 
 def multiply_rows(gpu: Any, x: Any, weights: list[tuple[int, int, Any]], extras: Extras, kind: Any) -> Any:
-    """As `multiply_tiles`, each row of which may wait for its norm; blocks are read again for every eight rows."""
+    """As `multiply_tiles`, each row of which may wait for its norm; blocks are read again for every eight rows.
+
+    Few outputs in 32 bits go to `wide.py`.
+    """
     (tokens, columns), first, second = x.shape, weights[0], weights[-1]
+    if can_spread(weights, columns, extras):
+        return multiply_wide(gpu, x, weights[0], extras, kind)
     rows = first[1], (second[1] if len(weights) == 2 else 0)
     width = next((width for width in TOKENS if width >= tokens), TOKENS[-1])
     per_group = choose_rows(width, sum(rows))
