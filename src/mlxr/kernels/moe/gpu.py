@@ -19,6 +19,7 @@ from mlxr.kernels.linear.extras import GATES
 from mlxr.kernels.linear.gpu import Summands
 from mlxr.kernels.moe import Experts, Router
 from mlxr.kernels.moe.composed import mix_composed, route_composed
+from mlxr.kernels.moe.panels import PANELS, plan_panels
 from mlxr.kernels.moe.products import ROWS, SORT, TILES, can_multiply, multiply_experts, sort_pairs
 from mlxr.kernels.moe.stacked import Stack, stack_weights
 
@@ -32,7 +33,7 @@ ROUTE = Kernel(
     ("route.h",),
 )
 SUM = Kernel("moe_sum", FOLDER, "sum.body", ("made", "sizes"), ("out",))
-KERNELS = (ROUTE, SORT, ROWS, TILES, SUM)
+KERNELS = (ROUTE, SORT, ROWS, TILES, PANELS, SUM)
 SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2}
 SUM_THREADS = 256
 
@@ -101,7 +102,9 @@ def mix(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts) -> Any
     assert isinstance(payload, Payload)
     if not payload.suits_kernels(gpu):
         return mix_composed(ctx, x, chosen, shares, experts, payload)
-    tiling = sort_pairs(gpu, chosen, len(experts.up), gpu.has_tiles)
+    (tokens, used), count = chosen.shape, len(experts.up)
+    panels = plan_panels(gpu, x.dtype, payload.up, payload.down, tokens * used / count) if tokens > 1 else None
+    tiling = sort_pairs(gpu, chosen, count, gpu.has_tiles, panels)
     if experts.is_gated and len(payload.up.parts) == 1:
         inner = multiply_experts(gpu, x, payload.up, tiling, GATES[experts.activation], None, gpu.operands)
     else:

@@ -17,6 +17,7 @@ from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.parts import FLOATS, LAYOUTS, TYPE_NAMES
 from mlxr.kernels.linear.rows import choose_rows
 from mlxr.kernels.linear.tiles import LIGHT, MAX_STAGED, SIMD_GROUPS, SINGLE, TILE_TOKENS, Plan
+from mlxr.kernels.moe.panels import PanelPlan, multiply_panels
 from mlxr.kernels.moe.stacked import Stack
 
 FOLDER = Path(__file__).parent
@@ -47,6 +48,7 @@ FLOAT_RUN = 32  # columns of a lane on matrix units
 ROW_WIDTH = 8  # pairs of a tile without matrix units
 STEP_COLUMNS = 256  # that a SIMD-group takes of a row at a time
 MAX_IDLE = 1.34  # SIMD-groups that there are for each one that has columns to multiply
+TABLED = frozenset((39,))  # mxfp4, whose words take few registers
 WIDTHS = ((6, 1), (12, 2), (40, 4))  # up to so many pairs for each expert: tiles of eight; more take WIDEST of them
 WIDEST = 8
 
@@ -54,7 +56,7 @@ WIDEST = 8
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiling:
     """`count` tiles of up to `width` pairs. `tiles` and `order` are as moe/experts.h says; `order` is None where each
-    tile is one pair."""
+    tile is one pair. With `panels` they are multiplied as that says."""
 
     tokens: int
     used: int
@@ -62,6 +64,7 @@ class Tiling:
     count: int
     tiles: Any
     order: Any
+    panels: PanelPlan | None = None
 
 
 def can_multiply(gpu: Any, stack: Stack) -> bool:
@@ -92,10 +95,10 @@ def count_tiles(tokens: int, used: int, experts: int, width: int) -> int:
     return pairs if pairs <= experts else experts + (pairs - experts) // width
 
 
-def sort_pairs(gpu: Any, chosen: Any, experts: int, has_tiles: bool) -> Tiling:
+def sort_pairs(gpu: Any, chosen: Any, experts: int, has_tiles: bool, panels: PanelPlan | None = None) -> Tiling:
     """Tiles of the pairs in `chosen` (tokens, used); one launch if there are several tokens."""
     tokens, used = chosen.shape
-    width = choose_width(tokens, used, experts, has_tiles)
+    width = choose_width(tokens, used, experts, has_tiles) if panels is None else panels.pairs
     if tokens == 1:
         return Tiling(tokens, used, width, used, chosen, None)
     count, kind = count_tiles(tokens, used, experts, width), gpu.mx.int32
@@ -108,7 +111,7 @@ def sort_pairs(gpu: Any, chosen: Any, experts: int, has_tiles: bool) -> Tiling:
         outputs=[((count, 4), kind), ((tokens * used,), kind)],
         constants={"EXPERTS": experts, "WIDTH": width, "SECTIONS": sections},
     )
-    return Tiling(tokens, used, width, count, tiles, order)
+    return Tiling(tokens, used, width, count, tiles, order, panels)
 
 
 def multiply_experts(gpu: Any, x: Any, stack: Stack, tiling: Tiling, gate: int, shares: Any, kind: Any) -> Any:
@@ -117,6 +120,8 @@ def multiply_experts(gpu: Any, x: Any, stack: Stack, tiling: Tiling, gate: int, 
     x is (tokens, inputs), or (pairs, inputs) if `shares` (tokens, used) are given. The result is (pairs, outputs) of
     type `kind`; with `shares` it is multiplied by them and ordered by rank: (used, tokens, outputs).
     """
+    if tiling.panels is not None:
+        return multiply_panels(gpu, x, stack, tiling, gate, shares, kind)
     launcher, parts = gpu.launcher, stack.parts
     rows = parts[0].rows, (parts[1].rows if len(parts) == 2 else 0)
     made, pairs = (stack.out_features // 2 if gate else stack.out_features), tiling.tokens * tiling.used
@@ -179,7 +184,7 @@ def choose_plan(stack: Stack, tiling: Tiling) -> Plan:
     types = {LAYOUTS[part.type_name].number for part in stack.parts}
     if tiling.width == 1:
         single, staged = types <= SINGLE, stack.in_features <= MAX_STAGED
-        return Plan(1, 1, split, resident=2, staged=staged, single=single and staged)
+        return Plan(1, 1, split, resident=3 if types <= TABLED else 2, staged=staged, single=single and staged)
     tiles = tiling.width // TILE_TOKENS
     if tiles == 1:
         return Plan(1, 1, split, resident=2)

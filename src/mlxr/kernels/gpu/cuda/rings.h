@@ -73,7 +73,8 @@ template <typename T, int N> struct Panels {};
 #define MLXR_PLACES_96 MLXR_PLACES_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define MLXR_PLACES_112 MLXR_PLACES_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define MLXR_PLACES_128 MLXR_PLACES_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define MLXR_PLACES_192 MLXR_PLACES_128 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define MLXR_PLACES_160 MLXR_PLACES_128 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define MLXR_PLACES_192 MLXR_PLACES_160 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define MLXR_PLACES_256 MLXR_PLACES_192 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define MLXR_SUMS_8(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
 #define MLXR_SUMS_16 MLXR_SUMS_8(0)
@@ -83,7 +84,8 @@ template <typename T, int N> struct Panels {};
 #define MLXR_SUMS_96 MLXR_SUMS_64, MLXR_SUMS_8(32), MLXR_SUMS_8(40)
 #define MLXR_SUMS_112 MLXR_SUMS_96, MLXR_SUMS_8(48)
 #define MLXR_SUMS_128 MLXR_SUMS_112, MLXR_SUMS_8(56)
-#define MLXR_SUMS_192 MLXR_SUMS_128, MLXR_SUMS_8(64), MLXR_SUMS_8(72), MLXR_SUMS_8(80), MLXR_SUMS_8(88)
+#define MLXR_SUMS_160 MLXR_SUMS_128, MLXR_SUMS_8(64), MLXR_SUMS_8(72)
+#define MLXR_SUMS_192 MLXR_SUMS_160, MLXR_SUMS_8(80), MLXR_SUMS_8(88)
 #define MLXR_SUMS_256 MLXR_SUMS_192, MLXR_SUMS_8(96), MLXR_SUMS_8(104), MLXR_SUMS_8(112), MLXR_SUMS_8(120)
 #define MLXR_PANELS(T, KIND, N, A, B)                                                                                  \
   template <> struct Panels<T, N> {                                                                                    \
@@ -94,6 +96,8 @@ template <typename T, int N> struct Panels {};
                    : "l"(a), "l"(b));                                                                                  \
     }                                                                                                                  \
   };
+MLXR_PANELS(bf16, "bf16", 32, 16, 17)
+MLXR_PANELS(f16, "f16", 32, 16, 17)
 MLXR_PANELS(bf16, "bf16", 48, 24, 25)
 MLXR_PANELS(f16, "f16", 48, 24, 25)
 MLXR_PANELS(bf16, "bf16", 64, 32, 33)
@@ -104,6 +108,10 @@ MLXR_PANELS(bf16, "bf16", 112, 56, 57)
 MLXR_PANELS(f16, "f16", 112, 56, 57)
 MLXR_PANELS(bf16, "bf16", 128, 64, 65)
 MLXR_PANELS(f16, "f16", 128, 64, 65)
+MLXR_PANELS(bf16, "bf16", 160, 80, 81)
+MLXR_PANELS(f16, "f16", 160, 80, 81)
+MLXR_PANELS(bf16, "bf16", 192, 96, 97)
+MLXR_PANELS(f16, "f16", 192, 96, 97)
 template <typename T, int N, int BLOCKS>
 FUNCTION void multiply_panels(float *sums, const uint *a, const uint *b, int first) {
   Panels<T, N>::multiply(sums, describe_panel<1>(a, first), describe_panel<BLOCKS>(b, first));
