@@ -143,7 +143,7 @@ def compare(args: argparse.Namespace, ours: Ours, draft: Ours, draft_name: str) 
         print(
             f"{args.model} with {draft_name}, batch {batch}: {plain:.1f} tokens/s without drafts, {fast:.1f} with: "
             f"{fast / plain:.2f} times ({min(ratios):.2f} to {max(ratios):.2f}); "
-            f"{counts[0]} drafted, {counts[1]} accepted; {describe(engines['auto'])}",
+            f"{counts[0]} drafted, {counts[1]} accepted; {describe(engines['little'])}",
             flush=True,
         )
 

@@ -84,6 +84,8 @@ def random_floats(seed: int, *shape: int) -> Floats:
 
 def relative_error(result: Any, expected: Floats) -> float:
     """Root mean square of the difference over that of what is expected; not-a-number stays so."""
+    if "bfloat16" in str(getattr(result, "dtype", "")):  # which NumPy does not have
+        result = result.astype(load_mlx("emulated").float32)
     difference = np.asarray(result).astype(np.float64) - expected
     assert difference.shape == expected.shape
     return float(np.sqrt((difference**2).mean() / (expected.astype(np.float64) ** 2).mean()))
