@@ -22,7 +22,7 @@ from mlxr.core.types import PARAMETERS, SamplingParams
 
 Run = Callable[..., str]
 WITH_MODEL = ("run", "chat", "embed", "perplexity", "bench", "profile", "validate")
-WITH_REGISTRY = {"list", "pull", "import", "create", "cp", "rm", "show"}
+WITH_REGISTRY = {"list", "pull", "import", "create", "cp", "rm", "show", "adapters"}
 
 
 def execute(*arguments: str, stdin: bytes = b"", environment: dict[str, str] | None = None) -> Sequence[object]:

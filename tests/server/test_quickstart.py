@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demo_adapters import write_gguf_adapter
 from running_server import RunningServer, start_server
 from starlette.applications import Starlette
 
@@ -67,6 +68,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("model.gguf", "f16.gguf", "home/.ollama/models/blobs/sha256-74701a8c35f6"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(DRAFT)
+    (tmp_path / "base.gguf").symlink_to(ASSETS / "demo.gguf")
+    write_gguf_adapter(tmp_path / "own.gguf", 1)
     make_folder(tmp_path / "folder")
     (tmp_path / "question.txt").write_text("What is json?\n")
     (tmp_path / "text.txt").write_text("import os\nprint(os.path.join('a', 'b'))\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,10 +63,12 @@ def validate(model: str | Path = "demo", **given: object) -> LogitsCheck:
 def test_one_fault_in_one_layer_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     part, change = FAULTS[fault]
 
-    def make_reader(ctx: Context, tensors: Mapping[str, TensorSource], budget: ExpertBudget | None) -> LayerReader:
+    def make_reader(
+        ctx: Context, tensors: Mapping[str, TensorSource], budget: ExpertBudget | None, summed: Collection[str]
+    ) -> LayerReader:
         name = f"blk.{FAULTY_LAYER}.{part}"
         changed = {**tensors, name: change(tensors[name])} if ctx.device == "cpu" else tensors
-        return LayerReader(ctx, changed, budget)  # type: ignore[arg-type]
+        return LayerReader(ctx, changed, budget, summed)  # type: ignore[arg-type]
 
     monkeypatch.setattr("mlxr.models.decoder.LayerReader", make_reader)
     found = validate()

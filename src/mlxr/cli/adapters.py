@@ -51,7 +51,7 @@ def adapters(
     model: Base = "demo",
     json: Json = False,
 ) -> None:
-    """List low-rank adapters, give one a name, remove or show one."""
+    """List the adapters (LoRA) here, add or remove one."""
     registry = open_registry(settings)
     if action is Action.LIST:
         _list(registry, as_json=json)
