@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from mlxr.formats import TensorToWrite, open_gguf, write_gguf
 from mlxr.loading import ASSETS
@@ -34,6 +33,16 @@ def make_pairs(seed: int, rank: int = 4, spread: float = 0.5) -> dict[str, tuple
         )
         for name, (rows, columns) in shapes.items()
     }
+
+
+def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:
+    """Write matrices in f32 as safetensors do, whose package an environment with mlxr alone does not have."""
+    header, at = {}, 0
+    for name, values in tensors.items():
+        header[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    head = json.dumps(header).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + b"".join(v.tobytes() for v in tensors.values()))
 
 
 def write_gguf_adapter(path: Path, seed: int, rank: int = 4) -> Path:

@@ -105,6 +105,8 @@ def test_every_command(installed: Installed, hub: FakeHub) -> None:
     write_adapter(installed.folder / "adapter")
     mlxr("merge", "own.gguf", "adapter", "merged.gguf")
     assert (installed.folder / "merged.gguf").stat().st_size == len(DRAFT)
+    assert "added" in mlxr("adapters", "add", "brief", "adapter", "--model", "own")
+    assert "brief" in mlxr("adapters", "list")
     assert "perplexity" in mlxr("perplexity", "small.gguf", "text.txt")
     assert mlxr("bench", "demo", "--prompt-tokens", 16, "--generate-tokens", 4, "--repeat", 1)
     assert "attend" in mlxr("profile", "demo", "--prompt-tokens", 16, "--steps", 2)
