@@ -66,7 +66,7 @@ class RandomGpu(Gpu):
         """Blocks drawn at random, also for rows or columns of a random tensor."""
         random = tensor
         while random is not None and not isinstance(random, RandomTensor):
-            random = getattr(random, "tensor", getattr(random, "source", None))
+            random = getattr(random, "source", None)
         if random is None:
             return super().read(tensor)
         mx, key = self.mx, (tensor.type_name, tensor.shape[-1], random.gain)

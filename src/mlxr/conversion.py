@@ -102,7 +102,7 @@ def find_lossy(model: SourceModel, tensors: list[TensorToWrite]) -> list[str]:
     for tensor in tensors:
         source = model.tensors.get(tensor.name)
         if isinstance(source, Updated):
-            changed.add(source.base.type_name)
+            changed.add(source.source.type_name)
         elif source is not None and source.type_name != tensor.type_name:
             changed.add(source.type_name)
     return sorted(name for name in changed if by_name(name).is_quantized)
@@ -116,7 +116,7 @@ def find_layer(name: str) -> int:
 
 def _keep_type(name: str, source: WeightSource) -> str:
     """The type that a file has a tensor in."""
-    kept = source.base.type_name if isinstance(source, Updated) else source.type_name
+    kept = source.source.type_name if isinstance(source, Updated) else source.type_name
     if isinstance(source, Updated) and by_name(kept).encode is None:
         raise ModelError(f"tensor {name} changes, and nothing here writes its type {kept}; choose one with --type")
     return kept

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.sources import Decoded
+from mlxr.kernels.sources import Decoded, View
 from mlxr.kernels.tensor import ByteArray, FloatArray, TensorSource
 
 
@@ -39,24 +39,13 @@ def _find_block(tensor: TensorSource) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+class Cut(View):
     """Columns [start:stop] of `source`, which are bytes [first:last] of each row, copied when they are asked for."""
 
-    source: TensorSource
     start: int
     stop: int
     first: int
     last: int
-
-    @property
-    def name(self) -> str:
-        """What the matrix has."""
-        return self.source.name
-
-    @property
-    def type_name(self) -> str:
-        """What the matrix has."""
-        return self.source.type_name
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,11 +63,6 @@ class Cut:
         """Length of `data` in bytes."""
         return self.source.shape[0] * (self.last - self.first)
 
-    @property
-    def is_mapped(self) -> bool:
-        """No: the bytes are not those of a file."""
-        return False
-
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Rows [start:stop] of these columns, decoded."""
         return np.ascontiguousarray(self.source.to_float32(start, stop)[:, self.start : self.stop])
@@ -86,11 +70,3 @@ class Cut:
     def take_rows(self, start: int, stop: int) -> Cut:
         """Rows [start:stop] as a tensor of their own."""
         return Cut(self.source.take_rows(start, stop), self.start, self.stop, self.first, self.last)
-
-    def take_matrix(self, index: int) -> TensorSource:
-        """Refuse: this is one."""
-        raise ValueError(f"tensor {self.name} is a matrix, which has no part {index}")
-
-    def release(self) -> None:
-        """Release the whole matrix."""
-        self.source.release()

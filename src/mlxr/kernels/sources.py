@@ -62,21 +62,40 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """Some rows of a matrix, in their order, as a tensor of their own that is copied each time when it is asked for."""
+class View:
+    """A matrix that is made of another one, `source`, each time when it is asked for; it has its name and type."""
 
     source: TensorSource
-    rows: range
 
     @property
     def name(self) -> str:
-        """What the matrix has."""
+        """The name of the source."""
         return self.source.name
 
     @property
     def type_name(self) -> str:
-        """What the matrix has."""
+        """The type of the source."""
         return self.source.type_name
+
+    @property
+    def is_mapped(self) -> bool:
+        """No: the bytes are not those of a file."""
+        return False
+
+    def take_matrix(self, index: int) -> TensorSource:
+        """Refuse: this is one."""
+        raise ValueError(f"tensor {self.name} has no part {index}, as it is a matrix")
+
+    def release(self) -> None:
+        """Release the whole source."""
+        self.source.release()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows(View):
+    """Some rows of a matrix, in their order, as a tensor of their own that is copied each time when it is asked for."""
+
+    rows: range
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,11 +113,6 @@ class Rows:
         """Length of `data` in bytes."""
         return self.source.nbytes // self.source.shape[0] * len(self.rows)
 
-    @property
-    def is_mapped(self) -> bool:
-        """No: the bytes are not those of a file."""
-        return False
-
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Rows [start:stop] of these, decoded."""
         return np.ascontiguousarray(self.source.to_float32()[_as_slice(self.rows[start:stop])])
@@ -107,31 +121,12 @@ class Rows:
         """Rows [start:stop] of these as a tensor of their own."""
         return Rows(self.source, self.rows[start:stop])
 
-    def take_matrix(self, index: int) -> TensorSource:
-        """Refuse: this is one."""
-        raise ValueError(f"tensor {self.name} is a matrix, which has no part {index}")
-
-    def release(self) -> None:
-        """Release the whole matrix."""
-        self.source.release()
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class Columns(View):
     """Some columns of a matrix of floats as the rows of another one, copied each time when they are asked for."""
 
-    source: TensorSource
     rows: range
-
-    @property
-    def name(self) -> str:
-        """What the matrix has."""
-        return self.source.name
-
-    @property
-    def type_name(self) -> str:
-        """What the matrix has."""
-        return self.source.type_name
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -150,11 +145,6 @@ class Columns:
         """Length of `data` in bytes."""
         return self.source.nbytes // self.source.shape[1] * len(self.rows)
 
-    @property
-    def is_mapped(self) -> bool:
-        """No: the bytes are not those of a file."""
-        return False
-
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Rows [start:stop] of the numbers, decoded."""
         return np.ascontiguousarray(self.source.to_float32()[:, _as_slice(self.rows[start:stop])].T)
@@ -162,14 +152,6 @@ class Columns:
     def take_rows(self, start: int, stop: int) -> Columns:
         """Rows [start:stop] as a tensor of their own."""
         return Columns(self.source, self.rows[start:stop])
-
-    def take_matrix(self, index: int) -> TensorSource:
-        """Refuse: this is one."""
-        raise ValueError(f"tensor {self.name} is a matrix, which has no part {index}")
-
-    def release(self) -> None:
-        """Release the whole matrix."""
-        self.source.release()
 
 
 def _as_slice(rows: range) -> slice:
@@ -227,60 +209,36 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picked:
+class Picked(View):
     """Some rows of a matrix, in an order of their own, as a tensor; its blocks are copied when they are asked for."""
 
-    tensor: TensorSource
     rows: IntArray
-
-    @property
-    def name(self) -> str:
-        """The name of the whole."""
-        return self.tensor.name
-
-    @property
-    def type_name(self) -> str:
-        """The type of the whole."""
-        return self.tensor.type_name
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(rows, columns), as NumPy orders them."""
-        return (len(self.rows), *self.tensor.shape[1:])
+        return (len(self.rows), *self.source.shape[1:])
 
     @property
     def data(self) -> ByteArray:
         """The blocks of the rows, copied."""
-        return self.tensor.data.reshape(self.tensor.shape[0], -1)[self.rows].reshape(-1)
+        return self.source.data.reshape(self.source.shape[0], -1)[self.rows].reshape(-1)
 
     @property
     def nbytes(self) -> int:
         """Length of `data` in bytes."""
-        return self.tensor.nbytes // self.tensor.shape[0] * len(self.rows)
-
-    @property
-    def is_mapped(self) -> bool:
-        """No: the bytes are not those of a file."""
-        return False
+        return self.source.nbytes // self.source.shape[0] * len(self.rows)
 
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Decode rows [start:stop] of those picked."""
         rows = self.rows[start:stop]
         runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
-        parts = [self.tensor.to_float32(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
-        return np.concatenate(parts) if parts else self.tensor.to_float32(0, 0)
+        parts = [self.source.to_float32(int(run[0]), int(run[-1]) + 1) for run in runs if len(run)]
+        return np.concatenate(parts) if parts else self.source.to_float32(0, 0)
 
     def take_rows(self, start: int, stop: int) -> Picked:
         """Rows [start:stop] as a tensor of their own."""
-        return Picked(self.tensor, self.rows[start:stop])
-
-    def take_matrix(self, index: int) -> TensorSource:
-        """Refuse: there is one matrix."""
-        raise ValueError(f"tensor {self.name} has no part {index}, as it is a matrix")
-
-    def release(self) -> None:
-        """Release the source of all rows."""
-        self.tensor.release()
+        return Picked(self.source, self.rows[start:stop])
 
 
 def part_groups(groups: int, sizes: Sequence[int]) -> list[IntArray]:
@@ -302,23 +260,17 @@ def take_halves(tensor: TensorSource, groups: int) -> tuple[Picked, Picked]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reordered:
+class Reordered(View):
     """A matrix with its columns in another order, decoded a piece at a time."""
 
-    tensor: TensorSource
     columns: IntArray
 
     type_name: ClassVar[str] = "f32"
 
     @property
-    def name(self) -> str:
-        """The name of the matrix."""
-        return self.tensor.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The number of rows and columns."""
-        return (self.tensor.shape[0], len(self.columns))
+        return (self.source.shape[0], len(self.columns))
 
     @property
     def data(self) -> ByteArray:
@@ -330,26 +282,13 @@ class Reordered:
         """Length of `data` in bytes."""
         return 4 * self.shape[0] * self.shape[1]
 
-    @property
-    def is_mapped(self) -> bool:
-        """No: the bytes are not those of a file."""
-        return False
-
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Rows [start:stop] of the numbers."""
-        return np.ascontiguousarray(self.tensor.to_float32(start, stop)[:, self.columns])
+        return np.ascontiguousarray(self.source.to_float32(start, stop)[:, self.columns])
 
     def take_rows(self, start: int, stop: int) -> TensorSource:
         """Rows [start:stop] as a tensor of their own."""
-        return Reordered(self.tensor.take_rows(start, stop), self.columns)
-
-    def take_matrix(self, index: int) -> TensorSource:
-        """Refuse: there is one matrix."""
-        raise ValueError(f"tensor {self.name} has no part {index}, as it is a matrix")
-
-    def release(self) -> None:
-        """Release the matrix that it reads."""
-        self.tensor.release()
+        return Reordered(self.source.take_rows(start, stop), self.columns)
 
 
 def as_float32(tensor: TensorSource) -> Decoded:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mlxr.kernels.sources import Decoded, Picked
+from mlxr.kernels.sources import Decoded, Picked, View
 from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, TensorSource
 
 
@@ -33,23 +33,17 @@ def read_numbers(numbered: TensorSource) -> IntArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Updated:
-    """The rows of `base` with `updates` added, which have no row in common; as f32."""
+class Updated(View):
+    """The rows of `source` with `updates` added, which have no row in common; as f32."""
 
-    base: TensorSource
     updates: Sequence[Update]
 
     type_name: ClassVar[str] = "f32"
 
     @property
-    def name(self) -> str:
-        """The name of the matrix."""
-        return self.base.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The number of rows and columns."""
-        return self.base.shape
+        return self.source.shape
 
     @property
     def data(self) -> ByteArray:
@@ -61,15 +55,10 @@ class Updated:
         """Length of `data` in bytes."""
         return 4 * self.shape[0] * self.shape[1]
 
-    @property
-    def is_mapped(self) -> bool:
-        """No: the bytes are not those of a file."""
-        return False
-
     def to_float32(self, start: int | None = None, stop: int | None = None) -> FloatArray:
         """Rows [start:stop] with what is added to them."""
         first, last, _ = slice(start, stop).indices(self.shape[0])
-        values = np.array(self.base.to_float32(first, last), np.float32)
+        values = np.array(self.source.to_float32(first, last), np.float32)
         for update in self.updates:
             places = np.flatnonzero((update.rows >= first) & (update.rows < last))
             values[update.rows[places] - first] += (update.b[places] @ update.a) * np.float32(update.scale)
@@ -82,11 +71,3 @@ class Updated:
     def take_rows(self, start: int, stop: int) -> TensorSource:
         """Rows [start:stop] as a tensor of their own."""
         return Decoded(self.name, self.to_float32(start, stop))
-
-    def take_matrix(self, index: int) -> TensorSource:
-        """Refuse: there is one matrix."""
-        raise ValueError(f"tensor {self.name} has no part {index}, as it is a matrix")
-
-    def release(self) -> None:
-        """Release the matrix that it reads."""
-        self.base.release()
