@@ -96,6 +96,7 @@ def write_case(name: str) -> None:
     model = get_peft_model(load_model(config, base_seed), LoraConfig(task_type="CAUSAL_LM", **fields))
     fill(model, zlib.crc32(name.encode()), kind)
     folder = ADAPTERS / name
+    model.peft_config["default"].base_model_name_or_path = None  # a folder that is gone
     model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     saved = load_file(folder / "adapter_model.safetensors")

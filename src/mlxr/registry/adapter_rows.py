@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from datetime import UTC, datetime
 from pathlib import Path
 
-from mlxr.registry.record import AdapterRecord, ModelFile
+from mlxr.registry.record import AdapterRecord
+from mlxr.registry.rows import put_files, read_files, to_ns, to_time
 
 _PLAIN = ("name", "base", "digest", "size_bytes", "format", "rank", "weights")
 _COLUMNS = (*_PLAIN, "path", "is_owned", "modified_ns", "is_part")
@@ -39,13 +39,7 @@ class AdapterRows:
             "modified_ns": to_ns(record.modified_at),
         }
         self._db.execute(_INSERT, values)
-        self._db.executemany(
-            "INSERT INTO adapter_files VALUES (?, ?, ?, ?, ?, ?)",
-            [
-                (record.name, position, file.name, file.sha256, file.size_bytes, file.changed_ns)
-                for position, file in enumerate(record.files)
-            ],
-        )
+        put_files(self._db, "adapter", record.name, record.files)
 
     def delete(self, name: str) -> None:
         """Remove an adapter's rows."""
@@ -60,25 +54,11 @@ class AdapterRows:
         return found.fetchone() is not None
 
     def _read(self, row: sqlite3.Row) -> AdapterRecord:
-        files = self._db.execute(
-            "SELECT name, sha256, size_bytes, changed_ns FROM adapter_files WHERE adapter = ? ORDER BY position",
-            (row["name"],),
-        )
         return AdapterRecord(
             **{column: row[column] for column in _PLAIN},
             path=self._store / row["path"],  # an absolute path stays what it is
             is_owned=bool(row["is_owned"]),
             is_part=bool(row["is_part"]),
             modified_at=to_time(row["modified_ns"]),
-            files=tuple(ModelFile(*file) for file in files),
+            files=read_files(self._db, "adapter", row["name"]),
         )
-
-
-def to_ns(moment: datetime) -> int:
-    """A time as the catalogue keeps it: nanoseconds since 1970."""
-    return int(moment.timestamp() * 1e6) * 1000
-
-
-def to_time(nanoseconds: int) -> datetime:
-    """The time that the catalogue keeps as `nanoseconds`."""
-    return datetime.fromtimestamp(nanoseconds / 1e9, UTC)

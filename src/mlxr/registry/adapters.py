@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
+from mlxr.core.errors import InvalidRequest, NotFound, RegistryError
 from mlxr.registry.blobs import parse_digest
 from mlxr.registry.model_files import FileCheck, hash_files
 from mlxr.registry.record import AdapterFacts, AdapterRecord, AdapterRef, InspectAdapter, ModelFile, ModelRecord
@@ -41,21 +41,21 @@ class RegisteredAdapters:
     """The adapters of a registry, over its catalogue and its store."""
 
     def __init__(
-        self, catalogue: Catalogue, blobs: Blobs, bundles: Bundles, inspect: InspectAdapter | None, check: FileCheck
+        self, catalogue: Catalogue, blobs: Blobs, bundles: Bundles, inspect: InspectAdapter | None, files: FileCheck
     ) -> None:
         self._catalogue, self._blobs, self._bundles = catalogue, blobs, bundles
-        self._inspect, self._file_check = inspect, check
+        self._inspect, self._files = inspect, files
 
     def list(self) -> tuple[AdapterRecord, ...]:
         """All adapters by name but those that are parts of models; `problem` is set where files are gone or changed."""
-        return tuple(self._check(record) for record in self._catalogue.list_adapters() if not record.is_part)
+        return tuple(self._files.check(record) for record in self._catalogue.list_adapters() if not record.is_part)
 
     def get(self, name: str) -> AdapterRecord:
         """The adapter of that name; NotFound, or RegistryError when its files are gone or changed."""
         found = self._catalogue.find_adapter(name)
         if found is None:
             raise NotFound(f"adapter {name[:80]!r} not found; `mlxr adapters list` shows all")
-        record = self._check(found)
+        record = self._files.check(found)
         if record.problem is not None:
             raise RegistryError(f"adapter {record.name}: {record.problem}")
         return record
@@ -136,23 +136,11 @@ class RegisteredAdapters:
 
     def _put(self, record: AdapterRecord) -> AdapterRecord:
         with self._catalogue.change() as transaction:
-            checked = self._check(record)
+            checked = self._files.check(record)
             if checked.problem is not None:
                 raise RegistryError(f"adapter {record.name}: {checked.problem}")
             transaction.adapters.put(checked)
         return checked
-
-    def _check(self, record: AdapterRecord) -> AdapterRecord:
-        """The record with its `problem`: why its files cannot be used, None if they hold what they did."""
-        try:
-            if record.is_owned:
-                return replace(record, problem=self._bundles.find_problem(record.path, record.files))
-            folder = record.path if record.path.is_dir() else record.path.parent
-            return replace(record, files=self._file_check.refresh(folder, record.files))
-        except OSError as error:
-            return replace(record, problem=f"{error.filename}: {error.strerror or error}")
-        except MlxrError as error:
-            return replace(record, problem=str(error))
 
 
 def _hash(value: object) -> str:

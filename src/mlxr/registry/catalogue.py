@@ -15,9 +15,10 @@ from datetime import datetime
 from pathlib import Path
 
 from mlxr.core.errors import RegistryError
-from mlxr.registry.adapter_rows import AdapterRows, to_ns, to_time
+from mlxr.registry.adapter_rows import AdapterRows
 from mlxr.registry.migrations import MIGRATIONS
-from mlxr.registry.record import AdapterRecord, AdapterRef, ModelFile, ModelRecord
+from mlxr.registry.record import AdapterRecord, AdapterRef, ModelRecord
+from mlxr.registry.rows import put_files, read_files, to_ns, to_time
 
 BUSY_TIMEOUT_S = 60.0
 _COLUMNS = (
@@ -125,10 +126,6 @@ class Catalogue:
         db.execute("COMMIT")
 
     def _read(self, db: sqlite3.Connection, row: sqlite3.Row) -> ModelRecord:
-        files = db.execute(
-            "SELECT name, sha256, size_bytes, changed_ns FROM model_files WHERE model = ? ORDER BY position",
-            (row["name"],),
-        )
         return ModelRecord(
             **{column: row[column] for column in _COLUMNS if column not in _CONVERTED},
             path=self.store / row["path"],  # an absolute path stays what it is
@@ -139,7 +136,7 @@ class Catalogue:
             parameters=json.loads(row["parameters"]),
             messages=tuple(json.loads(row["messages"])),
             adapter=None if row["adapter"] is None else AdapterRef(*json.loads(row["adapter"])),
-            files=tuple(ModelFile(*file) for file in files),
+            files=read_files(db, "model", row["name"]),
         )
 
 
@@ -159,13 +156,7 @@ class Transaction:
         """Add a model, or replace the one of that name."""
         self._db.execute("DELETE FROM models WHERE name = ?", (record.name,))
         self._db.execute(_INSERT, _to_row(record, self._catalogue.store))
-        self._db.executemany(
-            "INSERT INTO model_files VALUES (?, ?, ?, ?, ?, ?)",
-            [
-                (record.name, position, file.name, file.sha256, file.size_bytes, file.changed_ns)
-                for position, file in enumerate(record.files)
-            ],
-        )
+        put_files(self._db, "model", record.name, record.files)
 
     def delete(self, name: str) -> None:
         """Remove a model's rows."""

@@ -11,10 +11,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from mlxr.core.errors import RegistryError
+from mlxr.core.errors import MlxrError, RegistryError
 from mlxr.registry.blobs import CHUNK_BYTES
-from mlxr.registry.record import ModelFile, Progress
+from mlxr.registry.bundles import Bundles
+from mlxr.registry.record import AdapterRecord, ModelFile, ModelRecord, Progress
+
+Record = TypeVar("Record", ModelRecord, AdapterRecord)
 
 
 def hash_files(paths: Sequence[Path], progress: Progress | None = None) -> tuple[ModelFile, ...]:
@@ -36,10 +40,23 @@ def hash_files(paths: Sequence[Path], progress: Progress | None = None) -> tuple
 
 
 class FileCheck:
-    """Compares files with their records, and remembers the digests of those that it had to read."""
+    """Compares the files of models and adapters with their records, and remembers the digests that it had to make."""
 
-    def __init__(self) -> None:
+    def __init__(self, bundles: Bundles) -> None:
+        self._bundles = bundles
         self._read: dict[Path, ModelFile] = {}
+
+    def check(self, record: Record) -> Record:
+        """The record with its `problem`: why its files cannot be used, None if they hold what they did."""
+        try:
+            if record.is_owned:
+                return replace(record, problem=self._bundles.find_problem(record.path, record.files))
+            folder = record.path if record.path.is_dir() else record.path.parent
+            return replace(record, files=self.refresh(folder, record.files), problem=None)
+        except OSError as error:
+            return replace(record, problem=f"{error.filename}: {error.strerror or error}")
+        except MlxrError as error:
+            return replace(record, problem=str(error))
 
     def refresh(self, folder: Path, files: Sequence[ModelFile]) -> tuple[ModelFile, ...]:
         """The records of files that hold what they did, with the times of now.

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from mlxr.core.errors import InvalidRequest, MlxrError, NotFound, RegistryError
+from mlxr.core.errors import InvalidRequest, NotFound, RegistryError
 from mlxr.registry.adapters import RegisteredAdapters
 from mlxr.registry.blobs import Blobs, list_ages, parse_digest
 from mlxr.registry.bundles import Bundles
@@ -63,10 +63,8 @@ class Registry:
         self._catalogue = Catalogue(self.folder / CATALOGUE_NAME)
         self._inspect = inspect
         self._builtin = {str(ModelName.parse(name)): path for name, path in builtin.items()}
-        self._file_check = FileCheck()
-        self.adapters = RegisteredAdapters(
-            self._catalogue, self.blobs, self._bundles, inspect_adapter, self._file_check
-        )
+        self._files = FileCheck(self._bundles)
+        self.adapters = RegisteredAdapters(self._catalogue, self.blobs, self._bundles, inspect_adapter, self._files)
         self._inspected: dict[tuple[Path, tuple[int, int]], ModelRecord] = {}
 
     def list(self) -> tuple[ModelRecord, ...]:
@@ -225,7 +223,7 @@ class Registry:
         if str(ModelName.parse(record.name)).lower() in self._builtin:
             raise InvalidRequest("NAME", f"{record.short_name} comes with mlxr; choose another name")
         with self._catalogue.change() as transaction:
-            record = self._check_files(record)
+            record = self._files.check(record)
             if record.problem is not None:
                 raise RegistryError(f"{record.short_name}: {record.problem}")
             old = transaction.find(record.name)
@@ -290,24 +288,12 @@ class Registry:
 
     def _keep_check(self, record: ModelRecord) -> ModelRecord:
         """The checked record, whose files are not read again where only their times were new."""
-        checked = self._check_files(record)
+        checked = self._files.check(record)
         if checked.files != record.files:
             with self._catalogue.change() as transaction:
                 if transaction.find(record.name) == record:
                     transaction.put(checked)
         return checked
-
-    def _check_files(self, record: ModelRecord) -> ModelRecord:
-        """The record with its `problem`: why its files cannot be used, None if they hold what they did."""
-        try:
-            if record.is_owned:
-                return replace(record, problem=self._bundles.find_problem(record.path, record.files))
-            folder = record.path if record.path.is_dir() else record.path.parent
-            return replace(record, files=self._file_check.refresh(folder, record.files), problem=None)
-        except OSError as error:
-            return replace(record, problem=f"{error.filename}: {error.strerror or error}")
-        except MlxrError as error:
-            return replace(record, problem=str(error))
 
 
 def _expand(text: str) -> Path | None:
