@@ -140,7 +140,7 @@ def show(sides: Mapping[str, Figures]) -> None:
 
 
 def judge(sides: Mapping[str, Figures]) -> list[str]:
-    """What is missed, as far as it was measured; prints how the first tokens compare."""
+    """Print how the first tokens compare; list the bounds that are missed, as far as they were measured."""
     missed = []
     if "prefix" in sides and sides["prefix"]["hits"] < MIN_HITS:
         missed.append(f"only {sides['prefix']['hits']:.1%} of the cacheable tokens were found")

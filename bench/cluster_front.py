@@ -1,4 +1,4 @@
-"""What a request and a piece of an answer cost a cluster's front and Ray Serve's proxy, each of which is one process.
+"""Measure what a request and a piece of an answer cost a cluster's front and Ray Serve's proxy, both one process each.
 
     python bench/cluster_front.py [--replicas 2] [--requests 600] [--streams 64] [--json FILE]
 

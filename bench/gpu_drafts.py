@@ -86,7 +86,7 @@ def measure(engine: Engine, batch: int, tokens: int, vocabulary: int) -> tuple[f
 
 
 def describe(engine: Engine) -> str:
-    """What the engine has measured of its steps, in milliseconds."""
+    """Format the milliseconds of steps that the engine has measured."""
     planner: Any = engine._planner
     own = {rows: planner._costs.read_seconds(rows) for rows in (1, 2, 4, 5, 8)}
     drafts = {} if planner.model is None else {rows: planner.model._costs.read_seconds(rows) for rows in (1, 2)}

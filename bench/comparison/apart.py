@@ -33,7 +33,7 @@ class ApartSession(Session):
         self.opened = {"file_bytes": self.path.stat().st_size, "ours": None, "theirs": None}
 
     def measure_all(self, cases: Sequence[Case], timeout_s: float) -> list[dict[str, Any]]:
-        """What `measure` tells, of all cases."""
+        """Measure all cases, each as `measure` does."""
         names: tuple[Name, ...] = ("ours",) if self.sides.theirs is None else ("ours", "theirs")
         begun_s = time.monotonic()
         for turn in range(self.pairs):

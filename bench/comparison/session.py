@@ -62,7 +62,7 @@ class Session:
         }
 
     def _describe(self, name: str) -> dict[str, Any]:
-        """What a side is told of the model."""
+        """Describe the model to a side, as fields of its first message."""
         model = {"model": str(self.path.resolve()), "threads": self.threads}
         return {**model, "settings": dict(self.settings)} if name == "ours" else model
 

@@ -57,7 +57,7 @@ class LlamaCpp:
         """Do nothing: no process is left."""
 
     def _run(self, prompt_tokens: int, generated_tokens: int, batch: int) -> dict[str, Any]:
-        """What the tool says of one combination."""
+        """Run the tool for one combination and parse its line of JSON."""
         numbers = {
             "-c": batch * (prompt_tokens + generated_tokens + SPARE_TOKENS),
             "-b": CHUNK_TOKENS,

@@ -21,7 +21,7 @@ from mlxr.models.weights import split_joined
 
 @dataclass(frozen=True, slots=True)
 class AdapterSummary:
-    """What the files of an adapter say: "gguf" or "safetensors", the largest rank, how many weights, all files."""
+    """An adapter's `format` ("gguf" or "safetensors"), largest `rank`, number of updated `weights`, and files."""
 
     format: str
     rank: int
@@ -30,7 +30,7 @@ class AdapterSummary:
 
 
 def inspect_adapter(path: Path, base: Path) -> AdapterSummary:
-    """What an adapter's files say, once it is certain that they fit the model at `base`, of which headers are read.
+    """Check that an adapter's files fit the model at `base`, of which headers are read, and sum them up.
 
     Raises NotFound, FormatError for broken files, ModelError for those of another model.
     """

@@ -19,7 +19,7 @@ from mlxr.service.catalogue import open_registry
 
 
 class Action(StrEnum):
-    """What to do with adapters."""
+    """The verbs of `mlxr adapters`."""
 
     LIST = "list"
     ADD = "add"

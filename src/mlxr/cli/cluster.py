@@ -71,7 +71,7 @@ RayAddress = Annotated[
 
 
 def reserve_gpus(settings: ServerSettings) -> float:
-    """What a replica reserves where nothing is said: as many as compute together, and none where it is one."""
+    """Count the GPUs that a replica reserves by default: all that compute a model together, none where one does."""
     return float(settings.gpus) if settings.gpus > 1 else 0.0
 
 

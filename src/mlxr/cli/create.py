@@ -52,7 +52,7 @@ def _find_source(registry: Registry, source: str, folder: Path) -> ModelRecord:
 
 
 def find_adapter(registry: Registry, source: str, folder: Path) -> AdapterRecord | Path:
-    """What ADAPTER names: an adapter of the registry, or a path, which is relative to the Modelfile."""
+    """Find the adapter that ADAPTER names: one of the registry, or a path relative to the Modelfile."""
     try:
         return registry.adapters.get(source)
     except NotFound:

@@ -121,7 +121,7 @@ GPU_SIZES = StepSizes(2048, 128, 2048)  # from where on a GPU's products are bou
 
 
 def size_steps(settings: ModelSettings, device: str) -> StepSizes:
-    """What the settings say, and where they say nothing what suits the device, which must not be auto."""
+    """Take the sizes of a step from the settings; those left open suit `device`, which is not "auto"."""
     usual = GPU_SIZES if device in ("metal", "cuda") else USUAL_SIZES
     given = {row.name: getattr(settings, row.name) for row in fields(StepSizes)}
     return replace(usual, **{name: value for name, value in given.items() if value is not None})

@@ -149,7 +149,7 @@ class LedModel:
         self._followers.tell(Kind.COPY, list_copies(copies))
 
     def _run(self, compute: Any, *arguments: Any) -> Floats:
-        """What this rank does of a step that was told to the others; if it fails, they wait in vain."""
+        """Compute this rank's part of a step that the others were told; end them if that fails, as they wait for it."""
         try:
             result: Floats = compute(*arguments)
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""What the first rank tells the others of each step: a kind and some arrays of numbers, as few bytes as may be.
+"""Frames that the first rank sends the others for each step: a kind and some arrays of numbers, in few bytes.
 
 A frame is its length, kind and number of arrays, then of each array its type, its shape and its numbers.
 """
@@ -25,7 +25,7 @@ MAX_BYTES = 2**31
 
 
 class Kind(IntEnum):
-    """What a frame is about."""
+    """The subject of a frame."""
 
     BYTES = 0  # before the first step: handles, settings, answers
     ARENA = 1

@@ -32,7 +32,7 @@ from mlxr.models.specs import Norms
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What the engine must know of a head, as it does of a model."""
+    """Describe a head to the engine, as a model describes itself."""
 
     cache_layers: tuple[LayerCache, ...]
     heads: int
@@ -91,7 +91,7 @@ class DraftHead:
         )
 
     def fuse(self, states: FloatArray) -> FloatArray:
-        """What `forward` reads of the target's states (T, hidden): these themselves."""
+        """Return the target's states (T, hidden) as they are, which `forward` reads."""
         return states
 
     def forward(self, batch: RaggedBatch, states: FloatArray, arena: Pools) -> tuple[FloatArray, FloatArray]:

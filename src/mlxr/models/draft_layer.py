@@ -88,7 +88,7 @@ def add_draft_layer(
 
 
 def _find_prefix(config: ModelConfig, tensors: Collection[str]) -> str | None:
-    """What the names of the layer's tensors begin with."""
+    """List the prefixes of the names of the layer's tensors."""
     if by_name(config.architecture).single_blocks:
         return None  # those of Nemotron read fewer columns than the stream has, as do its models that have them
     places = (f"blk.{config.layers}", "mtp.0")

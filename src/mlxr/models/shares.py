@@ -25,7 +25,7 @@ OUTPUT, TABLE = "output.weight", "token_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a rank has of a model: the configuration of its layers, and its tensors.
+    """A rank's share of a model: the configuration of its layers, and its tensors.
 
     `summed` names the weights whose products are parts of sums over all ranks; `columns` are how many logits each rank
     makes, none where there is but one.

@@ -29,7 +29,7 @@ class Pair(Protocol):
 
     @property
     def name(self) -> str:
-        """What the file calls the weight, of GGUF with .weight."""
+        """The weight's name in the file, in GGUF with .weight."""
         ...
 
     @property
@@ -44,7 +44,7 @@ class Pair(Protocol):
 
     @property
     def scale(self) -> float:
-        """What the product is multiplied by."""
+        """The factor on b a."""
         ...
 
 

@@ -39,7 +39,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFacts:
-    """What the files of a low-rank adapter say: `format` is "gguf" or "safetensors", `weights` how many it updates."""
+    """Facts from an adapter's files: `format` "gguf" or "safetensors", largest `rank`, number of updated `weights`."""
 
     format: str
     rank: int

@@ -47,7 +47,7 @@ class AdapterList(_Row):
 
 
 class LoadBody(_Row):
-    """What to call an adapter, its files below a folder for imports or its name in the registry, and its model."""
+    """An adapter's name, its files below a folder for imports or its name in the registry, and its model."""
 
     name: Words
     path: Words

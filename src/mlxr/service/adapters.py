@@ -40,7 +40,7 @@ class _Entry:
         return self.lent is not None and self.lent() is not None
 
     def lend(self) -> Adapter:
-        """What a request gets, the same for all that have it at a time."""
+        """Return the adapter that requests compute with, one object for all of them."""
         lent = None if self.lent is None else self.lent()
         if lent is None:
             lent = replace(self.adapter, sources=(self.adapter,))
@@ -50,7 +50,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class AdaptersUse:
-    """What adapters take: `held_bytes` are all that are in memory, those that only answers have still included."""
+    """The memory of adapters: `held_bytes` are all that are in memory, those that only answers have still included."""
 
     held_bytes: int
     most_bytes: int
@@ -94,7 +94,7 @@ class Adapters:
         return sum(size_bytes for _, size_bytes in list(self._held.values()))
 
     def measure(self) -> AdaptersUse:
-        """What is loaded, and what it takes."""
+        """List the loaded adapters and the memory that they take."""
         with self._lock:
             uses = [
                 AdapterUse(name, entry.adapter.nbytes, self._requests[name], entry.is_in_use)

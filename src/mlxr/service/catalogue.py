@@ -56,7 +56,7 @@ def inspect_model(path: Path) -> ModelFacts:
 
 
 def inspect_adapter(path: Path, base: Path) -> AdapterFacts:
-    """What the files of an adapter say; raises as the loader does for what is none of the model at `base`."""
+    """Read the facts of an adapter for the model at `base`. Raises as the loader does if it is none of that model's."""
     summary = adapters.inspect_adapter(path, base)
     return AdapterFacts(summary.format, summary.rank, summary.weights, summary.files)
 

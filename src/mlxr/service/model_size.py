@@ -1,4 +1,4 @@
-"""What the weights of a model will take in memory, told by its files."""
+"""Compute from a model's files the memory that its weights will take."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _load_on(
 
 
 def find_draft_config(path: Path, settings: Settings) -> ModelConfig | None:
-    """What files say of the model that drafts, or of the model's own layer that does; None for neither.
+    """Read the configuration of the model that drafts, or of the model's own layer that does; None without either.
 
     Raises as loading it does.
     """

@@ -39,7 +39,7 @@ class HeadModel(Protocol):
         """The layers before which the model's stream is its state, one beside the other; None: after the last norm."""
 
     def fuse(self, states: Floats) -> Floats:
-        """What `forward` reads of the model's states."""
+        """Turn states of the model, tokens by rows, into those that `forward` reads."""
 
     def forward(self, batch: RaggedBatch, states: Floats, arena: ModelArena) -> tuple[Floats, Floats]:
         """Logits (R, n) after the output rows, and what stands for the states of these."""
@@ -49,7 +49,7 @@ class HeadModel(Protocol):
 
 
 class Guesser(Protocol):
-    """What a `DraftModel` asks for. Tables of drafters are there, and have room for what is to be written."""
+    """Computes the guesses of a `DraftModel`, whose drafters have tables with room for the positions to be written."""
 
     cache: KVCache
 

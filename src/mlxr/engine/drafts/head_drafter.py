@@ -1,4 +1,4 @@
-"""What a head that drafts guesses for one answer, and what its cache has of it.
+"""The guesses of a head for one answer, and the positions that its cache has of it.
 
 A head reads pairs: the model's state of a position and the token after it. Its table has a place for each pair. Where
 the states before some position are gone, as the model found these tokens in its cache, the table begins there, unless

@@ -12,10 +12,10 @@ from mlxr.kernels.tensor import FloatArray
 
 
 def gather_ranks(ctx: Context, x: FloatArray, columns: tuple[int, ...]) -> FloatArray:
-    """What the only rank has."""
+    """Return the columns of the only rank unchanged."""
     return join([x])
 
 
 def join(parts: Sequence[FloatArray]) -> FloatArray:
-    """What the ranks have, beside each other."""
+    """Join the columns of all ranks, in their order."""
     return np.concatenate(parts, axis=1)

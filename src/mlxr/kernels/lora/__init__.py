@@ -137,7 +137,7 @@ def narrow(*matrices: FloatArray) -> list[Numbers]:
 
 
 def widen(numbers: Numbers) -> FloatArray:
-    """What `narrow` made, as float32."""
+    """Widen the numbers that `narrow` made to float32."""
     if numbers.dtype == BFLOAT16:
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return np.ascontiguousarray(numbers, np.float32)

@@ -32,7 +32,7 @@ KERNELS = (SUM,)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnPart:
-    """What this rank has of a sum that is not made yet: (rows, columns), or in shares (shares, rows, columns)."""
+    """This rank's part of a sum that is not made yet: (rows, columns), or in shares (shares, rows, columns)."""
 
     array: Any
 
@@ -49,7 +49,7 @@ def sum_ranks(ctx: Context, x: Any) -> Any:
 
 
 def find_own_part(value: Any) -> OwnPart | None:
-    """What this rank has of a value that is a sum that waits; None for another one."""
+    """Find this rank's part of `value` if it is a sum that waits; None for any other."""
     is_sum = isinstance(value, Deferred) and value.is_open and isinstance(value.parts, OwnPart)
     return value.parts if is_sum else None
 

@@ -12,7 +12,7 @@ from mlxr.kernels.tensor import FloatArray
 
 
 def sum_ranks(ctx: Context, x: FloatArray) -> FloatArray:
-    """What the only rank has."""
+    """Return the part of the only rank unchanged."""
     return add_up([x])
 
 

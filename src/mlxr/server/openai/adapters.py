@@ -21,7 +21,7 @@ router = Router(tags=[TAG])
 
 
 class LoadBody(RequestModel):
-    """What to call an adapter, where it is, and the model that it is for (absent: the default one)."""
+    """An adapter's name, its path, and the model that it is for (absent: the default one)."""
 
     lora_name: Text
     lora_path: Text

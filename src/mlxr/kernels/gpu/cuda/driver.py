@@ -152,7 +152,7 @@ class CudaDriver:
         self._call("cuCtxSynchronize")
 
     def share(self, address: int) -> bytes:
-        """What lets other processes `reach` memory that `allocate` gave."""
+        """Export memory that `allocate` gave: the handle by which other processes `reach` it."""
         handle = _Handle()
         self._call("cuIpcGetMemHandle", byref(handle), c_uint64(address))
         return bytes(handle.data)
