@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from fake_model import VOCABULARY, FakeModel, Floats, fake_logits
+from fake_model import VOCABULARY, FakeModel, Floats, expect_greedy, fake_logits
 
 from mlxr.cache.arena import ModelArena
 from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.drafts.draft_model import DraftModel
 from mlxr.engine.drafts.planner import Planner
 from mlxr.engine.engine import Engine
+from mlxr.engine.sequence import TokenEvent
 from mlxr.kernels.ragged import RaggedBatch
 
 K = TypeVar("K", bound=Hashable)
+Requests = Mapping[int, tuple[list[int], int]]  # the prompt of each and how many tokens it asks for
+
+
+def expect_right_guesses(engine: Engine, requests: Requests, events: Sequence[TokenEvent]) -> None:
+    """All answers are those of the model alone, and every draft was right."""
+    for request, (prompt, tokens) in requests.items():
+        answers: dict[int, list[int | None]] = {}
+        for event in events:
+            if event.sequence_id == request:
+                answers.setdefault(event.index, []).append(event.token_id)
+        assert all(answer == expect_greedy(prompt, tokens) for answer in answers.values())
+    stats = engine.stats()
+    assert stats.accepted_tokens == stats.drafted_tokens > 0
 
 
 class Guesser:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_drafts import draft_eagerly
+from fake_drafts import draft_eagerly, expect_right_guesses
 from fake_head import FakeHead, TelltaleModel, make_head
 from fake_model import FULL, STATE, FakeConfig, answer_of, expect_greedy, make_engine, run_all
 
@@ -66,14 +66,7 @@ def test_its_pages_follow_forks_preemption_and_resumption(seed: int, layers: str
         engine.check()
         if engine._scheduler.running and chance.random() < 0.1:
             engine._scheduler.preempt(chance.choice(engine._scheduler.running))
-    for request, (prompt, tokens) in requests.items():
-        answers: dict[int, list[int | None]] = {}
-        for event in events:
-            if event.sequence_id == request:
-                answers.setdefault(event.index, []).append(event.token_id)
-        assert all(answer == expect_greedy(prompt, tokens) for answer in answers.values())
-    stats = engine.stats()
-    assert stats.accepted_tokens == stats.drafted_tokens > 0
+    expect_right_guesses(engine, requests, events)
 
 
 @pytest.mark.parametrize("layers", LAYERS)

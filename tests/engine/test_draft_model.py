@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fake_drafts import draft_eagerly, make_draft
+from fake_drafts import draft_eagerly, expect_right_guesses, make_draft
 from fake_model import FakeConfig, FakeModel, answer_of, expect_greedy, make_engine, run_all
 
 from mlxr.core.types import SamplingParams
@@ -48,14 +48,7 @@ def test_its_pages_follow_forks_preemption_and_resumption(seed: int) -> None:
         tokens, n = chance.randrange(1, 40), chance.choice([1, 3])
         requests[engine.submit(prompt, SamplingParams(max_tokens=tokens, n=n))] = prompt, tokens
     events = run_all(engine)
-    for request, (prompt, tokens) in requests.items():
-        answers: dict[int, list[int | None]] = {}
-        for event in events:
-            if event.sequence_id == request:
-                answers.setdefault(event.index, []).append(event.token_id)
-        assert all(answer == expect_greedy(prompt, tokens) for answer in answers.values())
-    stats = engine.stats()
-    assert stats.accepted_tokens == stats.drafted_tokens > 0
+    expect_right_guesses(engine, requests, events)
 
 
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.9])
