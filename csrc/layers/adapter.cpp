@@ -160,16 +160,6 @@ std::vector<LoraCall> list_calls(std::span<const AdapterRows> adapters, const Li
 
 }  // namespace
 
-std::vector<std::span<const uint8_t>> list_memory(const LinearWeight& weight, std::span<const AdapterRows> adapters) {
-    std::vector<std::span<const uint8_t>> stretches;
-    for (const AdapterRows& adapter : adapters) {
-        for (const LowRank& update : adapter.adapter->find(&weight)) {
-            for (const Slice* matrix : {&update.a, &update.b}) stretches.push_back({matrix->data(), matrix->bytes()});
-        }
-    }
-    return stretches;
-}
-
 void update_product(Runtime& runtime, const LinearWeight& weight, std::span<const AdapterRows> adapters, const float* x,
                     float* out) {
     std::vector<LoraCall> calls = list_calls(adapters, &weight, x, out, weight.out_features());

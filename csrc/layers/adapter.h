@@ -52,9 +52,6 @@ struct AdapterRows {
     const float* looked_up = nullptr;  // (count, rank): of the table of embeddings, if it updates that
 };
 
-// The memory that `update_product` reads.
-std::vector<std::span<const uint8_t>> list_memory(const LinearWeight& weight, std::span<const AdapterRows> adapters);
-
 // Adds to `out` (rows, out_columns), the product of `weight` and x, what adapters make of x. The caller holds the
 // runtime's mutex. Throws std::bad_alloc.
 void update_product(Runtime& runtime, const LinearWeight& weight, std::span<const AdapterRows> adapters, const float* x,

@@ -231,8 +231,7 @@ class LayersRun {
 
     // A product, and what adapters add to it.
     void product(const LinearWeight& weight, const float* x, float* out, const MakeRows& make) {
-        if (call_.adapters.empty()) return multiply(runtime_, weight, x, call_.tokens, out, make);
-        multiply(runtime_, weight, x, call_.tokens, out, make, list_memory(weight, call_.adapters));
+        multiply(runtime_, weight, x, call_.tokens, out, make);
         update_product(runtime_, weight, call_.adapters, x, out);
     }
 

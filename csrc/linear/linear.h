@@ -76,13 +76,10 @@ void repack_parts(Runtime& runtime, std::span<const LinearWeight* const> weights
 // not start a section of the pool, nor throw.
 using MakeRows = std::function<void(int64_t first, int64_t last)>;
 
-// Memory that is read right after a product: with few tokens, this asks for it while it computes.
-using Ahead = std::span<const std::span<const uint8_t>>;
-
 // out[t][:] = weight * x[t] + bias for `tokens` rows; x has in_features columns, out out_features, both
 // contiguous. The caller holds the runtime's mutex. Throws std::bad_alloc.
 void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
-              const MakeRows& make_rows = nullptr, Ahead ahead = {});
+              const MakeRows& make_rows = nullptr);
 
 // Whether multiply_gated serves these weights and so many tokens: many, all weights quantised, 32 columns at a time.
 bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, int64_t tokens);

@@ -17,8 +17,6 @@ constexpr int kSparePieces = 4;
 constexpr int kShareTasks = 1 + kSparePieces;
 // Less than this takes one thread no longer than starting the others.
 constexpr int64_t kSmallBytes = 32768;
-// Of weights, between which memory is asked for that is read next.
-constexpr int64_t kFetchBytes = 4 << 10;
 // What a waiting thread reads: it must fit into its second-level cache.
 constexpr int64_t kWaitBytes = 256 << 10;
 
@@ -120,50 +118,9 @@ void multiply_blocks(const LinearCall& call, const Part& part, int64_t first, in
 
 namespace {
 
-// Asks for memory [first, last) of all that is ahead.
-void fetch(Ahead ahead, int64_t first, int64_t last) {
-    constexpr int64_t kLine = 64;
-    for (const std::span<const uint8_t> stretch : ahead) {
-        const auto bytes = static_cast<int64_t>(stretch.size());
-        for (int64_t at = first; at < std::min(last, bytes); at += kLine) __builtin_prefetch(stretch.data() + at, 0, 2);
-        first = std::max<int64_t>(first - bytes, 0);
-        last -= bytes;
-        if (last <= 0) return;
-    }
-}
-
-// What is asked for between blocks: in the middle of a product's share, the middle of what is ahead.
-struct Fetches {
-    Ahead ahead;
-    int64_t bytes, cost;  // of all that is ahead, and of all calls
-
-    void run(int64_t from, int64_t to) const {
-        const double each = static_cast<double>(bytes) / static_cast<double>(cost);
-        const auto line_at = [&](int64_t at) {
-            return static_cast<int64_t>(each * static_cast<double>(at)) / kLineBytes * kLineBytes;
-        };
-        fetch(ahead, line_at(from), line_at(to));
-    }
-
-  private:
-    static constexpr int64_t kLineBytes = 64;
-};
-
-// Blocks of a part whose costs begin at `begin`, and memory that is ahead in between.
-void multiply_and_fetch(const LinearCall& call, const Part& part, int64_t first, int64_t last, int64_t step,
-                        int64_t begin, const Fetches& fetches) {
-    const int64_t cost = part.block_bytes * cost_of(call);
-    const int64_t blocks = (kFetchBytes / (part.block_bytes * step) + 1) * step;
-    for (int64_t block = first; block < last; block += blocks) {
-        const int64_t end = std::min(last, block + blocks);
-        fetches.run(begin + block * cost, begin + end * cost);
-        multiply_blocks(call, part, block, end);
-    }
-}
-
 // The run [first, last) of what all parts of all calls cost, one after another; a block, or strip of blocks, belongs to
 // where it begins.
-void multiply_run(std::span<const LinearCall> calls, int64_t first, int64_t last, const Fetches& fetches) {
+void multiply_run(std::span<const LinearCall> calls, int64_t first, int64_t last) {
     int64_t begin = 0;
     for (const LinearCall& call : calls) {
         for (const Part& part : call.weight.parts()) {
@@ -174,11 +131,7 @@ void multiply_run(std::span<const LinearCall> calls, int64_t first, int64_t last
             };
             const int64_t first_block = first <= begin ? 0 : block_at(first),
                           last_block = last <= begin ? 0 : block_at(last);
-            if (first_block < last_block && fetches.bytes == 0) {
-                multiply_blocks(call, part, first_block, last_block);
-            } else if (first_block < last_block) {
-                multiply_and_fetch(call, part, first_block, last_block, step, begin, fetches);
-            }
+            if (first_block < last_block) multiply_blocks(call, part, first_block, last_block);
             begin += part.blocks * part.block_bytes * cost_of(call);
         }
     }
@@ -209,17 +162,15 @@ void read_until_ready(std::span<const LinearCall> calls, int64_t first, int64_t 
 
 }  // namespace
 
-void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Prepare& prepare, Ahead ahead) {
-    int64_t all = 0, ahead_bytes = 0;
-    for (const std::span<const uint8_t> stretch : ahead) ahead_bytes += static_cast<int64_t>(stretch.size());
+void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Prepare& prepare) {
+    int64_t all = 0;
     for (const LinearCall& call : calls) {
         for (const Part& part : call.weight.parts()) all += part.blocks * part.block_bytes * cost_of(call);
     }
-    const Fetches fetches{ahead, ahead_bytes, all};
     const int threads = runtime.pool.threads();
     if (threads == 1 || all < kSmallBytes * kBoundTokens) {
         if (prepare) prepare();
-        return multiply_run(calls, 0, all, fetches);
+        return multiply_run(calls, 0, all);
     }
     std::atomic<bool> ready{!prepare};
     const auto share_at = [&](int64_t share) { return all * share / threads; };
@@ -239,12 +190,12 @@ void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Pre
                 read_until_ready(calls, first, last, ready);
             }
         }
-        multiply_run(calls, first, last, fetches);
+        multiply_run(calls, first, last);
     });
 }
 
 void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
-              const MakeRows& make_rows, Ahead ahead) {
+              const MakeRows& make_rows) {
     if (tokens == 0 || weight.parts().empty()) return;
     const LinearCall call = begin_call(runtime, weight, x, tokens, out, Scratch::activations);
     Ran ran(OperatorName::linear);
@@ -255,7 +206,7 @@ void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int6
         const bool alone = tokens * weight.in_features() < kAloneValues || runtime.pool.threads() == 1;
         if (!alone) prepare_together(call, make_rows);
         const Prepare prepare = [&] { prepare_alone(call, make_rows); };
-        return multiply_few(runtime, {&call, 1}, alone ? prepare : nullptr, ahead);
+        return multiply_few(runtime, {&call, 1}, alone ? prepare : nullptr);
     }
     prepare_together(call, make_rows);
     multiply_many(call);
