@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "operators/operator_table.h"
@@ -20,6 +21,7 @@ using mlxr::Runtime;
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using MatrixOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using OptionalVector = std::optional<Vector>;
 using Heads = nb::ndarray<const float, nb::ndim<3>, nb::device::cpu>;
 using HeadsOut = nb::ndarray<float, nb::ndim<3>, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -42,12 +44,12 @@ int64_t size_of(const Array& array, size_t axis) {
     throw nb::value_error((what + " is " + has + ", expected " + wants).c_str());
 }
 
-void check_size(const char* what, int64_t has, int64_t wants) {
+inline void check_size(const char* what, int64_t has, int64_t wants) {
     if (has != wants) refuse(what, std::to_string(has), std::to_string(wants));
 }
 
 // Every value of `values` in [0, limit).
-void check_indices(const char* what, const int32_t* values, int64_t count, int64_t limit) {
+inline void check_indices(const char* what, const int32_t* values, int64_t count, int64_t limit) {
     for (int64_t i = 0; i < count; ++i) {
         if (values[i] < 0 || values[i] >= limit) {
             refuse(std::string(what) + "[" + std::to_string(i) + "]", std::to_string(values[i]),

@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "bindings/weight.h"
@@ -20,7 +19,6 @@ namespace {
 using mlxr::PythonExperts;
 using mlxr::PythonRouter;
 using mlxr::PythonWeight;
-using OptionalVector = std::optional<Vector>;
 
 mlxr::Scoring parse_scoring(const std::string& name) {
     if (name == "softmax") return mlxr::Scoring::softmax;

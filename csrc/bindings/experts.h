@@ -1,7 +1,6 @@
 // The Python objects of a mixture of experts, which several bindings take.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "bindings/checks.h"
@@ -17,7 +16,7 @@ struct PythonExperts {
 // How experts are chosen: a call but for logits and results, and the arrays that it points into.
 struct PythonRouter {
     RouteCall call{};
-    std::optional<Vector> choice_bias, expert_scales;
+    OptionalVector choice_bias, expert_scales;
 };
 
 }  // namespace mlxr

@@ -11,8 +11,6 @@
 
 namespace {
 
-using OptionalVector = std::optional<Vector>;
-
 inline mlxr::ConvKind parse_conv(const std::string& kind) {
     if (kind == "plain") return mlxr::ConvKind::plain;
     if (kind == "silu") return mlxr::ConvKind::silu;

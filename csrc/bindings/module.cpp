@@ -29,6 +29,7 @@ void bind_grammar(nb::module_& m);
 void bind_probe(nb::module_& m);
 void bind_operators(nb::module_& m);
 void bind_adapter(nb::module_& m);
+void bind_layers(nb::module_& m);
 void bind_blocks(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_mixers(nb::module_& m);
@@ -249,6 +250,7 @@ NB_MODULE(_native, m) {
     bind_operators(m);
     bind_adapter(m);
     bind_experts(m);
+    bind_layers(m);
     bind_blocks(m);
     bind_mixers(m);
     bind_sample(m);

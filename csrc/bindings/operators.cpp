@@ -48,7 +48,7 @@ auto* data_or_null(const std::optional<Array>& array) {
     return array ? array->data() : nullptr;
 }
 
-void run_rms_norm(Runtime& runtime, Matrix x, std::optional<Vector> weight, float eps, std::optional<Matrix> residual,
+void run_rms_norm(Runtime& runtime, Matrix x, OptionalVector weight, float eps, std::optional<Matrix> residual,
                   MatrixOut normed, std::optional<MatrixOut> summed, float residual_scale, float sum_scale) {
     const NormArrays arrays{x, residual, normed, summed};
     if (weight) check_size("rms_norm: length of weight", size_of(*weight, 0), arrays.columns());
@@ -59,7 +59,7 @@ void run_rms_norm(Runtime& runtime, Matrix x, std::optional<Vector> weight, floa
     run_alone(runtime, [&] { mlxr::spread_rms_norm(runtime, call, arrays.rows()); });
 }
 
-void run_layer_norm(Runtime& runtime, Matrix x, Matrix weight, std::optional<Vector> bias, float eps,
+void run_layer_norm(Runtime& runtime, Matrix x, Matrix weight, OptionalVector bias, float eps,
                     std::optional<Matrix> residual, MatrixOut normed, std::optional<MatrixOut> summed,
                     float residual_scale, float sum_scale) {
     const NormArrays arrays{x, residual, normed, summed};
@@ -77,7 +77,7 @@ void run_layer_norm(Runtime& runtime, Matrix x, Matrix weight, std::optional<Vec
 }
 
 void run_rope(Runtime& runtime, HeadsOut x, Ints positions, Matrix cosines, Matrix sines, bool interleaved,
-              std::optional<Vector> factors) {
+              OptionalVector factors) {
     const int64_t tokens = size_of(x, 0);
     mlxr::RopeCall call = check_rope(positions, cosines, sines, interleaved, tokens, size_of(x, 2));
     call.x = x.data();
@@ -162,8 +162,7 @@ void run_write_pages(Runtime& runtime, Heads k, Heads v, PoolOut k_pool, PoolOut
 }
 
 void run_attend(Runtime& runtime, Heads q, Pool k_pool, Pool v_pool, Ints query_starts, Ints context_lengths,
-                IntMatrix page_table, float scale, int64_t window, MatrixOut out, float softcap,
-                std::optional<Vector> sinks) {
+                IntMatrix page_table, float scale, int64_t window, MatrixOut out, float softcap, OptionalVector sinks) {
     const int64_t tokens = size_of(q, 0);
     mlxr::AttendCall call =
         check_attend(k_pool, v_pool, query_starts, context_lengths, page_table, tokens, size_of(q, 1), scale, window);
