@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_cases import REFERENCE, Floats, random_floats, relative_error
-from mixer_cases import AHEAD, Mixer, make_batch, make_space
+from mixer_cases import AHEAD, Mixer, make_batch, make_delta, make_space
 from mixer_cases import MIXERS as COMMON
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.gated_delta.launch import Heads, choose_step_lanes
 from mlxr.kernels.gated_norm import gated_norm
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
@@ -73,6 +74,53 @@ def test_cuts_change_no_bit(gpu: Context, name: str) -> None:
     assert np.array_equal(np.concatenate(parts), expected)
     last = np.frombuffer(pool.read_page(slot).tobytes(), np.float32)[AHEAD : AHEAD + mixer.floats]
     assert np.array_equal(last, states[0, AHEAD : AHEAD + mixer.floats])
+
+
+STEPPED = {
+    "delta rule": make_delta(1, 2, 128, 64),
+    "delta rule, tiled, two threadgroups": make_delta(1, 2, 40, 128, tiled=True),
+    "delta rule, narrow": make_delta(2, 2, 16, 32),
+    "delta rule, channels": make_delta(1, 2, 64, 64, channels=True),
+    "mamba": make_space(2, 64, 1, 128),
+}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_steps_of_one_token_have_the_bits_of_longer_ones(gpu: Context, name: str) -> None:
+    check_step(gpu, STEPPED[name])
+
+
+def check_step(ctx: Context, mixer: Mixer) -> None:
+    """Three sequences, one of which is new, get their second token by a step, or both at once."""
+    at, reads, writes, mx = 4, [5, -1, 2], [1, 0, 3], ctx.gpu.mx
+    numbers = np.random.default_rng(5).standard_normal((8, at + mixer.floats + 4)).astype(np.float32)
+    inputs = mixer.inputs(6)
+
+    def run(pool: Pool, rows: slice, reads: list[int], writes: list[int]) -> Floats:
+        arrays = [mx.array(np.ascontiguousarray(array[rows])) for array in inputs]
+        count = len(arrays[0]) // 3
+        made = mixer.run(ctx, arrays, make_batch([count] * 3, reads, writes), pool, at)
+        ctx.gpu.submit(made)
+        return np.asarray(made)
+
+    whole, stepped = place_pool(ctx, numbers), place_pool(ctx, numbers)
+    expected = run(whole, slice(0, 6), reads, writes)
+    ctx.ledger.reset()
+    first = run(stepped, slice(0, 6, 2), reads, [4, 6, 7])
+    second = run(stepped, slice(1, 6, 2), [4, 6, 7], writes)
+    assert all("step" in part.variant for part in ctx.ledger.snapshot().dispatches)
+    assert np.array_equal(np.stack([first, second], 1).reshape(expected.shape), expected)
+    for slot in writes:
+        assert np.array_equal(stepped.read_page(slot), whole.read_page(slot))
+
+
+def test_states_that_no_step_suits_take_the_other_kernel() -> None:
+    heads = Heads(1, 1, 128, 128, (0, 128, 256))
+    assert choose_step_lanes(heads, (4, 8)) == 16
+    assert choose_step_lanes(heads, (4, 6)) is None
+    assert choose_step_lanes(Heads(1, 1, 256, 64, (0, 256, 512)), (4, 8)) is None
+    assert choose_step_lanes(Heads(1, 1, 128, 32, (0, 128, 256)), (4, 8)) == 8
+    assert choose_step_lanes(Heads(1, 1, 128, 20, (0, 128, 256)), (4, 8)) is None
 
 
 @pytest.mark.parametrize("gate_first", [False, True])

@@ -7,14 +7,14 @@ from typing import Any
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta import EPS, DeltaRule, reference
-from mlxr.kernels.gated_delta.launch import MOST_ROWS, Heads, launch_recurrence, make_kernel
+from mlxr.kernels.gated_delta.launch import MOST_ROWS, Heads, launch_recurrence, make_recurrence
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.states import compose_on_host
 from mlxr.kernels.ragged import RaggedBatch
 
-RECUR = make_kernel("gated_delta")
-KERNELS = (RECUR,)
+RECUR = make_recurrence("gated_delta")
+KERNELS = (RECUR.any, RECUR.step)
 
 
 def gated_delta(

@@ -19,6 +19,9 @@ COLUMN_LANES = 8  # lanes that share a column
 MOST_BLOCK, BLOCK_ROWS = 16, 2048  # tokens of a block, and tokens times rows, which lie in a threadgroup's memory
 RESIDENT, RESIDENT_ROWS = 4, 256  # threadgroups that fit on a multiprocessor without spills, up to so many rows
 MOST_ROWS = 64 * COLUMN_LANES  # of a column, which lies in the registers of its lanes
+STEP_LANES = (16, 8)  # that have a row of the columns of a step's threadgroup: the first that suits these
+STEP_PARTS, STEP_COLUMNS, STEP_ROWS = 8, 4, 128  # of a column; of a lane; that its registers hold at most
+STEP_THREADS = 512  # of a multiprocessor, whose registers they share
 INPUTS = (
     "qkv", "gates", "rates", "bias", "skip", "reads", "writes", "starts", "pool", "numbers", "sizes",
 )  # fmt: skip
@@ -35,9 +38,28 @@ class Heads:
     starts: tuple[int, int, int]
 
 
-def make_kernel(name: str) -> Kernel:
-    """The kernel under the name of an operator."""
-    return Kernel(name, Path(__file__).parent, "recur.body", INPUTS, ("out",), ("recur.h",))
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """The kernels of an operator: for any batch, and for sequences of one token each, with the same bits."""
+
+    any: Kernel
+    step: Kernel
+
+
+def make_recurrence(name: str) -> Recurrence:
+    """The kernels under the name of an operator."""
+
+    def make(name: str, body: str) -> Kernel:
+        return Kernel(name, Path(__file__).parent, body, INPUTS, ("out",), ("recur.h",))
+
+    return Recurrence(make(name, "recur.body"), make(f"{name}_step", "step.body"))
+
+
+def choose_step_lanes(heads: Heads, offsets: tuple[int, ...]) -> int | None:
+    """How many lanes have a row in a step; None where states do not suit it, which begin at multiples of `offsets`."""
+    if heads.rows > STEP_ROWS or any(one % STEP_COLUMNS for one in offsets):
+        return None
+    return next((lanes for lanes in STEP_LANES if heads.columns % (STEP_COLUMNS * lanes) == 0), None)
 
 
 def choose_block(rows: int) -> int:
@@ -47,7 +69,7 @@ def choose_block(rows: int) -> int:
 
 def launch_recurrence(
     ctx: Context,
-    kernel: Kernel,
+    recurrence: Recurrence,
     qkv: Any,
     gates: Any,
     heads: Heads,
@@ -61,7 +83,15 @@ def launch_recurrence(
     """`arrays` are rates, bias and what is skipped; `places` the first column of gates and the first float of slots."""
     gpu, (rates, bias, skip), (first, at) = ctx.gpu, arrays, places
     numbers, placed = gpu.launcher.numbers, place_states(gpu, batch)
-    columns = SIMD_GROUPS * LANES // COLUMN_LANES  # of a threadgroup
+    is_step = batch.longest_run == 1 and batch.tokens == batch.sequences
+    lanes = choose_step_lanes(heads, (pool.shape[1], at)) if is_step else None
+    if lanes is None:
+        kernel, threads, columns = recurrence.any, SIMD_GROUPS * LANES, SIMD_GROUPS * LANES // COLUMN_LANES
+        is_small = heads.rows <= RESIDENT_ROWS and not constants["DECAYS"]
+        form = {"LANES": COLUMN_LANES, "BLOCK": choose_block(heads.rows), "RESIDENT": RESIDENT if is_small else 1}
+    else:
+        kernel, threads, columns = recurrence.step, STEP_PARTS * lanes, STEP_COLUMNS * lanes
+        form = {"LANES": lanes, "RESIDENT": STEP_THREADS // threads}
     (out,) = gpu.launcher.launch(
         kernel,
         [
@@ -88,13 +118,11 @@ def launch_recurrence(
             ),
         ],
         groups=(-(-heads.columns // columns), heads.value_heads, batch.sequences),
-        threads=SIMD_GROUPS * LANES,
+        threads=threads,
         outputs=[((batch.tokens, heads.value_heads * heads.columns), gpu.activations)],
         constants={
             "ROWS": heads.rows,
-            "LANES": COLUMN_LANES,
-            "BLOCK": choose_block(heads.rows),
-            "RESIDENT": RESIDENT if heads.rows <= RESIDENT_ROWS and not constants["DECAYS"] else 1,
+            **form,
             "SKIP": int(skip is not None),
             **constants,
         },

@@ -6,15 +6,15 @@ from typing import Any
 
 from mlxr.kernels.checks import refuse
 from mlxr.kernels.context import Context
-from mlxr.kernels.gated_delta.launch import MOST_ROWS, Heads, launch_recurrence, make_kernel
+from mlxr.kernels.gated_delta.launch import MOST_ROWS, Heads, launch_recurrence, make_recurrence
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.gpu.states import compose_on_host
 from mlxr.kernels.mamba2 import StateSpace, reference
 from mlxr.kernels.ragged import RaggedBatch
 
-RECUR = make_kernel("mamba2")
-KERNELS = (RECUR,)
+RECUR = make_recurrence("mamba2")
+KERNELS = (RECUR.any, RECUR.step)
 _CONSTANTS = {"DELTA": 0, "NORMED": 0, "BETAS": 0, "TILED": 0, "DECAYS": 0}
 
 
