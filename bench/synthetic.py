@@ -28,7 +28,8 @@ from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.kernels.moe import RoutingRule
 from mlxr.kernels.rope import RopeScaling
 from mlxr.models import ModelConfig
-from mlxr.models.names import gguf_metadata, gguf_name
+from mlxr.models.gguf_metadata import gguf_metadata
+from mlxr.models.names import gguf_name
 from mlxr.models.recurrence_config import make_flags
 from mlxr.models.specs import GatedDelta, Mixture, ShortConv
 from mlxr.models.weights import expected_tensors

@@ -49,7 +49,8 @@ from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models import ModelConfig as ModelConfig
 from mlxr.models.adapter import Adapter as Adapter
 from mlxr.models.adapter import make_adapter
-from mlxr.models.architectures import Architecture, by_name
+from mlxr.models.architecture import Architecture
+from mlxr.models.architectures import by_name
 from mlxr.models.draft_head import DraftHead as DraftHead
 from mlxr.models.draft_layer import DraftLayer, add_draft_layer, describe_draft_layer, take_draft_layer
 from mlxr.models.eagle import EagleHead, is_eagle, read_eagle_config
@@ -57,12 +58,11 @@ from mlxr.models.experts import part_alternating
 from mlxr.models.footprint import ExpertsSummary as ExpertsSummary
 from mlxr.models.footprint import Footprint as Footprint
 from mlxr.models.footprint import measure_footprint, summarise_experts
+from mlxr.models.gguf_metadata import gguf_metadata, gguf_rope_factors
 from mlxr.models.names import (
     adds_one,
     gguf_column_order,
-    gguf_metadata,
     gguf_name,
-    gguf_rope_factors,
     gguf_row_order,
     rename_hf_tensors,
 )

@@ -19,7 +19,8 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.rope import RopeScaling, inverse_frequencies
 from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
 from mlxr.models.architectures import ARCHITECTURES, by_name
-from mlxr.models.names import ROPE_FACTORS, gguf_metadata, gguf_rope_factors
+from mlxr.models.gguf_metadata import gguf_metadata, gguf_rope_factors
+from mlxr.models.rope_factors import ROPE_FACTORS
 from mlxr.models.specs import GatedDelta
 from mlxr.models.weights import expected_tensors
 
@@ -99,7 +100,7 @@ def test_hf_config_survives_gguf(case: str) -> None:
         name: make_source(name, np.array(values, np.float32)) for name, values in gguf_rope_factors(config).items()
     }
     again = config_from_gguf(gguf_metadata(config), dict.fromkeys(expected_tensors(config)) | factors)
-    changes: dict[str, Any] = {"rope_interleaved": by_name(config.architecture).gguf_interleaved}
+    changes: dict[str, Any] = {"rope_interleaved": by_name(config.architecture).rope.gguf_interleaved}
     others = {
         "mistral": "llama",
         "olmo3": "olmo2",
@@ -108,7 +109,7 @@ def test_hf_config_survives_gguf(case: str) -> None:
     changes["architecture"] = others.get(config.architecture, config.architecture)
     changes["multipliers"] = None  # which weights have there
     if isinstance(config.recurrence, GatedDelta):
-        changes["recurrence"] = replace(config.recurrence, tiled=by_name(config.architecture).gguf_tiled)
+        changes["recurrence"] = replace(config.recurrence, tiled=by_name(config.architecture).recurrence.gguf_tiled)
     if config.rope_scaling is not None and config.rope_scaling.kind == "ntk":
         changes |= {"rope_scaling": None, "rope_theta": again.rope_theta}
         np.testing.assert_allclose(

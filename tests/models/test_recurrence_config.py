@@ -13,7 +13,7 @@ from mlxr.cache.shapes import CacheShape, PagesAndState, StateShape
 from mlxr.core.errors import ModelError
 from mlxr.kernels.context import Context
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
-from mlxr.models.names import gguf_metadata
+from mlxr.models.gguf_metadata import gguf_metadata
 from mlxr.models.specs import Mamba2
 
 GRANITE = read_golden("granite4h")[0]

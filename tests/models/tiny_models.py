@@ -31,12 +31,11 @@ from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.eagle import EagleHead
 from mlxr.models.experts import part_alternating
+from mlxr.models.gguf_metadata import gguf_metadata, gguf_rope_factors
 from mlxr.models.names import (
     adds_one,
     gguf_column_order,
-    gguf_metadata,
     gguf_name,
-    gguf_rope_factors,
     gguf_row_order,
     rename_hf_tensors,
 )

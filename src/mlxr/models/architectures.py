@@ -2,126 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.activate import Activation
-from mlxr.kernels.layers.block import NormKind
 from mlxr.models import families
+from mlxr.models.architecture import Architecture, TensorRow
+from mlxr.models.bias_config import BiasRow
 from mlxr.models.mixture import MixtureRow
-from mlxr.models.recurrence_config import FALCON_KEYS, GRANITE_KEYS, NEMOTRON_KEYS, Mamba2Keys
-from mlxr.models.recurrent import RecurrenceKind
+from mlxr.models.recurrence_config import FALCON_KEYS, NEMOTRON_KEYS, RecurrenceRow
+from mlxr.models.rope_config import RopeRow
+from mlxr.models.scale_config import ScaleRow
 from mlxr.models.specs import LayerSpec
+from mlxr.models.window_config import WindowRow
 
 if TYPE_CHECKING:
     from mlxr.models.config import ModelConfig
 
+_BY_BLOCK = BiasRow(by_block=True)
+_LLAMA_ROPE = RopeRow(gguf_interleaved=True)
+_MAYBE_WINDOWS = WindowRow(in_folders=True, default=0)
+_QWEN_WINDOWS = WindowRow(in_folders=True, switch=True)
+_FFN_NORM = {"ffn_norm": "post_attention_norm"}
+_BOTH_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_MAMBA_NAMES = {
+    f"mamba.{part}": f"ssm_{name}"
+    for part, name in (("in_proj", "in"), ("conv1d", "conv1d"), ("norm", "norm"), ("out_proj", "out"))
+}
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One family.
+_GEMMA: dict[str, Any] = {
+    "build": families.build_gemma,
+    "activation": "gelu_tanh",
+    "tied_default": True,
+}
+_GEMMA_NAMES = _BOTH_NORMS | {"pre_feedforward_layernorm": "ffn_norm"}
+_GEMMA_TENSORS = TensorRow(_GEMMA_NAMES, norms_from_one=True)
 
-    `name` is its `model_type` in `config.json`; `gguf_name` its `general.architecture` and key prefix in GGUF;
-    `hf_class` its entry in `architectures`. `gguf_interleaved`: GGUF files have the rows of q and k in an order that
-    rotates neighbouring pairs. `qkv_bias`: always has biases on q, k and v; `bias_key`: `attention_bias` in
-    `config.json` gives q, k, v and o biases, `mlp_bias` gate, up and down; `qkv_bias_key` q, k and v alone; `use_bias`
-    there, true if it is not stated, all of them. `qk_norm`: queries and keys are normed; `head_norm_key` there says
-    whether they are, in GGUF their norms. `parallel_key` there says whether the blocks of a layer stand side by side,
-    in GGUF whether the second one has a norm. `window_switch`: the sliding window counts only with
-    `use_sliding_window`; `window_default` is what `config.json` means that does not state one, 0 for none. `build`
-    makes the layers.
+_COHERE: dict[str, Any] = {
+    "build": families.build_cohere,
+    "norm_kind": "layer",
+    "tied_default": True,
+    "biases": _BY_BLOCK,
+    "scales": ScaleRow(logits=True),
+}
+_COHERE_ROPE = RopeRow(gguf_interleaved=True, hf_interleaved=True)
 
-    `activation` is the one that GGUF files of this family mean. Of every `full_every` layers the last has no window;
-    `window_rope_theta` is the base of the others' rotation, and with `plain_windows` theirs is not stretched.
-    `scales_embeddings`: by the root of the hidden size.
-    `softcaps`: files state caps of scores and logits. `norms_from_one`: Hugging Face stores norms less one. A model
-    of `by_width_layers` layers scales scores by hidden / heads instead of the head size. `multipliers`: files state
-    Granite's four; `logit_multiplier`: Cohere's. Of every `nope_every` layers the last rotates nothing, or with
-    `nope_in_full` those without a window. `hf_interleaved`: neighbouring pairs rotate in Hugging Face folders, too.
-    `attention_scale` is what scores are multiplied by in all files. `two_sizes`: layers with and without windows have
-    heads of their own sizes, later layers may read the keys and values of earlier ones, and all may have embeddings of
-    their own (Gemma 4).
-    `rotary_default`: the part of a head that rotates where `config.json` does not say. `context_keys` there state the
-    longest context; the first one counts. `tied_default`: what `tie_word_embeddings` is where it is not stated.
-    `output_norm` is what GGUF files call the norm before the output. `recurrence`: some layers have such a mixer;
-    where none has, the model is one of the architectures of these names, `attending`, without and with experts.
-    `state_keys`: what `config.json` calls the sizes of Mamba-2. `rope_key` there says whether layers that attend
-    rotate. `dense_key` is what it calls the features of a feed-forward block in a model without experts, and
-    `gguf_experts_name` the `general.architecture` of one with them, where that is another one. `single_blocks`: each
-    layer is one block, and GGUF files say so by feed-forward blocks without features. `beside`: the recurrent mixer
-    stands beside the attention of each layer, and `config.json` states what results are multiplied by.
-    `gated_attention`: what attention gives is gated, by rows of the queries' weight. `gguf_tiled`: GGUF files have the
-    value heads of gated delta nets in another order, the first of each key head, then the second.
-    `eps_key` is what `config.json` calls what norms add to the variance, where its name is a rare one, and
-    `theta_default` the base of rotations that it does not state.
-    `is_joined`: files keep q, k and v as one tensor, and gate and up. `layer_names` are names of tensors in Hugging
-    Face folders that mean something else than elsewhere, `gguf_names` what GGUF files call those of layers, and
-    `gguf_bare` the weights whose names do not end in `.weight` there.
-    `truncates_yarn`: yarn's range is rounded to whole pairs, of which GGUF says nothing. `mixture` says how files state
-    experts.
-    """
+_OLMO: dict[str, Any] = {
+    "build": families.build_olmo,
+    "qk_norm": True,
+    "biases": _BY_BLOCK,
+    "tensors": TensorRow(_BOTH_NORMS),
+}
+_OLMO_WINDOWS = WindowRow(full_every=4, plain=True)
 
-    name: str
-    gguf_name: str
-    hf_class: str
-    gguf_interleaved: bool = False
-    qkv_bias: bool = False
-    bias_key: bool = False
-    use_bias: bool = False
-    qkv_bias_key: str = "use_qkv_bias"
-    qk_norm: bool = False
-    head_norm_key: str | None = None
-    parallel_key: str | None = None
-    windowed: bool = False
-    window_switch: bool = False
-    window_default: int = 4096
-    kv_heads_default: bool = False  # old llama configurations leave num_key_value_heads out when all heads have one
-    build: Callable[[ModelConfig], tuple[LayerSpec, ...]] = families.build_llama
-    activation: Activation = "silu"
-    full_every: int | None = None
-    window_rope_theta: float | None = None
-    plain_windows: bool = False
-    scales_embeddings: bool = False
-    softcaps: bool = False
-    norms_from_one: bool = False
-    by_width_layers: int | None = None
-    multipliers: bool = False
-    logit_multiplier: bool = False
-    nope_every: int | None = None
-    nope_in_full: bool = False
-    attention_scale: float | None = None
-    two_sizes: bool = False
-    norm_kind: NormKind = "rms"
-    hf_interleaved: bool = False
-    rotary_default: float = 1.0
-    context_keys: tuple[str, ...] = ("max_position_embeddings",)
-    tied_default: bool = False
-    is_joined: bool = False
-    output_norm: str = "output_norm"
-    recurrence: RecurrenceKind | None = None
-    attending: tuple[str, str] | None = None
-    state_keys: Mamba2Keys = GRANITE_KEYS
-    dense_key: str = "intermediate_size"
-    gguf_experts_name: str | None = None
-    single_blocks: bool = False
-    beside: bool = False
-    rope_key: str | None = None
-    gated_attention: bool = False
-    gguf_tiled: bool = False
-    eps_key: str | None = None
-    theta_default: float = 10000.0
-    layer_names: dict[str, str] = field(default_factory=dict, hash=False)
-    gguf_names: dict[str, str] = field(default_factory=dict, hash=False)
-    gguf_bare: tuple[str, ...] = ()
-    truncates_yarn: bool = True
-    mixture: MixtureRow | None = None
-
-
-_MIXTRAL = MixtureRow(("num_local_experts",), "intermediate_size", renormalises=True)
-_GRANITE = MixtureRow(
+_GRANITE_MIXTURE = MixtureRow(
     ("num_local_experts",), "intermediate_size", renormalises=True, shared_key="shared_intermediate_size"
 )
 _GRANITE_NAMES = {
@@ -132,149 +70,124 @@ _GRANITE_NAMES = {
     "shared_mlp.input_linear": "ffn_gate_up_shexp",
     "shared_mlp.output_linear": "ffn_down_shexp",
 }
-
-ROPE_SWITCH = "rope.scaling.finetuned"  # of Granite's GGUF files: whether layers rotate
-EPS_KEYS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}  # of GGUF
-
-_GEMMA: dict[str, Any] = {
-    "build": families.build_gemma,
-    "activation": "gelu_tanh",
-    "scales_embeddings": True,
-    "tied_default": True,
-    "norms_from_one": True,
-    "layer_names": {
-        "post_attention_layernorm": "post_attention_norm",
-        "pre_feedforward_layernorm": "ffn_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    },
-}
-
-_COHERE: dict[str, Any] = {
-    "build": families.build_cohere,
-    "gguf_interleaved": True,
-    "hf_interleaved": True,
-    "bias_key": True,
-    "logit_multiplier": True,
-    "norm_kind": "layer",
-    "tied_default": True,
-}
-
-_OLMO: dict[str, Any] = {
-    "build": families.build_olmo,
-    "qk_norm": True,
-    "bias_key": True,
-    "full_every": 4,
-    "plain_windows": True,
-    "layer_names": {
-        "post_attention_layernorm": "post_attention_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    },
+_GRANITE_ROPE = RopeRow(gguf_interleaved=True, gguf_switch=True)
+_GRANITE: dict[str, Any] = {
+    "biases": _BY_BLOCK,
+    "rope": _GRANITE_ROPE,
+    "scales": ScaleRow(multipliers=True),
+    "tensors": TensorRow(_GRANITE_NAMES),
 }
 
 _LFM2: dict[str, Any] = {
     "qk_norm": True,
-    "tied_default": True,
-    "output_norm": "token_embd_norm",
-    "recurrence": "short_conv",
     "eps_key": "norm_eps",
-    "theta_default": 1e6,
-    "layer_names": {
-        "operator_norm": "attn_norm",
-        "ffn_norm": "ffn_norm",
-        "self_attn.q_layernorm": "attn_q_norm",
-        "self_attn.k_layernorm": "attn_k_norm",
-        "self_attn.out_proj": "attn_output",
-        "conv.in_proj": "shortconv.in_proj",
-        "conv.conv": "shortconv.conv",
-        "conv.out_proj": "shortconv.out_proj",
-        "feed_forward.gate": "ffn_gate_inp",
-        "feed_forward.w1": "ffn_gate",
-        "feed_forward.w3": "ffn_up",
-        "feed_forward.w2": "ffn_down",
-    },
+    "tied_default": True,
+    "rope": RopeRow(theta=1e6),
+    "recurrence": RecurrenceRow("short_conv"),
+    "tensors": TensorRow(
+        {
+            "operator_norm": "attn_norm",
+            "ffn_norm": "ffn_norm",
+            "self_attn.q_layernorm": "attn_q_norm",
+            "self_attn.k_layernorm": "attn_k_norm",
+            "self_attn.out_proj": "attn_output",
+            "conv.in_proj": "shortconv.in_proj",
+            "conv.conv": "shortconv.conv",
+            "conv.out_proj": "shortconv.out_proj",
+            "feed_forward.gate": "ffn_gate_inp",
+            "feed_forward.w1": "ffn_gate",
+            "feed_forward.w3": "ffn_up",
+            "feed_forward.w2": "ffn_down",
+        },
+        output_norm="token_embd_norm",
+    ),
 }
 
 _QWEN35: dict[str, Any] = {
     "build": families.build_qwen35,
     "qk_norm": True,
-    "norms_from_one": True,
-    "rotary_default": 0.25,
-    "recurrence": "gated_delta",
     "gated_attention": True,
-    "layer_names": {
-        "post_attention_layernorm": "post_attention_norm",
-        "linear_attn.in_proj_qkv": "attn_qkv",
-        "linear_attn.in_proj_z": "attn_gate",
-        "linear_attn.in_proj_b": "ssm_beta",
-        "linear_attn.in_proj_a": "ssm_alpha",
-        "linear_attn.in_proj_qkvz": "ssm_in",
-        "linear_attn.in_proj_ba": "ssm_ba",
-        "linear_attn.conv1d": "ssm_conv1d",
-        "linear_attn.norm": "ssm_norm",
-        "linear_attn.out_proj": "ssm_out",
-    },
+    "rope": RopeRow(part=0.25),
+    "recurrence": RecurrenceRow("gated_delta", gguf_tiled=True),
+    "tensors": TensorRow(
+        {
+            "post_attention_layernorm": "post_attention_norm",
+            "linear_attn.in_proj_qkv": "attn_qkv",
+            "linear_attn.in_proj_z": "attn_gate",
+            "linear_attn.in_proj_b": "ssm_beta",
+            "linear_attn.in_proj_a": "ssm_alpha",
+            "linear_attn.in_proj_qkvz": "ssm_in",
+            "linear_attn.in_proj_ba": "ssm_ba",
+            "linear_attn.conv1d": "ssm_conv1d",
+            "linear_attn.norm": "ssm_norm",
+            "linear_attn.out_proj": "ssm_out",
+        },
+        norms_from_one=True,
+    ),
 }
+_QWEN35_MIXTURE = MixtureRow(renormalises=True, shared_key="shared_expert_intermediate_size", shared_gate=True)
+
+# Of DeepSeek's kind: sigmoids, shares that are divided by their sum, a bias for the choice alone.
+_SIGMOID: dict[str, Any] = {"scoring": "sigmoid", "renormalises": True, "states_rule": True, "choice_bias": True}
 
 ARCHITECTURES = (
-    Architecture("llama", "llama", "LlamaForCausalLM", gguf_interleaved=True, bias_key=True, kv_heads_default=True),
+    Architecture("llama", "llama", "LlamaForCausalLM", kv_heads_default=True, biases=_BY_BLOCK, rope=_LLAMA_ROPE),
     Architecture(
         "mixtral",
         "llama",
         "MixtralForCausalLM",
-        gguf_interleaved=True,
-        windowed=True,
-        window_default=0,
-        mixture=_MIXTRAL,
+        rope=_LLAMA_ROPE,
+        windows=_MAYBE_WINDOWS,
+        mixture=MixtureRow(("num_local_experts",), "intermediate_size", renormalises=True),
     ),
-    Architecture("mistral", "llama", "MistralForCausalLM", gguf_interleaved=True, windowed=True),
+    Architecture("mistral", "llama", "MistralForCausalLM", rope=_LLAMA_ROPE, windows=WindowRow(in_folders=True)),
+    Architecture("ministral3", "mistral3", "Ministral3ForCausalLM", rope=_LLAMA_ROPE, windows=_MAYBE_WINDOWS),
     Architecture(
-        "ministral3", "mistral3", "Ministral3ForCausalLM", gguf_interleaved=True, windowed=True, window_default=0
+        "phi3",
+        "phi3",
+        "Phi3ForCausalLM",
+        kv_heads_default=True,
+        windows=_MAYBE_WINDOWS,
+        tensors=TensorRow(is_joined=True),
     ),
-    Architecture(
-        "phi3", "phi3", "Phi3ForCausalLM", windowed=True, window_default=0, kv_heads_default=True, is_joined=True
-    ),
-    Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", qkv_bias=True, windowed=True, window_switch=True),
-    Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", bias_key=True, qk_norm=True, windowed=True, window_switch=True),
+    Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", biases=BiasRow(qkv=True), windows=_QWEN_WINDOWS),
+    Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", qk_norm=True, biases=_BY_BLOCK, windows=_QWEN_WINDOWS),
     Architecture(
         "qwen2_moe",
         "qwen2moe",
         "Qwen2MoeForCausalLM",
-        qkv_bias=True,
-        windowed=True,
-        window_switch=True,
+        biases=BiasRow(qkv=True),
+        windows=_QWEN_WINDOWS,
         mixture=MixtureRow(shared_key="shared_expert_intermediate_size", shared_gate=True),
     ),
     Architecture(
         "qwen3_moe",
         "qwen3moe",
         "Qwen3MoeForCausalLM",
-        bias_key=True,
         qk_norm=True,
-        windowed=True,
-        window_switch=True,
+        biases=_BY_BLOCK,
+        windows=_QWEN_WINDOWS,
         mixture=MixtureRow(renormalises=True),
     ),
     Architecture(
         "gemma2",
         "gemma2",
         "Gemma2ForCausalLM",
-        bias_key=True,
-        windowed=True,
-        full_every=2,
-        softcaps=True,
-        by_width_layers=46,
+        biases=_BY_BLOCK,
+        windows=WindowRow(in_folders=True, full_every=2),
+        scales=ScaleRow(embeddings=True, softcaps=True, by_width_layers=46),
+        tensors=_GEMMA_TENSORS,
         **_GEMMA,
     ),
     Architecture(
         "gemma3_text",
         "gemma3",
         "Gemma3ForCausalLM",
-        bias_key=True,
         qk_norm=True,
-        windowed=True,
-        full_every=6,
-        window_rope_theta=10000.0,
-        by_width_layers=62,
+        biases=_BY_BLOCK,
+        windows=WindowRow(in_folders=True, full_every=6, theta=10000.0),
+        scales=ScaleRow(embeddings=True, by_width_layers=62),
+        tensors=_GEMMA_TENSORS,
         **_GEMMA,
     ),
     Architecture(
@@ -282,77 +195,45 @@ ARCHITECTURES = (
         "gemma4",
         "Gemma4ForCausalLM",
         qk_norm=True,
-        windowed=True,
-        window_default=512,
-        full_every=6,
-        window_rope_theta=10000.0,
-        softcaps=True,
-        attention_scale=1.0,
         two_sizes=True,
+        rope=RopeRow(
+            unstated={"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+            states_factors=True,
+        ),
+        windows=WindowRow(in_folders=True, default=512, full_every=6, last_full=True, theta=10000.0),
+        scales=ScaleRow(embeddings=True, softcaps=True, attention=1.0),
+        tensors=TensorRow(_GEMMA_NAMES),
         mixture=MixtureRow(
             renormalises=True, switch_key="enable_moe_block", used_key="top_k_experts", expert_scales=True
         ),
-        **_GEMMA | {"build": families.build_gemma4, "norms_from_one": False},
+        **_GEMMA | {"build": families.build_gemma4},
     ),
-    Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", **_OLMO),
-    Architecture("olmo3", "olmo2", "Olmo3ForCausalLM", windowed=True, **_OLMO),
+    Architecture("olmo2", "olmo2", "Olmo2ForCausalLM", windows=_OLMO_WINDOWS, **_OLMO),
+    Architecture("olmo3", "olmo2", "Olmo3ForCausalLM", windows=replace(_OLMO_WINDOWS, in_folders=True), **_OLMO),
     Architecture(
         "olmoe",
         "olmoe",
         "OlmoeForCausalLM",
         build=families.build_olmoe,
         qk_norm=True,
-        bias_key=True,
         kv_heads_default=True,
+        biases=_BY_BLOCK,
         mixture=MixtureRow(features_key="intermediate_size"),
     ),
-    Architecture(
-        "granite",
-        "granite",
-        "GraniteForCausalLM",
-        gguf_interleaved=True,
-        bias_key=True,
-        multipliers=True,
-        layer_names=_GRANITE_NAMES,
-    ),
-    Architecture(
-        "granitemoe",
-        "granitemoe",
-        "GraniteMoeForCausalLM",
-        gguf_interleaved=True,
-        bias_key=True,
-        multipliers=True,
-        mixture=_GRANITE,
-        layer_names=_GRANITE_NAMES,
-    ),
-    Architecture(
-        "granitemoeshared",
-        "granitemoe",
-        "GraniteMoeSharedForCausalLM",
-        gguf_interleaved=True,
-        bias_key=True,
-        multipliers=True,
-        mixture=_GRANITE,
-        layer_names=_GRANITE_NAMES,
-    ),
+    Architecture("granite", "granite", "GraniteForCausalLM", **_GRANITE),
+    Architecture("granitemoe", "granitemoe", "GraniteMoeForCausalLM", mixture=_GRANITE_MIXTURE, **_GRANITE),
+    Architecture("granitemoeshared", "granitemoe", "GraniteMoeSharedForCausalLM", mixture=_GRANITE_MIXTURE, **_GRANITE),
     Architecture(
         "granitemoehybrid",
         "granitehybrid",
         "GraniteMoeHybridForCausalLM",
-        gguf_interleaved=True,
-        bias_key=True,
-        multipliers=True,
-        rope_key="position_embedding_type",
-        mixture=replace(_GRANITE, optional=True),
-        recurrence="mamba2",
-        attending=("granite", "granitemoeshared"),
         dense_key="shared_intermediate_size",
-        layer_names=_GRANITE_NAMES
+        recurrence=RecurrenceRow("mamba2", attending=("granite", "granitemoeshared")),
+        mixture=replace(_GRANITE_MIXTURE, optional=True),
+        **_GRANITE
         | {
-            "mamba.in_proj": "ssm_in",
-            "mamba.conv1d": "ssm_conv1d",
-            "mamba.norm": "ssm_norm",
-            "mamba.out_proj": "ssm_out",
+            "rope": replace(_GRANITE_ROPE, switch_key="position_embedding_type"),
+            "tensors": TensorRow(_GRANITE_NAMES | _MAMBA_NAMES),
         },
     ),
     Architecture(
@@ -360,12 +241,10 @@ ARCHITECTURES = (
         "gpt-oss",
         "GptOssForCausalLM",
         build=families.build_gpt_oss,
-        bias_key=True,
-        windowed=True,
-        window_default=128,
-        full_every=2,
-        truncates_yarn=False,
-        gguf_names={"ffn_norm": "post_attention_norm"},
+        biases=_BY_BLOCK,
+        rope=RopeRow(truncates_yarn=False),
+        windows=WindowRow(in_folders=True, default=128, full_every=2),
+        tensors=TensorRow(gguf_names=_FFN_NORM),
         mixture=MixtureRow(
             ("num_local_experts", "num_experts"),
             "intermediate_size",
@@ -379,29 +258,25 @@ ARCHITECTURES = (
         "glm4_moe",
         "glm4moe",
         "Glm4MoeForCausalLM",
-        qkv_bias_key="attention_bias",
         head_norm_key="use_qk_norm",
-        rotary_default=0.5,
-        gguf_names={"ffn_norm": "post_attention_norm"},
+        biases=BiasRow(qkv_key="attention_bias"),
+        rope=RopeRow(part=0.5),
+        tensors=TensorRow(gguf_names=_FFN_NORM),
         mixture=MixtureRow(
             ("n_routed_experts", "num_local_experts"),
-            scoring="sigmoid",
-            renormalises=True,
             floor=1e-20,
-            states_rule=True,
             shared_key="n_shared_experts",
             shared="count",
-            choice_bias=True,
+            **_SIGMOID,
         ),
     ),
     Architecture(
         "smollm3",
         "smollm3",
         "SmolLM3ForCausalLM",
-        gguf_interleaved=True,
-        bias_key=True,
-        nope_every=4,
         tied_default=True,
+        biases=_BY_BLOCK,
+        rope=RopeRow(gguf_interleaved=True, still_every=4),
     ),
     Architecture(
         "cohere",
@@ -410,9 +285,17 @@ ARCHITECTURES = (
         kv_heads_default=True,
         context_keys=("model_max_length", "max_position_embeddings"),
         head_norm_key="use_qk_norm",
+        rope=_COHERE_ROPE,
         **_COHERE,
     ),
-    Architecture("cohere2", "cohere2", "Cohere2ForCausalLM", windowed=True, full_every=4, nope_in_full=True, **_COHERE),
+    Architecture(
+        "cohere2",
+        "cohere2",
+        "Cohere2ForCausalLM",
+        rope=replace(_COHERE_ROPE, only_windows=True),
+        windows=WindowRow(in_folders=True, full_every=4),
+        **_COHERE,
+    ),
     Architecture(
         "stablelm",
         "stablelm",
@@ -421,7 +304,7 @@ ARCHITECTURES = (
         head_norm_key="qk_layernorm",
         parallel_key="use_parallel_residual",
         norm_kind="layer",
-        rotary_default=0.25,
+        rope=RopeRow(part=0.25),
     ),
     Architecture(
         "starcoder2",
@@ -429,25 +312,17 @@ ARCHITECTURES = (
         "Starcoder2ForCausalLM",
         build=families.build_starcoder,
         activation="gelu_tanh",
-        use_bias=True,
-        windowed=True,
-        window_default=0,
         norm_kind="layer",
         tied_default=True,
+        biases=BiasRow(by_use=True),
+        windows=_MAYBE_WINDOWS,
     ),
     Architecture("lfm2", "lfm2", "Lfm2ForCausalLM", **_LFM2),
     Architecture(
         "lfm2_moe",
         "lfm2moe",
         "Lfm2MoeForCausalLM",
-        mixture=MixtureRow(
-            scoring="sigmoid",
-            renormalises=True,
-            floor=1e-6,
-            states_rule=True,
-            first_key="num_dense_layers",
-            choice_bias=True,
-        ),
+        mixture=MixtureRow(floor=1e-6, first_key="num_dense_layers", **_SIGMOID),
         **_LFM2,
     ),
     Architecture(
@@ -455,78 +330,62 @@ ARCHITECTURES = (
         "falcon-h1",
         "FalconH1ForCausalLM",
         build=families.build_falcon,
-        recurrence="mamba2",
-        state_keys=FALCON_KEYS,
-        beside=True,
-        layer_names={
-            "pre_ff_layernorm": "ffn_norm",
-            "mamba.in_proj": "ssm_in",
-            "mamba.conv1d": "ssm_conv1d",
-            "mamba.norm": "ssm_norm",
-            "mamba.out_proj": "ssm_out",
-            "feed_forward.gate_proj": "ffn_gate",
-            "feed_forward.up_proj": "ffn_up",
-            "feed_forward.down_proj": "ffn_down",
-        },
-        gguf_bare=("ffn_norm",),
+        recurrence=RecurrenceRow("mamba2", keys=FALCON_KEYS, beside=True),
+        tensors=TensorRow(
+            _MAMBA_NAMES
+            | {"pre_ff_layernorm": "ffn_norm"}
+            | {f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+            gguf_bare=("ffn_norm",),
+        ),
     ),
     Architecture(
         "nemotron_h",
         "nemotron_h",
         "NemotronHForCausalLM",
+        gguf_experts_name="nemotron_h_moe",
         build=families.build_nemotron,
         activation="relu_squared",
-        bias_key=True,
-        nope_every=1,
-        recurrence="mamba2",
-        state_keys=NEMOTRON_KEYS,
-        eps_key="layer_norm_epsilon",
-        gguf_experts_name="nemotron_h_moe",
         single_blocks=True,
+        eps_key="layer_norm_epsilon",
+        biases=_BY_BLOCK,
+        rope=RopeRow(still_every=1),
+        recurrence=RecurrenceRow("mamba2", keys=NEMOTRON_KEYS),
+        tensors=TensorRow(
+            {
+                "norm": "attn_norm",
+                "mixer.q_proj": "attn_q",
+                "mixer.k_proj": "attn_k",
+                "mixer.v_proj": "attn_v",
+                "mixer.o_proj": "attn_output",
+                "mixer.in_proj": "ssm_in",
+                "mixer.conv1d": "ssm_conv1d",
+                "mixer.norm": "ssm_norm",
+                "mixer.out_proj": "ssm_out",
+                "mixer.up_proj": "ffn_up",
+                "mixer.down_proj": "ffn_down",
+                "mixer.gate": "ffn_gate_inp",
+                "mixer.shared_experts.up_proj": "ffn_up_shexp",
+                "mixer.shared_experts.down_proj": "ffn_down_shexp",
+            }
+        ),
         mixture=MixtureRow(
             ("n_routed_experts",),
-            scoring="sigmoid",
-            renormalises=True,
             floor=1e-20,
-            states_rule=True,
             optional=True,
             gated=False,
             shared_key="moe_shared_expert_intermediate_size",
-            choice_bias=True,
+            **_SIGMOID,
         ),
-        layer_names={
-            "norm": "attn_norm",
-            "mixer.q_proj": "attn_q",
-            "mixer.k_proj": "attn_k",
-            "mixer.v_proj": "attn_v",
-            "mixer.o_proj": "attn_output",
-            "mixer.in_proj": "ssm_in",
-            "mixer.conv1d": "ssm_conv1d",
-            "mixer.norm": "ssm_norm",
-            "mixer.out_proj": "ssm_out",
-            "mixer.up_proj": "ffn_up",
-            "mixer.down_proj": "ffn_down",
-            "mixer.gate": "ffn_gate_inp",
-            "mixer.shared_experts.up_proj": "ffn_up_shexp",
-            "mixer.shared_experts.down_proj": "ffn_down_shexp",
-        },
     ),
-    Architecture("qwen3_5_text", "qwen35", "Qwen3_5ForCausalLM", gguf_tiled=True, **_QWEN35),
-    Architecture(
-        "qwen3_5_moe_text",
-        "qwen35moe",
-        "Qwen3_5MoeForCausalLM",
-        gguf_tiled=True,
-        mixture=MixtureRow(renormalises=True, shared_key="shared_expert_intermediate_size", shared_gate=True),
-        **_QWEN35,
-    ),
+    Architecture("qwen3_5_text", "qwen35", "Qwen3_5ForCausalLM", **_QWEN35),
+    Architecture("qwen3_5_moe_text", "qwen35moe", "Qwen3_5MoeForCausalLM", mixture=_QWEN35_MIXTURE, **_QWEN35),
     Architecture(
         "qwen3_next",
         "qwen3next",
         "Qwen3NextForCausalLM",
-        bias_key=True,
-        mixture=MixtureRow(renormalises=True, shared_key="shared_expert_intermediate_size", shared_gate=True),
-        **_QWEN35,
+        biases=_BY_BLOCK,
+        mixture=_QWEN35_MIXTURE,
+        **_QWEN35 | {"recurrence": RecurrenceRow("gated_delta")},
     ),
 )
 
@@ -539,32 +398,6 @@ def by_name(name: str) -> Architecture:
     raise ModelError(
         f"architecture {name!r} is not supported; supported are {_listed({r.name for r in ARCHITECTURES})}"
     )
-
-
-def default_window_layers(row: Architecture, window: int | None, layers: int) -> tuple[bool, ...] | None:
-    """Which layers have the window where a file does not say so; None if all have it."""
-    if window is None or row.full_every is None:
-        return None
-    return tuple((index + 1) % row.full_every != 0 for index in range(layers))
-
-
-def default_rope_layers(
-    row: Architecture, window_layers: tuple[bool, ...] | None, layers: int
-) -> tuple[bool, ...] | None:
-    """Which layers rotate where a file does not say so; None if all do."""
-    if row.nope_in_full:
-        return window_layers
-    if row.nope_every is None:
-        return None
-    return tuple((index + 1) % row.nope_every != 0 for index in range(layers))
-
-
-def default_scale(row: Architecture, layers: int, hidden: int, heads: int) -> float | None:
-    """What scores are multiplied by where a file does not say so; None for 1 / sqrt(head_dim).
-
-    GGUF has no key for it; llama.cpp knows the large Gemmas by their number of layers.
-    """
-    return float((hidden / heads) ** -0.5) if layers == row.by_width_layers else row.attention_scale
 
 
 @lru_cache(maxsize=16)

@@ -12,18 +12,9 @@ from mlxr.cache.shapes import CacheShape, LayerCache, PagesAndState, SharedWith,
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import ACTIVATIONS, Activation
 from mlxr.kernels.rope import QueryTemperature, RopeScaling
+from mlxr.models import limits
 from mlxr.models.architectures import build_layers
 from mlxr.models.specs import Attention, LayerSpec, Mixture, Multipliers, Recurrence
-
-MAX_LAYERS = 1024
-MAX_WIDTH = 1 << 20  # hidden and feed-forward size
-MAX_HEADS = 1024
-MAX_HEAD_DIM = 1024
-MAX_VOCABULARY = 1 << 24
-MAX_CONTEXT = 1 << 26
-MAX_SCALE = 1e6
-MAX_TAPS = 16  # of a convolution
-MAX_EXPERTS, MAX_USED_EXPERTS = 1024, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +120,7 @@ class ModelConfig:
             raise ModelError(f"model has rms_eps {self.rms_eps}, expected between 0 and 1")
         for name in ("rope_theta", "window_rope_theta"):
             theta = getattr(self, name)
-            if theta is not None and not 1 < theta <= 1e15:
+            if theta is not None and not 1 < theta <= limits.MAX_THETA:
                 raise ModelError(f"model has {name} {theta}, expected above 1 and at most 1e15")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ModelError(f"model has sliding_window {self.sliding_window}, expected at least 1")
@@ -144,8 +135,8 @@ class ModelConfig:
                 raise ModelError(f"model says of {len(flags)} of its {self.layers} layers which {what}")
         for name in _SCALES:
             value = getattr(self, name)
-            if value is not None and not 0 < value <= MAX_SCALE:
-                raise ModelError(f"model has {name} {value}, expected above 0 and at most {MAX_SCALE:g}")
+            if value is not None and not 0 < value <= limits.MAX_SCALE:
+                raise ModelError(f"model has {name} {value}, expected above 0 and at most {limits.MAX_SCALE:g}")
         if self.mixture is not None:
             _check_mixture(self.mixture)
         if self.recurrence is not None:
@@ -196,7 +187,7 @@ def _describe_pages(attention: Attention) -> CacheShape | SharedWith:
 def _check_recurrence(mixer: Recurrence) -> None:
     for field in fields(mixer):
         value = getattr(mixer, field.name)
-        high = MAX_TAPS if field.name == "taps" else MAX_WIDTH if field.name == "channels" else MAX_HEAD_DIM
+        high = {"taps": limits.MAX_TAPS, "channels": limits.MAX_WIDTH}.get(field.name, limits.MAX_HEAD_DIM)
         if not isinstance(value, bool) and not (2 if field.name == "taps" else 1) <= value <= high:
             raise ModelError(f"model has {field.name} {value} in its recurrent layers, expected up to {high}")
     for many, few in (("value_heads", "key_heads"), ("heads", "groups")):
@@ -208,17 +199,17 @@ def _check_recurrence(mixer: Recurrence) -> None:
 def _check_mixture(mixture: Mixture) -> None:
     rule = mixture.rule
     for name, value, high in (
-        ("experts", mixture.experts, MAX_EXPERTS),
-        ("used experts", rule.used, min(mixture.experts, MAX_USED_EXPERTS)),
-        ("features of an expert", mixture.features, MAX_WIDTH),
+        ("experts", mixture.experts, limits.MAX_EXPERTS),
+        ("used experts", rule.used, min(mixture.experts, limits.MAX_USED_EXPERTS)),
+        ("features of an expert", mixture.features, limits.MAX_WIDTH),
         ("groups of experts", rule.groups, mixture.experts),
         ("used groups of experts", rule.groups_used, rule.groups),
     ):
         if not 1 <= value <= high:
             raise ModelError(f"model has {value} {name}, expected from 1 to {high}")
-    if not 0 <= mixture.shared_features <= MAX_WIDTH:
+    if not 0 <= mixture.shared_features <= limits.MAX_WIDTH:
         raise ModelError(
-            f"model has {mixture.shared_features} features of its shared expert, expected up to {MAX_WIDTH}"
+            f"model has {mixture.shared_features} features of its shared expert, expected up to {limits.MAX_WIDTH}"
         )
     size, rest = divmod(mixture.experts, rule.groups)
     if rest or (rule.groups > 1 and size < 2) or rule.groups_used * size < rule.used:
@@ -226,9 +217,9 @@ def _check_mixture(mixture: Mixture) -> None:
             f"model uses {rule.used} of {mixture.experts} experts out of {rule.groups_used} of {rule.groups} groups, "
             "expected groups of one size, two experts or more, and enough of them"
         )
-    if not 0 < rule.scale <= MAX_SCALE:
+    if not 0 < rule.scale <= limits.MAX_SCALE:
         raise ModelError(
-            f"model multiplies shares of experts by {rule.scale}, expected above 0 and at most {MAX_SCALE:g}"
+            f"model multiplies shares of experts by {rule.scale}, expected above 0 and at most {limits.MAX_SCALE:g}"
         )
 
 
@@ -241,19 +232,19 @@ _SCALES = (
     "logit_scale",
 )
 _LIMITS = {
-    "layers": MAX_LAYERS,
-    "hidden": MAX_WIDTH,
-    "heads": MAX_HEADS,
-    "kv_heads": MAX_HEADS,
-    "head_dim": MAX_HEAD_DIM,
-    "ffn": MAX_WIDTH,
-    "vocab_size": MAX_VOCABULARY,
-    "context_length": MAX_CONTEXT,
-    "rope_dim": MAX_HEAD_DIM,
+    "layers": limits.MAX_LAYERS,
+    "hidden": limits.MAX_WIDTH,
+    "heads": limits.MAX_HEADS,
+    "kv_heads": limits.MAX_HEADS,
+    "head_dim": limits.MAX_HEAD_DIM,
+    "ffn": limits.MAX_WIDTH,
+    "vocab_size": limits.MAX_VOCABULARY,
+    "context_length": limits.MAX_CONTEXT,
+    "rope_dim": limits.MAX_HEAD_DIM,
 }
 _OPTIONAL_LIMITS = {
-    "window_head_dim": MAX_HEAD_DIM,
-    "window_kv_heads": MAX_HEADS,
-    "shared_ffn": MAX_WIDTH,
-    "input_features": MAX_WIDTH,
+    "window_head_dim": limits.MAX_HEAD_DIM,
+    "window_kv_heads": limits.MAX_HEADS,
+    "shared_ffn": limits.MAX_WIDTH,
+    "input_features": limits.MAX_WIDTH,
 }

@@ -38,13 +38,13 @@ from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.footprint import list_expert_bytes
 from mlxr.models.layer import LayerReader, list_matrices
-from mlxr.models.names import ROPE_FACTORS
 from mlxr.models.residency import plan_experts
+from mlxr.models.rope_factors import ROPE_FACTORS, read_rope_factors
 from mlxr.models.rotations import Rotations
 from mlxr.models.routing import Routing, sum_up
 from mlxr.models.shares import take_share
 from mlxr.models.step_work import AttentionWork, ExpertsWork, StepWork
-from mlxr.models.weights import arrange_tensors, check_tensors, read_rope_factors, split_joined
+from mlxr.models.weights import arrange_tensors, check_tensors, split_joined
 
 FLOAT_TYPES = frozenset({"f32", "f16", "bf16"})
 
@@ -117,7 +117,7 @@ class Decoder:
         table = tensors["token_embd.weight"]
         is_tied = config.tied_embeddings and not share.columns
         output = prepare(ctx, [table if is_tied else tensors["output.weight"]], None, (OUTPUT,))
-        norm = reader.read_norm(by_name(config.architecture).output_norm, specs[-1].norms)
+        norm = reader.read_norm(by_name(config.architecture).tensors.output_norm, specs[-1].norms)
         self._weights = make_model(
             ModelWeights(
                 table,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from mlxr.core.errors import ModelError
 from mlxr.kernels.activate import Activation
 from mlxr.kernels.moe import RoutingRule, Scoring
+from mlxr.models import limits
 from mlxr.models.fields import Fields
 from mlxr.models.specs import Mixture
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 MixtureLayers = tuple[bool, ...] | None
 _NONE: tuple[None, None] = (None, None)
-_MAX_EXPERTS, _MAX_WIDTH, _MAX_SCALE = 1 << 16, 1 << 20, 1e6  # what a configuration checks more closely
 _SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}  # by GGUF's number
 Shared = Literal["features", "count"]
 
@@ -69,21 +69,21 @@ def read_hf_mixture(
     key = next((key for key in row.count_keys if fields.get(key) is not None), row.count_keys[0]) if row else ""
     if row is None or (row.switch_key is not None and not fields.flag(row.switch_key, False)):
         return _NONE
-    experts = fields.integer(key, 0 if row.optional else 1, _MAX_EXPERTS)
+    experts = fields.integer(key, 0 if row.optional else 1, limits.MAX_STATED)
     if not experts:
         return _NONE
-    groups = fields.integer("n_group", 1, _MAX_EXPERTS, default=1)
+    groups = fields.integer("n_group", 1, limits.MAX_STATED, default=1)
     rule = RoutingRule(
-        fields.integer(row.used_key, 1, _MAX_EXPERTS),
+        fields.integer(row.used_key, 1, limits.MAX_STATED),
         row.scoring,
         renormalises=fields.flag("norm_topk_prob", row.renormalises),
         floor=row.floor,
-        scale=fields.number("routed_scaling_factor", 0.0, _MAX_SCALE, default=1.0),
+        scale=fields.number("routed_scaling_factor", 0.0, limits.MAX_SCALE, default=1.0),
         groups=groups,
-        groups_used=fields.integer("topk_group", 1, _MAX_EXPERTS, default=groups),
+        groups_used=fields.integer("topk_group", 1, limits.MAX_STATED, default=groups),
     )
-    features = fields.integer(row.features_key, 1, _MAX_WIDTH)
-    shared = 0 if row.shared_key is None else fields.integer(row.shared_key, 0, _MAX_WIDTH, default=0)
+    features = fields.integer(row.features_key, 1, limits.MAX_WIDTH)
+    shared = 0 if row.shared_key is None else fields.integer(row.shared_key, 0, limits.MAX_WIDTH, default=0)
     mixture = _make_mixture(row, experts, features, shared, activation, rule)
     return mixture, _read_hf_layers(fields, row, layers)
 
@@ -121,22 +121,22 @@ def read_gguf_mixture(
     fields: Fields, row: MixtureRow | None, tensors: Container[str], layers: int, activation: Activation
 ) -> tuple[Mixture, MixtureLayers] | tuple[None, None]:
     """The mixture that GGUF's metadata state; a layer has it that has a router."""
-    count = fields.integer("expert_count", 0, _MAX_EXPERTS, default=0)
+    count = fields.integer("expert_count", 0, limits.MAX_STATED, default=0)
     if row is None or ((row.switch_key is not None or row.optional) and not count):
         fields.refuse_unless(("expert_count", "expert_used_count"), (0,), "mixture of experts is not supported there")
         return _NONE
-    groups = fields.integer("expert_group_count", 0, _MAX_EXPERTS, default=1) or 1
+    groups = fields.integer("expert_group_count", 0, limits.MAX_STATED, default=1) or 1
     rule = RoutingRule(
-        fields.integer("expert_used_count", 1, _MAX_EXPERTS),
+        fields.integer("expert_used_count", 1, limits.MAX_STATED),
         _read_scoring(fields, row),
         renormalises=fields.flag("expert_weights_norm", row.renormalises),
         floor=row.floor,
-        scale=fields.number("expert_weights_scale", 0.0, _MAX_SCALE, default=1.0) or 1.0,
+        scale=fields.number("expert_weights_scale", 0.0, limits.MAX_SCALE, default=1.0) or 1.0,
         groups=groups,
-        groups_used=fields.integer("expert_group_used_count", 0, _MAX_EXPERTS, default=groups) or groups,
+        groups_used=fields.integer("expert_group_used_count", 0, limits.MAX_STATED, default=groups) or groups,
     )
     has_width = fields.get("expert_feed_forward_length") is not None
-    width = fields.integer("expert_feed_forward_length" if has_width else "feed_forward_length", 1, _MAX_WIDTH)
+    width = fields.integer("expert_feed_forward_length" if has_width else "feed_forward_length", 1, limits.MAX_WIDTH)
     shared = _read_gguf_shared(fields, row)
     flags = tuple(f"blk.{index}.ffn_gate_inp.weight" in tensors for index in range(layers))
     return _make_mixture(row, count, width, shared, activation, rule), None if all(flags) else flags
@@ -146,11 +146,11 @@ def _read_gguf_shared(fields: Fields, row: MixtureRow) -> int:
     if row.shared_key is None:
         return 0
     if row.shared == "count":
-        return fields.integer("expert_shared_count", 0, _MAX_WIDTH, default=0)
+        return fields.integer("expert_shared_count", 0, limits.MAX_WIDTH, default=0)
     key = "expert_shared_feed_forward_length"
     if row.shared_gate and fields.get(key) is None:  # old files of Qwen2 MoE
         key = "feed_forward_length"
-    return fields.integer(key, 0, _MAX_WIDTH, default=0)
+    return fields.integer(key, 0, limits.MAX_WIDTH, default=0)
 
 
 def _read_scoring(fields: Fields, row: MixtureRow) -> Scoring:

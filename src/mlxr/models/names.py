@@ -1,4 +1,4 @@
-"""What a Hugging Face model is called and how it is laid out as GGUF: names, row order, metadata.
+"""What tensors of Hugging Face models are called and how they are laid out as GGUF: names and row order.
 
 GGUF's tensor names are the canonical ones everywhere else. Nothing here touches weights: a row order is a list of
 integers for whoever writes them.
@@ -7,32 +7,17 @@ integers for whoever writes them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeVar
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.rope import inverse_frequencies, llama3_factors, yarn_attention_factor
-from mlxr.models.architectures import (
-    EPS_KEYS,
-    ROPE_SWITCH,
-    Architecture,
-    by_name,
-    default_rope_layers,
-    default_scale,
-    default_window_layers,
-    name_gguf,
-)
+from mlxr.models.architecture import Architecture
+from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
-from mlxr.models.mixture import mixture_metadata
-from mlxr.models.recurrence_config import gguf_recurrence
 from mlxr.models.recurrent import order_output_columns, order_value_rows
 from mlxr.models.specs import GatedDelta
 
 Tensor = TypeVar("Tensor")
-
-ROPE_FACTORS = "rope_freqs.weight"
-STANDS_STILL = 1e30  # the factor of a pair that does not turn
-LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 _MODEL_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -143,7 +128,7 @@ def canonical_name(hf_name: str, architecture: Architecture | None = None) -> st
     Layers that draft tokens and stand apart from the others are called mtp.0, mtp.1 and so on, as a name alone does
     not tell how many layers stand before them. Raises ModelError for a name that is not known.
     """
-    names = _LAYER_NAMES if architecture is None else _LAYER_NAMES | architecture.layer_names
+    names = _LAYER_NAMES if architecture is None else _LAYER_NAMES | architecture.tensors.hf_names
     if _NOT_TEXT.fullmatch(hf_name):
         return None
     for prefix, plain in _TEXT_PREFIXES.items():
@@ -203,25 +188,25 @@ def rename_hf_tensors(tensors: Mapping[str, Tensor], architecture: Architecture 
 
 def adds_one(name: str, architecture: Architecture) -> bool:
     """Whether a tensor of a Hugging Face folder is a norm that counts from one, where GGUF's counts from zero."""
-    return architecture.norms_from_one and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
+    return architecture.tensors.norms_from_one and name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
 
 
 def gguf_name(name: str, config: ModelConfig) -> str:
     """What GGUF files of the model's architecture call the tensor of that canonical name."""
     row = by_name(config.architecture)
     layer = _CANONICAL.fullmatch(name)
-    if layer is not None and layer[2] in row.gguf_bare:
+    if layer is not None and layer[2] in row.tensors.gguf_bare:
         return f"{layer[1]}.{layer[2]}"
-    return _rename(name, row.gguf_names)
+    return _rename(name, row.tensors.gguf_names)
 
 
 def from_gguf_name(name: str, config: ModelConfig) -> str:
     """The other way round."""
     row = by_name(config.architecture)
     bare = _CANONICAL_PREFIX.fullmatch(name)
-    if bare is not None and bare[2] in row.gguf_bare:
+    if bare is not None and bare[2] in row.tensors.gguf_bare:
         return f"{name}.weight"
-    return _rename(name, {gguf: canonical for canonical, gguf in row.gguf_names.items()})
+    return _rename(name, {gguf: canonical for canonical, gguf in row.tensors.gguf_names.items()})
 
 
 def _rename(name: str, names: Mapping[str, str]) -> str:
@@ -238,9 +223,9 @@ def gguf_row_order(name: str, config: ModelConfig) -> list[int] | None:
     """
     part = name.split(".", 2)[-1]
     if isinstance(config.recurrence, GatedDelta):
-        return order_value_rows(config.recurrence, part) if by_name(config.architecture).gguf_tiled else None
+        return order_value_rows(config.recurrence, part) if by_name(config.architecture).recurrence.gguf_tiled else None
     heads = {"attn_q": config.heads, "attn_k": config.kv_heads}.get(part.rsplit(".", 1)[0])
-    if heads is None or config.rope_interleaved or not by_name(config.architecture).gguf_interleaved:
+    if heads is None or config.rope_interleaved or not by_name(config.architecture).rope.gguf_interleaved:
         return None
     half = config.rope_dim // 2
     head = [i + side * half for i in range(half) for side in (0, 1)] + list(range(config.rope_dim, config.head_dim))
@@ -250,150 +235,6 @@ def gguf_row_order(name: str, config: ModelConfig) -> list[int] | None:
 def gguf_column_order(name: str, config: ModelConfig) -> list[int] | None:
     """Which column of the Hugging Face tensor becomes column i in GGUF; None when they stay as they are."""
     mixer = config.recurrence
-    if not isinstance(mixer, GatedDelta) or not by_name(config.architecture).gguf_tiled:
+    if not isinstance(mixer, GatedDelta) or not by_name(config.architecture).recurrence.gguf_tiled:
         return None
     return order_output_columns(mixer) if name.endswith(".ssm_out.weight") else None
-
-
-def gguf_metadata(config: ModelConfig) -> dict[str, object]:
-    """The metadata that says in GGUF what `config` says; without names, tokenizer and file type.
-
-    llama3 scaling has no keys, and longrope none for its factors: these are the tensors of `gguf_rope_factors`. ntk
-    scaling is a larger frequency base.
-    """
-    row = by_name(config.architecture)
-    if config.activation != row.activation:
-        raise ModelError(
-            f"activation {config.activation} cannot be stated in a GGUF file of architecture {row.gguf_name}"
-        )
-    fields: dict[str, object] = {
-        "block_count": config.layers,
-        "context_length": config.context_length,
-        "embedding_length": config.hidden,
-        "feed_forward_length": config.ffn,
-        "vocab_size": config.vocab_size,
-        "attention.head_count": config.heads,
-        "attention.head_count_kv": config.kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        EPS_KEYS[row.norm_kind]: config.rms_eps,
-        "rope.dimension_count": config.rope_dim,
-        "rope.freq_base": config.rope_theta,
-    }
-    if config.sliding_window is not None:
-        fields["attention.sliding_window"] = config.sliding_window
-    if config.recurrence is not None:
-        recurrent = config.recurrent_layers or (True,) * config.layers
-        attends = tuple(layer.attention is not None for layer in config.layer_specs)
-        fields |= gguf_recurrence(config.recurrence, recurrent, attends, config.kv_heads)
-    if config.mixer_layers is not None:
-        widths = [0 if is_mixer else config.ffn for is_mixer in config.mixer_layers]
-        fields |= {"feed_forward_length": widths, EPS_KEYS["layer"]: config.rms_eps}
-    if config.gated_attention:
-        pairs = config.rope_dim // 2
-        fields["rope.dimension_sections"] = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0]
-    if row.two_sizes:
-        fields |= _two_sizes_metadata(config)
-    elif config.window_layers != default_window_layers(row, config.sliding_window, config.layers):
-        raise ModelError(f"these layers with windows cannot be stated in a GGUF file of architecture {row.gguf_name}")
-    if row.multipliers and config.rope_layers in (None, (False,) * config.layers):
-        fields[ROPE_SWITCH] = config.rope_layers is None
-    elif config.rope_layers != default_rope_layers(row, config.window_layers, config.layers):
-        raise ModelError(f"these layers that rotate cannot be stated in a GGUF file of architecture {row.gguf_name}")
-    if row.multipliers:
-        fields |= {
-            "embedding_scale": config.embedding_scale,
-            "residual_scale": config.residual_scale,
-            "attention.scale": config.attention_scale,
-            "logit_scale": 1.0 / config.logit_scale,
-        }
-    elif config.attention_scale != default_scale(row, config.layers, config.hidden, config.heads):
-        raise ModelError(
-            f"the scale of attention {config.attention_scale} cannot be stated in a GGUF file of architecture "
-            f"{row.gguf_name}"
-        )
-    fields |= mixture_metadata(config, row.mixture)
-    if row.parallel_key is not None:
-        fields["use_parallel_residual"] = config.parallel_blocks
-    if row.logit_multiplier:
-        fields["logit_scale"] = config.logit_scale
-    if config.window_rope_theta is not None and not row.plain_windows:
-        fields["rope.freq_base_swa"] = config.window_rope_theta
-    if config.attention_softcap is not None:
-        fields["attn_logit_softcapping"] = config.attention_softcap
-    if config.final_softcap is not None:
-        fields["final_logit_softcapping"] = config.final_softcap
-    fields |= _scaling_metadata(config)
-    if config.query_temperature is not None:
-        fields["attention.temperature_scale"] = config.query_temperature.beta
-        fields["rope.scaling.original_context_length"] = config.query_temperature.period
-    name = name_gguf(row, config.mixture is not None)
-    return {"general.architecture": name} | {f"{name}.{key}": value for key, value in fields.items()}
-
-
-def _two_sizes_metadata(config: ModelConfig) -> dict[str, object]:
-    """How the layers of Gemma 4 differ."""
-    window_dim = config.window_head_dim or config.head_dim
-    kv_heads = config.window_kv_heads or config.kv_heads
-    shared = config.shared_layers
-    return {
-        "attention.head_count_kv": [kv_heads if flag else config.kv_heads for flag in config.windowed],
-        "attention.key_length_swa": window_dim,
-        "attention.value_length_swa": window_dim,
-        "attention.sliding_window_pattern": list(config.windowed),
-        "attention.shared_kv_layers": shared,
-        "feed_forward_length": [config.ffn] * (config.layers - shared) + [config.shared_ffn or config.ffn] * shared,
-        "rope.dimension_count_swa": window_dim,
-        "embedding_length_per_layer_input": config.input_features or 0,
-    }
-
-
-def _scaling_metadata(config: ModelConfig) -> dict[str, object]:
-    scaling = config.rope_scaling
-    if scaling is None or scaling.kind in ("llama3", "proportional"):
-        return {}
-    if scaling.kind == "ntk":
-        return {"rope.freq_base": config.rope_theta * scaling.factor ** (config.rope_dim / (config.rope_dim - 2))}
-    if scaling.kind == "linear":
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
-    if scaling.kind == "longrope":
-        return {
-            "rope.scaling.type": "longrope",
-            "rope.scaling.original_context_length": scaling.original_context,
-            "rope.scaling.attn_factor": scaling.attention_factor,
-        }
-    if scaling.truncate != by_name(config.architecture).truncates_yarn:
-        raise ModelError(
-            f"rope scaling yarn with{'' if scaling.truncate else 'out'} truncate cannot be stated in a GGUF file of "
-            f"{config.architecture}"
-        )
-    return {
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": scaling.factor,
-        "rope.scaling.original_context_length": scaling.original_context,
-        "rope.scaling.attn_factor": scaling.attention_factor / yarn_attention_factor(scaling.factor),
-        "rope.scaling.yarn_beta_fast": scaling.beta_fast,
-        "rope.scaling.yarn_beta_slow": scaling.beta_slow,
-    }
-
-
-def gguf_rope_factors(config: ModelConfig) -> dict[str, Sequence[float]]:
-    """The f32 tensors (rope_dim / 2), by name, that state llama3 and proportional scaling and longrope."""
-    scaling = config.rope_scaling
-    if by_name(config.architecture).two_sizes:
-        return {ROPE_FACTORS: _list_proportional(config)}
-    if scaling is None or scaling.kind not in ("llama3", "longrope"):
-        return {}
-    if scaling.kind == "longrope":
-        return {LONG_FACTORS: scaling.long_factors, SHORT_FACTORS: scaling.short_factors}
-    return {ROPE_FACTORS: llama3_factors(inverse_frequencies(config.rope_dim, config.rope_theta), scaling).tolist()}
-
-
-def _list_proportional(config: ModelConfig) -> list[float]:
-    scaling, pairs = config.rope_scaling, config.rope_dim // 2
-    if scaling is None:
-        return [1.0] * pairs
-    if scaling.kind != "proportional":
-        raise ModelError(f"rope scaling {scaling.kind} cannot be stated in a GGUF file of {config.architecture}")
-    turning = int(scaling.rotated * pairs)
-    return [scaling.factor] * turning + [STANDS_STILL] * (pairs - turning)

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlxr.core.errors import ModelError
+from mlxr.models import limits
 from mlxr.models.fields import Fields
 from mlxr.models.recurrent import RecurrenceKind
 from mlxr.models.specs import GatedDelta, Mamba2, Recurrence, ShortConv
 
-MAX_LAYERS, MAX_HEADS = 1024, 1024
-MAX_WIDTH = 1 << 20
-MAX_SIZE = 1 << 16
-MAX_TAPS = 16
 _PATTERN = "hybrid_override_pattern"
 FULL_EVERY = 4  # of so many layers of Qwen3.5 the last attends
 _ATTENDS = ("full_attention", "attention")  # what `layer_types` call layers that attend, newer spellings first
@@ -60,6 +57,24 @@ FALCON_KEYS = Mamba2Keys(
     needed=(("mamba_proj_bias", False), ("mamba_conv_bias", True), ("projectors_bias", False)),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceRow:
+    """The recurrent mixer that some layers of a family have, and what its files say of it.
+
+    Without a `kind` there is none. A model without such a layer is one of the architectures of the names `attending`,
+    without and with experts. `keys`: what `config.json` calls the sizes of Mamba-2. `beside`: the mixer stands beside
+    the attention of each layer, and `config.json` states what results are multiplied by. `gguf_tiled`: GGUF files have
+    the value heads of gated delta nets in another order, the first of each key head, then the second.
+    """
+
+    kind: RecurrenceKind | None = None
+    attending: tuple[str, str] | None = None
+    keys: Mamba2Keys = GRANITE_KEYS
+    beside: bool = False
+    gguf_tiled: bool = False
+
+
 BlockKind = Literal["recurrent", "attention", "dense", "experts"]  # of a layer that is one block
 _LETTERS: dict[str, BlockKind] = {"M": "recurrent", "*": "attention", "-": "dense", "E": "experts"}
 _WORDS: dict[str, BlockKind] = {
@@ -71,42 +86,42 @@ _WORDS: dict[str, BlockKind] = {
 
 
 def read_gguf_recurrence(
-    fields: Fields, kind: RecurrenceKind | None, layers: int, hidden: int, tensors: Container[str], *, tiled: bool
+    fields: Fields, row: RecurrenceRow, layers: int, hidden: int, tensors: Container[str]
 ) -> tuple[Recurrence | None, Flags | None]:
-    """The recurrent mixer of a GGUF file that has `tensors`, and which layers have it; see `GatedDelta.tiled`."""
-    match kind:
+    """The recurrent mixer of a GGUF file that has `tensors`, and which layers have it."""
+    match row.kind:
         case None:
             return None, None
         case "short_conv":
-            taps = fields.integer("shortconv.l_cache", 2, MAX_TAPS)
+            taps = fields.integer("shortconv.l_cache", 2, limits.MAX_TAPS)
             return ShortConv(hidden, taps), _read_without_keys(fields, layers)
         case "gated_delta":
             heads, head_dim = _read_gguf_heads(fields, "value heads")
-            key_dim = fields.integer("ssm.state_size", 1, MAX_SIZE)
+            key_dim = fields.integer("ssm.state_size", 1, limits.MAX_STATED)
             key_heads = _read_divisor(fields, "ssm.group_count", heads, "value heads")
-            taps = fields.integer("ssm.conv_kernel", 2, MAX_TAPS)
-            delta = GatedDelta(key_heads, heads, key_dim, head_dim, taps, tiled=tiled and key_heads < heads)
+            taps = fields.integer("ssm.conv_kernel", 2, limits.MAX_TAPS)
+            delta = GatedDelta(key_heads, heads, key_dim, head_dim, taps, tiled=row.gguf_tiled and key_heads < heads)
             return delta, _read_gguf_layers(fields, layers)
         case "mamba2":
             heads, head_dim = _read_gguf_heads(fields, "heads")
             groups = _read_divisor(fields, "ssm.group_count", heads, "heads", default=1)
-            state_dim = fields.integer("ssm.state_size", 1, MAX_SIZE)
-            taps = fields.integer("ssm.conv_kernel", 2, MAX_TAPS)
+            state_dim = fields.integer("ssm.state_size", 1, limits.MAX_STATED)
+            taps = fields.integer("ssm.conv_kernel", 2, limits.MAX_TAPS)
             normed = any(f"blk.{index}.ssm_norm.weight" in tensors for index in range(layers))
             mamba = Mamba2(heads, head_dim, groups, state_dim, taps, normed)
-            return mamba, _read_without_keys(fields, layers)
+            return mamba, (True,) * layers if row.beside else _read_without_keys(fields, layers)
 
 
 def _read_gguf_heads(fields: Fields, what: str) -> tuple[int, int]:
-    heads = fields.integer("ssm.time_step_rank", 1, MAX_HEADS)
-    inner = fields.integer("ssm.inner_size", 1, MAX_SIZE)
+    heads = fields.integer("ssm.time_step_rank", 1, limits.MAX_HEADS)
+    inner = fields.integer("ssm.inner_size", 1, limits.MAX_STATED)
     if inner % heads:
         fields.refuse("ssm.inner_size", f"a multiple of the {heads} {what}")
     return heads, inner // heads
 
 
 def _read_divisor(fields: Fields, name: str, heads: int, what: str, default: int | None = None) -> int:
-    parts = fields.integer(name, 1, MAX_HEADS, default=default)
+    parts = fields.integer(name, 1, limits.MAX_HEADS, default=default)
     if heads % parts:
         fields.refuse(name, f"a divisor of the {heads} {what}")
     return parts
@@ -114,8 +129,8 @@ def _read_divisor(fields: Fields, name: str, heads: int, what: str, default: int
 
 def _read_without_keys(fields: Fields, layers: int) -> Flags:
     """Layers are recurrent that have no heads of keys, unless they are feed-forward blocks alone."""
-    counts = read_counts(fields, "attention.head_count_kv", layers, MAX_HEADS)
-    widths = read_counts(fields, "feed_forward_length", layers, MAX_WIDTH)
+    counts = read_counts(fields, "attention.head_count_kv", layers, limits.MAX_HEADS)
+    widths = read_counts(fields, "feed_forward_length", layers, limits.MAX_WIDTH)
     is_block = [width > 0 and 0 in widths for width in widths]
     return tuple(count == 0 and not block for count, block in zip(counts, is_block, strict=True))
 
@@ -144,7 +159,7 @@ def read_block_kinds(fields: Fields) -> tuple[BlockKind, ...]:
     name = next((key for key in ("layers_block_type", "layer_types") if fields.get(key) is not None), _PATTERN)
     stated, known = fields.get(name), _LETTERS if name == _PATTERN else _WORDS
     wants = f"one of {', '.join(known)} for each layer, and a layer that attends"
-    if not isinstance(stated, str if name == _PATTERN else list) or not 1 <= len(stated) <= MAX_LAYERS:
+    if not isinstance(stated, str if name == _PATTERN else list) or not 1 <= len(stated) <= limits.MAX_LAYERS:
         fields.refuse(name, wants)
     kinds = [known.get(str(item)) for item in stated]
     found = tuple(kind for kind in kinds if kind is not None)
@@ -154,23 +169,23 @@ def read_block_kinds(fields: Fields) -> tuple[BlockKind, ...]:
 
 
 def read_hf_recurrence(
-    fields: Fields, kind: RecurrenceKind | None, layers: int, hidden: int, keys: Mamba2Keys, flags: Flags | None = None
+    fields: Fields, row: RecurrenceRow, layers: int, hidden: int, flags: Flags | None = None
 ) -> tuple[Recurrence | None, Flags | None]:
     """The recurrent mixer of a model folder, and which layers have it, which `flags` say or the folder; None if all of
     them attend."""
+    kind = row.kind
     match kind:
         case None:
             return None, None
         case "short_conv":
             fields.refuse_unless(("conv_bias",), (False,), "biases of convolutions are not supported")
-            taps = fields.integer("conv_L_cache", 2, MAX_TAPS, default=3)
+            taps = fields.integer("conv_L_cache", 2, limits.MAX_TAPS, default=3)
             return ShortConv(hidden, taps), _read_layer_types(fields, layers, kind)
         case "gated_delta":
-            heads = fields.integer("linear_num_value_heads", 1, MAX_HEADS, default=32)
-            key_dim, value_dim = (
-                fields.integer(f"linear_{part}_head_dim", 1, MAX_SIZE, default=128) for part in ("key", "value")
-            )
-            taps = fields.integer("linear_conv_kernel_dim", 2, MAX_TAPS, default=4)
+            heads = fields.integer("linear_num_value_heads", 1, limits.MAX_HEADS, default=32)
+            key_dim = fields.integer("linear_key_head_dim", 1, limits.MAX_STATED, default=128)
+            value_dim = fields.integer("linear_value_head_dim", 1, limits.MAX_STATED, default=128)
+            taps = fields.integer("linear_conv_kernel_dim", 2, limits.MAX_TAPS, default=4)
             key_heads = _read_divisor(fields, "linear_num_key_heads", heads, "value heads")
             delta = GatedDelta(key_heads, heads, key_dim, value_dim, taps)
             if fields.get("layer_types") is None:
@@ -178,11 +193,13 @@ def read_hf_recurrence(
                 return delta, make_flags(layers, every)
             return delta, _read_layer_types(fields, layers, kind)
         case "mamba2":
+            if row.beside:
+                flags = (True,) * layers
             if flags is None:
                 flags = _read_layer_types(fields, layers, kind)
                 if all(flags):
                     fields.refuse("layer_types", "a layer that attends")
-            return (_read_mamba2(fields, keys, hidden), flags) if any(flags) else (None, None)
+            return (_read_mamba2(fields, row.keys, hidden), flags) if any(flags) else (None, None)
 
 
 def _read_mamba2(fields: Fields, keys: Mamba2Keys, hidden: int) -> Mamba2:
@@ -191,30 +208,30 @@ def _read_mamba2(fields: Fields, keys: Mamba2Keys, hidden: int) -> Mamba2:
     limit = fields.get("time_step_limit")
     if limit is not None and (not isinstance(limit, list) or [*map(_untag, limit)] != [0.0, math.inf]):
         fields.refuse("time_step_limit", "none: 0 to infinity")
-    heads = fields.integer(keys.heads, 1, MAX_HEADS)
+    heads = fields.integer(keys.heads, 1, limits.MAX_HEADS)
     if keys.expand is None:
-        head_dim = fields.integer(keys.head_dim, 1, MAX_SIZE)
+        head_dim = fields.integer(keys.head_dim, 1, limits.MAX_STATED)
     else:
         head_dim = _read_part(fields, keys, heads, _read_columns(fields, keys, hidden))
     groups = _read_divisor(fields, keys.groups, heads, "heads", default=1)
-    taps = fields.integer(keys.taps, 2, MAX_TAPS, default=4)
+    taps = fields.integer(keys.taps, 2, limits.MAX_TAPS, default=4)
     normed = keys.norm is None or fields.flag(keys.norm, False)
     if keys.norm is not None and normed:
         fields.refuse_unless(("mamba_norm_before_gate",), (False,), "norms before gates are not supported")
-    return Mamba2(heads, head_dim, groups, fields.integer(keys.state_dim, 1, MAX_SIZE), taps, normed)
+    return Mamba2(heads, head_dim, groups, fields.integer(keys.state_dim, 1, limits.MAX_STATED), taps, normed)
 
 
 def _read_columns(fields: Fields, keys: Mamba2Keys, hidden: int) -> int:
     """The columns of all heads."""
     if keys.columns is not None and fields.get(keys.columns) is not None:
-        return fields.integer(keys.columns, 1, MAX_WIDTH)
-    return hidden * fields.integer(keys.expand or "", 1, MAX_SIZE, default=2)
+        return fields.integer(keys.columns, 1, limits.MAX_WIDTH)
+    return hidden * fields.integer(keys.expand or "", 1, limits.MAX_STATED, default=2)
 
 
 def _read_part(fields: Fields, keys: Mamba2Keys, heads: int, columns: int) -> int:
     """The columns of each head, of which all heads have so many."""
     is_stated = fields.get(keys.head_dim) not in (None, "auto")
-    head_dim = fields.integer(keys.head_dim, 1, MAX_SIZE) if is_stated else columns // heads
+    head_dim = fields.integer(keys.head_dim, 1, limits.MAX_STATED) if is_stated else columns // heads
     if heads * head_dim != columns:
         fields.refuse(keys.head_dim, f"so many that {heads} heads have the {columns} columns of all")
     return head_dim

@@ -122,8 +122,8 @@ class _Order:
     def order_rows(self, b: FloatArray, name: str) -> FloatArray:
         """The rows of b: files of architecture llama keep those of q and k in another order."""
         row = by_name(self.config.architecture)
-        config = replace(self.config, rope_interleaved=False) if row.gguf_interleaved else self.config
-        order = None if row.hf_interleaved else gguf_row_order(name, config)
+        config = replace(self.config, rope_interleaved=False) if row.rope.gguf_interleaved else self.config
+        order = None if row.rope.hf_interleaved else gguf_row_order(name, config)
         if order is None or len(order) != len(b):
             return b
         ordered: FloatArray = b[_turn(order, self.layouts.is_gguf, self.layouts.rows_are_gguf)]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 
 from mlxr.core.errors import ModelError
 from mlxr.kernels.sources import stack_vectors, take_halves
-from mlxr.kernels.tensor import TensorSource, read_vector
+from mlxr.kernels.tensor import TensorSource
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.experts import arrange_mixture, part_shared, rename_shared
 from mlxr.models.layer import ATTENTION_GATE, PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.multipliers import multiply_weights
-from mlxr.models.names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, from_gguf_name
+from mlxr.models.names import from_gguf_name
 from mlxr.models.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, fold_tensors, part_betas
+from mlxr.models.rope_factors import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from mlxr.models.specs import FeedForward, GatedDelta, LayerSpec
 
 # What files of some families keep as one tensor, and the parts whose rows it holds one after the other.
@@ -29,7 +29,7 @@ _DERIVED_SUFFIX = ".attn_rot_embd.weight"  # old GGUF files store what rope.freq
 def expected_tensors(config: ModelConfig, tensors: Collection[str] = ()) -> dict[str, Shape]:
     """Canonical name and shape of every tensor that a file of the model must have, which has those of these names."""
     table = (config.vocab_size, config.hidden)
-    norm = by_name(config.architecture).output_norm
+    norm = by_name(config.architecture).tensors.output_norm
     expected: dict[str, Shape] = {"token_embd.weight": table, f"{norm}.weight": (config.hidden,)}
     if config.layer_specs[-1].norms.bias:
         expected[f"{norm}.bias"] = (config.hidden,)
@@ -58,7 +58,7 @@ def _list_joined(
     layer: LayerSpec, config: ModelConfig, index: int, tensors: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
     """What a file has as one tensor of a layer, and the parts of these: all that its family joins, or q, k and v."""
-    joined = _JOINED if by_name(config.architecture).is_joined else {}
+    joined = _JOINED if by_name(config.architecture).tensors.is_joined else {}
     attention = layer.attention
     if attention is not None and f"blk.{index}.{_QKV}" in tensors:
         joined = joined | {_QKV: tuple(f"{name}.weight" for name in PROJECTIONS[attention.projected])}
@@ -201,19 +201,6 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> N
             raise ModelError(
                 f"tensor {name} has no place in a {config.architecture} model of {config.layers} layers{why}"
             )
-
-
-def read_rope_factors(tensors: Mapping[str, TensorSource], name: str) -> list[float]:
-    """The divisors of the rotary frequencies that a tensor holds; ModelError unless all are finite and positive."""
-    tensor = tensors.get(name)
-    if tensor is None or len(tensor.shape) != 1:
-        found = "missing" if tensor is None else f"of shape {tensor.shape}"
-        raise ModelError(f"tensor {name} is {found}, expected a vector of a factor for each pair that rotates")
-    factors: list[float] = read_vector(tensor).tolist()
-    for index, factor in enumerate(factors):
-        if not 0.0 < factor < math.inf:
-            raise ModelError(f"tensor {name} holds {factor} at {index}; it must be finite and above 0")
-    return factors
 
 
 def _check_shape(name: str, has: tuple[int, ...], wants: tuple[int, ...], config: ModelConfig) -> None:
