@@ -193,36 +193,66 @@ FUNCTION void multiply_slots(const GROUP uint *room, const GROUP uint *x, Slot *
   }
 }
 
-// Where a result of a pair goes: its place in `out`, and what it is multiplied by.
-struct PanelTargets {
-  Picked pairs; // of the tile
-  const DEVICE float *shares;
-  int used, tokens, width;
+// Where results of pairs go: a SIMD-group keeps in `rows` and `factors` the row of `out` that each pair of its tile has, and
+// what that is multiplied by. So stores, after which everything else is read again, wait for nothing.
+template <int PAIRS> struct PanelTargets {
+  enum { HELD = (PAIRS + 31) / 32 };
+  GROUP int *rows;
+  GROUP float *factors;
+  // Asks for the pairs of a tile, which are wanted when it has been multiplied.
+  FUNCTION void open(PRIVATE const Picked &picked, int lane) const {
+    simd_barrier(); // until all lanes have done with the tile before
+    UNROLL
+    for (int i = 0; i < HELD; ++i)
+      if (32 * i + lane < picked.count)
+        copy_word(reinterpret_cast<Bytes>(picked.order + picked.first + 32 * i + lane),
+                  reinterpret_cast<GROUP uint *>(rows + 32 * i + lane));
+    seal_copies();
+  }
+  // With SHARED_OUT rows are ordered by rank.
+  template <bool SHARED_OUT> FUNCTION void place(const DEVICE float *shares, int used, int tokens, int count, int lane) const {
+    await_copies<0>();
+    if (SHARED_OUT) {
+      int pairs[HELD];
+      float own[HELD];
+      UNROLL
+      for (int i = 0; i < HELD; ++i) {
+        pairs[i] = 32 * i + lane < count ? rows[32 * i + lane] : 0; // which the lane itself asked for
+        own[i] = shares[pairs[i]];
+      }
+      UNROLL
+      for (int i = 0; i < HELD; ++i)
+        if (32 * i + lane < count) {
+          rows[32 * i + lane] = pairs[i] % used * tokens + pairs[i] / used;
+          factors[32 * i + lane] = own[i];
+        }
+    }
+    simd_barrier();
+  }
 };
 template <int N, int GATE, bool BIAS, bool SHARED_OUT, typename Y>
-FUNCTION void store_panel(PRIVATE const float *sums, PRIVATE const PanelTargets &to, const DEVICE float *bias, int gap,
-                          int row, int made, DEVICE Y *out, int lane) {
-  const int first = row + lane / 4, second = first + (GATE ? gap : 8);
+FUNCTION void store_panel(PRIVATE const float *sums, const GROUP int *rows, const GROUP float *factors, int count,
+                          const DEVICE float *bias, int row, int made, DEVICE Y *out, int lane) {
+  const int first = row + lane / 4, second = first + (GATE ? made : 8);
   const bool has_first = first < made, has_second = !GATE && second < made;
   const float low = BIAS && has_first ? bias[first] : 0.0f;
   const float high = BIAS && (GATE ? has_first : has_second) ? bias[second] : 0.0f;
   UNROLL
   for (int j = 0; j < N / 4; ++j) {
     const int t = 8 * (j / 2) + lane % 4 * 2 + j % 2;
-    if (t >= to.pairs.count)
+    if (t >= count)
       continue;
-    const int pair = to.pairs.pair(t);
     float a = sums[4 * (j / 2) + j % 2] + low, b = sums[4 * (j / 2) + 2 + j % 2] + high;
     if (GATE)
       a = gate_with<GATE>(a, b);
     if (SHARED_OUT) {
-      a *= to.shares[pair];
-      b *= to.shares[pair];
+      a *= factors[t];
+      b *= factors[t];
     }
-    const uint64_t place = SHARED_OUT ? uint64_t(pair % to.used) * to.tokens + pair / to.used : uint64_t(pair);
+    DEVICE Y *to = out + uint64_t(rows[t]) * made;
     if (has_first)
-      out[place * to.width + first] = Y(a);
+      to[first] = Y(a);
     if (has_second)
-      out[place * to.width + second] = Y(b);
+      to[second] = Y(b);
   }
 }
