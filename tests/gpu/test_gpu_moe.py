@@ -270,9 +270,12 @@ def run_panels(
     for name, value in (("has_tiles", True), ("operands", kind), ("activations", kind)):
         monkeypatch.setattr(gpu.gpu, name, value)
     monkeypatch.setattr(gpu.gpu, "processors", gpu.gpu.processors or 2)
-    monkeypatch.setattr(panel_products, "FEW", plan)
-    monkeypatch.setattr(panel_products, "MANY", plan)
-    monkeypatch.setattr(panel_products, "MIN_EACH", 0)
+    if plan is panel_products.SPARSE:
+        monkeypatch.setattr(panel_products, "MIN_SPARSE", 0)
+    else:
+        monkeypatch.setattr(panel_products, "FEW", plan)
+        monkeypatch.setattr(panel_products, "MANY", plan)
+        monkeypatch.setattr(panel_products, "MIN_EACH", 0)
     expected, experts = (make(ctx, type_name, 3, shape, **named) for ctx in (REFERENCE, gpu))  # type: ignore[arg-type]
     x, logits = mx.array(random_floats(1, tokens, expected.up[0].in_features)).astype(kind), random_floats(2, tokens, 3)
     logits[:, 0] += 1
@@ -298,6 +301,14 @@ def test_many_rows_go_through_panels(
     gpu: Context, type_name: str, plan: PanelPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run_panels(gpu, monkeypatch, type_name, plan, plan.pairs + 9) < NARROW
+
+
+@pytest.mark.parametrize(("type_name", "tokens"), [("bf16", 2), ("bf16", 21), ("f16", 40)])
+def test_few_rows_of_floats_may_go_through_panels(
+    gpu: Context, type_name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (192, 320)
+    assert run_panels(gpu, monkeypatch, type_name, panel_products.SPARSE, tokens, shape=shape) < NARROW
 
 
 @pytest.mark.parametrize(

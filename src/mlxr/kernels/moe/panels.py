@@ -57,6 +57,8 @@ class PanelPlan:
 
 FEW, MANY = PanelPlan(4, 128, 4, 2), PanelPlan(3, 192, 4, 2)
 FEW_EACH = 160  # pairs of an expert up to which tiles are narrow
+# Below MIN_EACH what counts is that much of the weights is under way; not yet measured on a GPU, so nobody takes it.
+SPARSE, MIN_SPARSE = PanelPlan(2, 32, 10, 7), MIN_EACH
 
 
 def plan_panels(gpu: Any, kind: Any, up: Stack, down: Stack, each: float) -> PanelPlan | None:
@@ -72,7 +74,8 @@ def plan_panels(gpu: Any, kind: Any, up: Stack, down: Stack, each: float) -> Pan
         for stack in (up, down)
     )
     if not suits or each < MIN_EACH:
-        return None
+        is_sparse = suits and each >= MIN_SPARSE and up.parts[0].type_name in FLOATS
+        return SPARSE if is_sparse and down.parts[0].type_name in FLOATS else None
     return FEW if each <= FEW_EACH else MANY
 
 

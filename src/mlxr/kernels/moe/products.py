@@ -46,6 +46,7 @@ SORT_SECTIONS = 32
 SORT_COUNTS = 2**12  # of an expert in a section, at most: 16 KiB of the threadgroup's memory
 FLOAT_RUN = 32  # columns of a lane on matrix units
 ROW_WIDTH = 8  # pairs of a tile without matrix units
+ONE_RESIDENT, TABLED_RESIDENT, FEW_RESIDENT = 2, 3, 2  # threadgroups of a multiprocessor: for one pair, or eight
 STEP_COLUMNS = 256  # that a SIMD-group takes of a row at a time
 MAX_IDLE = 1.34  # SIMD-groups that there are for each one that has columns to multiply
 TABLED = frozenset((39,))  # mxfp4, whose words take few registers
@@ -184,10 +185,11 @@ def choose_plan(stack: Stack, tiling: Tiling) -> Plan:
     types = {LAYOUTS[part.type_name].number for part in stack.parts}
     if tiling.width == 1:
         single, staged = types <= SINGLE, stack.in_features <= MAX_STAGED
-        return Plan(1, 1, split, resident=3 if types <= TABLED else 2, staged=staged, single=single and staged)
+        resident = TABLED_RESIDENT if types <= TABLED else ONE_RESIDENT
+        return Plan(1, 1, split, resident=resident, staged=staged, single=single and staged)
     tiles = tiling.width // TILE_TOKENS
     if tiles == 1:
-        return Plan(1, 1, split, resident=2)
+        return Plan(1, 1, split, resident=FEW_RESIDENT)
     return Plan(2 if types <= LIGHT else 1, tiles, min(2, split) if tiles >= 4 else split)
 
 
