@@ -172,6 +172,13 @@ nb::list list_ran(const mlxr::Runtime& runtime) {
     return listed;
 }
 
+// (kernel and form, rows) of what experts multiplied.
+nb::list list_expert_rows(const mlxr::Runtime& runtime) {
+    nb::list listed;
+    for (const auto& [name, rows] : runtime.tally.expert_rows()) listed.append(nb::make_tuple(name, rows));
+    return listed;
+}
+
 constexpr size_t kMostEvents = size_t{1} << 22;
 
 void start_profile(mlxr::Runtime& runtime, size_t events) {
@@ -224,6 +231,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("isa", [](const mlxr::Runtime& self) { return mlxr::isa_name(self.isa); })
         .def_rw("takes_strips", &mlxr::Runtime::takes_strips, "Whether products may take strips; the bits are equal.")
         .def("list_ran", &list_ran, "(index, operator, kernel and form, calls, nanoseconds, bytes, multiply-adds).")
+        .def("list_expert_rows", &list_expert_rows, "(kernel and form, rows) of what experts multiplied.")
         .def("start_profile", &start_profile, nb::arg("events"), "Times calls, and keeps so many of them one by one.")
         .def("stop_profile", &stop_profile, "(index, start, end) of the calls that were kept.")
         .def_static("now_ns", &mlxr::Tally::now_ns, "The clock of a profile.");

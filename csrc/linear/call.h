@@ -58,7 +58,12 @@ inline KernelName choose_kernel(const LinearCall& call, const LinearWeight::Part
     return call.tokens() < kManyTokens ? rows_kernel(call, part).name : KernelName::panels;
 }
 
-// Adds what a call runs, for the ledger; `gated` where panels are activated at once.
+// What multiplies a part of a call, `gated` where panels are activated at once.
+inline KernelName name_kernel(const LinearCall& call, const LinearWeight::Part& part, bool gated) {
+    return gated ? KernelName::gated_panels : choose_kernel(call, part);
+}
+
+// Adds what a call runs, for the ledger.
 void describe_call(const LinearCall& call, bool gated, Ran& ran);
 Tally::Work measure_call(const LinearCall& call);
 

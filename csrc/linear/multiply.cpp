@@ -38,7 +38,7 @@ void prepare_alone(const LinearCall& call, const MakeRows& make_rows) {
 
 void describe_call(const LinearCall& call, bool gated, Ran& ran) {
     for (const Part& part : call.weight.parts()) {
-        ran.add(gated ? KernelName::gated_panels : choose_kernel(call, part), static_cast<int>(part.type));
+        ran.add(name_kernel(call, part, gated), static_cast<int>(part.type));
     }
 }
 

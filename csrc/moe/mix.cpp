@@ -43,6 +43,7 @@ class MixRun {
     void run() {
         Counted counted(runtime_.tally, describe());
         counted.does([&] { return measure(); });
+        count_rows();
         if (!is_alone()) {
             spread(call_.tokens, [&](int64_t first, int64_t last, int thread) { prepare_tokens(first, last, thread); });
         }
@@ -272,6 +273,20 @@ class MixRun {
         for (size_t i = 0; i < groups_.size(); ++i) describe_call(up_[i], groups_[i].gated, ran);
         for (const LinearCall& call : down_) describe_call(call, false, ran);
         return ran;
+    }
+
+    // Rows by the kernel that multiplies them, for the ledger: an expert of many rows may have another one than the
+    // next.
+    void count_rows() const {
+        const auto count = [&](const LinearCall& call, bool gated) {
+            for (const LinearWeight::Part& part : call.weight.parts()) {
+                runtime_.tally.add_expert_rows(name_kernel(call, part, gated), part.type, call.tokens());
+            }
+        };
+        for (size_t i = 0; i < groups_.size(); ++i) {
+            count(up_[i], groups_[i].gated);
+            count(down_[i], false);
+        }
     }
 
     // The weights of those experts that have tokens.

@@ -134,6 +134,18 @@ std::vector<std::pair<int32_t, Tally::Row>> Tally::rows() const {
     return found;
 }
 
+std::vector<std::pair<std::string, int64_t>> Tally::expert_rows() const {
+    std::vector<std::pair<std::string, int64_t>> found;
+    for (int kernel = 0; kernel < static_cast<int>(KernelName::count); ++kernel) {
+        for (int type = 0; type < kTypeCount; ++type) {
+            const int64_t rows = expert_rows_[kernel][type].load(std::memory_order_relaxed);
+            if (rows > 0)
+                found.emplace_back(std::string(kKernels[kernel]) + " " + name_form(OperatorName::moe, type), rows);
+        }
+    }
+    return found;
+}
+
 void Tally::start_profile(size_t events) {
     events_.clear();
     events_.reserve(events);

@@ -83,6 +83,13 @@ class Tally {
     // What has been counted, with the index of each row as events name it. From any thread.
     std::vector<std::pair<int32_t, Row>> rows() const;
 
+    // Counts rows of experts that a kernel multiplied by weights of a type.
+    void add_expert_rows(KernelName kernel, Type type, int64_t rows) {
+        Entry::bump(expert_rows_[static_cast<size_t>(kernel)][static_cast<size_t>(type)], rows);
+    }
+    // What was counted so, by kernel and form. From any thread.
+    std::vector<std::pair<std::string, int64_t>> expert_rows() const;
+
     static int64_t now_ns() {
         return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
             .count();
@@ -102,6 +109,7 @@ class Tally {
     Entry& find(uint64_t word);
 
     Entry entries_[kEntries + 1];
+    std::atomic<int64_t> expert_rows_[static_cast<size_t>(KernelName::count)][kTypeCount] = {};
     bool profiling_ = false;
     size_t most_events_ = 0;
     std::vector<Event> events_;

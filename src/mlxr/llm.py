@@ -176,7 +176,7 @@ class LLM:
 
     def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed, and by which implementation of operators."""
-        return collect_stats(self._loaded, self._session.stats())
+        return collect_stats(self._loaded, self._session.stats(), self._loaded.model.read_routing())
 
     def close(self) -> None:
         """Bring cache pages to disk where that is asked for, give the memory back; no use is possible afterwards."""

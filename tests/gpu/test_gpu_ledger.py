@@ -16,6 +16,7 @@ from mlxr.core.types import SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.formats import TensorSource, encode_tensor
 from mlxr.kernels.context import Context
+from mlxr.kernels.gpu import steps
 from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.gpu.watch import name_launch
@@ -65,6 +66,30 @@ def test_recorded_steps_count_each_launch_each_time(emulated: Context, monkeypat
             names = {kernel, row.operator, f"{row.operator}_{kernel}"} & ran.keys()
             counted[max(names, key=len)] += row.count
     assert counted == ran
+
+
+def test_a_model_counts_where_its_tokens_go(emulated: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, and recorded steps of one, two and three sequences, the last filled up to four: as on a CPU."""
+    monkeypatch.setattr(steps, "advance_batch", lambda *_: None)  # what runs ahead for nothing would count, too
+    config, seed, tokens, _ = read_golden("qwen3moe")
+    told = []
+    for ctx in (emulated, Context("cpu")):
+        model = build_hf(ctx, config, seed)
+        engine = Engine(model, ctx, ModelSettings(page_size=16, kv_type="f32", draft="off"), eos_ids=(), pages=32)
+        ctx.ledger.reset()
+        for number in range(3):
+            prompt = tokens.reshape(-1)[: 5 + number].tolist()
+            engine.submit(prompt, SamplingParams(max_tokens=9 - 3 * number, temperature=0))
+        while engine.has_work:
+            engine.step()
+        rows = sum(row.rows for row in ctx.ledger.snapshot().expert_rows if row.implementation != "reference")
+        told.append((model.read_routing(), rows))
+    (routing, launched), (expected, multiplied) = told
+    assert routing == expected
+    assert routing is not None
+    assert routing.rows > 0
+    assert launched > 2 * routing.rows  # with what fills batches up
+    assert multiplied == 3 * routing.rows  # gate, up and down
 
 
 def test_products_are_named_by_the_kernel_and_the_type(emulated: Context) -> None:

@@ -16,7 +16,7 @@ from mlxr.kernels.layers.gpu import Sizes, count_operator_bytes
 from mlxr.kernels.layers.operators import Mix, _mixture
 from mlxr.kernels.layers.reference import Registers, run_layer
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.moe import Experts, RoutingRule, make_experts, make_router, mix, route
+from mlxr.kernels.moe import Experts, RoutingRule, make_experts, make_router, mix, read_use, route
 from mlxr.kernels.moe import panels as panel_products
 from mlxr.kernels.moe.panels import PANELS, PanelPlan
 from mlxr.kernels.moe.products import SORT, choose_width, count_tiles, sort_pairs
@@ -224,6 +224,31 @@ def test_a_shared_expert_joins_the_others(gpu: Context) -> None:
         run_layer(ctx, registers, layer, StepInput(Scene(1, 1, 32, 4, (5,), (5,)).batches()[0], [], [None], [None]), 0)
         results.append(settle(registers["delta"]))
     assert relative_error(*results) < allow(gpu)
+
+
+def test_where_tokens_go_is_counted_on_the_device(either: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token where it is routed, several where they are sorted; tokens that fill a batch up are left out."""
+    experts, router = make(either, "q8_0", 5, (64, 32)), make_router(5, RoutingRule(2))
+    array, counts, groups = either.gpu.mx.array, np.zeros(5, int), 0
+    for seed, (tokens, live) in enumerate([(1, None), (1, 0), (9, None), (70, 41), (4, 0), (1, None)]):
+        monkeypatch.setattr(either.gpu, "live_rows", None if live is None else array([live]))
+        x, logits = array(random_floats(seed, tokens, 64)), array(random_floats(seed, tokens, 5))
+        chosen, shares = route(either, logits, router, experts)
+        either.gpu.mx.eval(settle(mix(either, x, chosen, shares, experts)))
+        counted = np.array(chosen)[:live]
+        counts += np.bincount(counted.reshape(-1), minlength=5)
+        groups += len(np.unique(counted))
+    use = read_use(either, experts)
+    assert use is not None
+    assert (use.rows, use.steps, use.groups, use.reads) == (tuple(counts), 4, groups, 0)
+
+
+def test_rows_of_experts_are_counted_by_kernel(either: Context) -> None:
+    either.ledger.reset()
+    compare(either, 5, 2, 4, "q8_0", (64, 32), down_type="q4_0")
+    kernel = "tiles" if either.gpu.has_tiles else "rows"
+    rows = [(row.implementation, row.kernel, row.rows) for row in either.ledger.snapshot().expert_rows]
+    assert rows == [("gpu", f"{kernel} q4_0", 10), ("gpu", f"{kernel} q8_0+gate", 10)]
 
 
 def test_experts_stay_weights_of_their_own(gpu: Context) -> None:

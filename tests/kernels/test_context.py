@@ -25,7 +25,7 @@ def make_module(isas: list[str]) -> Any:
         available_isas=lambda: isas,
         best_isa=lambda: isas[-1],
         default_threads=lambda: 3,
-        Runtime=lambda threads, isa: SimpleNamespace(threads=threads, isa=isa, list_ran=list),
+        Runtime=lambda threads, isa: SimpleNamespace(threads=threads, isa=isa, list_ran=list, list_expert_rows=list),
     )
 
 

@@ -281,6 +281,24 @@ def test_what_was_sent_to_experts_is_counted(cpu: Context, reference: Context) -
         assert (use.rows, use.steps, use.groups, use.reads) == (tuple(counts), 3, groups, 0)
 
 
+def test_rows_of_experts_are_counted_by_kernel(cpu: Context, reference: Context) -> None:
+    """Experts of one call have different kernels, as one may have many rows and another one few."""
+    chosen = np.repeat(np.array([[0, 1], [2, 1]], np.int32), [70, 3], axis=0)  # experts of 70, 73 and 3 rows
+    x, shares = random_floats(1, 73, HIDDEN), np.ones((73, 2), np.float32)
+    for ctx in (cpu, reference):
+        experts = make_experts(ctx, *make_weights(ctx, "q4_0"))
+        mix(ctx, x, chosen, shares, experts)
+        mix(ctx, x[:1], chosen[:1], shares[:1], experts)
+    counted = {row.kernel: row.rows for row in cpu.ledger.snapshot().expert_rows}
+    few = {"gated panels q4_0": 143 * 2, "panels q5_0": 143, "rows q4_0": (3 + 2) * 2, "rows q5_0": 3 + 2}
+    assert counted == few  # gate and up are a part each
+    assert {row.implementation for row in cpu.ledger.snapshot().expert_rows} == {"cpu"}
+    rows = [(row.implementation, row.kernel, row.rows) for row in reference.ledger.snapshot().expert_rows]
+    assert rows == [("reference", "q4_0", 148), ("reference", "q5_0", 148)]
+    cpu.ledger.reset()
+    assert cpu.ledger.snapshot().expert_rows == []
+
+
 def test_experts_that_cannot_stay_in_their_file_are_refused(
     file: Callable[[TensorSource], TensorSource], cpu: Context, reference: Context
 ) -> None:

@@ -93,6 +93,7 @@ def describe(loaded: LoadedModel, result: Validation) -> dict[str, object]:
         "sharing": asdict(result.cache),
         "copied_bytes": result.copied_bytes,
         "dispatches": [asdict(row) for row in result.dispatches],
+        "expert_rows": [asdict(row) for row in result.expert_rows],
         "reference_runs": result.reference_runs,
         "logits": {"agree": result.logits.agree, "criterion": result.logits.criterion, **asdict(result.logits)},
     }
@@ -133,6 +134,10 @@ def print_result(loaded: LoadedModel, result: Validation, limits: MachineLimits 
     print()
     print_table(("operator", "implementation", "variant", " calls"), rows)
     print()
+    if result.expert_rows:
+        multiplied = [(row.implementation, row.kernel, format_count(row.rows)) for row in result.expert_rows]
+        print_table(("experts by", "kernel", " rows"), multiplied)
+        print()
     print(
         f"logits {'agree' if logits.agree else 'DISAGREE'} with the reference at {logits.positions} positions: "
         f"relative error {logits.relative_error:.2%}, divergence {logits.divergence_nats:.2g} nats, same likeliest "

@@ -73,7 +73,7 @@ class Context:
                 f"this machine or build lacks instruction set {isa!r}; it has {', '.join(self.module.available_isas())}"
             )
         self.native = self.module.Runtime(threads or self.module.default_threads(), isa or self.module.best_isa())
-        self.ledger.attach(self.native.list_ran)
+        self.ledger.attach(self.native.list_ran, self.native.list_expert_rows)
         self.threads = self.native.threads
         self.isa = self.native.isa
 
@@ -87,7 +87,7 @@ class Context:
         except DeviceError:
             return  # what is left to the host runs in NumPy then
         self.native = self.module.Runtime(self.module.default_threads(), self.module.best_isa())
-        self.ledger.attach(self.native.list_ran)
+        self.ledger.attach(self.native.list_ran, self.native.list_expert_rows)
 
     @property
     def uses_host_memory(self) -> bool:

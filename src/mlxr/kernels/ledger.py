@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 Part = tuple[str, str, str]  # operator, implementation, variant
 Counts = dict[Part, int]
+EXPERT_ROWS = "expert rows"  # stands for an operator where rows are counted instead of calls
+MLX = "mlx"
 # index, operator, kernel and form, calls, nanoseconds, bytes, multiply-adds
 NativeRow = tuple[int, str, str, int, int, int, int]
 
@@ -32,30 +34,47 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """`kernel` of `implementation` multiplied so many `rows` by weights of experts, in one form of the weights.
+
+    Each pair of a token and an expert is a row of two products, gate with up and down; on a CPU weights of several
+    types are multiplied each by itself.
+    """
+
+    implementation: str
+    kernel: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerSnapshot:
     """What was counted since the last reset. `copied_bytes` were gathered out of cache pages before use."""
 
     dispatches: list[Dispatch]
     copied_bytes: int
+    expert_rows: list[ExpertRows]
 
 
 class Ledger:
     """Counts what the kernels of one context read and compute."""
 
-    __slots__ = ("_before", "_copied_bytes", "_counts", "_list_native")
+    __slots__ = ("_before", "_copied_bytes", "_counts", "_list_native", "_list_native_rows")
 
     def __init__(self) -> None:
         self._counts: Counts = {}
-        self._list_native: Callable[[], Iterable[NativeRow]] | None = None
+        self._list_native: Callable[[], Iterable[NativeRow]] = tuple
+        self._list_native_rows: Callable[[], Iterable[tuple[str, int]]] = tuple
         self._before: Counts = {}  # of native code, at the last reset
         self._copied_bytes = 0
 
-    def attach(self, list_native: Callable[[], Iterable[NativeRow]]) -> None:
-        """Show what native code has counted too; `list_native` is a Runtime's `list_ran`."""
-        self._list_native = list_native
+    def attach(
+        self, list_native: Callable[[], Iterable[NativeRow]], list_native_rows: Callable[[], Iterable[tuple[str, int]]]
+    ) -> None:
+        """Show what native code has counted too; a Runtime's `list_ran` and `list_expert_rows`."""
+        self._list_native, self._list_native_rows = list_native, list_native_rows
 
     def count(self, operator: str, implementation: str, variant: str = "", calls: int = 1) -> None:
-        """Count one call, or several that a recorded step makes at once."""
+        """Count one call, or several that a recorded step makes at once; or so many rows as EXPERT_ROWS."""
         key = (operator, implementation, variant)
         self._counts[key] = self._counts.get(key, 0) + calls
 
@@ -73,8 +92,11 @@ class Ledger:
         counts = Counter(self._counts.copy())  # one step under the GIL, so the writer cannot change it half-way
         counts.update(self._count_native())
         counts.subtract(self._before)
+        made = [Dispatch(*key, counts[key]) for key in sorted(counts) if counts[key]]
         return LedgerSnapshot(
-            [Dispatch(*key, counts[key]) for key in sorted(counts) if counts[key]], self._copied_bytes
+            [row for row in made if row.operator != EXPERT_ROWS],
+            self._copied_bytes,
+            [ExpertRows(row.implementation, row.variant, row.count) for row in made if row.operator == EXPERT_ROWS],
         )
 
     def copy_counts(self) -> Counts:
@@ -94,5 +116,5 @@ class Ledger:
         self._copied_bytes = 0
 
     def _count_native(self) -> Counts:
-        rows = () if self._list_native is None else self._list_native()
-        return {(operator, "cpu", variant): calls for _, operator, variant, calls, *_ in rows}
+        counts = {(operator, "cpu", variant): calls for _, operator, variant, calls, *_ in self._list_native()}
+        return counts | {(EXPERT_ROWS, "cpu", kernel): rows for kernel, rows in self._list_native_rows()}

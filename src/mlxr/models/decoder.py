@@ -153,7 +153,7 @@ class Decoder:
         return sum(mix.experts.held_bytes for mix in mixes), sum(mix.experts.nbytes for mix in mixes)
 
     def read_routing(self) -> Routing | None:
-        """Where tokens were sent so far; None without experts and on a GPU. May be called from any thread."""
+        """Where tokens were sent so far; None without experts. On a GPU for the thread that computes, else for any."""
         return sum_up([read_use(self.ctx, mix.experts) for mix in self._mixes])
 
     @property

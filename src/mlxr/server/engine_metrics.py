@@ -48,12 +48,18 @@ class Moment:
         dispatches = CounterMetricFamily(
             "mlxr_dispatches", "Operator calls", labels=["model", "operator", "implementation", "variant"]
         )
+        rows = CounterMetricFamily(
+            "mlxr_expert_rows", "Rows that experts multiplied", labels=["model", "implementation", "kernel"]
+        )
         copied = CounterMetricFamily("mlxr_copied_bytes", "Bytes the cache path copied", labels=["model"])
         for model, stats in self._models:
             copied.add_metric([model], stats.copied_bytes)
             for row in stats.dispatches:
                 dispatches.add_metric([model, row.operator, row.implementation, row.variant], row.count)
+            for part in stats.expert_rows:
+                rows.add_metric([model, part.implementation, part.kernel], part.rows)
         yield dispatches
+        yield rows
         yield copied
 
     def _gauge(self, name: str, text: str, label: str, read: Read) -> Metric:

@@ -230,7 +230,9 @@ class AsyncSession:
 
     async def stats(self) -> SessionStats:
         """What the model takes, what its cache holds, what was computed."""
-        stats = collect_stats(self._loaded, await self._engine.stats())
+        engine = await self._engine.stats()
+        routing = await self._engine.run_between_steps(self._loaded.model.read_routing)
+        stats = collect_stats(self._loaded, engine, routing)
         return replace(stats, adapters=self.adapters.measure())
 
     def describe(self, name: str) -> WatchedModel:

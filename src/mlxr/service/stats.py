@@ -20,6 +20,15 @@ class OperatorCount:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """`kernel` of `implementation` multiplied so many `rows` by weights of experts, see `kernels.ledger`."""
+
+    implementation: str
+    kernel: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Bytes that a model and its cache take now.
 
@@ -52,7 +61,8 @@ def measure_memory(weight_bytes: int, engine: EngineStats) -> MemoryUse:
 class SessionStats:
     """One moment of a loaded model. `copied_bytes` were copied by the cache path instead of being read in place.
 
-    `routing` tells where tokens were sent in a model with experts; None without any, and on a GPU.
+    `routing` tells where tokens were sent in a model with experts, `expert_rows` what multiplied them; None and nothing
+    without any.
     `adapters` are those that are loaded, None where that is not told.
     """
 
@@ -67,6 +77,7 @@ class SessionStats:
     dispatches: tuple[OperatorCount, ...]
     copied_bytes: int
     routing: Routing | None = None
+    expert_rows: tuple[ExpertRows, ...] = ()
     adapters: AdaptersUse | None = None
 
     @property
@@ -75,8 +86,8 @@ class SessionStats:
         return measure_memory(self.weight_bytes, self.engine)
 
 
-def collect_stats(loaded: LoadedModel, engine: EngineStats) -> SessionStats:
-    """Bring together what the loader, the engine and the ledger know."""
+def collect_stats(loaded: LoadedModel, engine: EngineStats, routing: Routing | None) -> SessionStats:
+    """Bring together what the loader, the engine, the ledger and `loaded.model.read_routing` know."""
     return SessionStats(
         model=loaded.name,
         device=loaded.ctx.device,
@@ -88,7 +99,10 @@ def collect_stats(loaded: LoadedModel, engine: EngineStats) -> SessionStats:
         engine=engine,
         dispatches=collect_dispatches(loaded),
         copied_bytes=loaded.ctx.ledger.copied_bytes,
-        routing=loaded.model.read_routing(),
+        routing=routing,
+        expert_rows=tuple(
+            ExpertRows(row.implementation, row.kernel, row.rows) for row in loaded.ctx.ledger.snapshot().expert_rows
+        ),
     )
 
 

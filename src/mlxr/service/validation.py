@@ -28,7 +28,7 @@ from mlxr.engine.stats import EngineStats
 from mlxr.loading import Adapter, DraftHead, LoadedModel, Progress, list_native_operators
 from mlxr.service.opening import build_engine, open_model
 from mlxr.service.state_use import StateUse, find_state_use
-from mlxr.service.stats import MemoryUse, OperatorCount, collect_stats, measure_memory
+from mlxr.service.stats import ExpertRows, MemoryUse, OperatorCount, collect_stats, measure_memory
 
 Floats = npt.NDArray[np.float32]
 CACHE_CHECK_PAGES = 3
@@ -138,6 +138,7 @@ class Validation:
     full_use: FullUse
     state_use: StateUse | None
     draft_bytes: int = 0
+    expert_rows: tuple[ExpertRows, ...] = ()
     implementation: str = "cpu"
 
     @property
@@ -212,7 +213,7 @@ def validate_model(
         raise InvalidRequest(
             "context_tokens", f"the context ends after {len(token_ids)} of {generate_tokens} tokens; allow a longer one"
         )
-    stats = collect_stats(loaded, engine.stats())
+    stats = collect_stats(loaded, engine.stats(), loaded.model.read_routing())
     answer_rows = np.concatenate(tap.rows)
     reference = compute_reference(loaded, settings, [*prompt_ids, *token_ids], progress)
     return Validation(
@@ -229,6 +230,7 @@ def validate_model(
         full_use=measure_full_use(loaded, settings),
         state_use=find_state_use(loaded, settings),
         draft_bytes=reference.draft_bytes,
+        expert_rows=stats.expert_rows,
         implementation="cpu" if loaded.ctx.gpu is None else "gpu",
     )
 

@@ -40,7 +40,7 @@ class CompiledStep:
         for row in self.dispatches if watch.watched is None else ():
             watch.ledger.count(row.operator, row.implementation, row.variant, row.count)
         token_ids = mx.array(batch.token_ids) if before is None else before.kept[1][: batch.tokens]
-        whole = replay(token_ids, mx.array(pack_batch(batch)))
+        whole = replay(token_ids, mx.array(pack_batch(batch, rows)))
         logits = whole if rows == batch.tokens else whole[:rows]
         if before is None:
             self.gpu.submit(whole)
@@ -85,6 +85,6 @@ def compile_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> CompiledStep
     replay = mx.compile(step)
     # traced by this; that the step is computed twice changes nothing
     watched, gpu.watch.watched = gpu.watch.watched, None
-    mx.eval(replay(mx.array(batch.token_ids), mx.array(pack_batch(batch))))
+    mx.eval(replay(mx.array(batch.token_ids), mx.array(pack_batch(batch, 0))))
     gpu.watch.watched = watched
     return CompiledStep(gpu, replay, step, ledger.take_back(before), runs_ahead=True)

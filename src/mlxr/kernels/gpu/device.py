@@ -83,7 +83,7 @@ class Gpu:
 
     `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
     `processors` and `room_bytes`: what its machine says of itself; `is_traced`: operators run for a step that MLX
-    compiles or that is recorded.
+    compiles or that is recorded; then `live_rows` (1,) says how many rows of its batch count.
     `ranks` is the place of this process among those that compute one model, None where it does so alone.
     `activations` is the type between operators, `operands` that of results which only products read.
     """
@@ -118,6 +118,7 @@ class Gpu:
             (0, 0) if self.machine is None else (self.machine.processors, self.machine.room_bytes)
         )
         self.is_traced = False
+        self.live_rows: Any = None
         self.workspace = Workspace(mx, lambda: self.held_bytes + sum(one.nbytes for one in self._scratch.values()))
         self._started: deque[list[Any]] = deque()
 
@@ -210,7 +211,7 @@ class Gpu:
     def place_traced(self, batch: RaggedBatch, token_ids: Any, arrays: Sequence[Any]) -> None:
         """Let `arrays` (what `steps.unpack_batch` gives) and tokens stand for those of `batch` in a trace."""
         self.last_turn = None
-        positions, lengths, reads, writes, *places = arrays
+        positions, lengths, reads, writes, *places, self.live_rows = arrays
         rows, starts = (self.mx.arange(batch.tokens + more, dtype=self.mx.int32) for more in (0, 1))
         parts: dict[object, Any] = {PlacedStates: PlacedStates(reads, writes, starts)} if batch.has_states else {}
         self._placed = []
@@ -222,13 +223,17 @@ class Gpu:
     def forget_placed(self) -> None:
         """Let go of the arrays of the last step."""
         self._placed, self.last_expanded, self.last_turn = [], None, None
-        self.is_traced = False
+        self.is_traced, self.live_rows = False, None
 
     def place_ids(self, token_ids: AnyArray) -> Any:
         """Token ids on the device, those of the step where they are its own."""
         if self._placed and self._placed[0][0].token_ids is token_ids:
             return self._placed[0][1].token_ids
         return self.mx.array(token_ids)
+
+    def count_live(self, rows: int) -> Any:
+        """How many of a step's rows do not merely fill it up, (1,) on the device: all `rows` where nobody knows."""
+        return self.launcher.numbers(rows) if self.live_rows is None else self.live_rows
 
     def reserve(self, count: int, kind: Any) -> Any:
         """`count` numbers at least, always in the same memory; larger memory only where that does not do."""
@@ -237,6 +242,14 @@ class Gpu:
             held = self._scratch[str(kind)] = self.mx.zeros((count,), kind)
             self.mx.eval(held)
         return held
+
+    def fetch_written(self, array: Any) -> AnyArray:
+        """A copy on the host of an array that launches write in place, once all that was started is done."""
+        if self.machine is not None:
+            self.machine.synchronize()
+        copy = array + self.mx.array(0, array.dtype)  # what lies in memory of its own
+        self.mx.eval(copy)
+        return np.array(copy)
 
     def submit(self, *results: Any) -> None:
         """Start computing `results` and whatever else is pending, without waiting for it."""

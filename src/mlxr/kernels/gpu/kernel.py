@@ -8,6 +8,7 @@ writes the function around the body for Metal and CUDA; for the host it is writt
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -89,7 +90,8 @@ class Kernel:
 
     `type_names` names what constants TYPE_A and TYPE_B may be. `boxed` are those of the inputs that it brings into
     rings in its memory, in boxes: a launch has a `Box` for each. A kernel without them knows the words of rings only if
-    it `has_rings`, and those of lines between devices if it `has_lines`.
+    it `has_rings`, and those of lines between devices if it `has_lines`. If it `counts_rows`, those of its first output
+    are of experts, and the ledger counts them.
     """
 
     name: str
@@ -101,7 +103,12 @@ class Kernel:
     boxed: tuple[str, ...] = ()
     has_rings: bool = False
     has_lines: bool = False
+    counts_rows: bool = False
     type_names: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def count_rows(self, shape: Sequence[int]) -> int:
+        """The rows of experts in a first output of this shape; 0 where the kernel has nothing to do with experts."""
+        return math.prod(shape[:-1]) if self.counts_rows else 0
 
 
 @dataclass(frozen=True, slots=True)

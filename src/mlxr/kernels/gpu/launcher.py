@@ -85,6 +85,7 @@ class Launcher:
             inputs,
             groups,
             threads,
+            kernel.count_rows(outputs[0][0]),
         )
         return result
 

@@ -21,7 +21,7 @@ from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.draw import NUMBERS, launch_draw
 from mlxr.kernels.gpu.recording import Buffer, Recorder
 from mlxr.kernels.gpu.steps import Numbers, Results, Run, count_packed, pack_batch, unpack_batch
-from mlxr.kernels.gpu.watch import name_recorded
+from mlxr.kernels.gpu.watch import count_recorded
 from mlxr.kernels.ledger import Part
 from mlxr.kernels.ragged import RaggedBatch
 
@@ -63,7 +63,7 @@ class RecordedStep:
         if before is None:
             self.gpu.settle_arrays()
             machine.write(self.drawn.address, batch.token_ids)
-        machine.write(self.packed.address, pack_batch(batch))
+        machine.write(self.packed.address, pack_batch(batch, rows))
         self._launch(FORWARD)
         return Run(self, batch, Logits(self, rows), batch.token_ids[:rows] if before is None else None)
 
@@ -150,5 +150,5 @@ def _record(gpu: Gpu, machine: Machine, recorder: Recorder, compute: Compute, ba
     launch_draw(mx, recorder, logits, None)
     draw, largest = ([launch.put_out(drawn.address)] for launch in recorder.take_launches())
     launches = {FORWARD: forward, DRAW: draw, LARGEST: largest}
-    counts = {part: Counter(map(name_recorded, each)) for part, each in launches.items()}
+    counts = {part: count_recorded(each) for part, each in launches.items()}
     return RecordedStep(gpu, machine, launches, {}, numbers, drawn, packed, logits, counts)

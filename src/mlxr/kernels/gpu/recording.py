@@ -60,7 +60,8 @@ class Buffer:
 class Launch:
     """One launch; `arrays` are addresses, or MLX's arrays where they are not known yet: inputs, then outputs.
 
-    `boxes` are those of the first inputs, which the kernel brings in boxes; `nbytes` is what it reads and writes.
+    `boxes` are those of the first inputs, which the kernel brings in boxes; `nbytes` is what it reads and writes, and
+    `rows` are those of experts that it multiplies.
     """
 
     kernel: Kernel
@@ -71,6 +72,7 @@ class Launch:
     room_bytes: int = 0
     boxes: tuple[Box, ...] = ()
     nbytes: int = 0
+    rows: int = 0
 
     def put_out(self, address: int) -> Launch:
         """The same with its last result at `address`."""
@@ -140,7 +142,8 @@ class Recorder:
         )
         arrays = tuple(array.address if isinstance(array, Buffer) else array for array in (*inputs, *made))
         nbytes = count_bytes(kernel.inputs, inputs) + sum(buffer.nbytes for buffer in made)
-        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes, tuple(boxes), nbytes))
+        rows = kernel.count_rows(outputs[0][0])
+        self.launches.append(Launch(kernel, variant, arrays, groups, threads, room_bytes, tuple(boxes), nbytes, rows))
         return made
 
     def multiply(self, x: Buffer, weight: Any, shares: int = 0, wide: Any = None) -> Buffer:

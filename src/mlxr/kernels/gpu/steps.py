@@ -192,14 +192,15 @@ def _find_slots(table: Ints, positions: Ints, rows: int, pool: Pool) -> Ints | N
     return np.asarray(pages * np.int32(page_size) + positions % np.int32(page_size), np.int32)
 
 
-def pack_batch(batch: RaggedBatch) -> Ints:
-    """All integers of a step but its tokens, in one array.
+def pack_batch(batch: RaggedBatch, rows: int) -> Ints:
+    """All integers of a step but its tokens, in one array; `rows` of the batch count, the others fill it up.
 
-    They are positions, lengths, the slots of states that are read and written, if there are any, and slots and page
-    table of each group.
+    They are positions, lengths, the slots of states that are read and written, if there are any, slots and page table
+    of each group, and `rows`.
     """
     places = [part for group in batch.groups for part in (group.slots, group.page_table.reshape(-1))]
-    return np.concatenate([batch.positions, batch.context_lengths, batch.state_reads, batch.state_writes, *places])
+    states, live = (batch.state_reads, batch.state_writes), np.array([rows], np.int32)
+    return np.concatenate([batch.positions, batch.context_lengths, *states, *places, live])
 
 
 def count_packed(batch: RaggedBatch) -> int:
@@ -222,7 +223,7 @@ def _list_shapes(batch: RaggedBatch) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = [(batch.tokens,)] * 2
     shapes += [batch.state_reads.shape, batch.state_writes.shape]
     shapes += [shape for group in batch.groups for shape in (group.slots.shape, group.page_table.shape)]
-    return shapes
+    return [*shapes, (1,)]
 
 
 def _have_same_states(a: RaggedBatch, b: RaggedBatch) -> bool:

@@ -7,6 +7,7 @@ q4_k+gate". While profiling every launch is waited for, so that its time is its 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from mlxr.kernels.gpu.kernel import Kernel, name_type
 from mlxr.kernels.gpu.recording import Launch, Product, count_bytes
-from mlxr.kernels.ledger import Ledger, Part
+from mlxr.kernels.ledger import EXPERT_ROWS, MLX, Ledger, Part
 
 if TYPE_CHECKING:
     from mlxr.kernels.gpu.machine import Machine
 
-GPU, MLX = "gpu", "mlx"
+GPU = "gpu"
 WEIGHT_TYPES = ("TYPE_A", "TYPE_B")  # constants: numbers of types, which `Kernel.type_names` names
 NUMBERS = "K"  # the type of weights or pages that are plain numbers
 FLAGS = {
@@ -64,13 +65,16 @@ class Watch:
         inputs: Sequence[Any],
         groups: tuple[int, int, int],
         threads: int,
+        rows: int = 0,
     ) -> Any:
-        """Launch, and count it."""
+        """Launch, and count it, and the rows of experts that it multiplies."""
         key = kernel, tuple(constants.items()), types.get(NUMBERS)
         part = self._names.get(key)
         if part is None:
             part = self._names[key] = name_launch(kernel, constants, types)
         self.ledger.count(*part)
+        if rows:
+            self.ledger.count(*name_rows(part), rows)
         if self.watched is None:
             return launch()
         return self._time(part, launch, inputs, count_bytes(kernel.inputs, inputs), groups, threads)
@@ -134,6 +138,20 @@ def name_launch(kernel: Kernel, constants: Mapping[str, int], types: Mapping[str
     flags = [flag for key, flag in FLAGS.items() if constants.get(key)]
     form = "+".join([*dict.fromkeys(names), *flags])
     return operator, GPU, f"{short} {form}".strip()
+
+
+def name_rows(part: Part) -> Part:
+    """What the ledger counts the rows of such a launch as."""
+    return EXPERT_ROWS, *part[1:]
+
+
+def count_recorded(launches: Sequence[Launch | Product]) -> Counter[Part]:
+    """What the ledger counts when these run."""
+    counts = Counter(map(name_recorded, launches))
+    for launch in launches:
+        if isinstance(launch, Launch) and launch.rows:
+            counts[name_rows(name_recorded(launch))] += launch.rows
+    return counts
 
 
 def name_recorded(launch: Launch | Product) -> Part:

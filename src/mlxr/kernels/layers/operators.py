@@ -117,9 +117,10 @@ class Join:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Choose the experts of each token by the logits in `x`, into `chosen` and `shares`."""
+    """Choose of `experts` those of each token by the logits in `x`, into `chosen` and `shares`."""
 
     router: Router
+    experts: Experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,7 +299,7 @@ def _both(block: BothBlock, source: Register, target: Register, factor: float) -
     yield from _feed_forward(block.dense, source, "other", 1.0)
     yield Norm(mixture.router_norm, "stream", "normed")
     yield Product(mixture.router_weight, "normed", "x")
-    yield Route(mixture.router)
+    yield Route(mixture.router, mixture.experts)
     yield Norm(mixture.norm, "stream", "normed")
     yield Mix(mixture.experts, mixture.router.rule.used, "normed", "x")
     yield Norm(mixture.post_norm, "x", "x")
@@ -311,7 +312,7 @@ def _both(block: BothBlock, source: Register, target: Register, factor: float) -
 def _mixture(block: MixtureBlock, source: Register, target: Register, factor: float) -> Iterator[Operator]:
     """The chosen experts, and after them the one that all tokens have, whose result is added last."""
     yield Product(block.router_weight, source, "x")
-    yield Route(block.router)
+    yield Route(block.router, block.experts)
     yield Mix(block.experts, block.router.rule.used, source, target)
     if block.shared is not None:
         yield from _feed_forward(block.shared, source, "other", 1.0)

@@ -134,8 +134,8 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers[target] = add(ctx, take(registers, target), take(registers, "other"), factor)
             case Rows(table, target):
                 registers[target] = embed(ctx, batch.token_ids, table)
-            case Route(router):
-                registers["chosen"], registers["shares"] = route(ctx, take(registers, "x"), router)
+            case Route(router, experts):
+                registers["chosen"], registers["shares"] = route(ctx, take(registers, "x"), router, experts)
             case Mix(experts, _, source, target):
                 routes = registers["chosen"], registers["shares"]
                 registers[target] = mix(ctx, take(registers, source), *routes, experts)

@@ -15,6 +15,7 @@ from mlxr.kernels.activate import ACTIVATIONS, ALWAYS_GATED, Activation
 from mlxr.kernels.checks import check_floats, check_size, refuse
 from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
+from mlxr.kernels.ledger import EXPERT_ROWS
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.tensor import FloatArray, IntArray
 
@@ -178,23 +179,27 @@ def make_experts(
 
 
 def read_use(ctx: Context, experts: Experts) -> ExpertsUse | None:
-    """What was sent to them so far, as counted where they run; None on a GPU. May be called from any thread."""
+    """What was sent to them so far, as counted where they run; None where MLX's own operations take the place of
+    kernels. May be called from any thread, on a GPU from the one that computes."""
     _, implementation = CHOICE.pick(ctx.device)
-    use: ExpertsUse | None = implementation.read_use(experts.payload)
+    use: ExpertsUse | None = implementation.read_use(ctx, experts.payload)
     return use
 
 
-def route(ctx: Context, logits: FloatArray, router: Router) -> tuple[IntArray, FloatArray]:
+def route(
+    ctx: Context, logits: FloatArray, router: Router, experts: Experts | None = None
+) -> tuple[IntArray, FloatArray]:
     """The numbers of the experts of each token, int32 (T, used), and their shares (T, used), both in order of rank.
 
     logits: (T, experts). The expert with the largest score comes first; of equal ones, the one with the lower number.
+    `experts` are those that the tokens will be sent to, as a GPU counts a single one here.
     """
     check_floats("route", "logits", logits, 2)
     check_size("route", "columns of logits", logits.shape[1], router.experts)
     name, implementation = CHOICE.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("moe", name, "route")
-    result: tuple[IntArray, FloatArray] = implementation.route(ctx, logits, router)
+    result: tuple[IntArray, FloatArray] = implementation.route(ctx, logits, router, experts)
     return result
 
 
@@ -213,5 +218,7 @@ def mix(ctx: Context, x: FloatArray, chosen: IntArray, shares: FloatArray, exper
     name, implementation = CHOICE.pick(ctx.device)
     if name == REFERENCE:
         ctx.ledger.count("moe", name, experts.up[0].variant)
+        for weights in (experts.up, experts.down):
+            ctx.ledger.count(EXPERT_ROWS, name, weights[0].variant, chosen.size)
     result: FloatArray = implementation.mix(ctx, x, chosen, shares, experts)
     return result

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlxr.kernels.activate import activate
 from mlxr.kernels.context import Context
+from mlxr.kernels.ledger import EXPERT_ROWS, MLX
 from mlxr.kernels.moe import Experts, Router
 from mlxr.kernels.moe.stacked import Stack
 
@@ -59,6 +60,7 @@ def _multiply(ctx: Context, x: Any, stack: Stack, numbers: Any) -> Any:
         return joined if stack.biases is None else joined + mx.take(stack.biases, numbers, axis=0)
 
     variant = "+".join(dict.fromkeys(part.type_name for part in stack.parts))
+    ctx.ledger.count(EXPERT_ROWS, MLX, variant, numbers.shape[0])
     return ctx.gpu.watch.run_mlx("moe", variant, gather, x)
 
 

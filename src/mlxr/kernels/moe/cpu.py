@@ -3,6 +3,7 @@
 The payload of experts is the native object that holds their weights.
 """
 
+# ruff: noqa: ARG001 -- every implementation takes the context and the experts
 from __future__ import annotations
 
 from typing import Any
@@ -32,7 +33,7 @@ def limit_experts(ctx: Context, payload: Any, slots: int) -> None:
     payload.limit(ctx.native, slots)
 
 
-def read_use(payload: Any) -> ExpertsUse:
+def read_use(ctx: Context, payload: Any) -> ExpertsUse:
     """What was sent to them, as native code counts it."""
     return ExpertsUse(*payload.list_use())
 
@@ -54,7 +55,9 @@ def make_native(ctx: Context, router: Router) -> Any:
     )
 
 
-def route(ctx: Context, logits: FloatArray, router: Router) -> tuple[IntArray, FloatArray]:
+def route(
+    ctx: Context, logits: FloatArray, router: Router, experts: Experts | None = None
+) -> tuple[IntArray, FloatArray]:
     """Numbers and shares of each token's experts; the same bits whatever the other tokens and the instruction set."""
     shape = len(logits), router.rule.used
     chosen, shares = np.empty(shape, np.int32), np.empty(shape, np.float32)

@@ -17,7 +17,7 @@ from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.extras import GATES
 from mlxr.kernels.linear.gpu import Summands
-from mlxr.kernels.moe import Experts, Router
+from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.moe.composed import mix_composed, route_composed
 from mlxr.kernels.moe.panels import PANELS, plan_panels
 from mlxr.kernels.moe.products import ROWS, SORT, TILES, can_multiply, multiply_experts, sort_pairs
@@ -28,7 +28,7 @@ ROUTE = Kernel(
     "moe_route",
     FOLDER,
     "route.body",
-    ("logits", "bias", "scales", "numbers"),
+    ("logits", "bias", "scales", "use", "live", "numbers"),
     ("chosen", "shares"),
     ("route.h",),
 )
@@ -40,10 +40,15 @@ SUM_THREADS = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """The weights of all experts of a layer."""
+    """The weights of all experts of a layer, and what was sent to these.
+
+    `use` counts launches, experts that had rows in each, and the rows of each expert, in place, as moe/sort.body says:
+    (2 + experts,) of 64 bits.
+    """
 
     up: Stack
     down: Stack
+    use: Any
 
     def suits_kernels(self, gpu: Any) -> bool:
         """Whether our kernels multiply by them."""
@@ -54,15 +59,25 @@ def prepare_experts(
     ctx: Context, up: tuple[LinearWeight, ...], down: tuple[LinearWeight, ...], _activation: Activation
 ) -> Payload:
     """The weights of all experts together. Raises DeviceError unless their types are the same."""
-    return Payload(stack_weights(ctx.gpu, up), stack_weights(ctx.gpu, down))
+    mx = ctx.gpu.mx
+    use = mx.zeros((2 + len(up),), mx.int64)
+    mx.eval(use)
+    return Payload(stack_weights(ctx.gpu, up), stack_weights(ctx.gpu, down), use)
 
 
-def read_use(_payload: Payload) -> None:
-    """Nothing: where tokens go stays on the device."""
+def read_use(ctx: Context, payload: Payload) -> ExpertsUse | None:
+    """What was sent to them, once all that was started is done; None where MLX's own operations multiply.
+
+    Steps that ran ahead for nothing count, too.
+    """
+    if not payload.suits_kernels(ctx.gpu):
+        return None
+    steps, groups, *rows = ctx.gpu.fetch_written(payload.use).tolist()
+    return ExpertsUse(tuple(rows), steps, groups)
 
 
-def route(ctx: Context, logits: Any, router: Router) -> tuple[Any, Any]:
-    """Choose the experts of each token; one launch."""
+def route(ctx: Context, logits: Any, router: Router, experts: Experts | None = None) -> tuple[Any, Any]:
+    """Choose the experts of each token; one launch, which also counts for `experts` where there is one token."""
     gpu, rule, logits = ctx.gpu, router.rule, settle(logits)
     tokens, (bias, scales) = (
         logits.shape[0],
@@ -71,12 +86,15 @@ def route(ctx: Context, logits: Any, router: Router) -> tuple[Any, Any]:
     if gpu.launcher is None:
         return route_composed(ctx, logits, router, bias, scales)
     none = gpu.launcher.numbers(0.0)
+    is_counted = experts is not None and tokens == 1
     chosen, shares = gpu.launcher.launch(
         ROUTE,
         [
             logits,
             none if bias is None else bias,
             none if scales is None else scales,
+            experts.payload.use if experts is not None and is_counted else none,
+            gpu.count_live(tokens) if is_counted else none,
             gpu.launcher.numbers(float(rule.floor), float(rule.scale)),
         ],
         groups=(tokens, 1, 1),
@@ -91,6 +109,7 @@ def route(ctx: Context, logits: Any, router: Router) -> tuple[Any, Any]:
             "GROUPS_USED": rule.groups_used,
             "BIASED": int(bias is not None),
             "SCALED": int(scales is not None),
+            "COUNTED": int(is_counted),
         },
     )
     return chosen, shares
@@ -104,7 +123,7 @@ def mix(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts) -> Any
         return mix_composed(ctx, x, chosen, shares, experts, payload)
     (tokens, used), count = chosen.shape, len(experts.up)
     panels = plan_panels(gpu, x.dtype, payload.up, payload.down, tokens * used / count) if tokens > 1 else None
-    tiling = sort_pairs(gpu, chosen, count, gpu.has_tiles, panels)
+    tiling = sort_pairs(gpu, chosen, count, gpu.has_tiles, panels, payload.use)
     if experts.is_gated and len(payload.up.parts) == 1:
         inner = multiply_experts(gpu, x, payload.up, tiling, GATES[experts.activation], None, gpu.operands)
     else:

@@ -25,6 +25,7 @@ PANELS = Kernel(
     (*(f"../linear/{name}" for name in (*BLOCK_HEADERS, "tiles.h", "gate.h")), "experts.h", "panels.h"),
     has_rings=True,
     type_names=TYPE_NAMES,
+    counts_rows=True,
 )
 MIN_EACH = 32  # pairs of an expert from which on it pays
 SLOT_COLUMNS, TILE_ROWS = 64, 16

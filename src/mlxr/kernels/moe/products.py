@@ -31,6 +31,7 @@ ROWS = Kernel(
     ("out",),
     (*_LINEAR_HEADERS, "../linear/rows.h", "experts.h"),
     type_names=TYPE_NAMES,
+    counts_rows=True,
 )
 TILES = Kernel(
     "moe_tiles",
@@ -40,8 +41,9 @@ TILES = Kernel(
     ("out",),
     (*_LINEAR_HEADERS, "../linear/tiles.h", "experts.h", "picked.h"),
     type_names=TYPE_NAMES,
+    counts_rows=True,
 )
-SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "sizes"), ("tiles", "order"), ("same.h",))
+SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "use", "live", "sizes"), ("tiles", "order"), ("same.h",))
 SORT_SECTIONS = 32
 SORT_COUNTS = 2**12  # of an expert in a section, at most: 16 KiB of the threadgroup's memory
 FLOAT_RUN = 32  # columns of a lane on matrix units
@@ -96,8 +98,10 @@ def count_tiles(tokens: int, used: int, experts: int, width: int) -> int:
     return pairs if pairs <= experts else experts + (pairs - experts) // width
 
 
-def sort_pairs(gpu: Any, chosen: Any, experts: int, has_tiles: bool, panels: PanelPlan | None = None) -> Tiling:
-    """Tiles of the pairs in `chosen` (tokens, used); one launch if there are several tokens."""
+def sort_pairs(
+    gpu: Any, chosen: Any, experts: int, has_tiles: bool, panels: PanelPlan | None = None, use: Any = None
+) -> Tiling:
+    """Tiles of the pairs in `chosen` (tokens, used); one launch if there are several tokens, which `use` counts."""
     tokens, used = chosen.shape
     width = choose_width(tokens, used, experts, has_tiles) if panels is None else panels.pairs
     if tokens == 1:
@@ -106,11 +110,16 @@ def sort_pairs(gpu: Any, chosen: Any, experts: int, has_tiles: bool, panels: Pan
     sections = max(1, min(SORT_SECTIONS if has_tiles else SORT_SECTIONS // 4, SORT_COUNTS // experts))
     tiles, order = gpu.launcher.launch(
         SORT,
-        [chosen, gpu.launcher.numbers(tokens * used, count)],
+        [
+            chosen,
+            gpu.launcher.numbers(0) if use is None else use,
+            gpu.count_live(tokens),
+            gpu.launcher.numbers(tokens * used, count, used),
+        ],
         groups=(1, 1, 1),
         threads=32 * sections,
         outputs=[((count, 4), kind), ((tokens * used,), kind)],
-        constants={"EXPERTS": experts, "WIDTH": width, "SECTIONS": sections},
+        constants={"EXPERTS": experts, "WIDTH": width, "SECTIONS": sections, "COUNTED": int(use is not None)},
     )
     return Tiling(tokens, used, width, count, tiles, order, panels)
 

@@ -1,6 +1,6 @@
 """NumPy reference of `route` and `mix`, which defines their numbers."""
 
-# ruff: noqa: ARG001 -- every implementation takes the context
+# ruff: noqa: ARG001 -- every implementation takes the context and the experts
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -30,12 +30,14 @@ def prepare_experts(
     return Counts([0] * len(up))
 
 
-def read_use(payload: Counts) -> ExpertsUse:
+def read_use(ctx: Context, payload: Counts) -> ExpertsUse:
     """What was sent to them."""
     return ExpertsUse(tuple(payload.rows), payload.steps, payload.groups)
 
 
-def route(ctx: Context, logits: FloatArray, router: Router) -> tuple[IntArray, FloatArray]:
+def route(
+    ctx: Context, logits: FloatArray, router: Router, experts: Experts | None = None
+) -> tuple[IntArray, FloatArray]:
     """Choose by score, then take the shares of the chosen in the order of their ranks."""
     rule = router.rule
     scores = _score(logits, rule.scoring)
