@@ -53,3 +53,19 @@ def draft_by_oracle(engine: Engine, texts: list[list[int]]) -> None:
     """All answers of the engine have drafts from now on; `texts` are prompts with their answers, and may grow."""
     engine._planner = engine._scheduler._drafts = EagerPlanner(MOST_TOKENS)
     engine._open_drafter = lambda tokens, _: Oracle(tokens, texts)
+
+
+def draft_eagerly(engine: Engine, most_tokens: int) -> Engine:
+    """The engine, whose answers have all drafts from now on that there is room for, whatever they cost."""
+    planner = engine._planner
+    assert planner is not None
+    eager = EagerPlanner(most_tokens, planner.model)
+    eager.most_answers = 16
+    eager._costs._one_row_s = 1e3
+    eager._credit.seconds = 1e9
+    eager.count = lambda *_, **__: None  # type: ignore[method-assign]
+    if planner.model is not None:
+        planner.model._rates.first = 1.0
+        planner.model._rates.values = [1.0] * len(planner.model._rates.values)
+    engine._planner = engine._scheduler._drafts = eager
+    return engine

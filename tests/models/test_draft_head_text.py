@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from amounts import choose_schedules
 from engines import SETTINGS, open_engine
-from oracle import EagerPlanner
+from oracle import draft_eagerly
 from random_model import Weights, make_head_weights, make_weights
 from tiny_models import build_head, make_hf_tensors, read_golden
 
@@ -47,27 +47,14 @@ def build(case: str) -> Pair:
     return build_head(Context("cpu", threads=2), config, seed)
 
 
-def draft_eagerly(engine: Engine, most_tokens: int) -> Engine:
-    """Let the head guess whatever it costs."""
-    planner = engine._planner
-    assert planner is not None
-    assert planner.model is not None
-    eager = EagerPlanner(most_tokens, planner.model)
-    eager.most_answers = 16
-    eager._costs._one_row_s = 1e3
-    eager._credit.seconds = 1e9
-    eager.count = lambda *_, **__: None  # type: ignore[method-assign]
-    planner.model._rates.first = 1.0
-    planner.model._rates.values = [1.0] * len(planner.model._rates.values)
-    engine._planner = engine._scheduler._drafts = eager
-    return engine
-
-
 def make_engine(pair: Pair, most_tokens: int, **settings: Any) -> Engine:
     model, head = pair
     source = HeadSource(head, b"head")
     options = {"max_sequences": 4, "fingerprint": b"tiny", "kv_type": "f32", "draft": source, **settings}
-    return draft_eagerly(open_drafting(model, **options), most_tokens)
+    engine = draft_eagerly(open_drafting(model, **options), most_tokens)
+    assert engine._planner is not None
+    assert engine._planner.model is not None
+    return engine
 
 
 def open_drafting(model: Decoder, draft: HeadSource, **options: Any) -> Engine:
