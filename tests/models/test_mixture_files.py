@@ -17,7 +17,7 @@ from mlxr.core.errors import ModelError
 from mlxr.formats import TensorSource, join_quantised, open_safetensors
 from mlxr.kernels.context import Context
 from mlxr.kernels.tensor import TensorSource as WeightTensor
-from mlxr.loading import _name_tensors
+from mlxr.model_files.tensors import name_tensors
 from mlxr.models import Decoder, config_from_gguf, config_from_hf
 from mlxr.models.names import rename_hf_tensors
 
@@ -75,7 +75,7 @@ def switch_names(weights: Weights) -> Weights:
 
 def read_folder(folder: Path) -> tuple[dict[str, object], dict[str, WeightTensor]]:
     opened = open_safetensors(folder)
-    return opened.config, _name_tensors(join_quantised(opened.tensors, opened.config), config_from_hf(opened.config))
+    return opened.config, name_tensors(join_quantised(opened.tensors, opened.config), config_from_hf(opened.config))
 
 
 def write_folder(folder: Path, config: dict[str, object], weights: dict[str, NDArray[np.generic]]) -> Path:

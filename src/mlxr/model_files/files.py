@@ -1,0 +1,74 @@
+"""The files of a model that is to run, opened and read, but for its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxr.core.errors import ModelError, TemplateError, TokenizerError
+from mlxr.formats import GGUFFile, SafetensorsFolder, open_gguf, open_safetensors
+from mlxr.kernels.tensor import TensorSource
+from mlxr.model_files.tensors import read_tensors
+from mlxr.models import ModelConfig, config_from_gguf, config_from_hf
+from mlxr.tokenizers import (
+    ChatTemplate,
+    Tokenizer,
+    chat_template_from_folder,
+    chat_template_from_gguf,
+    from_folder,
+    from_gguf,
+)
+
+
+@contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Errors about what a model's files say begin with its path, unless they name it already."""
+    try:
+        yield
+    except (ModelError, TokenizerError, TemplateError) as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """What a file format gives: tensors under their canonical names, and what stands beside them."""
+
+    file: GGUFFile | SafetensorsFolder
+    tensors: Mapping[str, TensorSource]
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def open_model_files(path: Path) -> ModelFiles:
+    """Open the files of a model; raises FormatError, ModelError or TokenizerError, naming the path."""
+    return _open_folder(path) if path.is_dir() else _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> ModelFiles:
+    file = open_gguf(path)
+    try:
+        with name_in_errors(path):
+            config = config_from_gguf(file.metadata, file.tensors)
+            tokenizer = from_gguf(file.metadata)
+            return ModelFiles(file, file.tensors, config, tokenizer, chat_template_from_gguf(file.metadata, tokenizer))
+    except BaseException:
+        file.close()
+        raise
+
+
+def _open_folder(path: Path) -> ModelFiles:
+    file = open_safetensors(path)
+    try:
+        with name_in_errors(path):
+            config = config_from_hf(file.config)
+            tokenizer = from_folder(path)
+            tensors = read_tensors(file, config)
+            return ModelFiles(file, tensors, config, tokenizer, chat_template_from_folder(path, tokenizer))
+    except BaseException:
+        file.close()
+        raise
