@@ -88,7 +88,7 @@ def test_routing_is_told_by_stats(moe_gguf: Path, gguf: Path) -> None:
         (sample.name, sample.labels["what"]): sample.value
         for metric in Moment([("tiny", stats)]).collect()
         for sample in metric.samples
-        if sample.name.startswith("mlxr_expert")
+        if sample.name.startswith(("mlxr_expert_balance", "mlxr_expert_routing"))
     }
     assert told["mlxr_expert_balance", "evenness"] == routing.evenness
     assert told["mlxr_expert_balance", "busiest"] == routing.busiest
