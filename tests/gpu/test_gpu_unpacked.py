@@ -31,6 +31,7 @@ PLANS = [
     UnpackPlan(32, 2, 1, shares=2, stages=3, x_stages=7, ahead=3, depth=1, spread=1),
     UnpackPlan(16, 1, 2, stages=2, x_stages=6, fillers=1, depth=1),
     UnpackPlan(64, 1, 1, stages=3, x_stages=8, ahead=1, fillers=4),
+    UnpackPlan(32, 1, 2, stages=3, x_stages=7, fillers=4, spread=1, boxed=1),
 ]
 
 

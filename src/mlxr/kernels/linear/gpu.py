@@ -30,7 +30,7 @@ from mlxr.kernels.linear.parts import BLOCKS, FLOATS, LAYOUTS, Part, prepare
 from mlxr.kernels.linear.rows import ROWS, multiply_rows
 from mlxr.kernels.linear.stream import STREAM, describe, multiply_stream, plan_stream
 from mlxr.kernels.linear.tiles import TILES, can_norm, multiply_tiles
-from mlxr.kernels.linear.unpacked import UNPACKED, UnpackPlan, multiply_unpacked, plan_unpacked
+from mlxr.kernels.linear.unpacked import UNPACKED, UNPACKED_BOXED, UnpackPlan, multiply_unpacked, plan_unpacked
 from mlxr.kernels.linear.unpacked import describe as describe_unpacked
 from mlxr.kernels.linear.weight import LinearWeight
 from mlxr.kernels.linear.wide import WIDE
@@ -44,7 +44,7 @@ MAX_WIDE_ROWS, MAX_WIDE_OUTPUTS = 256, 1024  # those of 32 bits
 MIN_TILED, MAX_TILED = 1, 64
 MAX_SHARED_OUTPUTS = 8192  # more keep the device busy without
 SHARES, LIBRARY_COLUMNS = 2, 64
-KERNELS = (ROWS, WIDE, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, FILL, EXPAND)
+KERNELS = (ROWS, WIDE, TILES, STREAM, FLOAT_STREAM, PANELS, UNPACKED, UNPACKED_BOXED, FILL, EXPAND)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -198,6 +198,65 @@ template <typename Q> struct TableOfSixes {
 template <> struct Table<Q4_K> : TableOfSixes<Q4_K> {};
 template <> struct Table<Q5_K> : TableOfSixes<Q5_K> {};
 
+// How x comes to the slots: 64 columns of N tokens each, in the order in which units from `start` on are taken.
+struct Circle {
+  int begin, start, end;
+  FUNCTION int steps() const { return 4 * (end - begin); }
+  FUNCTION int column(int step) const {
+    const int before_end = 4 * (end - start);
+    return 64 * (step < before_end ? 4 * start + step : 4 * begin + step - before_end);
+  }
+};
+
+// By FILLERS SIMD-groups, each lane of which brings one of every 4 FILLERS rows; AHEAD slots are under way.
+template <bool BOXED, int N, int INPUTS, int X_STAGES, int FILLERS, int AHEAD> struct XFiller {
+  enum { ARRIVALS = FILLERS };
+  template <typename X>
+  static FUNCTION void fill(const DEVICE X *x, PRIVATE const Circle &circle, int first_token, int all, GROUP uint *room,
+                            PRIVATE Slot *slots, int thread) {
+    const int row = thread / 8, piece = thread % 8, steps = circle.steps();
+    const int tokens = all - first_token < N ? all - first_token : N;
+    const DEVICE X *from = x + uint64_t(first_token + row) * INPUTS + 8 * piece;
+    for (int i = 0; i < steps; ++i) {
+      const int column = circle.column(i);
+      if (i >= X_STAGES)
+        await_free<X_STAGES>(slots, i % X_STAGES, i / X_STAGES);
+      UNROLL
+      for (int first = 0; first < N; first += 4 * FILLERS) { // sums of rows that are not there are not read
+        if (first + row < tokens)
+          copy_words(reinterpret_cast<Bytes>(from + column + first * INPUTS),
+                     room + i % X_STAGES * (N * 32) + (first + row) * 32 + (piece ^ ((first + row) & 7)) * 4);
+      }
+      seal_copies();
+      if (i >= AHEAD) {
+        await_copies<AHEAD>();
+        fill_slot<X_STAGES>(slots, (i - AHEAD) % X_STAGES);
+      }
+    }
+    await_copies<0>();
+    for (int i = steps > AHEAD ? steps - AHEAD : 0; i < steps; ++i)
+      fill_slot<X_STAGES>(slots, i % X_STAGES);
+  }
+};
+
+// By one lane, in boxes, as many as there are slots.
+template <int N, int INPUTS, int X_STAGES, int FILLERS, int AHEAD>
+struct XFiller<true, N, INPUTS, X_STAGES, FILLERS, AHEAD> {
+  enum { ARRIVALS = 1 };
+  template <typename X>
+  static FUNCTION void fill(const X &x, PRIVATE const Circle &circle, int first_token, int all, GROUP uint *room,
+                            PRIVATE Slot *slots, int thread) {
+    if (thread == 0)
+      for (int i = 0; i < circle.steps(); ++i) {
+        const int slot = i % X_STAGES;
+        if (i >= X_STAGES)
+          await_free<X_STAGES>(slots, slot, i / X_STAGES);
+        expect_bytes(slots, slot, N * 128);
+        bring_box<N, 1, true>(x, all, INPUTS, first_token, circle.column(i), room + slot * (N * 32), slots, slot);
+      }
+  }
+};
+
 // The work of a SIMD-group, one of four: its part of HELD tiles of 64 rows, units [begin, end) of the columns in a circle
 // from any of them on, times N tokens, whose columns pass through the slots of x, 64 to a slot. Scales of a unit go
 // through a table.

@@ -7,11 +7,11 @@ results.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.kernel import Box, Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
@@ -26,6 +26,7 @@ UNPACKED = Kernel(
     has_rings=True,
     type_names=TYPE_NAMES,
 )
+UNPACKED_BOXED = replace(UNPACKED, name="linear_unpacked_boxed", boxed=("x",))  # recorded steps alone know boxes
 UNIT_COLUMNS, UNIT_ROWS, SLOT_COLUMNS = 256, 16, 64
 MIN_TOKENS, MAX_TOKENS = 17, 256  # with more it pays to expand the weight
 SPARE_BYTES = 2048  # of the threadgroup's memory, for what is not a ring
@@ -83,6 +84,7 @@ class UnpackPlan:
     columns of x are in rings; `fillers` SIMD-groups bring x, and `ahead` slots of it are under way. `depth` 1: products
     of one step are under way while the next one is unpacked. `registers` are those of a thread that multiplies and of
     one that brings x, where they share them out by themselves. `spread` 1: threadgroups begin at different columns.
+    `boxed` 1: where a launch knows boxes, one lane brings x in such, and `ahead` does not count.
     """
 
     width: int
@@ -95,7 +97,8 @@ class UnpackPlan:
     ahead: int = 2
     depth: int = 0
     registers: tuple[int, int] = (0, 0)
-    spread: int = 0  # not yet measured on a GPU
+    spread: int = 0  # neither was measured on a GPU yet
+    boxed: int = 0
 
     def count_made(self, is_gated: bool) -> int:
         """Outputs of a threadgroup."""
@@ -169,16 +172,18 @@ def multiply_unpacked(
 ) -> Any:
     """As `multiply_tiles`, of x in bf16; with several shares (shares, tokens, outputs), to be added up."""
     tokens, shape = x.shape[0], describe(weights, x.shape[1], extras.gate)
-    made = sum(shape.made)
+    made, columns = sum(shape.made), x.shape[1]
+    boxed = plan.boxed and (gpu.is_recording or gpu.launcher.emulator is not None)
     (out,) = gpu.launcher.launch(
-        UNPACKED,
+        UNPACKED_BOXED if boxed else UNPACKED,
         [x, weights[0][2], weights[-1][2], *extras.list_inputs(gpu), gpu.launcher.numbers(tokens)],
         groups=plan.count_groups(shape, tokens),
         threads=32 * (4 * plan.parts + plan.fillers),
         outputs=[((tokens, made) if plan.shares == 1 else (plan.shares, tokens, made), kind)],
-        constants=make_constants(shape, plan) | extras.constants,
+        constants=make_constants(shape, plan) | {"BOXED": int(boxed)} | extras.constants,
         types={"X": x.dtype, "Y": kind},
         room_bytes=plan.count_room(shape.types, extras.gate != 0),
+        boxes=(Box(tokens, columns, plan.width, 1),) if boxed else (),
     )
     return out
 
@@ -206,6 +211,7 @@ def make_constants(shape: UnpackShape, plan: UnpackPlan) -> dict[str, int]:
         "AHEAD": plan.ahead,
         "DEPTH": plan.depth,
         "SPREAD": plan.spread,
+        "BOXED": plan.boxed,
         "REGISTERS": plan.registers[0],
         "FILLER_REGISTERS": plan.registers[1],
         "ROOM_WORDS": plan.count_room(shape.types, shape.gate != 0) // 4,
