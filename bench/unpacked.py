@@ -21,11 +21,11 @@ from gpu_cases import make_tensor
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.cuda.driver import CudaDriver
-from mlxr.kernels.gpu.kernel import Kernel, Variant, make_cuda_source, name_cuda_function
+from mlxr.kernels.gpu.kernel import Box, Kernel, Variant, make_cuda_source, name_cuda_function
 from mlxr.kernels.linear.extras import flag_extras
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.tiles import SIMD_GROUPS, TILE_TOKENS, TILES, choose_plan
-from mlxr.kernels.linear.unpacked import UNPACKED, UnpackPlan, UnpackShape, make_constants
+from mlxr.kernels.linear.unpacked import UNPACKED, UNPACKED_BOXED, UnpackPlan, UnpackShape, make_constants
 
 POOL_ROWS = 128
 CACHE_BYTES, GRAPH_BYTES = 160 << 20, 1 << 30
@@ -131,6 +131,7 @@ class Way:
     room_bytes: int
     shares: int
     is_narrow: bool
+    box_rows: int = 0  # of a box of x, where it comes in such
 
 
 def list_plans(shape: Shape, tokens: int, few: bool) -> Iterator[UnpackPlan]:
@@ -173,9 +174,8 @@ def build(driver: CudaDriver, shape: Shape, tokens: int, plan: UnpackPlan | None
             known = UnpackShape(shape.numbers, shape.all_rows, shape.columns, shape.gate)
             constants, room = make_constants(known, plan) | flags, plan.count_room(shape.numbers, narrow)
             threads, groups = 32 * (4 * plan.parts + plan.fillers), plan.count_groups(known, tokens)
-            way = Way(
-                compile_way(driver, UNPACKED, constants, threads, narrow), groups, threads, room, plan.shares, narrow
-            )
+            function = compile_way(driver, UNPACKED_BOXED if plan.boxed else UNPACKED, constants, threads, narrow)
+            way = Way(function, groups, threads, room, plan.shares, narrow, plan.width if plan.boxed else 0)
         else:
             tiles = choose_plan(tokens, shape.columns, sum(shape.rows), set(shape.numbers), False)
             constants = {
@@ -218,7 +218,8 @@ def measure(driver: CudaDriver, memory: Memory, case: Case, tokens: int, way: Wa
 
     def launch(index: int) -> None:
         planes = case.copies[index % len(case.copies)]
-        arrays = [given, planes[0], planes[-1], zeros, zeros, zeros, zeros, sizes, out]
+        first = driver.make_box(given, Box(tokens, shape.columns, way.box_rows, 1)) if way.box_rows else given
+        arrays = [first, planes[0], planes[-1], zeros, zeros, zeros, zeros, sizes, out]
         driver.launch(way.function, way.groups, way.threads, arrays, early=index > 0, room_bytes=way.room_bytes)
 
     launch(0)
