@@ -26,6 +26,7 @@ from mlxr.service.opening import (
     open_model,
     open_record,
     split_adapter,
+    warm_up,
 )
 from mlxr.service.prompt import Message, Prompt
 from mlxr.service.requests import ChatRequest
@@ -47,7 +48,8 @@ class LLM:
     settings file and the defaults. With `needs_chat_template` a model without one is refused with TemplateError before
     its weights are read. `adapter` is a low-rank adapter (LoRA) for all requests that name no other one: its files,
     or its name in `mlxr adapters list`.
-    `progress(done, total)` is called while the weights are prepared. Raises MlxrError.
+    `progress(done, total)` is called while the weights are prepared, and again while a GPU compiles its kernels, those
+    of one request at a time. Raises MlxrError.
     Safe to use from several threads: their requests share the engine's batches.
     """
 
@@ -77,9 +79,11 @@ class LLM:
         else:
             chosen = None if own is None else self._adapters.load(own.path, loaded.name)
         system = None if record is None else record.system
+        engine = build_engine(loaded, settings)
+        warm_up(engine, loaded.ctx.device, settings, 1, progress)
         self._opened: tuple[LoadedModel, Session] | None = (
             loaded,
-            build_session(loaded, build_engine(loaded, settings), system, self._adapters, chosen),
+            build_session(loaded, engine, system, self._adapters, chosen),
         )
 
     def generate(

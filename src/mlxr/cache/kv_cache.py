@@ -195,6 +195,11 @@ class KVCache:
         if self._writer is not None:
             self._writer.offer(stored, time.time_ns(), released=True)
 
+    def forget_peak(self) -> None:
+        """Let the most pages ever held be those that are held now."""
+        for group in self.groups:
+            group.pager.peak_pages = group.pager.used_pages
+
     def stats(self) -> CacheStats:
         """Return the cache's numbers at this moment."""
         groups = tuple(group.stats() for group in self.groups)

@@ -66,6 +66,10 @@ class ModelKeywords(TypedDict, total=False):
     draft_tokens: int | None
     """Most tokens guessed at a time for one answer."""
 
+    warm_up: str | None
+    """Have a GPU compile the kernels of steps before the first answer instead of in it. auto: on a real GPU; on: on an
+    emulated one, too."""
+
     adapter_bytes: int | str | None
     """Memory for low-rank adapters (LoRA) that are loaded."""
 

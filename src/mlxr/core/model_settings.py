@@ -98,6 +98,13 @@ class ModelSettings:
         "EAGLE-3 head: by that as well; auto: where it can pay; off.",
     )
     draft_tokens: int = setting("int", 15, "Most tokens guessed at a time for one answer.", minimum=1, maximum=15)
+    warm_up: str = setting(
+        "choice",
+        "auto",
+        "Have a GPU compile the kernels of steps before the first answer instead of in it. auto: on a real GPU; on: on "
+        "an emulated one, too.",
+        choices=("auto", "on", "off"),
+    )
     adapter_bytes: int = setting("bytes", 2**30, "Memory for low-rank adapters (LoRA) that are loaded.")
     max_waiting: int = setting(
         "int", 1024, "Most requests that may wait for their turn; more are refused.", minimum=1, maximum=2**20

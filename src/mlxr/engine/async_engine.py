@@ -146,6 +146,10 @@ class AsyncEngine:
         """What there is to do and which pages can be found, for one reader; see `Engine.read_report`."""
         return await self._call(lambda engine: engine.read_report(whole=whole))
 
+    def call(self, work: Callable[[], T]) -> T:
+        """What `work()` returns, on the engine's thread; the caller waits. Not for a thread with a running loop."""
+        return self._worker.post(lambda _: work()).result()
+
     async def run_between_steps(self, work: Callable[[], T]) -> T:
         """What `work()` returns, on the engine's thread while it computes nothing; answers pause for as long."""
         return await self._call(lambda _: work())

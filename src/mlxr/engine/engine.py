@@ -31,6 +31,7 @@ from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import open_store, plan_arenas, plan_memory
 from mlxr.engine.pooling import Floats, Pool, Pooling
+from mlxr.engine.rehearsal import Rehearsal
 from mlxr.engine.request import Request
 from mlxr.engine.runner import Model, Runner
 from mlxr.engine.scheduler import Chunk, Scheduler
@@ -133,6 +134,9 @@ class Engine:
             min(count_pages_alone(group, self.context_tokens, step_tokens) for group in groups),
             self.plan.page_size,
             self._scheduler.max_running,
+        )
+        self.rehearsal = Rehearsal(
+            ctx, self._runner, self._cache, self._scheduler.max_running, step_tokens, self.context_tokens
         )
         chunk_pages = -(-step_tokens // self.plan.page_size)
         self._spacing_tokens = max(arena.snapshot_pages or 0, chunk_pages) * self.plan.page_size

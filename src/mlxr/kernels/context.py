@@ -9,7 +9,8 @@ runs the reference, and the ledger says so.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from mlxr.core.errors import DeviceError
@@ -138,6 +139,21 @@ class Context:
         logits = settle(compute(batch)).astype(self.gpu.mx.float32)
         self.gpu.submit(logits)
         return logits
+
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled when a step first needs them."""
+        return self.gpu is not None and self.gpu.launcher is not None
+
+    @contextmanager
+    def rehearse(self) -> Iterator[None]:
+        """Run what follows on a GPU without counting it: neither calls of kernels nor what is sent to experts."""
+        before, self.gpu.rehearses = self.ledger.copy_counts(), True
+        try:
+            yield
+        finally:
+            self.gpu.rehearses = False
+            self.ledger.take_back(before)
 
     def start_probe(self) -> Probe:
         """What measures the machine with this context's threads. Raises DeviceError on the reference device."""

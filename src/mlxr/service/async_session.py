@@ -24,7 +24,7 @@ from mlxr.registry import AdapterRecord
 from mlxr.service.async_stream import AsyncStream as AsyncStream
 from mlxr.service.async_stream import forward_to
 from mlxr.service.machine_limits import KeptLimits, explain_missing, measure_limits
-from mlxr.service.opening import build_engine
+from mlxr.service.opening import build_engine, report_warm_up, warm_up
 from mlxr.service.page_source import PageSource
 from mlxr.service.preparation import Preparation
 from mlxr.service.preparing_threads import PreparingThreads
@@ -78,6 +78,7 @@ class AsyncSession:
         self._kv_cache, self._kept_limits = engine.plan.kv_cache, KeptLimits(settings)
         self._start_keys, self.page_size = engine.start_keys, engine.plan.page_size
         self._engine = AsyncEngine(engine)
+        self._engine.call(lambda: warm_up(engine, loaded.ctx.device, settings, progress=report_warm_up))
         self._threads = PreparingThreads()
         self._preparation = Preparation(
             loaded.tokenizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -268,6 +269,24 @@ def build_engine(
         fingerprint=fingerprint,
         inbox_bytes=settings.fetch_bytes,
     )
+
+
+def warm_up(
+    engine: Engine, device: str, settings: Settings, max_sequences: int | None = None, progress: Progress | None = None
+) -> None:
+    """Let a GPU compile what the first requests need, if the settings want that; see `engine.rehearsal`."""
+    if settings.warm_up == "off" or (settings.warm_up == "auto" and device not in ("cuda", "metal")):
+        return
+    start_s = time.perf_counter()
+    steps = engine.rehearsal.run(max_sequences, progress)
+    if steps:
+        logger.info("%d steps are ready after %.1f s", steps, time.perf_counter() - start_s)
+
+
+def report_warm_up(done: int, total: int) -> None:
+    """Log every eighth of a warm-up."""
+    if done * 8 // total > (done - 1) * 8 // total:
+        logger.info("kernels are compiled: %d of %d steps", done, total)
 
 
 def find_device(settings: Settings) -> str:

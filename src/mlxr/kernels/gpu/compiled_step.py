@@ -40,7 +40,7 @@ class CompiledStep:
         for row in self.dispatches if watch.watched is None else ():
             watch.ledger.count(row.operator, row.implementation, row.variant, row.count)
         token_ids = mx.array(batch.token_ids) if before is None else before.kept[1][: batch.tokens]
-        whole = replay(token_ids, mx.array(pack_batch(batch, rows)))
+        whole = replay(token_ids, mx.array(pack_batch(batch, self.gpu.count_rows(rows))))
         logits = whole if rows == batch.tokens else whole[:rows]
         if before is None:
             self.gpu.submit(whole)

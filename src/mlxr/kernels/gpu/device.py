@@ -83,7 +83,8 @@ class Gpu:
 
     `narrow`: products are computed in 16 bits, as GPUs do fastest; `has_tiles`: our kernels use its matrix units;
     `processors` and `room_bytes`: what its machine says of itself; `is_traced`: operators run for a step that MLX
-    compiles or that is recorded; then `live_rows` (1,) says how many rows of its batch count.
+    compiles or that is recorded; then `live_rows` (1,) says how many rows of its batch count. No row
+    counts while it `rehearses`.
     `ranks` is the place of this process among those that compute one model, None where it does so alone.
     `activations` is the type between operators, `operands` that of results which only products read.
     """
@@ -119,6 +120,7 @@ class Gpu:
         )
         self.is_traced = False
         self.live_rows: Any = None
+        self.rehearses = False
         self.workspace = Workspace(mx, lambda: self.held_bytes + sum(one.nbytes for one in self._scratch.values()))
         self._started: deque[list[Any]] = deque()
 
@@ -233,7 +235,11 @@ class Gpu:
 
     def count_live(self, rows: int) -> Any:
         """How many of a step's rows do not merely fill it up, (1,) on the device: all `rows` where nobody knows."""
-        return self.launcher.numbers(rows) if self.live_rows is None else self.live_rows
+        return self.launcher.numbers(self.count_rows(rows)) if self.live_rows is None else self.live_rows
+
+    def count_rows(self, rows: int) -> int:
+        """How many of so many rows count."""
+        return 0 if self.rehearses else rows
 
     def reserve(self, count: int, kind: Any) -> Any:
         """`count` numbers at least, always in the same memory; larger memory only where that does not do."""

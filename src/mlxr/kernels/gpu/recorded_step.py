@@ -36,7 +36,7 @@ FORWARD, DRAW, LARGEST = "forward", "draw", "largest"
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RecordedStep:
-    """What a step launches: FORWARD, then DRAW or LARGEST; `ready` has what of it was started before.
+    """What a step launches: FORWARD, then DRAW or LARGEST; `ready` has each in the form that starts.
 
     The launches hold the arrays; `counts` is what the ledger counts of them. See `gpu.draw` for what `numbers` and
     `drawn` hold.
@@ -63,7 +63,7 @@ class RecordedStep:
         if before is None:
             self.gpu.settle_arrays()
             machine.write(self.drawn.address, batch.token_ids)
-        machine.write(self.packed.address, pack_batch(batch, rows))
+        machine.write(self.packed.address, pack_batch(batch, self.gpu.count_rows(rows)))
         self._launch(FORWARD)
         return Run(self, batch, Logits(self, rows), batch.token_ids[:rows] if before is None else None)
 
@@ -84,8 +84,6 @@ class RecordedStep:
         if watch.watched is not None:
             watch.run_recorded(machine, self.launches[part], self._prepare_singly(part))
             return
-        if part not in self.ready:
-            self.ready[part] = machine.prepare(self.launches[part])
         machine.start(self.ready[part])
 
     def _prepare_singly(self, part: str) -> list[Any]:
@@ -124,7 +122,8 @@ def record_step(gpu: Gpu, compute: Compute, batch: RaggedBatch) -> RecordedStep 
     gpu.launcher = recorder = Recorder(launcher.numbers, machine.memory.open(), multiplies=machine.multiplies)
     try:
         step = _record(gpu, machine, recorder, compute, batch)
-        step.ready[FORWARD] = machine.prepare(step.launches[FORWARD])
+        for part, launches in step.launches.items():
+            step.ready[part] = machine.prepare(launches)
     except (TypeError, AttributeError, ValueError):  # of MLX, which takes no Buffer; a real one comes again without
         step = None
     except DeviceError as error:
