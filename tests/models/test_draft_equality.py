@@ -29,6 +29,7 @@ from mlxr.core.events import Event
 from mlxr.core.settings import Settings
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.engine.drafts.lookup import Lookup
+from mlxr.engine.drafts.prediction import PredictedLookup
 from mlxr.engine.engine import Engine
 from mlxr.loading import LoadedModel
 from mlxr.service.adapters import Adapters
@@ -113,6 +114,15 @@ def draw_request(chance: random.Random) -> Request:
     return ChatRequest([{"role": "user", "content": text}], params, grammar=grammar, adapter=adapter)
 
 
+def predict(chance: random.Random, request: Request, answer: Answer) -> Request:
+    """Half of the requests say what the answer will be, with changes in some places."""
+    if chance.random() < 0.5:
+        return request
+    expected = [token_id for token_id in answer[0][1] if chance.random() < 0.9]
+    expected.insert(chance.randrange(len(expected) + 1), chance.randrange(300))
+    return replace(request, params=replace(request.params, prediction_ids=tuple(expected)))
+
+
 def describe(completion: Completion) -> Answer:
     """All that must be equal: everything but where the tokens came from and how long they took."""
     return [
@@ -141,7 +151,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         own = {key: values for key, values in weights.items() if key.startswith(UPDATED)}
         write_peft(path / name, own, number)
     requests = [draw_request(chance) for _ in range(choose_amount(REQUESTS))]
-    return Made(path, drafts, requests, answer_alone(path, requests))
+    expected = answer_alone(path, requests)
+    pairs = zip(requests, expected, strict=True)
+    return Made(path, drafts, [predict(chance, request, answer) for request, answer in pairs], expected)
 
 
 class Schedule:
@@ -233,7 +245,8 @@ def test_text_with_drafts_is_text_without(made: Made, drafter: str, monkeypatch:
         schedule = Schedule(chance, made, numbers[start : start + EACH], engine, session)
         with monkeypatch.context() as patch:
             if drafter != "ngram" and place % 2 == 0:
-                patch.setattr(Lookup, "propose", lambda *_: [])
+                for source in (Lookup, PredictedLookup):
+                    patch.setattr(source, "propose", lambda *_: [])
             schedule.run()
         counts += schedule.counts
         if place % 2 == 0:

@@ -7,6 +7,7 @@ import logging
 
 import httpx
 import pytest
+from running_server import MakeServer
 
 from mlxr.server.ignored import MAX_LOOKS, MAX_NAME_CHARACTERS, MAX_NAMES, find_ignored, join_names
 from mlxr.server.openai.chat_request import ChatCompletionRequest
@@ -99,3 +100,22 @@ def test_only_the_beginning_of_a_long_body_is_looked_at() -> None:
     body = {"messages": [{"role": "user", "content": "x", "id": "a"}] * MAX_LOOKS}
     model = ChatCompletionRequest.model_validate(body)
     assert 1000 < len(list(find_ignored(body, model))) < MAX_LOOKS
+
+
+def test_hints_for_drafts_that_do_not_exist_here_pass(client: httpx.Client) -> None:
+    hints = {"speculative.n_min": 1, "speculative.p_min": 0.5, "draft_model": "demo-draft"}
+    plain = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
+    reply = client.post("/v1/chat/completions", json={**plain, **hints, "speculative.n_max": 2})
+    assert set(reply.headers[HEADER].split(", ")) == set(hints)
+    same = client.post("/v1/chat/completions", json=plain).json()
+    assert reply.json()["choices"][0]["message"] == same["choices"][0]["message"]
+
+
+def test_a_prediction_has_no_effect_where_there_are_no_drafts(make_server: MakeServer) -> None:
+    """But it is compared with the answer."""
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
+    with make_server(draft="off").client() as client:
+        said = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
+        reply = client.post("/v1/chat/completions", json={**asked, "prediction": {"type": "content", "content": said}})
+    assert reply.headers[HEADER] == "prediction"
+    assert reply.json()["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 3

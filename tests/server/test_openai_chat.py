@@ -358,3 +358,40 @@ def test_the_answer_of_a_tool_goes_back(ai: openai.OpenAI) -> None:
     ]
     reply = ask(ai, messages=messages, tools=[WEATHER], tool_choice="none", max_tokens=5)
     assert reply.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    "content", [ANSWER, [{"type": "text", "text": ANSWER[:20]}, {"type": "text", "text": ANSWER[20:]}]]
+)
+def test_a_prediction_is_compared_with_the_answer(ai: openai.OpenAI, content: object) -> None:
+    """It changes nothing, and the usage tells how much of it came true, in a stream as well."""
+    prediction = {"type": "content", "content": content}
+    raw = ai.chat.completions.with_raw_response.create(
+        model="demo", messages=MESSAGES, temperature=0, prediction=prediction
+    )  # type: ignore[call-overload]
+    assert "x-mlxr-ignored" not in raw.headers
+    reply = raw.parse()
+    assert reply.choices[0].message.content == ANSWER
+    *chunks, last = stream(ai, prediction=prediction, stream_options={"include_usage": True})
+    assert text_of(chunks) == ANSWER
+    for usage in (reply.usage, last.usage):
+        assert usage is not None
+        details = usage.completion_tokens_details
+        assert details is not None
+        assert details.accepted_prediction_tokens == usage.completion_tokens - 1  # the end token was not expected
+        assert details.rejected_prediction_tokens == 0
+
+
+def test_a_prediction_that_is_wrong_is_counted_as_such(ai: openai.OpenAI) -> None:
+    reply = ask(ai, prediction={"type": "content", "content": "!!!"}, n=2)
+    details = reply.usage.completion_tokens_details if reply.usage else None
+    assert details is not None
+    assert reply.choices[1].message.content == ANSWER
+    assert details.accepted_prediction_tokens == 0
+    assert (details.rejected_prediction_tokens or 0) >= 2
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        ask(ai, prediction={"type": "content", "content": 5})
+    stopped = ask(ai, prediction={"type": "content", "content": ANSWER}, stop=["path components"]).usage
+    assert stopped is not None
+    assert stopped.completion_tokens_details is not None
+    assert (stopped.completion_tokens_details.accepted_prediction_tokens or 0) > 5

@@ -39,6 +39,8 @@ class SamplingParams:
     For the same reason `dry_breaker_ids` are sequences of tokens that no repetition reaches over, besides the texts of
     `dry_sequence_breakers`, which the service translates. With `reports_progress` events tell how much of the prompt is
     computed. At most `draft_tokens` are guessed at a time, or as many as pay where it is None; they change no token.
+    Neither does `prediction`, a text that the answer is likely to repeat in long parts; guesses are taken from it. The
+    service reads it as the tokens `prediction_ids`.
     """
 
     max_tokens: int | None = parameter(
@@ -184,6 +186,8 @@ class SamplingParams:
     best_of: int | None = None
     reports_progress: bool = False
     draft_tokens: int | None = None
+    prediction: str = ""
+    prediction_ids: tuple[int, ...] = ()
 
     @property
     def streams(self) -> int:

@@ -51,6 +51,7 @@ class Timings:
     """Seconds of one answer: in the queue, from there to its first token, and from the first token to the last.
 
     Of the `drafted_tokens` that were computed for it, the `accepted_tokens` became part of it; see `docs/drafts.md`.
+    Of the tokens that the request's prediction expected, the answer has `expected_tokens`, and lacks `missed_tokens`.
     """
 
     queue_s: float
@@ -58,6 +59,8 @@ class Timings:
     generate_s: float
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    expected_tokens: int = 0
+    missed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

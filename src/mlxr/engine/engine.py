@@ -81,8 +81,8 @@ class Engine:
         self.plan = plan_memory(
             settings, self.context_tokens, shares_prefixes=prefix_sharing, has_fingerprint=bool(fingerprint)
         )
-        drafts = can_draft(settings, ctx.device, draft, self._config.cache_layers)
-        draft = draft if drafts and settings.draft != "ngram" else None
+        self.drafts = can_draft(settings, ctx.device, draft, self._config.cache_layers)
+        draft = draft if self.drafts and settings.draft != "ngram" else None
         arena, draft_arena = plan_arenas(
             ctx,
             self._config,
@@ -106,7 +106,7 @@ class Engine:
         self._shares = Shares()
         self._planner: Planner | None = None
         self._open_drafter: DrafterMaker | None = None
-        if drafts:
+        if self.drafts:
             self._planner, self._open_drafter = open_drafts(
                 ctx,
                 settings,

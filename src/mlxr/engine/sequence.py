@@ -22,6 +22,7 @@ from mlxr.engine.boundaries import Boundaries
 from mlxr.engine.constraint import MaskSource
 from mlxr.engine.drafts import Drafter, DrafterMaker
 from mlxr.engine.drafts.head_drafter import HeadDrafter
+from mlxr.engine.drafts.prediction import Prediction, expect
 from mlxr.engine.drafts.tail import StateTail
 from mlxr.engine.pooling import Floats, Pool
 from mlxr.engine.sampling import Sampler
@@ -77,6 +78,7 @@ class Sequence:
 
     __slots__ = (
         "_open_drafter",
+        "_prediction",
         "_stop_ids",
         "accepted_tokens",
         "adapter",
@@ -156,6 +158,7 @@ class Sequence:
         self.has_ended = False
         self._open_drafter = open_drafter
         self.drafter: Drafter | None = None
+        self._prediction: Prediction | None = None  # once there is a drafter
         self._stop_ids = frozenset(stop_ids)
 
     @property
@@ -191,6 +194,9 @@ class Sequence:
             return None
         if self.drafter is None and self._open_drafter is not None:
             self.drafter = self._open_drafter(self.tokens, self.keys is not None)
+            if self.sampler.params.prediction_ids:
+                self._prediction = self._compare_prediction()
+                self.drafter = expect(self.drafter, self.tokens, self._prediction)
             if self.tail is not None and isinstance(self.drafter, HeadDrafter):
                 self.drafter.tail = self.tail
         return self.drafter
@@ -320,8 +326,17 @@ class Sequence:
 
     def _read_timings(self, now_s: float) -> Timings:
         """The times if the answer ends now, and what drafts had to do with them."""
-        times = self.watch.read(now_s)
-        return replace(times, drafted_tokens=self.drafted_tokens, accepted_tokens=self.accepted_tokens)
+        times, expected = self.watch.read(now_s), self.sampler.params.prediction_ids
+        own = {"drafted_tokens": self.drafted_tokens, "accepted_tokens": self.accepted_tokens}
+        if expected:  # the same whether there were drafts or not
+            prediction = self._prediction or self._compare_prediction()
+            right_tokens = min(prediction.right_tokens, len(expected))
+            own |= {"expected_tokens": right_tokens, "missed_tokens": len(expected) - right_tokens}
+        return replace(times, **own)
+
+    def _compare_prediction(self) -> Prediction:
+        """What the request expects of the answer, compared with what there is of it."""
+        return Prediction(self.sampler.params.prediction_ids, self.tokens[self.prompt_tokens :])
 
     def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:
         """Return what the answer's first event has of the prompt; it is the first with `first_of` tokens generated."""

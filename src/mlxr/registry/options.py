@@ -46,7 +46,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("num_ctx", "int", least=1),
     Option("num_keep", "int", least=-1),
     Option("num_batch", "int", has_effect=False, least=1),
-    *(Option(name, "int", has_effect=False, least=-1) for name in ("num_gpu", "draft_num_predict")),
+    Option("draft_num_predict", "int", least=-1),
+    Option("num_gpu", "int", has_effect=False, least=-1),
     *(Option(name, "int", has_effect=False, least=0) for name in ("main_gpu", "num_thread")),
     Option("tfs_z", "float", has_effect=False),
     *(Option(name, "bool", has_effect=False) for name in ("use_mmap", "use_mlock", "low_vram", "f16_kv", "numa")),
@@ -67,6 +68,14 @@ def check_options(options: Mapping[str, object], field: str = "options") -> dict
         if option is not None and value is not None:
             checked[name] = _check(option, value, f"{field}.{name}")
     return checked
+
+
+def read_draft_tokens(*layers: Mapping[str, object]) -> int | None:
+    """Most tokens guessed at a time, of checked options of which later ones count more; None where none says."""
+    found: object = None
+    for options in layers:
+        found = options.get("draft_num_predict", found)
+    return max(found, 0) if isinstance(found, int) else None
 
 
 def find_idle(options: Mapping[str, object]) -> list[str]:

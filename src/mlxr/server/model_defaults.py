@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from mlxr.core.sampling import BY_SPELLING, read_params
 from mlxr.core.types import SamplingParams
+from mlxr.registry.options import read_draft_tokens
 from mlxr.registry.record import ModelRecord
 from mlxr.server.parameter_fields import ParameterFields
 from mlxr.service.requests import ChatRequest, TextRequest
@@ -39,5 +40,5 @@ def fill_chat(wanted: ChatRequest, record: ModelRecord, body: BaseModel) -> Chat
 def _fill_params(params: SamplingParams, record: ModelRecord, given: frozenset[str]) -> SamplingParams:
     if not record.parameters:
         return params
-    found = read_params(record.parameters)
+    found = {**read_params(record.parameters), "draft_tokens": read_draft_tokens(record.parameters)}
     return replace(params, **{name: value for name, value in found.items() if name not in given})

@@ -55,7 +55,7 @@ class AsyncSession:
     belongs on an event loop. `template` replaces the model's own chat template; `system` is the system message of
     conversations that have none. `memory_bytes` is the most that the cache may take where the settings leave that
     open; `size_bytes` is what weights and cache take. `adapter` is for requests that name none. `room_tokens` is the
-    most that one prompt and its answer can have together.
+    most that one prompt and its answer can have together, `drafts` whether answers get drafts.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AsyncSession:
         self.adapters = SessionAdapters(loaded.load_adapter, settings.adapter_bytes)
         own = None if adapter is None else self.adapters.load(adapter.path, loaded.name)
         engine = build_engine(loaded, settings, memory_bytes=memory_bytes)
-        self.context_tokens, self.room_tokens = engine.context_tokens, engine.room_tokens
+        self.context_tokens, self.room_tokens, self.drafts = engine.context_tokens, engine.room_tokens, engine.drafts
         self.size_bytes = loaded.weight_bytes + engine.stats().arena_bytes
         self._measuring: asyncio.Task[MachineLimits] | None = None
         self._kv_cache, self._kept_limits = engine.plan.kv_cache, KeptLimits(settings)

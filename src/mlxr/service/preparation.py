@@ -196,6 +196,7 @@ class Preparation:
             params,
             stop_token_ids=params.stop_token_ids | stop_tokens.keys(),
             dry_breaker_ids=params.dry_breaker_ids | self._find_breakers(params),
+            prediction_ids=params.prediction_ids or self._read_prediction(params.prediction),
         )
         ends = find_message_ends(self.tokenizer, token_ids)
         return Prepared(list(token_ids), engine_params, answers, boundary_tokens=ends)
@@ -255,6 +256,16 @@ class Preparation:
 
     def _find_breakers(self, params: SamplingParams) -> frozenset[tuple[int, ...]]:
         return self._breakers.find(params.dry_sequence_breakers) if params.dry_multiplier > 0 else frozenset()
+
+    def _read_prediction(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text that an answer is compared with: as many as an answer can have."""
+        if not text:
+            return ()
+        try:
+            token_ids = self.tokenizer.encode(self._size_bound.cut(text), add_special=False, parse_special=False)
+        except InvalidRequest as error:
+            raise InvalidRequest("prediction", error.reason) from None
+        return tuple(token_ids[: self._size_bound.context_tokens])
 
     def _find_stop_tokens(self, params: SamplingParams) -> dict[int, str]:
         """Stop strings that are one special token: those are never decoded to text, so the engine must stop at them."""

@@ -19,7 +19,7 @@ class SizeBound:
     """The bound of one model. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer, context_tokens: int) -> None:
-        self._tokenizer, self._context_tokens = tokenizer, context_tokens
+        self._tokenizer, self.context_tokens = tokenizer, context_tokens
 
     @cached_property
     def _longest(self) -> int:
@@ -29,23 +29,27 @@ class SizeBound:
     @property
     def characters(self) -> int:
         """Texts with more characters are refused."""
-        return SLACK * self._context_tokens * self._longest
+        return SLACK * self.context_tokens * self._longest
+
+    def cut(self, text: str) -> str:
+        """The beginning of a text that reaches as far as the context can."""
+        return text if len(text) <= SLACK * self.context_tokens else text[: self.characters]
 
     def check(self, field: str, value: object, allowance: int = 0) -> None:
         """Raise ContextFull about `field` when the strings in a JSON-like value cannot fit in the context.
 
         `allowance` are characters that they may have besides.
         """
-        enough = SLACK * self._context_tokens + allowance
+        enough = SLACK * self.context_tokens + allowance
         if count_characters(value, enough) <= enough:
             return  # fits even where each token is one character; the vocabulary need not be read
         characters = count_characters(value, self.characters + allowance)
         if characters > self.characters + allowance:
             reason = (
-                f"this model's maximum context length is {self._context_tokens} tokens, which cannot hold a prompt of "
+                f"this model's maximum context length is {self.context_tokens} tokens, which cannot hold a prompt of "
                 f"{characters if isinstance(value, str) else f'more than {self.characters}'} characters"
             )
-            raise ContextFull(field, reason, characters // self._longest, self._context_tokens)
+            raise ContextFull(field, reason, characters // self._longest, self.context_tokens)
 
 
 def count_characters(value: object, enough: int) -> int:

@@ -16,6 +16,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import read_params
 from mlxr.core.types import MAX_TOP_LOGPROBS, PARAMETERS, SamplingParams
 from mlxr.registry import ModelRecord
+from mlxr.registry.options import read_draft_tokens
 from mlxr.server.formats import GrammarFields
 from mlxr.server.json_models import JsonObject
 from mlxr.server.openai.fields import AdapterFields, Answers, DraftFields
@@ -99,7 +100,7 @@ class CompletionFields(GrammarFields, SamplerFields, LlamacppParameters, DraftFi
             logprobs=self._count_logprobs(fields),
             n=self.n_cmpl or self.n or 1,
             reports_progress=bool(self.stream and self.return_progress),
-            draft_tokens=self.draft_tokens,
+            draft_tokens=read_draft_tokens(record.parameters) if self.draft_tokens is None else self.draft_tokens,
         )
 
     def _count_logprobs(self, fields: Mapping[str, Any]) -> int | None:

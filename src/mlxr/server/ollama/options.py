@@ -17,7 +17,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.sampling import read_params
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.registry import ModelRecord
-from mlxr.registry.options import BY_NAME, check_options, find_idle
+from mlxr.registry.options import BY_NAME, check_options, find_idle, read_draft_tokens
 from mlxr.server.formats import make_schema_grammar
 from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject
@@ -55,7 +55,8 @@ def make_params(
     """
     given = check_options(options or {})
     fields = read_params(_DEFAULTS, record.parameters, given, prefix="options.")
-    return SamplingParams(**fields, logprobs=_count_logprobs(logprobs, top_logprobs))
+    draft_tokens = read_draft_tokens(record.parameters, given)
+    return SamplingParams(**fields, logprobs=_count_logprobs(logprobs, top_logprobs), draft_tokens=draft_tokens)
 
 
 def make_window(

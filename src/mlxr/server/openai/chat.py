@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from mlxr.server.finishes import check_events, take_batches, write_frames
 from mlxr.server.generation import Generation, borrow, start
+from mlxr.server.ignored import note_ignored
 from mlxr.server.json_models import JsonObject
 from mlxr.server.model_defaults import fill_chat
 from mlxr.server.naming import spell_fields
@@ -34,6 +35,8 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
     wanted = body.to_request()
     lease = await borrow(request, body.model, lora=body.shares)
     head = Head.make("chatcmpl-", lease, body.model)
+    if body.prediction is not None and not lease.session.drafts:
+        note_ignored(request, ["prediction"])
     token_bytes = token_bytes_if(bool(body.logprobs), lease)
     wanted = fill_chat(fit_effort(request, lease, wanted, "reasoning_effort"), lease.record, body)
     with spell_fields(FIELDS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from pydantic import Field
 from mlxr.core.errors import InvalidRequest
 from mlxr.server.formats import ResponseFormat
 from mlxr.server.json_models import JsonObject, RequestModel, Unsupported
-from mlxr.server.openai.chat_messages import ChatMessage, read_messages
+from mlxr.server.openai.chat_messages import ChatMessage, ContentPart, join_text, read_messages
 from mlxr.server.openai.fields import Effort, PenaltyFields
 from mlxr.server.openai.tools import FunctionTool, Mode, ObjectChoice, read_offer
 from mlxr.service.continuation import is_unfinished
@@ -22,6 +23,13 @@ class ReasoningOptions(RequestModel):
     """The object `reasoning`: another spelling of `reasoning_effort`."""
 
     effort: Effort | None = None
+
+
+class PredictedContent(RequestModel):
+    """A text that the answer is likely to repeat in long parts."""
+
+    type: Literal["content"] = "content"
+    content: str | list[ContentPart]
 
 
 class ChatCompletionRequest(PenaltyFields):
@@ -41,6 +49,9 @@ class ChatCompletionRequest(PenaltyFields):
     function_call: Unsupported = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
+    prediction: PredictedContent | None = Field(
+        None, description="What the answer is likely to repeat, which makes it faster; the answer is the same."
+    )
     continue_final_message: bool | None = Field(
         None, description="Go on with the assistant's last message, which happens unless this is false."
     )
@@ -63,10 +74,9 @@ class ChatCompletionRequest(PenaltyFields):
         return ChatRequest(
             messages=messages,
             ending=self._find_ending(messages),
-            params=self.make_params(
-                logit_bias=self.logit_bias,
-                logprobs=self._count_logprobs(),
-                n=self.n,
+            params=replace(
+                self.make_params(logit_bias=self.logit_bias, logprobs=self._count_logprobs(), n=self.n),
+                prediction="" if self.prediction is None else join_text(self.prediction.content),
             ),
             tools=offer.tools,
             tool_choice=offer.choice,

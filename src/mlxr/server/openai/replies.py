@@ -21,9 +21,13 @@ class PromptTokensDetails(ReplyModel):
 
 
 class CompletionTokensDetails(ReplyModel):
-    """Of the answer's tokens, those of its reasoning."""
+    """Of the answer's tokens, those of its reasoning, and those that the request's `prediction` expected; and how many
+    of the prediction's tokens were not in the answer.
+    """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class UsageReply(ReplyModel):
@@ -110,6 +114,10 @@ class Tally:
             best[prompt] = max(best.get(prompt, 0), finish.usage.cached_tokens)
         return sum(best.values())
 
+    @property
+    def _measured(self) -> list[Timings]:
+        return [finish.timings for finish in self.finishes if finish.timings is not None]
+
     def usage(self) -> UsageReply:
         """The counts so far."""
         return UsageReply(
@@ -117,7 +125,11 @@ class Tally:
             completion_tokens=self.completion_tokens,
             total_tokens=self.prompt_tokens + self.completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=self.reasoning_tokens,
+                accepted_prediction_tokens=sum(timings.expected_tokens for timings in self._measured),
+                rejected_prediction_tokens=sum(timings.missed_tokens for timings in self._measured),
+            ),
         )
 
     def last_timings(self) -> dict[str, object]:
@@ -126,14 +138,16 @@ class Tally:
         return {} if timings is None else {"timings": timings.model_dump()}
 
     def timings(self) -> TimingsReply | None:
-        """Durations of the slowest answer; None where the engine measured none."""
-        measured = [finish.timings for finish in self.finishes if finish.timings is not None]
+        """Durations of the slowest answer, drafts of all; None where the engine measured none."""
+        measured = self._measured
         if not measured:
             return None
         slowest = Timings(
             queue_s=max(timings.queue_s for timings in measured),
             prompt_s=max(timings.prompt_s for timings in measured),
             generate_s=max(timings.generate_s for timings in measured),
+            drafted_tokens=sum(timings.drafted_tokens for timings in measured),
+            accepted_tokens=sum(timings.accepted_tokens for timings in measured),
         )
         cached = self.cached_tokens
         return describe_timings(slowest, cached, self.prompt_tokens - cached, self.completion_tokens)
