@@ -17,7 +17,7 @@ from mlxr.formats import by_name, open_gguf
 from mlxr.kernels.cut import cut_columns
 from mlxr.loading import ASSETS
 from mlxr.models import ModelConfig, config_from_gguf
-from mlxr.models.layer import list_tensors
+from mlxr.models.layer_tensors import list_tensors
 from mlxr.models.shares import Place, make_share, share_config, share_out
 from mlxr.models.weights import arrange_tensors, expected_tensors
 

@@ -37,7 +37,8 @@ from mlxr.models.adapter import OUTPUT, Adapter, group_batch, group_rows
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.footprint import list_expert_bytes
-from mlxr.models.layer import LayerReader, list_matrices
+from mlxr.models.layer import LayerReader
+from mlxr.models.layer_tensors import list_matrices
 from mlxr.models.residency import plan_experts
 from mlxr.models.rope_factors import ROPE_FACTORS, read_rope_factors
 from mlxr.models.rotations import Rotations

@@ -18,7 +18,7 @@ from mlxr.core.errors import ModelError
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer import Shape, list_tensors
+from mlxr.models.layer_tensors import Shape, list_tensors
 from mlxr.models.specs import LayerSpec
 from mlxr.models.weights import arrange_tensors, find_drafting, split_joined
 

@@ -28,7 +28,7 @@ from mlxr.models.decoder import Decoder, Pools
 from mlxr.models.draft_head import HeadShape
 from mlxr.models.fields import Fields
 from mlxr.models.hf_config import config_from_hf
-from mlxr.models.layer import Shape
+from mlxr.models.layer_tensors import Shape
 from mlxr.models.rotations import Rotations
 
 CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")

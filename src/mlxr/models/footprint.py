@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer import TABLE, name_experts
+from mlxr.models.layer_tensors import TABLE, name_experts
 from mlxr.models.step_work import ExpertsWork
 
 

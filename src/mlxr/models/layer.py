@@ -1,12 +1,12 @@
-"""One transformer layer: which tensors it has, and its weights out of these, prepared for the operators.
+"""The weights of transformer layers, read out of their tensors and prepared for the operators.
 
-Knows names and shapes; how a layer runs is the matter of `mlxr.kernels.layers`.
+How a layer runs is the matter of `mlxr.kernels.layers`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from mlxr.core.errors import ModelError
@@ -35,7 +35,32 @@ from mlxr.kernels.moe import make_experts, make_router
 from mlxr.kernels.sources import as_float32, take_halves
 from mlxr.kernels.split_heads import HeadNorms
 from mlxr.kernels.tensor import FloatArray, TensorSource, read_numbers, read_vector
-from mlxr.models.recurrent import is_convolution, list_recurrent, read_recurrent
+from mlxr.models.layer_tensors import (
+    ATTENTION_GATE,
+    CHOICE_BIAS,
+    DENSE_POST_NORM,
+    EXPERT_SCALES,
+    EXPERTS_NORM,
+    EXPERTS_POST_NORM,
+    INPUT_GATE,
+    INPUT_NORM,
+    INPUT_PROJECTION,
+    INPUTS_NORM,
+    INPUTS_OF_STREAM,
+    MIXER_NORMS,
+    OUTPUT_SCALE,
+    PROJECTIONS,
+    ROUTER,
+    ROUTER_SCALE,
+    SHARED,
+    SHARED_GATE,
+    SINKS,
+    TABLE,
+    describe_shared,
+    name_feed_forward,
+    name_norms,
+)
+from mlxr.models.recurrent import read_recurrent
 from mlxr.models.residency import ExpertBudget
 from mlxr.models.specs import (
     Attention,
@@ -48,138 +73,6 @@ from mlxr.models.specs import (
     Norms,
     Recurrence,
 )
-
-Shape = tuple[int, ...]
-
-# Names of the norms of a block: of its input, and of what it adds to the stream.
-_MIXER_NORMS = "attn_norm", "post_attention_norm"
-_SINKS = "attn_sinks.weight"
-_OUTPUT_SCALE = "layer_output_scale.weight"
-_ROUTER, _CHOICE_BIAS, _EXPERT_SCALES = "ffn_gate_inp", "exp_probs_b.bias", "ffn_down_exps.scale"
-_ROUTER_SCALE = "ffn_gate_inp.scale"
-_DENSE_POST_NORM, _EXPERTS_NORM, _EXPERTS_POST_NORM = "post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"
-ATTENTION_GATE = "attn_q.gate"  # the rows of a gate among those of the queries
-_SHARED, _SHARED_GATE = "_shexp", "ffn_gate_inp_shexp.weight"
-_GATE, _PROJECTION, _INPUT_NORM = "inp_gate", "proj", "post_norm"  # of the input of a layer
-TABLE, _OF_STREAM, _INPUTS_NORM = "per_layer_token_embd.weight", "per_layer_model_proj", "per_layer_proj_norm"  # of all
-PROJECTIONS = {"qkv": ("attn_q", "attn_k", "attn_v"), "qk": ("attn_q", "attn_k"), "q": ("attn_q",)}
-
-
-def list_tensors(spec: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
-    """Name, without the layer's prefix, and shape of each tensor of a layer."""
-    for name in (*_name_norms(spec, _MIXER_NORMS), *_name_norms(spec, _name_feed_forward(spec))):
-        if name is not None:
-            yield f"{name}.weight", (hidden,)
-            if spec.norms.bias:
-                yield f"{name}.bias", (hidden,)
-    if spec.attention is not None:
-        yield from _list_attention(spec.attention, hidden)
-    if spec.recurrence is not None:
-        yield from list_recurrent(spec.recurrence, hidden)
-    block = spec.feed_forward
-    if isinstance(block, Both):
-        yield _ROUTER_SCALE, (hidden,)
-        for name in (_DENSE_POST_NORM, _EXPERTS_NORM, _EXPERTS_POST_NORM):
-            yield f"{name}.weight", (hidden,)
-        yield from _list_feed_forward(block.dense, hidden)
-        yield from _list_mixture(block.mixture, hidden)
-    elif isinstance(block, Mixture):
-        yield from _list_mixture(block, hidden)
-    elif block is not None:
-        yield from _list_feed_forward(block, hidden)
-    if spec.scales_output:
-        yield _OUTPUT_SCALE, (1,)
-    if spec.inputs is not None:
-        yield f"{_GATE}.weight", (spec.inputs.features, hidden)
-        yield f"{_PROJECTION}.weight", (hidden, spec.inputs.features)
-        yield f"{_INPUT_NORM}.weight", (hidden,)
-
-
-def _list_attention(attention: Attention, hidden: int) -> Iterator[tuple[str, Shape]]:
-    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    for name in PROJECTIONS[attention.projected]:
-        rows = keys if name != "attn_q" else 2 * queries if attention.gated else queries
-        yield from _list_product(name, rows, hidden, attention.qkv_bias)
-    yield from _list_product("attn_output", hidden, queries, attention.output_bias)
-    if attention.sinks:
-        yield _SINKS, (attention.heads,)
-    if attention.head_norms is not None:
-        for name, length in (("attn_q_norm", queries), ("attn_k_norm", keys)):
-            if name == "attn_q_norm" or attention.projected != "q":
-                yield f"{name}.weight", _shape_head_norm(attention, length)
-
-
-def _shape_head_norm(attention: Attention, columns: int) -> Shape:
-    """Shape of the norm of so many columns of heads."""
-    dim = attention.head_dim
-    return {"each": (dim,), "joint": (columns,), "layer": (columns // dim, dim)}[attention.head_norms or "each"]
-
-
-def list_matrices(tensors: Mapping[str, TensorSource]) -> Iterator[TensorSource]:
-    """The matrices that may choose how results travel: all but routers, norms and convolutions, which are f32."""
-    for name, tensor in tensors.items():
-        is_wide = len(tensor.shape) >= 2 and name.endswith(".weight")
-        if is_wide and _ROUTER not in name and "_norm." not in name and not is_convolution(name):
-            yield tensor
-
-
-def _list_feed_forward(block: FeedForward, hidden: int, suffix: str = "") -> Iterator[tuple[str, Shape]]:
-    for name in block.projections:
-        yield from _list_product(name + suffix, block.features, hidden, block.bias)
-    yield from _list_product(f"ffn_down{suffix}", hidden, block.features, block.bias)
-
-
-def _list_mixture(mixture: Mixture, hidden: int) -> Iterator[tuple[str, Shape]]:
-    experts = mixture.experts
-    yield from _list_product(_ROUTER, experts, hidden, mixture.router_bias)
-    if mixture.choice_bias:
-        yield _CHOICE_BIAS, (experts,)
-    if mixture.expert_scales:
-        yield _EXPERT_SCALES, (experts,)
-    for name, (rows, columns) in name_experts(mixture, hidden).items():
-        yield f"{name}_exps.weight", (experts, rows, columns)
-        if mixture.bias:
-            yield f"{name}_exps.bias", (experts, rows)
-    if mixture.shared_features:
-        yield from _list_feed_forward(_describe_shared(mixture), hidden, _SHARED)
-    if mixture.shared_gate:
-        yield _SHARED_GATE, (hidden,)
-
-
-def name_experts(mixture: Mixture, hidden: int) -> dict[str, tuple[int, int]]:
-    """The products of one expert, by the names that a block without experts has, and their shapes."""
-    return dict.fromkeys(mixture.projections, (mixture.features, hidden)) | {"ffn_down": (hidden, mixture.features)}
-
-
-def _describe_shared(mixture: Mixture) -> FeedForward:
-    return FeedForward(mixture.shared_features, mixture.activation, gated=mixture.gated)
-
-
-def list_inputs_tensors(spec: LayerInputs, layers: int, hidden: int, vocabulary: int) -> Iterator[tuple[str, Shape]]:
-    """Name and shape of each tensor that makes the inputs of all layers."""
-    yield TABLE, (vocabulary, layers * spec.features)
-    yield f"{_OF_STREAM}.weight", (layers * spec.features, hidden)
-    yield f"{_INPUTS_NORM}.weight", (spec.features,)
-
-
-def _list_product(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:
-    yield f"{name}.weight", (rows, columns)
-    if bias:
-        yield f"{name}.bias", (rows,)
-
-
-def _name_feed_forward(spec: LayerSpec) -> tuple[str, str]:
-    return spec.norms.feed_forward, "post_ffw_norm"
-
-
-def _name_norms(spec: LayerSpec, names: tuple[str, str]) -> tuple[str | None, str | None]:
-    """The norms that a block has of `names`; of blocks side by side the first one's norm is that of both."""
-    before, after = names
-    is_mixer = names == _MIXER_NORMS
-    if (spec.mixer if is_mixer else spec.feed_forward) is None:
-        return None, None
-    has_before = spec.norms.places != "after" and not (spec.is_parallel and not is_mixer)
-    return before if has_before else None, None if spec.norms.places == "before" else after
 
 
 class LayerReader:
@@ -207,13 +100,13 @@ class LayerReader:
         prefix = f"blk.{index}."
         block = self._read_mixer(prefix, spec, rope, group)
         other = self._read_second(prefix, spec, index)
-        scale = self._read_scale(prefix + _OUTPUT_SCALE) if spec.scales_output else 1.0
+        scale = self._read_scale(prefix + OUTPUT_SCALE) if spec.scales_output else 1.0
         own = None if spec.inputs is None else self._read_input(prefix, spec.inputs, spec.norms, index)
         inputs = None if spec.inputs is None or index else self._read_inputs(spec.inputs)
         return Layer(block, other, spec.is_parallel, spec.residual_scale, scale, own, inputs)
 
     def _read_mixer(self, prefix: str, spec: LayerSpec, rope: int, group: int) -> MixerBlock | None:
-        norm, post_norm = self._read_norms(prefix, spec, _MIXER_NORMS)
+        norm, post_norm = self._read_norms(prefix, spec, MIXER_NORMS)
         match spec.mixer:
             case None:
                 return None
@@ -234,7 +127,7 @@ class LayerReader:
     def _read_second(
         self, prefix: str, spec: LayerSpec, index: int
     ) -> FeedForwardBlock | MixtureBlock | BothBlock | None:
-        norm, post_norm = self._read_norms(prefix, spec, _name_feed_forward(spec))
+        norm, post_norm = self._read_norms(prefix, spec, name_feed_forward(spec))
         match spec.feed_forward:
             case None:
                 return None
@@ -279,7 +172,7 @@ class LayerReader:
             projected=attention.projected,
             sliding_window=attention.window,
             softcap=attention.softcap,
-            sinks=self._vector(prefix + _SINKS) if attention.sinks else None,
+            sinks=self._vector(prefix + SINKS) if attention.sinks else None,
             rope=rope,
             group=group,
             gate=gate,
@@ -302,9 +195,9 @@ class LayerReader:
     ) -> BothBlock:
         """A block and the experts beside it; what the router's input is divided by is in the weight of its norm."""
         dense_post, before, after = (
-            self.read_norm(prefix + name, norms) for name in (_DENSE_POST_NORM, _EXPERTS_NORM, _EXPERTS_POST_NORM)
+            self.read_norm(prefix + name, norms) for name in (DENSE_POST_NORM, EXPERTS_NORM, EXPERTS_POST_NORM)
         )
-        scale = self._vector(prefix + _ROUTER_SCALE)
+        scale = self._vector(prefix + ROUTER_SCALE)
         scale = scale * len(scale) ** -0.5
         router_norm = NormWeight(scale, norms.eps)
         dense = self._read_feed_forward(prefix, block.dense, norm, dense_post)
@@ -315,9 +208,9 @@ class LayerReader:
         """Expert after expert, so that one of them is in memory twice at most."""
         ctx, tensors = self._ctx, self._tensors
         experts = range(mixture.experts)
-        choice_bias = self._vector(prefix + _CHOICE_BIAS) if mixture.choice_bias else None
-        scales = self._vector(prefix + _EXPERT_SCALES) if mixture.expert_scales else None
-        router_bias = [self._vector(f"{prefix}{_ROUTER}.bias")] if mixture.router_bias else None
+        choice_bias = self._vector(prefix + CHOICE_BIAS) if mixture.choice_bias else None
+        scales = self._vector(prefix + EXPERT_SCALES) if mixture.expert_scales else None
+        router_bias = [self._vector(f"{prefix}{ROUTER}.bias")] if mixture.router_bias else None
         made = [
             [self._prepare_expert(prefix, names, expert) for names in (mixture.projections, ("ffn_down",))]
             for expert in experts
@@ -329,13 +222,11 @@ class LayerReader:
         shared = mixture.shared_features
         return make_mixture(
             norm,
-            prepare(
-                ctx, [as_float32(tensors[f"{prefix}{_ROUTER}.weight"])], router_bias, (f"{prefix}{_ROUTER}.weight",)
-            ),
+            prepare(ctx, [as_float32(tensors[f"{prefix}{ROUTER}.weight"])], router_bias, (f"{prefix}{ROUTER}.weight",)),
             make_router(mixture.experts, mixture.rule, choice_bias, scales),
             make_experts(ctx, [up for up, _ in made], [down for _, down in made], mixture.activation, slots),
-            self._read_feed_forward(prefix, _describe_shared(mixture), suffix=_SHARED) if shared else None,
-            prepare(ctx, [as_float32(tensors[prefix + _SHARED_GATE])], None, (prefix + _SHARED_GATE,))
+            self._read_feed_forward(prefix, describe_shared(mixture), suffix=SHARED) if shared else None,
+            prepare(ctx, [as_float32(tensors[prefix + SHARED_GATE])], None, (prefix + SHARED_GATE,))
             if mixture.shared_gate
             else None,
         )
@@ -354,19 +245,19 @@ class LayerReader:
     def _read_input(self, prefix: str, spec: LayerInputs, norms: Norms, index: int) -> InputBlock:
         """What a layer does with its own input."""
         return make_input(
-            self._prepare(prefix, _GATE),
-            self._prepare(prefix, _PROJECTION),
+            self._prepare(prefix, INPUT_GATE),
+            self._prepare(prefix, INPUT_PROJECTION),
             spec.activation,
             index * spec.features,
-            self.read_norm(prefix + _INPUT_NORM, norms),
+            self.read_norm(prefix + INPUT_NORM, norms),
         )
 
     def _read_inputs(self, spec: LayerInputs) -> InputsBlock:
         """Read what makes the inputs of all layers. The table stays in its file."""
         return make_inputs(
             self._tensors[TABLE],
-            self._prepare("", _OF_STREAM),
-            NormWeight(self._vector(f"{_INPUTS_NORM}.weight"), spec.eps),
+            self._prepare("", INPUTS_OF_STREAM),
+            NormWeight(self._vector(f"{INPUTS_NORM}.weight"), spec.eps),
             table_scale=spec.table_scale,
             scale=spec.scale,
         )
@@ -375,7 +266,7 @@ class LayerReader:
         self, prefix: str, spec: LayerSpec, names: tuple[str, str]
     ) -> tuple[NormWeight | None, NormWeight | None]:
         before, after = (
-            None if name is None else self.read_norm(prefix + name, spec.norms) for name in _name_norms(spec, names)
+            None if name is None else self.read_norm(prefix + name, spec.norms) for name in name_norms(spec, names)
         )
         return before, after
 

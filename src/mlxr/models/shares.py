@@ -16,7 +16,7 @@ from mlxr.kernels.context import Context
 from mlxr.kernels.cut import cut_columns, cut_vector
 from mlxr.kernels.tensor import TensorSource
 from mlxr.models.config import ModelConfig
-from mlxr.models.layer import Shape, list_tensors
+from mlxr.models.layer_tensors import Shape, list_tensors
 from mlxr.models.specs import Attention, FeedForward
 
 BLOCKS = 256, 32, 1  # features and tokens of the vocabulary are cut where so many end, if there are enough

@@ -10,7 +10,7 @@ from mlxr.kernels.tensor import TensorSource
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.experts import arrange_mixture, part_shared, rename_shared
-from mlxr.models.layer import ATTENTION_GATE, PROJECTIONS, Shape, list_inputs_tensors, list_tensors
+from mlxr.models.layer_tensors import ATTENTION_GATE, PROJECTIONS, Shape, list_inputs_tensors, list_tensors
 from mlxr.models.multipliers import multiply_weights
 from mlxr.models.names import from_gguf_name
 from mlxr.models.recurrent import BETAS_AND_ALPHAS, PARTED_BETAS, fold_tensors, part_betas
