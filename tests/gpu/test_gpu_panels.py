@@ -67,6 +67,13 @@ def test_gate(gpu: Context, tokens: int, blocks: int) -> None:
     assert run(gpu, tokens, 2 * 96, 512, plan, gate=1) < ROUNDED
 
 
+@pytest.mark.parametrize("stages", [3, 4])
+@pytest.mark.parametrize("tokens", [24, 64, 128])
+def test_one_part_to_a_threadgroup(gpu: Context, tokens: int, stages: int) -> None:
+    assert run(gpu, tokens, 2 * 96, 512, PanelPlan(48, 1, 4, 2, stages, 3, parts=1), gate=1) < ROUNDED
+    assert run(gpu, tokens, 2 * (112 + 8), 256, PanelPlan(112, 1, 3, 1, stages, 3, parts=1), gate=2) < ROUNDED
+
+
 @pytest.mark.parametrize("shares", [1, 2, 4])
 @pytest.mark.parametrize("tokens", [64, 128])
 def test_shares(gpu: Context, tokens: int, shares: int) -> None:
@@ -83,6 +90,7 @@ def test_every_width_with_rows_that_are_no_whole_tiles(gpu: Context, width: int)
 def test_stays_within_its_arrays(sanitized: Context, tokens: int) -> None:
     assert run(sanitized, tokens, 112, 256, PanelPlan(48, 2, 2, 1, 4, 2)) < CLOSE
     assert run(sanitized, tokens, 112, 256, PanelPlan(48, 1, 2, 2, 4, 3), gate=1) < ROUNDED
+    assert run(sanitized, tokens, 112, 256, PanelPlan(48, 1, 3, 2, 3, 3, parts=1), gate=1) < ROUNDED
 
 
 def test_what_is_planned() -> None:
@@ -92,6 +100,16 @@ def test_what_is_planned() -> None:
     assert plan_panels(64, 28672, 4096, 1, 132, ROOM_BYTES) == PanelPlan(112, 1, 128, 2, 6, 7)
     for columns in (14336, 4096):
         assert plan_panels(64, 4096, columns, 0, 132, ROOM_BYTES) == PanelPlan(64, 4, 32, 2, 10, 8)
+
+
+@pytest.mark.parametrize("tokens", [32, 128])
+def test_a_share_of_the_features_fills_the_device_too(tokens: int) -> None:
+    """Of two GPUs each has half of the features: as many threadgroups as for all of them, with one part each."""
+    plan = plan_panels(tokens, 28672 // 2, 4096, 1, 132, ROOM_BYTES)
+    assert plan is not None
+    assert (plan.width, plan.groups, plan.parts) == (112, 128, 1)
+    assert plan.count_room(tokens) <= ROOM_BYTES
+    assert plan.count_readers(tokens) == (4 if tokens <= 64 else 8)
 
 
 def test_what_is_left_to_the_library() -> None:

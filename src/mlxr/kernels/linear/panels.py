@@ -28,7 +28,7 @@ WIDTHS = (112, 128, 96, 64, 48)  # columns of a product on the matrix units, as 
 SHARES = (1, 2, 4)
 BLOCK_COLUMNS = 64
 PARTS, BLOCKS = 2, 2  # see PanelPlan: 256 bytes of a row are asked for together
-READERS = 8  # SIMD-groups that multiply
+FOUR = 4  # SIMD-groups that multiply together
 SPARE_BYTES = 3072  # of the threadgroup's memory, for what is not a ring
 MOST_X_STAGES = 8
 FULL = 0.9  # of the multiprocessors' time; with less the library is as fast
@@ -36,7 +36,7 @@ FULL = 0.9  # of the multiprocessors' time; with less the library is as fast
 
 @dataclass(frozen=True, slots=True)
 class PanelPlan:
-    """`groups` threadgroups of two parts of `width` columns for each of `shares` of the inputs.
+    """`groups` threadgroups of `parts` (1 or 2) parts of `width` columns for each of `shares` of the inputs.
 
     `stages` slots of the ring hold `blocks` blocks of 64 columns of a part, `x_stages` one block of x.
     """
@@ -47,6 +47,11 @@ class PanelPlan:
     blocks: int
     stages: int
     x_stages: int
+    parts: int = PARTS
+
+    def count_readers(self, tokens: int) -> int:
+        """SIMD-groups that multiply: four for each part, or for 64 tokens."""
+        return FOUR * max(self.parts, pad_tokens(tokens) // PANEL_TOKENS)
 
     def count_room(self, tokens: int) -> int:
         """Bytes of a threadgroup's memory."""
@@ -59,36 +64,41 @@ def plan_panels(tokens: int, rows: int, columns: int, gate: int, processors: int
     most = MAX_TOKENS if gate else MAX_SUM_TOKENS
     if not MIN_TOKENS <= tokens <= most or tokens % TILE_ROWS or rows % (2 * TILE_ROWS):
         return None
-    found = [
-        _try(shares, width, rows, gate, processors)
-        for shares in ((1,) if gate else SHARES)
-        for width in WIDTHS
-        if columns % (BLOCKS * BLOCK_COLUMNS * shares) == 0
-    ]
-    filled, shares, width, groups = max(found, default=(0.0, 0, 0, 0))
-    return fit_rings(tokens, width, -shares, groups, room_bytes) if filled >= FULL else None
+    for parts in (PARTS, 1) if gate else (PARTS,):  # one where two leave too much idle, as with a share of the features
+        found = [
+            _try(shares, width, parts, rows, gate, processors)
+            for shares in ((1,) if gate else SHARES)
+            for width in WIDTHS
+            if columns % (BLOCKS * BLOCK_COLUMNS * shares) == 0
+        ]
+        filled, shares, width, groups = max(found, default=(0.0, 0, 0, 0))
+        if filled >= FULL:
+            return fit_rings(tokens, width, -shares, groups, room_bytes, parts)
+    return None
 
 
-def _try(shares: int, width: int, rows: int, gate: int, processors: int) -> tuple[float, int, int, int]:
+def _try(shares: int, width: int, parts: int, rows: int, gate: int, processors: int) -> tuple[float, int, int, int]:
     """How much of the multiprocessors' time is used; the shares, negative; the width and threadgroups of a share."""
-    made, each = (rows // 2, PARTS * width // 2) if gate else (rows, PARTS * width)
+    made, each = (rows // 2, parts * width // 2) if gate else (rows, parts * width)
     groups = -(-made // each)
     waves = -(-groups * shares // processors) if processors else 0
     return made / each * shares / processors / waves if waves else 0.0, -shares, width, groups
 
 
-def fit_rings(tokens: int, width: int, shares: int, groups: int, room_bytes: int) -> PanelPlan | None:
+def fit_rings(
+    tokens: int, width: int, shares: int, groups: int, room_bytes: int, parts: int = PARTS
+) -> PanelPlan | None:
     """The plan whose rings fill the memory, a third of it for x, which the cache has; None where that is too little."""
     room, height = room_bytes - SPARE_BYTES, pad_tokens(tokens)
     x_bytes, slot_bytes = 2 * BLOCK_COLUMNS * height, 2 * BLOCK_COLUMNS * BLOCKS * width
     x_stages = min(MOST_X_STAGES, room // (3 * x_bytes) + 1)
     stages = (room - x_stages * x_bytes) // slot_bytes
-    if height == PANEL_TOKENS and stages % PARTS:  # each half of the readers has its slots
+    if height == PANEL_TOKENS and stages % parts:  # each half of the readers has its slots
         stages += 1
         x_stages = (room - stages * slot_bytes) // x_bytes
     if stages <= PARTS or x_stages <= BLOCKS:
         return None
-    return PanelPlan(width, shares, groups, BLOCKS, stages, x_stages)
+    return PanelPlan(width, shares, groups, BLOCKS, stages, x_stages, parts)
 
 
 def pad_tokens(tokens: int) -> int:
@@ -108,7 +118,7 @@ def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: P
         PANELS,
         [x, weight, gpu.launcher.numbers(tokens)],
         groups=(plan.groups, plan.shares, 1),
-        threads=32 * (READERS + 2),
+        threads=32 * (plan.count_readers(tokens) + 2),
         outputs=[(shape, kind)],
         constants={
             "TOKENS": pad_tokens(tokens),
@@ -117,6 +127,7 @@ def multiply_panels(gpu: Any, x: Any, weight: Any, gate: int, kind: Any, plan: P
             "SHARES": plan.shares,
             "GATE": gate,
             "N": plan.width,
+            "PARTS": plan.parts,
             "BLOCKS": plan.blocks,
             "STAGES": plan.stages,
             "X_STAGES": plan.x_stages,
