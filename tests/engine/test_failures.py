@@ -79,6 +79,8 @@ def test_foreign_tokens_in_parameters_are_refused() -> None:
         make_engine().submit([1], SamplingParams(dry_breaker_ids=frozenset([(3,), (5, 50)])))
     with pytest.raises(InvalidRequest, match="dry_breaker_ids: has a breaker without tokens"):
         make_engine().submit([1], SamplingParams(dry_multiplier=1.0, dry_breaker_ids=frozenset([(3,), ()])))
+    with pytest.raises(InvalidRequest, match="prediction_ids: token 50"):
+        make_engine().submit([1], SamplingParams(prediction_ids=(1, 50)))
     with pytest.raises(InvalidRequest, match="stop_token_ids: token -1"):
         make_engine().submit([1], SamplingParams(stop_token_ids=frozenset({-1})))
 

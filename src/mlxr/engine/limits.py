@@ -38,6 +38,7 @@ class Limits:
         """Tokens named in the parameters are in the vocabulary, and all answers to a prompt can grow together."""
         self._check_vocabulary("logit_bias", params.logit_bias)
         self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("prediction_ids", params.prediction_ids)
         if () in params.dry_breaker_ids:
             raise InvalidRequest("dry_breaker_ids", "has a breaker without tokens")
         self._check_vocabulary("dry_breaker_ids", [*chain.from_iterable(params.dry_breaker_ids)])

@@ -19,6 +19,7 @@ _FIRST_RATES = (0.6, 0.9)  # how often guesses are right before that many, and a
 _WEIGHT = 0.1  # of the newest guess
 _LOOKED_AT = 8  # places with the same two tokens before them
 _LONGEST = 16  # tokens that are compared to choose among them
+_MOST_TOKENS = 16_384  # of the text that are looked at, its first ones: each takes some 100 bytes
 
 
 class Prediction:
@@ -27,7 +28,7 @@ class Prediction:
     __slots__ = ("_answer", "_base", "_place", "_places", "_rates", "_run", "_text", "right_tokens")
 
     def __init__(self, text: Sequence[int], answer: Sequence[int] = ()) -> None:
-        self._text = list(text)
+        self._text = list(text[:_MOST_TOKENS])
         self._places: dict[tuple[int, int], list[int]] = {}  # after each two tokens of the text, in rising order
         for place, pair in enumerate(zip(self._text, self._text[1:], strict=False), 2):
             self._places.setdefault(pair, []).append(place)
