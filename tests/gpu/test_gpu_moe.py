@@ -18,6 +18,7 @@ from mlxr.kernels.layers.reference import Registers, run_layer
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.moe import Experts, RoutingRule, make_experts, make_router, mix, read_use, route
 from mlxr.kernels.moe import panels as panel_products
+from mlxr.kernels.moe import products as expert_products
 from mlxr.kernels.moe.panels import PANELS, PanelPlan
 from mlxr.kernels.moe.products import SORT, choose_width, count_tiles, sort_pairs
 from mlxr.kernels.rms_norm import rms_norm
@@ -141,6 +142,13 @@ def test_mixtures_of_every_type(either: Context, type_name: str) -> None:
 @pytest.mark.parametrize("type_name", ["q4_k", "q6_k", "bf16"])
 def test_one_token(either: Context, type_name: str) -> None:
     assert compare(either, 1, 2, 4, type_name, (256, 768)) < allow(either)
+
+
+def test_words_may_be_asked_for_early(gpu: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.gpu, "has_tiles", True)
+    plain = compare(gpu, 1, 2, 4, "mxfp4", (1056, 64))
+    monkeypatch.setattr(expert_products, "ONE_AHEAD", True)
+    assert compare(gpu, 1, 2, 4, "mxfp4", (1056, 64)) == plain < NARROW
 
 
 @pytest.mark.parametrize("tokens", [2, 20, 70])

@@ -49,6 +49,7 @@ SORT_COUNTS = 2**12  # of an expert in a section, at most: 16 KiB of the threadg
 FLOAT_RUN = 32  # columns of a lane on matrix units
 ROW_WIDTH = 8  # pairs of a tile without matrix units
 ONE_RESIDENT, TABLED_RESIDENT, FEW_RESIDENT = 2, 3, 2  # threadgroups of a multiprocessor: for one pair, or eight
+ONE_AHEAD = False  # whether words of one pair's next step are asked for early; not yet measured on a GPU
 STEP_COLUMNS = 256  # that a SIMD-group takes of a row at a time
 MAX_IDLE = 1.34  # SIMD-groups that there are for each one that has columns to multiply
 TABLED = frozenset((39,))  # mxfp4, whose words take few registers
@@ -164,6 +165,7 @@ def multiply_experts(gpu: Any, x: Any, stack: Stack, tiling: Tiling, gate: int, 
             "N": plan.token_tiles,
             "SPLIT": plan.split,
             "RESIDENT": plan.resident,
+            "AHEAD": int(plan.ahead),
             "STAGED": int(plan.staged),
             "SINGLE": int(plan.single),
             "INPUTS": stack.in_features,
@@ -195,7 +197,7 @@ def choose_plan(stack: Stack, tiling: Tiling) -> Plan:
     if tiling.width == 1:
         single, staged = types <= SINGLE, stack.in_features <= MAX_STAGED
         resident = TABLED_RESIDENT if types <= TABLED else ONE_RESIDENT
-        return Plan(1, 1, split, resident=resident, staged=staged, single=single and staged)
+        return Plan(1, 1, split, resident, ahead=ONE_AHEAD, staged=staged, single=single and staged)
     tiles = tiling.width // TILE_TOKENS
     if tiles == 1:
         return Plan(1, 1, split, resident=FEW_RESIDENT)
