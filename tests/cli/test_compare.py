@@ -126,7 +126,6 @@ def test_two_sides_take_turns(
     compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], last: list[str]
 ) -> None:
     """Our engine stands in for the other one, told to be half as fast."""
-    session = importlib.import_module("comparison.session")
     asked: list[str] = []
 
     class Slow(compare.Child):  # type: ignore[misc, name-defined]
@@ -151,21 +150,19 @@ def test_two_sides_take_turns(
             return 1000.0 * answer if action in ("prefill", "decode") else answer
 
     monkeypatch.setattr(compare, "Child", Slow)
-    monkeypatch.setattr(session, "SETTLE_S", 0.0)
     out = tmp_path / "out.json"
     peer = ("--peer-python", sys.executable, *flags)
-    assert compare.main([*TINY, "--only", "*/decode-128", *peer, "--models", str(tmp_path), "--json", str(out)]) == 0
+    assert compare.main([*TINY, "--only", "q8_0/decode-128", *peer, "--models", str(tmp_path), "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["versions"]["llama.cpp"] == "stand-in"
-    assert asked.count("probe") >= 4  # more where others use the machine meanwhile
     assert asked[-6:] == last
-    for row in found["rows"]:
-        assert row["option"] in compare.BY_NAME["decode-128"].options()
-        assert row["ratio_range"][0] <= row["ratio"] <= row["ratio_range"][1]
-        assert 30 < row["ratio"] < 30_000
+    (row,) = found["rows"]
+    assert row["option"] in compare.BY_NAME["decode-128"].options()
+    assert row["ratio_range"][0] <= row["ratio"] <= row["ratio_range"][1]
+    assert 30 < row["ratio"] < 30_000
     again = ("--only", "q8_0/prefill-512", "--models", str(tmp_path), "--json", str(out), "--update")
     assert compare.main([*TINY, *again]) == 0
-    assert len(json.loads(out.read_text())["rows"]) == 3
+    assert len(json.loads(out.read_text())["rows"]) == 2
     assert compare.main([*TINY, "--threads", "2", *again]) == 2
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from types import TracebackType
 
 from mlxr.core.errors import FormatError, NotFound
 
 from .gguf_header import Header, read_header
 from .mapped_file import MappedFile
 from .tensor import TensorSource
+from .weight_files import WeightFiles
 
 SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -42,7 +42,7 @@ class _Part:
         return FormatError(self.path, f"metadata {key!r}", self.header.metadata_offsets.get(key), reason)
 
 
-class GGUFFile:
+class GGUFFile(WeightFiles):
     """An open GGUF model.
 
     metadata: key to int, float, bool, str, list (of the same; arrays may nest), or NumPy array for long numeric ones.
@@ -52,13 +52,11 @@ class GGUFFile:
     """
 
     def __init__(self, parts: list[_Part]) -> None:
+        super().__init__([part.file for part in parts])
         first = parts[0].header
         self.version = first.version
-        self.paths = [part.path for part in parts]
         self.metadata = {key: value for key, value in first.metadata.items() if key not in SPLIT_KEYS}
         self.metadata_types = {key: first.metadata_types[key] for key in self.metadata}
-        self.tensors: dict[str, TensorSource] = {}
-        self._files = [part.file for part in parts]
         for part in parts:
             for info in part.header.infos:
                 if info.name in self.tensors:
@@ -66,25 +64,6 @@ class GGUFFile:
                     raise FormatError(part.path, f"tensor {info.name[:80]!r}", info.info_offset, reason)
                 data = part.file.bytes[info.start : info.start + info.nbytes]
                 self.tensors[info.name] = TensorSource(info.name, info.row.name, info.shape, data, part.file)
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all parts of the file together, in bytes."""
-        return sum(file.size_bytes for file in self._files)
-
-    def close(self) -> None:
-        """Let go of the files; tensors still in use elsewhere keep their mapping alive."""
-        self.tensors.clear()
-        for file in self._files:
-            file.close()
-
-    def __enter__(self) -> GGUFFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:

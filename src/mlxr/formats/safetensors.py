@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from types import TracebackType
 
 from mlxr.core.errors import FormatError, NotFound
 
@@ -19,6 +18,7 @@ from .ggml_types import GGMLType, by_name
 from .json_file import LARGEST_JSON_BYTES, parse_json_object, read_json_object
 from .mapped_file import MappedFile
 from .tensor import TensorSource
+from .weight_files import WeightFiles
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -28,7 +28,7 @@ _TYPE_NAMES = {"F32": "f32", "F16": "f16", "BF16": "bf16", "U32": "u32"}  # u32:
 _BUFFER_TYPE_NAMES = {"BOOL": "u8", "U8": "u8", "I8": "i8", "I16": "i16", "I32": "i32", "I64": "i64", "F64": "f64"}
 
 
-class SafetensorsFolder:
+class SafetensorsFolder(WeightFiles):
     """An open safetensors model.
 
     config: `config.json` beside the weights, empty when a single file has none. tensors: name to TensorSource, in file
@@ -36,35 +36,16 @@ class SafetensorsFolder:
     """
 
     def __init__(self, paths: list[Path], config: dict[str, object]) -> None:
-        self.paths, self.config = paths, config
-        self.tensors: dict[str, TensorSource] = {}
+        files = [MappedFile(path) for path in paths]
+        super().__init__(files)
+        self.config = config
         self.shard_of: dict[str, Path] = {}
-        self._files = [MappedFile(path) for path in paths]
-        for file in self._files:
+        for file in files:
             for name, source in _read_tensors(file).items():
                 if name in self.tensors:
                     earlier = self.shard_of[name].name
                     raise FormatError(file.path, f"tensor {name[:80]!r}", None, f"is in {earlier} too")
                 self.tensors[name], self.shard_of[name] = source, file.path
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all weight files together."""
-        return sum(file.size_bytes for file in self._files)
-
-    def close(self) -> None:
-        """Let go of the files; tensors still in use elsewhere keep their mapping alive."""
-        self.tensors.clear()
-        for file in self._files:
-            file.close()
-
-    def __enter__(self) -> SafetensorsFolder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFolder:

@@ -45,7 +45,6 @@ AnyArray = npt.NDArray[Any]
 Arrange = Callable[[Any, str, Any], Any]  # mlx, type name and raw blocks to the blocks as kernels read them
 MAX_STARTED = 2
 ALIGNMENT_BYTES = 256
-GPU_DEVICES = ("metal", "cuda", "mlx-cpu", "emulated")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
