@@ -55,6 +55,17 @@ def test_run_as_json(folder: Path, mlxr: Run) -> None:
     assert report["total_ms"] >= report["first_text_ms"] > 0
 
 
+def test_run_says_the_same_with_drafts(gguf: Path, mlxr: Run, refused: Run) -> None:
+    options = ["run", gguf, "the fox and the fox and the", "--raw", "--max-tokens", 30, "--seed", 3]
+    for temperature in (0, 0.8):
+        said = {
+            mlxr(*options, "--temperature", temperature, "--draft", draft) for draft in ("off", "auto", "ngram", gguf)
+        }
+        assert len(said) == 1
+    assert "draft: demo has another vocabulary" in refused(*options, "--draft", "demo")
+    assert "draft: mtp cannot be used" in refused(*options, "--draft", "mtp")
+
+
 def test_run_reads_stdin_and_tells_timings(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mlxr: Run
 ) -> None:
