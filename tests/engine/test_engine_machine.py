@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,6 +29,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mlxr.cache import kv_cache as kv_cache_module
 from mlxr.cache.shapes import CacheShape, LayerCache, SharedWith
 from mlxr.core.errors import InvalidRequest, QueueFull
 from mlxr.core.types import FinishReason, SamplingParams
@@ -61,6 +66,24 @@ def expect_embedding(text: tuple[int, ...], pooling: Pooling) -> Floats:
     return (functools.reduce(np.add, states) / len(text) if pooling == "mean" else states[-1]).astype(np.float32)
 
 
+def write_at_once(engine: Engine) -> None:
+    """A page that is offered to the store or evicted is on disk when the call returns, so that no thread's pace decides
+    what a later look finds there."""
+    writer = engine._cache._writer
+    if writer is None:
+        return
+
+    def then_flush(method: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any, **options: Any) -> None:
+            method(*arguments, **options)
+            assert writer.flush(60.0)
+
+        return call
+
+    writer.offer = then_flush(writer.offer)  # type: ignore[method-assign]
+    writer.evict = then_flush(writer.evict)  # type: ignore[method-assign]
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Random moves on a small engine, beside a plain record of what every request must say."""
 
@@ -77,6 +100,11 @@ class EngineMachine(RuleBasedStateMachine):
         self, spare_pages: int, stores: bool, kv_cache: str, chunk_tokens: int, drafts: tuple[float, int] | None
     ) -> None:
         self.folder = Path(tempfile.mkdtemp()) if stores and kv_cache == "paged" else None
+        self.stamps = contextlib.ExitStack()  # pages in the store have the order of the moves, not of a real clock
+        stamps = itertools.count(10**18, 10**6)
+        self.stamps.enter_context(
+            mock.patch.object(kv_cache_module, "time", SimpleNamespace(time_ns=lambda: next(stamps)))
+        )
         self.now = 0.0
         self.fails = ""
         self.kv_cache, self.chunk_tokens, self.drafts = kv_cache, chunk_tokens, drafts
@@ -106,6 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
             drafts=self.drafts is not None,  # others depend on how long steps take, so no history would come again
             clock=lambda: self.now,
         )
+        write_at_once(engine)
         return engine if self.drafts is None else draft_eagerly(engine, *self.drafts)
 
     def fail_if_told(self, moment: str) -> None:
@@ -258,7 +287,6 @@ class EngineMachine(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         if hasattr(self, "engine"):
             self.engine.check()
-            self.engine._cache.flush()  # what is on disk must not depend on time, or the same moves go different ways
             stats = self.engine.stats()
             for group in stats.cache.groups:
                 assert group.held_pages + group.cached_pages + group.free_pages == group.pages
@@ -269,16 +297,21 @@ class EngineMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):
-            for _ in range(2000):
-                if not self.engine.has_work:
-                    break
-                self.take(self.engine.step())
-                self.engine.check()
-            assert not self.growing
-            assert self.engine.stats().used_pages == 0
-            self.engine.close()
+            with self.stamps:
+                self.end_all()
             if self.folder is not None:
                 shutil.rmtree(self.folder)
+
+    def end_all(self) -> None:
+        """Every answer ends, and every page is back."""
+        for _ in range(2000):
+            if not self.engine.has_work:
+                break
+            self.take(self.engine.step())
+            self.engine.check()
+        assert not self.growing
+        assert self.engine.stats().used_pages == 0
+        self.engine.close()
 
 
 class MixedEngineMachine(EngineMachine):

@@ -68,7 +68,6 @@ class WatchedMachine(EngineMachine):
 
     @rule(full=st.booleans())
     def look(self, full: bool) -> None:
-        self.engine._cache.flush()  # so that no page reaches the disk between the reading and the look at the books
         work = replace(WORK, attention=WORK.attention * len(form_groups(self.layers).paged))
         reading = self.engine.live.read(work, full=full or self.view is None)
         if reading.change is None:
