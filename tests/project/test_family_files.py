@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from mlxr.models.architectures import ARCHITECTURES
@@ -22,16 +22,16 @@ def find_named(source: str) -> set[str]:
     }
 
 
-def list_files() -> Iterator[tuple[str, set[str]]]:
-    for path in sorted(SOURCES.rglob("*.py")):
-        named = find_named(path.read_text())
-        if named:
-            yield path.relative_to(SOURCES).as_posix(), named
+@cache
+def list_files() -> dict[str, set[str]]:
+    """The families that each source file names, if it names some."""
+    found = {path.relative_to(SOURCES).as_posix(): find_named(path.read_text()) for path in SOURCES.rglob("*.py")}
+    return {name: named for name, named in sorted(found.items()) if named}
 
 
 def test_no_other_file_knows_families() -> None:
-    assert {name: named for name, named in list_files() if not name.startswith(WHERE)} == {}
+    assert {name: named for name, named in list_files().items() if not name.startswith(WHERE)} == {}
 
 
 def test_the_test_finds_families() -> None:
-    assert {row.name for row in ARCHITECTURES} <= dict(list_files())[WHERE[0]]
+    assert {row.name for row in ARCHITECTURES} <= list_files()[WHERE[0]]

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+from functools import cache
 from pathlib import Path
 
 import mlxr
 
 PACKAGE = Path(mlxr.__file__).parent
+
+
+@cache
+def read_modules() -> dict[str, ast.Module]:
+    """All modules of the package, parsed."""
+    return {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 
 
 def test_all_names_exist_and_are_documented() -> None:
@@ -25,19 +32,15 @@ def test_nothing_else_is_public() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+    silent = [name for name, module in read_modules().items() if not ast.get_docstring(module)]
     assert silent == []
 
 
 def test_docstrings_are_sentences() -> None:
     short = [
-        f"{path.relative_to(PACKAGE)}: {text}"
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{name}: {text}"
+        for name, module in read_modules().items()
+        for node in ast.walk(module)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (text := ast.get_docstring(node)) is not None
         and len(text.split()) < 4
