@@ -2,6 +2,8 @@
 #include "layers/adapter.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <utility>
 
 #include "runtime/ranges.h"
 
@@ -9,7 +11,6 @@ namespace mlxr {
 
 namespace {
 
-constexpr int64_t kColumns = 16;      // of one rank that follow one another
 constexpr int64_t kShareRows = 64;    // that a thread takes with a block
 constexpr int64_t kFewElements = 96;  // what a call costs beside its numbers
 
@@ -21,100 +22,85 @@ int64_t number_bytes(LoraType type) {
     return type == LoraType::f32 ? 4 : 2;
 }
 
+// Some columns of one rank, of a group at most, to their places in it.
+template <typename Number>
+void pack_group(const Number* from, int64_t columns, bool pairs, Number* to) {
+    constexpr int64_t kHalf = kLoraGroup / 2;
+    if (!pairs) {
+        std::copy_n(from, columns, to);
+    } else {
+        for (int64_t i = 0; i < columns; ++i) to[i % kHalf * 2 + i / kHalf] = from[i];
+    }
+}
+
 // Numbers as they are, to their places in tiles.
 template <typename Number>
 void pack_a(const LowRank& update, const void* a) {
-    const auto* const from = static_cast<const Number*>(a);
-    auto* const to = reinterpret_cast<Number*>(update.a.data());
-    const int64_t padded = whole(update.columns, kColumns);
-    for (int64_t rank = 0; rank < update.rank; ++rank) {
-        Number* const block = to + rank / kLoraRanks * kLoraRanks * padded + rank % kLoraRanks * kColumns;
-        for (int64_t i = 0; i < update.columns; ++i) {
-            block[i / kColumns * kLoraRanks * kColumns + i % kColumns] = from[rank * update.columns + i];
+    const auto* from = static_cast<const Number*>(a);
+    const int64_t padded = whole(update.columns, kLoraGroup);
+    const bool pairs = update.type == LoraType::bf16;
+    for (int64_t rank = 0; rank < update.rank; ++rank, from += update.columns) {
+        Number* to = reinterpret_cast<Number*>(update.a.data()) + rank / kLoraRanks * kLoraRanks * padded +
+                     rank % kLoraRanks * kLoraGroup;
+        for (int64_t i = 0; i < update.columns; i += kLoraGroup, to += kLoraRanks * kLoraGroup) {
+            pack_group(from + i, std::min(kLoraGroup, update.columns - i), pairs, to);
         }
     }
 }
 
 template <typename Number>
 void pack_b(const LowRank& update, const void* b) {
-    const auto* const from = static_cast<const Number*>(b);
-    auto* const to = reinterpret_cast<Number*>(update.b.data());
-    for (int64_t rank = 0; rank < update.rank; ++rank) {
-        for (int64_t i = 0; i < update.made; ++i) {
-            Number* const block = to + i / kLoraColumns * kLoraColumns * update.rank;
-            block[rank * kLoraColumns + i % kLoraColumns] = from[rank * update.made + i];
+    const auto* from = static_cast<const Number*>(b);
+    const bool pairs = update.type == LoraType::bf16;
+    for (int64_t rank = 0; rank < update.rank; ++rank, from += update.made) {
+        auto* const to = reinterpret_cast<Number*>(update.b.data()) + rank * kLoraColumns;
+        for (int64_t i = 0; i < update.made; i += kLoraGroup) {
+            Number* const block = to + i / kLoraColumns * kLoraColumns * update.rank + i % kLoraColumns;
+            pack_group(from + i, std::min(kLoraGroup, update.made - i), pairs, block);
         }
     }
-}
-
-// One half of the updates: blocks of a, or of b, of so many numbers each, times rows.
-struct Work {
-    const LoraCall* call;
-    int64_t blocks, shares, cost;  // cost: of a block and share
-};
-
-using Run = void (*)(const LoraCall&, int64_t, int64_t, int64_t, int64_t);
-
-// Threads share out blocks by what they cost, one after another, each with some rows.
-void spread(Runtime& runtime, const std::vector<Work>& works, Run run) {
-    int64_t all = 0;
-    for (const Work& work : works) all += work.blocks * work.shares * work.cost;
-    const auto run_some = [&](int64_t from, int64_t to) {
-        int64_t begin = 0;
-        for (const Work& work : works) {
-            const int64_t tasks = work.blocks * work.shares;
-            const auto task_at = [&](int64_t at) {
-                return std::clamp<int64_t>((at - begin + work.cost - 1) / work.cost, 0, tasks);
-            };
-            for (int64_t task = task_at(from), last = task_at(to); task < last;) {
-                const int64_t share = task / work.blocks, block = task % work.blocks;
-                const int64_t end = std::min(work.blocks, block + last - task);
-                run(*work.call, block, end, share * kShareRows, std::min(work.call->count, (share + 1) * kShareRows));
-                task += end - block;
-            }
-            begin += tasks * work.cost;
-        }
-    };
-    const int threads = all < kSerialElements ? 1 : runtime.pool.threads();
-    if (threads == 1) return run_some(0, all);
-    runtime.pool.parallel_for_near(threads,
-                                   [&](int part, int) { run_some(all * part / threads, all * (part + 1) / threads); });
-}
-
-Work plan(const LoraCall& call, int64_t blocks, int64_t numbers) {
-    return {&call, blocks, (call.count + kShareRows - 1) / kShareRows,
-            numbers * std::min(call.count, kShareRows) + kFewElements};
-}
-
-// `calls` may have no row and column of `out` in common.
-void run_calls(Runtime& runtime, const std::vector<LoraCall>& calls, bool reduces) {
-    Counted counted(runtime.tally, {OperatorName::lora, KernelName::plain, static_cast<int>(calls.front().type)});
-    counted.does([&] {
-        Tally::Work work{};
-        for (const LoraCall& call : calls) {
-            const int64_t numbers = call.rank * ((reduces ? call.columns : 0) + call.made);
-            work.bytes += numbers * number_bytes(call.type) + 4 * call.count * (call.columns + 2 * call.made);
-            work.macs += numbers * call.count;
-        }
-        return work;
-    });
-    const OperatorTable& table = *operator_table(runtime.isa);
-    std::vector<Work> first, second;
-    for (const LoraCall& call : calls) {
-        const int64_t padded = whole(call.columns, kColumns);
-        first.push_back(plan(call, (call.rank + kLoraRanks - 1) / kLoraRanks, kLoraRanks * padded));
-        second.push_back(plan(call, (call.made + kLoraColumns - 1) / kLoraColumns, kLoraColumns * call.rank));
-    }
-    if (reduces) spread(runtime, first, table.lora_reduce);
-    spread(runtime, second, table.lora_expand);
 }
 
 }  // namespace
 
+void LoraHalf::add(const LoraCall& call, int64_t blocks, int64_t numbers) {
+    const int64_t cost = numbers * std::min(call.count, kShareRows) + kFewElements;
+    const int64_t shares = (call.count + kShareRows - 1) / kShareRows;
+    works_.push_back({&call, blocks, shares, cost});
+    cost_ += blocks * shares * cost;
+}
+
+int LoraHalf::count_parts(int threads) const {
+    return cost_ < kSerialElements ? 1 : threads;
+}
+
+void LoraHalf::run(Run run, int part, int parts) const {
+    const int64_t from = cost_ * part / parts, to = cost_ * (part + 1) / parts;
+    int64_t begin = 0;
+    for (const Work& work : works_) {
+        const int64_t tasks = work.blocks * work.shares, end_cost = begin + tasks * work.cost;
+        if (begin >= to) return;
+        if (end_cost <= from) {
+            begin = end_cost;
+            continue;
+        }
+        const auto task_at = [&](int64_t at) {
+            return std::clamp<int64_t>((at - begin + work.cost - 1) / work.cost, 0, tasks);
+        };
+        for (int64_t task = task_at(from), last = task_at(to); task < last;) {
+            const int64_t share = task / work.blocks, block = task % work.blocks;
+            const int64_t end = std::min(work.blocks, block + last - task);
+            run(*work.call, block, end, share * kShareRows, std::min(work.call->count, (share + 1) * kShareRows));
+            task += end - block;
+        }
+        begin = end_cost;
+    }
+}
+
 void Adapter::append(const LinearWeight* weight, LowRank update, const void* a, const void* b) {
     const bool is_wide = update.type == LoraType::f32;
     if (a != nullptr) {
-        const int64_t numbers = whole(update.rank, kLoraRanks) * whole(update.columns, kColumns);
+        const int64_t numbers = whole(update.rank, kLoraRanks) * whole(update.columns, kLoraGroup);
         update.a = memory_.take(static_cast<size_t>(numbers * number_bytes(update.type)));
         is_wide ? pack_a<uint32_t>(update, a) : pack_a<uint16_t>(update, a);
     }
@@ -122,13 +108,28 @@ void Adapter::append(const LinearWeight* weight, LowRank update, const void* a, 
     update.b = memory_.take(static_cast<size_t>(numbers * number_bytes(update.type)));
     is_wide ? pack_b<uint32_t>(update, b) : pack_b<uint16_t>(update, b);
     bytes_ += static_cast<int64_t>(update.a.bytes() + update.b.bytes());
-    updates_[weight].push_back(std::move(update));
+    if (weight == nullptr) return table_.push_back(std::move(update));
+    if (places_.empty()) first_number_ = weight->number();
+    if (weight->number() < first_number_) {
+        places_.insert(places_.begin(), static_cast<size_t>(first_number_ - weight->number()), Place{0, 0});
+        first_number_ = weight->number();
+    }
+    const auto index = static_cast<size_t>(weight->number() - first_number_);
+    if (index >= places_.size()) places_.resize(index + 1, Place{0, 0});
+    Place& place = places_[index];
+    const auto count = static_cast<int32_t>(updates_.size());
+    if (place.count == 0) place.first = count;
+    if (place.first + place.count != count) throw std::invalid_argument("lora: updates of a weight stand apart");
+    ++place.count;
+    updates_.push_back(std::move(update));
 }
 
 std::span<const LowRank> Adapter::find(const LinearWeight* weight) const {
-    const auto found = updates_.find(weight);
-    if (found == updates_.end()) return {};
-    return found->second;
+    if (weight == nullptr) return table_;
+    const int64_t index = weight->number() - first_number_;
+    if (index < 0 || index >= static_cast<int64_t>(places_.size())) return {};
+    const Place place = places_[static_cast<size_t>(index)];
+    return std::span(updates_).subspan(static_cast<size_t>(place.first), static_cast<size_t>(place.count));
 }
 
 namespace {
@@ -145,41 +146,99 @@ void reserve_reduced(Runtime& runtime, std::vector<LoraCall>& calls) {
     }
 }
 
-std::vector<LoraCall> list_calls(std::span<const AdapterRows> adapters, const LinearWeight* weight, const float* x,
-                                 float* out, int64_t out_stride) {
-    std::vector<LoraCall> calls;
+// The second half of calls, by rounds, of which each has no row and column of `out` twice; the first half is `reduced`
+// with it, or before.
+void expand(Runtime& runtime, const std::vector<LoraCall>& calls, std::span<const LoraHalf> rounds, bool reduced) {
+    Counted counted(runtime.tally, {OperatorName::lora, KernelName::plain, static_cast<int>(calls.front().type)});
+    counted.does([&] {
+        Tally::Work work{};
+        for (const LoraCall& call : calls) {
+            const int64_t numbers = call.rank * ((reduced ? call.columns : 0) + call.made);
+            work.bytes += numbers * number_bytes(call.type) + 4 * call.count * (call.columns + 2 * call.made);
+            work.macs += numbers * call.count;
+        }
+        return work;
+    });
+    const OperatorTable& table = *operator_table(runtime.isa);
+    for (const LoraHalf& round : rounds) {
+        const int parts = round.count_parts(runtime.pool.threads());
+        runtime.pool.parallel_for_near(parts, [&](int part, int) { round.run(table.lora_expand, part, parts); });
+    }
+}
+
+void add_expand(const LoraCall& call, LoraHalf& expands) {
+    expands.add(call, (call.made + kLoraColumns - 1) / kLoraColumns, kLoraColumns * call.rank);
+}
+
+void list_calls(std::span<const AdapterRows> adapters, const LinearWeight* weight, const float* x, float* out,
+                int64_t out_stride, std::vector<LoraCall>& calls, std::vector<int>& rounds) {
+    calls.clear();
+    rounds.clear();
     for (const AdapterRows& adapter : adapters) {
         for (const LowRank& update : adapter.adapter->find(weight)) {
             calls.push_back({x, out, update.columns, out_stride, update.first_column, adapter.rows, adapter.count,
-                             update.a.data(), update.b.data(), update.type, update.rank, update.made, update.scale,
-                             nullptr, whole(update.rank, kLoraRanks)});
+                             update.a.data(), update.b.data(), update.type, update.rank, update.made,
+                             update.scale * adapter.factor, nullptr, whole(update.rank, kLoraRanks)});
+            rounds.push_back(adapter.round);
         }
     }
-    return calls;
 }
 
 }  // namespace
 
+ProductUpdates::ProductUpdates(Runtime& runtime, std::span<const AdapterRows> adapters)
+    : runtime_(runtime), table_(*operator_table(runtime.isa)), adapters_(adapters) {
+    int rounds = 0;
+    for (const AdapterRows& adapter : adapters) rounds = std::max(rounds, adapter.round + 1);
+    expands_.resize(static_cast<size_t>(rounds));
+    beside_.run = [this](int part) { reduces_.run(table_.lora_reduce, part, beside_.shares); };
+}
+
+const Beside* ProductUpdates::begin(const LinearWeight& weight, const float* x, float* out) {
+    if (adapters_.empty()) return nullptr;
+    list_calls(adapters_, &weight, x, out, weight.out_features(), calls_, call_rounds_);
+    if (calls_.empty()) return nullptr;
+    reserve_reduced(runtime_, calls_);
+    reduces_.clear();
+    for (LoraHalf& round : expands_) round.clear();
+    for (size_t i = 0; i < calls_.size(); ++i) {
+        const LoraCall& call = calls_[i];
+        const int64_t blocks = (call.rank + kLoraRanks - 1) / kLoraRanks;
+        reduces_.add(call, blocks, kLoraRanks * whole(call.columns, kLoraGroup));
+        add_expand(call, expands_[static_cast<size_t>(call_rounds_[i])]);
+    }
+    beside_.shares = reduces_.count_parts(runtime_.pool.threads());
+    return &beside_;
+}
+
+void ProductUpdates::finish() {
+    if (!calls_.empty()) expand(runtime_, calls_, expands_, true);
+}
+
 void update_product(Runtime& runtime, const LinearWeight& weight, std::span<const AdapterRows> adapters, const float* x,
                     float* out) {
-    std::vector<LoraCall> calls = list_calls(adapters, &weight, x, out, weight.out_features());
-    if (calls.empty()) return;
-    reserve_reduced(runtime, calls);
-    run_calls(runtime, calls, true);
+    ProductUpdates updates(runtime, adapters);
+    const Beside* const beside = updates.begin(weight, x, out);
+    if (beside == nullptr) return;
+    runtime.pool.parallel_for_near(beside->shares, [&](int share, int) { beside->run(share); });
+    updates.finish();
 }
 
 void update_embeddings(Runtime& runtime, std::span<const AdapterRows> adapters, float* out, int64_t columns) {
     std::vector<LoraCall> calls;
+    std::vector<int> rounds;
     for (const AdapterRows& adapter : adapters) {
         if (adapter.looked_up == nullptr) continue;
-        calls = list_calls({&adapter, 1}, nullptr, nullptr, out, columns);
+        list_calls({&adapter, 1}, nullptr, nullptr, out, columns, calls, rounds);
         reserve_reduced(runtime, calls);
+        LoraHalf expands;
         for (const LoraCall& call : calls) {
             for (int64_t row = 0; row < call.count; ++row) {
                 std::copy_n(adapter.looked_up + row * call.rank, call.rank, call.reduced + row * call.reduced_stride);
             }
+            add_expand(call, expands);
         }
-        if (!calls.empty()) run_calls(runtime, calls, false);
+        if (!calls.empty()) expand(runtime, calls, {&expands, 1}, false);
     }
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "linear/linear.h"
@@ -30,7 +29,7 @@ class Adapter {
     Adapter& operator=(const Adapter&) = delete;
 
     // `a` (rank, columns), or null, and `b` (rank, made) are numbers of the update's type, which are copied. All sizes
-    // must be checked. Throws std::bad_alloc.
+    // must be checked; all updates of a weight follow one another. Throws std::bad_alloc.
     void append(const LinearWeight* weight, LowRank update, const void* a, const void* b);
 
     // The updates of a weight, which have no output in common; of null, that of the table of embeddings.
@@ -39,21 +38,84 @@ class Adapter {
     int64_t bytes() const { return bytes_; }
 
   private:
-    std::unordered_map<const LinearWeight*, std::vector<LowRank>> updates_;
+    // Those of a weight, by its number, one after another: steps ask for weights in the order of their numbers, and
+    // find nothing of this in a cache.
+    struct Place {
+        int32_t first, count;
+    };
+    std::vector<LowRank> updates_, table_;
+    std::vector<Place> places_;
+    int64_t first_number_ = 0;
     Slices memory_;
     int64_t bytes_ = 0;
 };
 
-// Rows of a batch that an adapter updates. No row is that of two.
+// Rows of a batch that an adapter updates, `factor` times. A row may be that of several, which are added in their
+// order: each has a later `round` than the one before. Rounds begin with 0 and rise by at most one.
 struct AdapterRows {
     const Adapter* adapter;
     const int32_t* rows;
     int64_t count;
+    float factor = 1.0f;
+    int round = 0;
     const float* looked_up = nullptr;  // (count, rank): of the table of embeddings, if it updates that
 };
 
-// Adds to `out` (rows, out_columns), the product of `weight` and x, what adapters make of x. The caller holds the
-// runtime's mutex. Throws std::bad_alloc.
+// One half of the updates of a product: blocks of a, or of b, times rows, cut for the threads by what they cost.
+class LoraHalf {
+  public:
+    using Run = void (*)(const LoraCall&, int64_t, int64_t, int64_t, int64_t);
+
+    // A call's blocks of so many numbers each. The call must stay where it is.
+    void add(const LoraCall& call, int64_t blocks, int64_t numbers);
+
+    void clear() {
+        works_.clear();
+        cost_ = 0;
+    }
+
+    // So many parts are worth their threads.
+    int count_parts(int threads) const;
+    void run(Run run, int part, int parts) const;
+
+  private:
+    // `cost` is that of a block and share of the rows.
+    struct Work {
+        const LoraCall* call;
+        int64_t blocks, shares, cost;
+    };
+
+    std::vector<Work> works_;
+    int64_t cost_ = 0;
+};
+
+// What adapters add to the products of a batch, one after another. The caller holds the runtime's mutex as long as this
+// lives, of which there is one at a time.
+class ProductUpdates {
+  public:
+    ProductUpdates(Runtime& runtime, std::span<const AdapterRows> adapters);
+    ProductUpdates(const ProductUpdates&) = delete;
+    ProductUpdates& operator=(const ProductUpdates&) = delete;
+
+    // Begins with `out` (rows, out_features), the product of `weight` and x. Returns what must be done when x is there,
+    // beside the product or after it; null where nothing is added. Throws std::bad_alloc.
+    const Beside* begin(const LinearWeight& weight, const float* x, float* out);
+
+    // The rest, when that and the product are done.
+    void finish();
+
+  private:
+    Runtime& runtime_;
+    const OperatorTable& table_;
+    std::span<const AdapterRows> adapters_;
+    std::vector<LoraCall> calls_;
+    std::vector<int> call_rounds_;
+    LoraHalf reduces_;
+    std::vector<LoraHalf> expands_;  // of each round
+    Beside beside_{};
+};
+
+// All of it, to a product that is done. The same holds.
 void update_product(Runtime& runtime, const LinearWeight& weight, std::span<const AdapterRows> adapters, const float* x,
                     float* out);
 

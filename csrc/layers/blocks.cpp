@@ -60,7 +60,8 @@ int64_t count_floats(const Layer& layer, const Operator& op, int64_t columns) {
 // Runs the operators of layers one after another.
 class LayersRun {
   public:
-    LayersRun(Runtime& runtime, const LayersCall& call) : runtime_(runtime), call_(call) {}
+    LayersRun(Runtime& runtime, const LayersCall& call)
+        : runtime_(runtime), call_(call), updates_(runtime, call.adapters) {}
 
     void run(const Layer& layer) {
         attention_.plan(layer);
@@ -184,8 +185,8 @@ class LayersRun {
 
     // A product, and what adapters add to it.
     void product(const LinearWeight& weight, const float* x, float* out, const MakeRows& make) {
-        multiply(runtime_, weight, x, call_.tokens, out, make);
-        update_product(runtime_, weight, call_.adapters, x, out);
+        multiply(runtime_, weight, x, call_.tokens, out, make, updates_.begin(weight, x, out));
+        updates_.finish();
     }
 
     // Whether the product at `at`, the activation and the product after it can be done in one go.
@@ -268,6 +269,7 @@ class LayersRun {
 
     Runtime& runtime_;
     const LayersCall& call_;
+    ProductUpdates updates_;
     Registers registers_{runtime_, call_};
     AttentionRun attention_{runtime_, call_, registers_};
     MixerRun mixer_{runtime_, call_, registers_};

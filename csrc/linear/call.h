@@ -96,7 +96,8 @@ void multiply_dense(const LinearCall& call, const LinearWeight::Part& part, int6
 // others with the ends of theirs. `prepare`, unless it is null, makes the input: on the calling thread, while the
 // others begin to read.
 using Prepare = std::function<void()>;
-void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Prepare& prepare);
+void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Prepare& prepare,
+                  const Beside* beside = nullptr);
 
 // Many tokens, whose input is prepared.
 void multiply_many(const LinearCall& call);

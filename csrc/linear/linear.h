@@ -61,10 +61,13 @@ class LinearWeight {
     int64_t bytes() const;  // of its parts, when they are in memory
     const std::vector<Part>& parts() const { return parts_; }
 
+    // That of no other weight; those that are made one after another have numbers that follow one another.
+    int64_t number() const { return number_; }
+
   private:
     Part describe(Type type, int64_t rows, const float* bias) const;
 
-    int64_t in_features_, out_features_ = 0;
+    int64_t in_features_, out_features_ = 0, number_;
     std::vector<Part> parts_;
 };
 
@@ -76,10 +79,17 @@ void repack_parts(Runtime& runtime, std::span<const LinearWeight* const> weights
 // not start a section of the pool, nor throw.
 using MakeRows = std::function<void(int64_t first, int64_t last)>;
 
+// Other work of a product's threads, with the same x: `run` is called for each share in [0, shares), at most as many as
+// there are threads, by any of them, when x is made.
+struct Beside {
+    int shares;
+    std::function<void(int share)> run;
+};
+
 // out[t][:] = weight * x[t] + bias for `tokens` rows; x has in_features columns, out out_features, both
 // contiguous. The caller holds the runtime's mutex. Throws std::bad_alloc.
 void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
-              const MakeRows& make_rows = nullptr);
+              const MakeRows& make_rows = nullptr, const Beside* beside = nullptr);
 
 // Whether multiply_gated serves these weights and so many tokens: many, all weights quantised, 32 columns at a time.
 bool can_multiply_gated(const LinearWeight& gate_up, const LinearWeight& down, int64_t tokens);

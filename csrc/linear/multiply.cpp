@@ -14,7 +14,6 @@ using Part = LinearWeight::Part;
 // Few tokens: the last tenth of each thread's share goes in pieces that others may take, to end together.
 constexpr int64_t kSpareFraction = 10;
 constexpr int kSparePieces = 4;
-constexpr int kShareTasks = 1 + kSparePieces;
 // Less than this takes one thread no longer than starting the others.
 constexpr int64_t kSmallBytes = 32768;
 // What a waiting thread reads: it must fit into its second-level cache.
@@ -162,7 +161,7 @@ void read_until_ready(std::span<const LinearCall> calls, int64_t first, int64_t 
 
 }  // namespace
 
-void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Prepare& prepare) {
+void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Prepare& prepare, const Beside* beside) {
     int64_t all = 0;
     for (const LinearCall& call : calls) {
         for (const Part& part : call.weight.parts()) all += part.blocks * part.block_bytes * cost_of(call);
@@ -170,17 +169,25 @@ void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Pre
     const int threads = runtime.pool.threads();
     if (threads == 1 || all < kSmallBytes * kBoundTokens) {
         if (prepare) prepare();
-        return multiply_run(calls, 0, all);
+        multiply_run(calls, 0, all);
+        for (int share = 0; beside != nullptr && share < beside->shares; ++share) beside->run(share);
+        return;
     }
     std::atomic<bool> ready{!prepare};
     const auto share_at = [&](int64_t share) { return all * share / threads; };
-    // A share's own part, and then the pieces of what is left of it.
+    // A share's own part, and the pieces of what is left of it; between them the share of what is done beside.
+    const int extra = beside == nullptr ? 0 : 1, share_tasks = 1 + extra + kSparePieces;
     const auto task_at = [&](int64_t share, int64_t task) {
         const int64_t first = share_at(share), last = share_at(share + 1), spare = (last - first) / kSpareFraction;
         return task == 0 ? first : last - spare + spare * (task - 1) / kSparePieces;
     };
-    runtime.pool.parallel_for_near(threads * kShareTasks, [&](int index, int thread) {
-        const int share = index / kShareTasks, task = index % kShareTasks;
+    runtime.pool.parallel_for_near(threads * share_tasks, [&](int index, int thread) {
+        const int share = index / share_tasks, begun = index % share_tasks, task = begun == 0 ? 0 : begun - extra;
+        if (begun != 0 && task == 0) {
+            wait_until([&] { return ready.load(std::memory_order_acquire); });
+            if (share < beside->shares) beside->run(share);
+            return;
+        }
         const int64_t first = task_at(share, task), last = task_at(share, task + 1);
         if (!ready.load(std::memory_order_acquire)) {
             if (thread == 0) {
@@ -195,7 +202,7 @@ void multiply_few(Runtime& runtime, std::span<const LinearCall> calls, const Pre
 }
 
 void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int64_t tokens, float* out,
-              const MakeRows& make_rows) {
+              const MakeRows& make_rows, const Beside* beside) {
     if (tokens == 0 || weight.parts().empty()) return;
     const LinearCall call = begin_call(runtime, weight, x, tokens, out, Scratch::activations);
     Ran ran(OperatorName::linear);
@@ -206,10 +213,12 @@ void multiply(Runtime& runtime, const LinearWeight& weight, const float* x, int6
         const bool alone = tokens * weight.in_features() < kAloneValues || runtime.pool.threads() == 1;
         if (!alone) prepare_together(call, make_rows);
         const Prepare prepare = [&] { prepare_alone(call, make_rows); };
-        return multiply_few(runtime, {&call, 1}, alone ? prepare : nullptr);
+        return multiply_few(runtime, {&call, 1}, alone ? prepare : nullptr, beside);
     }
     prepare_together(call, make_rows);
     multiply_many(call);
+    if (beside == nullptr) return;
+    runtime.pool.parallel_for_near(beside->shares, [&](int share, int) { beside->run(share); });
 }
 
 }  // namespace mlxr

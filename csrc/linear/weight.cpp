@@ -1,5 +1,6 @@
 // Weights: checks and repacking. See linear.h.
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -15,6 +16,8 @@ namespace {
 // 32-bit sums of a row's groups stay exact for any length; this bounds sizes so that no product of them
 // overflows.
 constexpr int64_t kMaxFeatures = int64_t{1} << 28;
+
+std::atomic<int64_t> made{0};  // weights so far
 
 std::string text(int64_t value) {
     return std::to_string(value);
@@ -52,7 +55,7 @@ void repack_runs(Runtime& runtime, const std::vector<Run>& runs) {
 
 }  // namespace
 
-LinearWeight::LinearWeight(int64_t in_features) : in_features_(in_features) {
+LinearWeight::LinearWeight(int64_t in_features) : in_features_(in_features), number_(made.fetch_add(1)) {
     if (in_features < 1 || in_features > kMaxFeatures) {
         throw std::invalid_argument("linear weight: in_features is " + text(in_features) + ", expected 1 to " +
                                     text(kMaxFeatures));

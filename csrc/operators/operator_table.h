@@ -206,8 +206,9 @@ enum class LoraType : int { f32, f16, bf16 };
 
 // A low-rank update of some rows: out[row, first_column + i] += scale * sum over r of b[r, i] * (a[r] . x[row]).
 // Both matrices lie in tiles, so that each is read from front to end, and what fills up the last tiles is zeros: a in
-// blocks of kLoraRanks ranks, in which 16 columns of each rank follow one another; b in blocks of kLoraColumns columns,
-// in which the ranks do.
+// blocks of kLoraRanks ranks, in which kLoraGroup columns of each rank follow one another; b in blocks of kLoraColumns
+// columns, in which the ranks do. Of kLoraGroup columns in bf16 number i of the first half stands before that of the
+// second.
 struct LoraCall {
     const float* x;  // (rows of a batch, columns)
     float* out;      // (rows of a batch, out_stride)
@@ -221,7 +222,7 @@ struct LoraCall {
     float* reduced;  // (count, reduced_stride): what a makes of x
     int64_t reduced_stride;
 };
-constexpr int64_t kMaxLoraRank = 256, kLoraRanks = 4, kLoraColumns = 64;
+constexpr int64_t kMaxLoraRank = 256, kLoraRanks = 4, kLoraColumns = 64, kLoraGroup = 32;
 
 struct LogitScan {
     float peak;          // the greatest; -inf when there is none above

@@ -5,7 +5,7 @@ A thin face over the service; everything it does, the command line does through 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Unpack
@@ -15,7 +15,7 @@ from mlxr.core.keywords import resolve_keywords, show_keywords
 from mlxr.core.model_keywords import ModelKeywords
 from mlxr.core.types import Grammar, SamplingParams
 from mlxr.loading import LoadedModel, Progress
-from mlxr.service.adapters import Adapters
+from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.completion import Completion, fold_events
 from mlxr.service.opening import (
     build_engine,
@@ -91,18 +91,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        adapter: str | Sequence[str | None] | None = None,
+        adapter: AdapterChoice | Sequence[AdapterChoice | None] | None = None,
     ) -> list[Completion]:
         """Continue one prompt or several, which are computed together; one completion per prompt, in their order.
 
         A prompt is text, in which special tokens count as such, or a list of token ids. `params` is for all prompts,
-        or one for each; so is `adapter`, the name of one that is loaded, or None. With `n` above 1 the `choices` of a
-        completion are its prompt's answers. Raises InvalidRequest when one of the prompts cannot be served; the others
-        are cancelled then.
+        or one for each; so is `adapter`, the name of one that is loaded, several with factors that are added in their
+        order ({"sql": 0.5, "brief": 1.0}), or None. With `n` above 1 the `choices` of a completion are its prompt's
+        answers. Raises InvalidRequest when one of the prompts cannot be served; the others are cancelled then.
         """
         wanted = _list_prompts(prompts)
         own_params = _list_params(params, len(wanted))
-        listed = [adapter] * len(wanted) if adapter is None or isinstance(adapter, str) else list(adapter)
+        listed = [adapter] * len(wanted) if adapter is None or isinstance(adapter, str | Mapping) else list(adapter)
         if len(listed) != len(wanted):
             raise InvalidRequest("adapter", f"must be one for each prompt; got {len(listed)} for {len(wanted)}")
         token_ids = [self._session.encode_prompt(prompt) for prompt in wanted]
@@ -132,7 +132,7 @@ class LLM:
         *,
         think: bool | str | None = None,
         grammar: Grammar | None = None,
-        adapter: str | None = None,
+        adapter: AdapterChoice | None = None,
     ) -> Completion:
         """The assistant's next message. `messages` are `{"role": ..., "content": ...}`, the oldest first.
 
@@ -143,7 +143,9 @@ class LLM:
         with self.stream_chat(messages, params, think=think, grammar=grammar, adapter=adapter) as stream:
             return fold_events(stream)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: str | None = None) -> Stream:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, adapter: AdapterChoice | None = None
+    ) -> Stream:
         """Continue one prompt; iterate over the result for TextDelta events and one Finish. Closing it cancels."""
         return self._session.stream(self._session.encode_prompt(prompt), params or SamplingParams(), adapter)
 
@@ -154,7 +156,7 @@ class LLM:
         *,
         think: bool | str | None = None,
         grammar: Grammar | None = None,
-        adapter: str | None = None,
+        adapter: AdapterChoice | None = None,
     ) -> Stream:
         """`chat` as a stream of events."""
         request = ChatRequest(messages, params or SamplingParams(), think=think, grammar=grammar, adapter=adapter)

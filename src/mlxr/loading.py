@@ -30,7 +30,7 @@ from mlxr.model_files.reading import read_eagle, read_footprint, read_sampling, 
 from mlxr.model_files.source import SourceModel, list_files, name_quantization, open_source
 from mlxr.model_files.tensors import read_tensors
 from mlxr.models import Decoder, ModelConfig
-from mlxr.models.adapter import Adapter, make_adapter
+from mlxr.models.adapter import Adapter, add_adapters, make_adapter
 from mlxr.models.draft_head import DraftHead
 from mlxr.models.draft_layer import take_draft_layer
 from mlxr.models.eagle import EagleHead
@@ -52,6 +52,7 @@ __all__ = [
     "Progress",
     "Routing",
     "SourceModel",
+    "add_adapters",
     "check_vocabulary",
     "choose_device",
     "find_draft",
@@ -120,8 +121,8 @@ class LoadedModel:
         """The model's experts, if it has some."""
         return summarise_experts(self.config)
 
-    def load_adapter(self, path: str | Path, factor: float = 1.0) -> Adapter:
-        """Read a low-rank adapter for this model: a PEFT folder or a GGUF file; `factor` times what it says.
+    def load_adapter(self, path: str | Path) -> Adapter:
+        """Read a low-rank adapter for this model: a PEFT folder or a GGUF file.
 
         Raises NotFound, FormatError for a broken file, ModelError for one of another model, DeviceError where several
         GPUs compute the model.
@@ -132,7 +133,7 @@ class LoadedModel:
         with name_in_errors(file.path):
             return make_adapter(
                 file.path.name,
-                file.scale(factor),
+                file.pairs,
                 self.ctx,
                 self.model.linear_weights(),
                 self.config,

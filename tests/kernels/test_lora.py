@@ -42,9 +42,12 @@ def make_parts(seed: int, columns: int, splits: Sequence[int], rank: int, kind: 
 
 
 def run(ctx: Context, x: np.ndarray, out: np.ndarray, splits: Sequence[int], adapters: Sequence[Any]) -> np.ndarray:
-    """`out` with the updates of adapters, each (rows, parts)."""
+    """`out` with the updates of adapters, each (rows, parts) or (rows, parts, factor)."""
     weight = make_weight(ctx, x.shape[1], splits)
-    own = [AdapterRows(np.array(rows, np.int32), prepare_adapter(ctx, {weight: parts})) for rows, parts in adapters]
+    own = [
+        AdapterRows(np.array(rows, np.int32), prepare_adapter(ctx, {weight: parts}), *factor)
+        for rows, parts, *factor in adapters
+    ]
     return add_lora(ctx, x, out.copy(), weight, own)
 
 
@@ -74,6 +77,31 @@ def test_updates_equal_the_reference_and_their_bits_stay(
         alone = [([0], numbers[owners[row]])] if owners[row] >= 0 else []
         got = run(Context("cpu", threads=1), x[row : row + 1], out[row : row + 1], splits, alone)
         assert np.array_equal(got[0], results[0][row])
+
+
+@pytest.mark.parametrize("tokens", [4, 40])
+def test_adapters_of_one_row_are_added_in_their_order(tokens: int) -> None:
+    chance, splits = np.random.default_rng(7), (200, 9, 64)
+    x, out = (chance.standard_normal((tokens, size)).astype(np.float32) for size in (96, sum(splits)))
+    numbers = [make_parts(seed, 96, splits, 16, "f32") for seed in range(3)]
+    rows = [*range(tokens)]
+    adapters = [(rows, numbers[0], 0.3), (rows[1:], numbers[1], -1.7), ([0], numbers[2], 1.0), (rows[:2], numbers[2])]
+    wanted = run(Context("reference"), x, out, splits, adapters)
+    results = [
+        run(Context("cpu", threads=threads, isa=isa), x, out, splits, adapters) for isa in ISAS for threads in (1, 3)
+    ]
+    assert np.abs(results[0] - wanted).max() <= 1e-5 * np.abs(wanted).max()
+    assert all(np.array_equal(result, results[0]) for result in results[1:])
+    one = Context("cpu", threads=1)
+    for row in (0, 1, tokens - 1):
+        step = out[row : row + 1]
+        for own, parts, *factor in adapters:
+            if row in own:
+                step = run(one, x[row : row + 1], step, splits, [([0], parts, *factor)])
+        assert np.array_equal(step[0], results[0][row])
+    turned = run(one, x, out, splits, adapters[::-1])
+    assert not np.array_equal(turned, results[0])
+    assert np.abs(turned - results[0]).max() <= 1e-5 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +134,7 @@ def test_rows_are_chosen_by_their_places() -> None:
     assert [one.rows.tolist() for one in chosen] == [[0, 2], [1]]
 
 
-@pytest.mark.parametrize("harm", ["columns", "outputs", "rank 0", "rank 257", "ranks", "two adapters", "row", "twice"])
+@pytest.mark.parametrize("harm", ["columns", "outputs", "rank 0", "rank 257", "ranks", "row", "row twice", "twice"])
 def test_what_does_not_fit_is_refused(harm: str) -> None:
     ctx = Context("cpu", threads=1)
     weight = make_weight(ctx, 32, (16,))
@@ -114,7 +142,7 @@ def test_what_does_not_fit_is_refused(harm: str) -> None:
     a = np.ones((rank, 33 if harm == "columns" else 32), np.float32)
     b = np.ones((16, rank + (harm == "ranks")), np.float32)
     parts = [LoraPart(1 if harm == "outputs" else 0, a, b, 1.0)] * (2 if harm == "twice" else 1)
-    rows = [np.array([4 if harm == "row" else 1], np.int32)] * (2 if harm == "two adapters" else 1)
+    rows = np.array({"row": [4], "row twice": [1, 1]}.get(harm, [1]), np.int32)
     x, out = np.ones((3, 32), np.float32), np.ones((3, 16), np.float32)
     with pytest.raises(ValueError, match="lora"):
-        add_lora(ctx, x, out, weight, [AdapterRows(own, prepare_adapter(ctx, {weight: parts})) for own in rows])
+        add_lora(ctx, x, out, weight, [AdapterRows(rows, prepare_adapter(ctx, {weight: parts}))])

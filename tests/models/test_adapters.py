@@ -155,7 +155,7 @@ def test_a_gguf_adapter_says_the_same(tmp_path: Path) -> None:
     model = Decoder(Context("reference"), config_from_gguf(metadata, tensors), tensors)
     fitted = fit(model, file, base_is_gguf=True)
     written = []
-    for weight, parts in fitted.updates.payload[0].items():
+    for weight, parts in fitted.parts[0].updates.payload[0].items():
         firsts = np.cumsum([0, *weight.splits]).tolist()
         for part in parts:
             name = weight.names[firsts.index(part.first)]

@@ -59,6 +59,9 @@ def wanted(files: Path) -> dict[str | None, str]:
         for name, path in {**paths, "folder": files / "folder"}.items():
             llm.load_adapter(path, name)
             texts[name] = llm.generate(PROMPT, params, adapter=name)[0].text
+        mixed = llm.generate([PROMPT] * 3, params, adapter=["two", {"one": 0.5, "folder": -1.5}, None])
+        assert [mixed[0].text, mixed[2].text] == [texts["two"], texts[None]]
+        texts["sum"] = mixed[1].text
     assert len(set(texts.values())) == len(texts)
     return texts
 
@@ -158,8 +161,11 @@ def test_llamacpp_chooses_by_id_and_scale(client: httpx.Client, wanted: dict[str
     half = say(lora=[{"id": one, "scale": -0.5}])
     assert half != wanted["one"]
     assert half == say(lora=[{"id": folder, "scale": 0.0}, {"id": one, "scale": -0.5}])
-    both = {"prompt": PROMPT, "lora": [{"id": one, "scale": 0.5}, {"id": folder, "scale": 1.5}]}
-    assert "at once" in client.post("/completion", json=both).json()["error"]["message"]
+    both = [{"id": one, "scale": 0.5}, {"id": folder, "scale": -1.5}]
+    assert one < folder
+    assert say(lora=both) == say(lora=both[::-1]) == wanted["sum"]
+    assert client.post("/lora-adapters", json=both).json() == {"success": True}
+    assert say() == wanted["sum"] == text_of(complete(client, "demo"))
     assert text_of(complete(client, "one", lora=[])) == wanted[None]
     assert client.post("/lora-adapters", json=[{"id": one, "scale": 1.0}]).json() == {"success": True}
     assert say() == wanted["one"] == text_of(complete(client, "demo"))

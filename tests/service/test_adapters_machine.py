@@ -6,11 +6,13 @@ import gc
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mlxr.core.errors import AdaptersBusy, InvalidRequest
 from mlxr.loading import Adapter
+from mlxr.models.adapter import AdapterPart
 from mlxr.service.adapters import Adapters
 
 PART_BYTES = 4 * 4 * 2  # a and b of 4 numbers each
@@ -19,7 +21,8 @@ PART_BYTES = 4 * 4 * 2  # a and b of 4 numbers each
 def read(path: str | Path) -> Adapter:
     """An adapter of as many parts as the name of its file ends with."""
     name = Path(path).name
-    return Adapter(name, name.encode(), SimpleNamespace(nbytes=int(name[-1]) * PART_BYTES))  # type: ignore[arg-type]
+    updates: Any = SimpleNamespace(nbytes=int(name[-1]) * PART_BYTES)
+    return Adapter(name, name.encode(), (AdapterPart(updates),))
 
 
 def measure(path: str | Path) -> int:

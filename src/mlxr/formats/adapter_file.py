@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -77,10 +77,6 @@ class AdapterFile:
     path: Path
     is_gguf: bool
     pairs: tuple[LowRankPair, ...]
-
-    def scale(self, factor: float) -> tuple[LowRankPair, ...]:
-        """The pairs, their products multiplied by `factor`."""
-        return tuple(replace(pair, scale=pair.scale * factor) for pair in self.pairs)
 
 
 def read_adapter(path: str | os.PathLike[str]) -> AdapterFile:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,22 +19,45 @@ from mlxr.models.updates import OUTPUT as OUTPUT
 from mlxr.models.updates import TABLE, Layouts, Pair, list_updates
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterPart:
+    """Updates that count `factor` times."""
+
+    updates: AdapterWeights
+    factor: float = 1.0
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """Updates of one model's weights. `digest` (32 bytes) names all that they say.
+    """Updates of one model's weights, of which the `parts` are added in their order.
 
-    `sources` is the adapter whose matrices a copy has, which the copy keeps alive.
+    `digest` (32 bytes) names all that they say. `sources` are the adapters whose matrices a copy or a sum has, which it
+    keeps alive.
     """
 
     name: str
     digest: bytes
-    updates: AdapterWeights
+    parts: tuple[AdapterPart, ...]
     sources: tuple[Adapter, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all matrices, as they are held."""
-        return self.updates.nbytes
+        return sum(part.updates.nbytes for part in self.parts)
+
+
+def add_adapters(shares: Sequence[tuple[Adapter, float]]) -> Adapter | None:
+    """The sum of adapters of one model in their order, each so many times; None without any."""
+    if not shares:
+        return None
+    if len(shares) == 1 and shares[0][1] == 1.0:
+        return shares[0][0]
+    digest = hashlib.blake2b(digest_size=32)
+    for adapter, factor in shares:
+        digest.update(adapter.digest + struct.pack("<d", factor))
+    parts = [AdapterPart(part.updates, part.factor * factor) for adapter, factor in shares for part in adapter.parts]
+    name = " + ".join(adapter.name for adapter, _ in shares)
+    return Adapter(name, digest.digest(), tuple(parts), tuple(adapter for adapter, _ in shares))
 
 
 def make_adapter(
@@ -65,7 +89,7 @@ def make_adapter(
         update.check_shape(count, weight.in_features)
         part = found[update.name] = LoraPart(first, update.a, update.b, update.scale)
         parts.setdefault(weight, []).append(part)
-    return Adapter(name, _digest(found), prepare(ctx, parts, table))
+    return Adapter(name, _digest(found), (AdapterPart(prepare(ctx, parts, table)),))
 
 
 def _digest(found: Mapping[str, LoraPart | TablePart]) -> bytes:
@@ -85,12 +109,18 @@ def group_batch(batch: RaggedBatch) -> tuple[AdapterRows, ...]:
 
 
 def group_rows(adapters: Sequence[object], starts: Sequence[int]) -> tuple[AdapterRows, ...]:
-    """Of rows [starts[i], starts[i + 1]), which have adapter i or None, those of each adapter."""
-    rows: dict[Adapter, list[tuple[int, int]]] = {}
+    """Of rows [starts[i], starts[i + 1]), which have adapter i or None, those of each part.
+
+    All first parts come before all second ones, so that those of a row are in their order.
+    """
+    rows: dict[tuple[int, AdapterWeights, float], list[tuple[int, int]]] = {}
     for index, adapter in enumerate(adapters):
         if isinstance(adapter, Adapter):
-            rows.setdefault(adapter, []).append((starts[index], starts[index + 1]))
-    return tuple(AdapterRows(list_rows(own), adapter.updates) for adapter, own in rows.items())
+            for place, part in enumerate(adapter.parts):
+                key = (place, part.updates, part.factor)
+                rows.setdefault(key, []).append((starts[index], starts[index + 1]))
+    ordered = sorted(rows.items(), key=lambda item: item[0][0])
+    return tuple(AdapterRows(list_rows(own), updates, factor) for (_, updates, factor), own in ordered)
 
 
 def _find_places(weights: Iterable[LinearWeight]) -> dict[str, tuple[LinearWeight, int, int]]:

@@ -88,9 +88,7 @@ async def _acquire(
             listed = await asyncio.to_thread(adapters.list_for, lease.record.short_name)
             shares = [(record, scales[record.name]) for record in listed if record.name in scales]
         if shares:
-            if len(shares) > 1:
-                raise InvalidRequest("lora", f"{len(shares)} adapters at once are not supported; choose one")
-            lease.adapter = await lease.session.adapters.bring(*shares[0])
+            lease.adapter = await lease.session.adapters.bring_sum(shares)
             lease.adapter_name = " + ".join(record.name for record, _ in shares)
             for record, _ in shares:
                 lease.session.adapters.count_request(record.name)

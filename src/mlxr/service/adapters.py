@@ -7,20 +7,22 @@ them; the others (`load`) stay until they are unloaded.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
 from mlxr.adapters import measure_adapter
 from mlxr.core.errors import AdaptersBusy, InvalidRequest
-from mlxr.loading import Adapter
+from mlxr.loading import Adapter, add_adapters
 
 MAX_NAME_CHARACTERS = 200
 Measure = Callable[[str | Path], int]
+AdapterChoice = str | Mapping[str, float]  # the name of one, or several that are added in this order, each so often
 
 
 @dataclass(slots=True)
@@ -73,7 +75,9 @@ class Adapters:
     `measure` tells the bytes of one before it is read.
     """
 
-    def __init__(self, read: Callable[..., Adapter], most_bytes: int, measure: Measure = measure_adapter) -> None:
+    def __init__(
+        self, read: Callable[[str | Path], Adapter], most_bytes: int, measure: Measure = measure_adapter
+    ) -> None:
         self._read, self._most_bytes, self._measure = read, most_bytes, measure
         self._entries: dict[str, _Entry] = {}  # the last used one last
         self._held: dict[int, tuple[weakref.ref[Adapter], int]] = {}
@@ -116,10 +120,8 @@ class Adapters:
             self._add(chosen, path, None)
         return chosen
 
-    def provide(self, name: str, path: Path, version: str, factor: float = 1.0) -> Adapter:
+    def provide(self, name: str, path: Path, version: str) -> Adapter:
         """The adapter at `path`, read unless it is there in this `version`; another version's place is taken.
-
-        It counts `factor` times.
 
         Raises as `load` does, and AdaptersBusy while answers have what would have to make room.
         """
@@ -131,7 +133,7 @@ class Adapters:
             if found is not None:
                 return found
             check_name(name)
-            return self._add(name, path, version, factor).lend()
+            return self._add(name, path, version).lend()
 
     def peek(self, name: str, version: str) -> Adapter | None:
         """The adapter of that name if it is there in that version."""
@@ -148,6 +150,20 @@ class Adapters:
                 return entry.lend()
         known = ", ".join(self.names[:8]) or "none"
         raise InvalidRequest("adapter", f"{name[:MAX_NAME_CHARACTERS]!r} is not loaded; loaded are: {known}")
+
+    def choose(self, wanted: AdapterChoice) -> Adapter | None:
+        """The adapter, or the sum of several, for a request; raises InvalidRequest as `find` does."""
+        shares = {wanted: 1.0} if isinstance(wanted, str) else wanted
+        found = []
+        for name, factor in shares.items():
+            if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+                raise InvalidRequest(
+                    "adapter", f"{name[:MAX_NAME_CHARACTERS]!r} must have a number; got {factor!r:.40}"
+                )
+            found.append((self.find(name), float(factor)))
+        for name in shares:
+            self.count_request(name)
+        return add_adapters(found)
 
     def count_request(self, name: str) -> None:
         """A request has chosen an adapter."""
@@ -177,10 +193,10 @@ class Adapters:
         self._waiting.append(look)
         look()
 
-    def _add(self, name: str, path: str | Path, version: str | None, factor: float = 1.0) -> _Entry:
+    def _add(self, name: str, path: str | Path, version: str | None) -> _Entry:
         """Read an adapter and give it the name; the caller holds `_loading`."""
         self._make_room(name, self._measure(path))
-        adapter = self._read(path) if factor == 1.0 else self._read(path, factor)
+        adapter = self._read(path)
         number = next(self._numbers)
         self._make_room(name, adapter.nbytes)
 

@@ -16,7 +16,7 @@ from mlxr.core.errors import InvalidRequest
 from mlxr.core.types import SamplingParams
 from mlxr.engine.constraint import TokenConstraint
 from mlxr.loading import Adapter
-from mlxr.service.adapters import Adapters
+from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.answer import PLAIN, Answer, AnswerFormat
 from mlxr.service.breakers import BreakerFinder
 from mlxr.service.chat import Chat, Rules, Turn
@@ -161,15 +161,14 @@ class Preparation:
             and request.params.logprobs is not None,
         )
 
-    def find_adapter(self, wanted: str | Adapter | None) -> Adapter | None:
+    def find_adapter(self, wanted: AdapterChoice | Adapter | None) -> Adapter | None:
         """The adapter of that name; None is that of requests that name none. Raises InvalidRequest for unknown ones."""
-        name = self._adapter if wanted is None else wanted
-        if name is None or isinstance(name, Adapter):
-            return name
+        chosen = self._adapter if wanted is None else wanted
+        if chosen is None or isinstance(chosen, Adapter):
+            return chosen
         if self._adapters is None:
             raise InvalidRequest("adapter", "none can be loaded here")
-        self._adapters.count_request(name)
-        return self._adapters.find(name)
+        return self._adapters.choose(chosen)
 
     def prepare_tokens(
         self,

@@ -17,6 +17,7 @@ from mlxr.service.window import Window
 
 if TYPE_CHECKING:
     from mlxr.loading import Adapter
+    from mlxr.service.adapters import AdapterChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class TextRequest:
     deadline_s: float | None = None
     echo: str | None = None
     window: Window | None = None
-    adapter: str | Adapter | None = None
+    adapter: AdapterChoice | Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +85,4 @@ class ChatRequest:
     priority: int = 0
     deadline_s: float | None = None
     window: Window | None = None
-    adapter: str | Adapter | None = None
+    adapter: AdapterChoice | Adapter | None = None

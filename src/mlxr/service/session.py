@@ -20,7 +20,7 @@ from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.engine import Engine
 from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.stats import EngineStats
-from mlxr.service.adapters import Adapters
+from mlxr.service.adapters import AdapterChoice, Adapters
 from mlxr.service.answer import Answer
 from mlxr.service.completion import Completion, fold_events
 from mlxr.service.preparation import Preparation, Prepared
@@ -106,7 +106,7 @@ class Session:
         """Token ids of a conversation; TemplateError without a chat template, InvalidRequest for bad messages."""
         return self._preparation.encode_chat(ChatRequest(messages, SamplingParams()))
 
-    def stream(self, token_ids: Sequence[int], params: SamplingParams, adapter: str | None = None) -> Stream:
+    def stream(self, token_ids: Sequence[int], params: SamplingParams, adapter: AdapterChoice | None = None) -> Stream:
         """Start the answers to one prompt. They are refused here and now, or their events follow.
 
         Raises InvalidRequest, OutOfPages, or QueueFull when too many prompts wait already.
@@ -139,7 +139,7 @@ class Session:
         self,
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
-        adapters: Sequence[str | None] | None = None,
+        adapters: Sequence[AdapterChoice | None] | None = None,
     ) -> list[Completion]:
         """Whole answers to several prompts, computed in one ragged batch, in the order of the prompts.
 
@@ -156,7 +156,9 @@ class Session:
             for stream in streams:
                 stream.close()
 
-    def _stream_when_room(self, token_ids: Sequence[int], params: SamplingParams, adapter: str | None) -> Stream:
+    def _stream_when_room(
+        self, token_ids: Sequence[int], params: SamplingParams, adapter: AdapterChoice | None
+    ) -> Stream:
         while True:
             try:
                 return self.stream(token_ids, params, adapter)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from mlxr.loading import Adapter
+from mlxr.loading import Adapter, add_adapters
 from mlxr.registry import AdapterRecord
 from mlxr.service.adapters import Adapters
-
-_TIMES = " × "  # between an adapter's name and a factor, which names of adapters cannot have
 
 
 class SessionAdapters(Adapters):
@@ -17,30 +16,29 @@ class SessionAdapters(Adapters):
 
     _reader: ThreadPoolExecutor | None = None
 
-    async def bring(self, record: AdapterRecord, factor: float = 1.0) -> Adapter:
-        """The adapter of a record, read first if need be; one is read at a time. Raises as `Adapters.provide` does.
-
-        With a `factor` other than 1 it is read for itself, and multiplied by it.
-        """
-        name = record.name if factor == 1.0 else f"{record.name}{_TIMES}{factor!r}"
-        found = self.peek(name, record.digest)
+    async def bring(self, record: AdapterRecord) -> Adapter:
+        """The adapter of a record, read first if need be; one is read at a time. Raises as `Adapters.provide` does."""
+        found = self.peek(record.name, record.digest)
         if found is None:
             found = await asyncio.get_running_loop().run_in_executor(
-                self._require_reader(), self.provide, name, record.path, record.digest, factor
+                self._require_reader(), self.provide, record.name, record.path, record.digest
             )
         return found
+
+    async def bring_sum(self, shares: Sequence[tuple[AdapterRecord, float]]) -> Adapter | None:
+        """The sum of the adapters of records in their order, each so many times; else as `bring`."""
+        return add_adapters([(await self.bring(record), factor) for record, factor in shares])
 
     async def unload_and_wait(self, name: str) -> None:
         """Forget an adapter, and wait until no answer has it any more."""
         loop = asyncio.get_running_loop()
-        for own in [one for one in self.names if one == name or one.startswith(name + _TIMES)]:
-            gone = asyncio.Event()
+        gone = asyncio.Event()
 
-            def on_gone(gone: asyncio.Event = gone) -> None:
-                loop.call_soon_threadsafe(gone.set)
+        def on_gone() -> None:
+            loop.call_soon_threadsafe(gone.set)
 
-            self.release(own, on_gone)
-            await gone.wait()
+        self.release(name, on_gone)
+        await gone.wait()
 
     def stop(self) -> None:
         """End the thread that reads; what waits for it is not read."""

@@ -18,7 +18,7 @@ class StepInput:
     That is one K and one V pool, None for a layer without them, and the pool of a recurrent layer's `states`, (slots,
     floats) in f32, of which the batch's `state_reads` and `state_writes` name the slots; None for other layers.
 
-    `adapters` update the products of some rows; no row is that of two.
+    `adapters` update the products of some rows, in their order.
     """
 
     batch: RaggedBatch

@@ -8,7 +8,7 @@ each number where these say all of it, and are multiplied as f32.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,10 +84,15 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterRows:
-    """The `rows` (n,) of a batch, int32 and ascending, that one adapter updates."""
+    """The `rows` (n,) of a batch, int32 and ascending, that one adapter updates, `factor` times."""
 
     rows: IntArray
     updates: AdapterWeights
+    factor: float = 1.0
+
+    def multiply(self, scale: float) -> float:
+        """The factor times the scale of an update, as f32 has it."""
+        return float(np.float32(scale) * np.float32(self.factor))
 
     def look_up(self, token_ids: IntArray) -> FloatArray | None:
         """(n, rank) numbers for the tokens of these rows, of a batch's `token_ids`; None without a table's update."""
@@ -120,8 +125,8 @@ def list_rows(ranges: Sequence[tuple[int, int]]) -> IntArray:
 
 def choose_rows(adapters: Sequence[AdapterRows], chosen: IntArray) -> list[AdapterRows]:
     """The same of the `chosen` rows alone, by their places there; adapters that have none of them are left out."""
-    placed = [(np.flatnonzero(np.isin(chosen, one.rows)).astype(np.int32), one.updates) for one in adapters]
-    return [AdapterRows(rows, updates) for rows, updates in placed if len(rows)]
+    placed = [(np.flatnonzero(np.isin(chosen, one.rows)).astype(np.int32), one) for one in adapters]
+    return [replace(one, rows=rows) for rows, one in placed if len(rows)]
 
 
 def narrow(*matrices: FloatArray) -> list[Numbers]:
@@ -148,8 +153,8 @@ def add_lora(
 ) -> FloatArray:
     """`out` (T, out_features), the product of x (T, in_features), with the updates of `adapters` added to their rows.
 
-    `out` is taken over: its memory may be written. No row may be that of two adapters. Raises ValueError for shapes
-    that do not fit.
+    `out` is taken over: its memory may be written. A row may be that of several adapters, whose updates are added in
+    their order, one after another. Raises ValueError for shapes that do not fit.
     """
     chosen = [one for one in adapters if weight in one.updates.weights]
     if not chosen:

@@ -12,7 +12,7 @@ from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, Parts, TablePart, narrow
 from mlxr.kernels.tensor import FloatArray, IntArray
 
-NativeRows = list[tuple[Any, IntArray, FloatArray | None]]
+NativeRows = list[tuple[Any, IntArray, float, FloatArray | None]]
 
 
 def prepare(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Any, int]:
@@ -28,7 +28,8 @@ def prepare(ctx: Context, parts: Parts, table: TablePart | None) -> tuple[Any, i
 
 def list_native(adapters: Sequence[AdapterRows], token_ids: IntArray | None = None) -> NativeRows:
     """Adapters and their rows as native calls take them, with what is looked up by `token_ids`."""
-    return [(one.updates.payload, one.rows, None if token_ids is None else one.look_up(token_ids)) for one in adapters]
+    looked_up = [None if token_ids is None else one.look_up(token_ids) for one in adapters]
+    return [(one.updates.payload, one.rows, one.factor, own) for one, own in zip(adapters, looked_up, strict=True)]
 
 
 def add_lora(
@@ -41,6 +42,6 @@ def add_lora(
 
 def add_lora_rows(ctx: Context, out: FloatArray, adapters: Sequence[tuple[AdapterRows, FloatArray]]) -> FloatArray:
     """Add to `out` in place."""
-    native = [(one.updates.payload, one.rows, looked_up) for one, looked_up in adapters]
+    native = [(one.updates.payload, one.rows, one.factor, looked_up) for one, looked_up in adapters]
     ctx.module.lora_table(ctx.native, native, out)
     return out

@@ -69,7 +69,7 @@ def add_lora(ctx: Context, x: Any, out: Any, weight: LinearWeight, adapters: Seq
     x, out = settle(x), settle(out)
     for one in adapters:
         for matrices in one.updates.payload.parts[weight]:
-            out = _expand(ctx, out, one.rows, _reduce(ctx, x, one.rows, matrices.a), matrices)
+            out = _expand(ctx, out, one, _reduce(ctx, x, one.rows, matrices.a), matrices)
     return out
 
 
@@ -77,7 +77,7 @@ def add_lora_rows(ctx: Context, out: Any, adapters: Sequence[tuple[AdapterRows, 
     """A new array for each adapter."""
     out = settle(out)
     for one, looked_up in adapters:
-        out = _expand(ctx, out, one.rows, ctx.gpu.mx.array(looked_up), one.updates.payload.table)
+        out = _expand(ctx, out, one, ctx.gpu.mx.array(looked_up), one.updates.payload.table)
     return out
 
 
@@ -104,14 +104,14 @@ def _reduce(ctx: Context, x: Any, rows: IntArray, a: Any) -> Any:
     return reduced
 
 
-def _expand(ctx: Context, product: Any, rows: IntArray, reduced: Any, matrices: Matrices) -> Any:
+def _expand(ctx: Context, product: Any, one: AdapterRows, reduced: Any, matrices: Matrices) -> Any:
     """`product` with what the rows get, in its type."""
-    gpu, mx = ctx.gpu, ctx.gpu.mx
+    gpu, mx, rows, scale = ctx.gpu, ctx.gpu.mx, one.rows, one.multiply(matrices.scale)
     (count, columns), (ranks, made) = product.shape, matrices.b.shape
     if gpu.launcher is None:
 
         def compose() -> Any:
-            added = (reduced @ matrices.b.astype(mx.float32)) * matrices.scale
+            added = (reduced @ matrices.b.astype(mx.float32)) * scale
             chosen = product.astype(mx.float32).at[mx.array(rows), matrices.first : matrices.first + made]
             return chosen.add(added).astype(product.dtype)
 
@@ -125,7 +125,7 @@ def _expand(ctx: Context, product: Any, rows: IntArray, reduced: Any, matrices: 
             reduced,
             mx.array(places),
             matrices.b,
-            gpu.launcher.numbers(float(matrices.scale)),
+            gpu.launcher.numbers(scale),
             gpu.launcher.numbers(columns, matrices.first, made, ranks),
         ],
         groups=(-(-columns // THREADS), count, 1),

@@ -28,7 +28,7 @@ def add_lora(
         for part in one.updates.payload[0][weight]:
             columns = slice(part.first, part.first + part.b.shape[0])
             for row in one.rows:
-                out[row, columns] += (part.b @ (part.a @ x[row])) * np.float32(part.scale)
+                out[row, columns] += (part.b @ (part.a @ x[row])) * np.float32(one.multiply(part.scale))
     return out
 
 
@@ -37,5 +37,5 @@ def add_lora_rows(ctx: Context, out: FloatArray, adapters: Sequence[tuple[Adapte
     for one, looked_up in adapters:
         table = one.updates.payload[1]
         for row, numbers in zip(one.rows, looked_up, strict=True):
-            out[row] += (numbers @ table.b) * np.float32(table.scale)
+            out[row] += (numbers @ table.b) * np.float32(one.multiply(table.scale))
     return out

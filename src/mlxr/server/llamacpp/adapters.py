@@ -9,7 +9,6 @@ from pydantic import Field, RootModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from mlxr.core.errors import InvalidRequest
 from mlxr.registry import AdapterRecord
 from mlxr.server.llamacpp.errors import ERRORS
 from mlxr.server.openai.fields import AdapterShare
@@ -47,8 +46,6 @@ async def list_adapters(request: Request) -> Response:
 async def set_adapters(request: Request, body: AdapterShares) -> Response:
     """Set which adapters requests to the model `?model=` have that name none."""
     base, records = await asyncio.to_thread(_list, request)
-    if sum(share.scale != 0 for share in body.root) > 1:
-        raise InvalidRequest("lora", "several adapters at once are not supported; set one")
     factors = {share.id: share.scale for share in body.root}
     scales = {record.name: factors.get(index, 0.0) for index, record in enumerate(records)}
     request.app.state.served.adapters.set_scales(base, scales)
