@@ -60,6 +60,25 @@ def test_one_that_is_gone_counts_until_nobody_has_it() -> None:
     assert gone == ["one", "two", "nobody"]
 
 
+def test_several_are_added_in_their_order_and_all_of_them_are_in_use() -> None:
+    adapters = make(4)
+    adapters.load("a1")
+    adapters.load("b2")
+    one, other = (adapters.choose(shares) for shares in ({"a1": 0.5, "b2": 1.0}, {"b2": 1.0, "a1": 0.5}))
+    assert one is not None
+    assert other is not None
+    assert ([part.factor for part in one.parts], [part.factor for part in other.parts]) == ([0.5, 1.0], [1.0, 0.5])
+    assert len({one.digest, other.digest, adapters.find("a1").digest, adapters.find("b2").digest}) == 4
+    assert adapters.choose({}) is None
+    with pytest.raises(InvalidRequest, match="b2 is in use"):
+        adapters.unload("b2")
+    del one, other
+    adapters.unload("b2")
+    for wrong in (float("nan"), 1e7, "1", True):
+        with pytest.raises(InvalidRequest, match="must have a number"):
+            adapters.choose({"a1": wrong})  # type: ignore[dict-item]
+
+
 def test_another_version_takes_the_place_of_the_first() -> None:
     adapters = make(4)
     first = adapters.provide("one", Path("a1"), "1")

@@ -7,7 +7,6 @@ them; the others (`load`) stay until they are unloaded.
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections import Counter
@@ -21,6 +20,7 @@ from mlxr.core.errors import AdaptersBusy, InvalidRequest
 from mlxr.loading import Adapter, add_adapters
 
 MAX_NAME_CHARACTERS = 200
+MAX_FACTOR = 1e6
 Measure = Callable[[str | Path], int]
 AdapterChoice = str | Mapping[str, float]  # the name of one, or several that are added in this order, each so often
 
@@ -156,10 +156,11 @@ class Adapters:
         shares = {wanted: 1.0} if isinstance(wanted, str) else wanted
         found = []
         for name, factor in shares.items():
-            if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
-                raise InvalidRequest(
-                    "adapter", f"{name[:MAX_NAME_CHARACTERS]!r} must have a number; got {factor!r:.40}"
+            if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor) <= MAX_FACTOR:
+                text = (
+                    f"{name[:MAX_NAME_CHARACTERS]!r} must have a number of at most {MAX_FACTOR:g}; got {factor!r:.40}"
                 )
+                raise InvalidRequest("adapter", text)
             found.append((self.find(name), float(factor)))
         for name in shares:
             self.count_request(name)
