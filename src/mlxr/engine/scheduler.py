@@ -204,17 +204,16 @@ class Scheduler:
 
     def _add_drafts(self, planner: Planner, chunks: dict[Sequence, Chunk]) -> None:
         """Let chunks of answers that decode have drafts, as far as there are pages that nobody has to give up."""
-        rows = sum(chunk.tokens for chunk in chunks.values())
-        if not planner.allows(rows):
+        answers, drafters = len(chunks), {}
+        if not planner.begin_step(answers):
             return
-        answers = len(chunks)
-        drafters = {
-            sequence: (drafter, sequence.draft_room)
-            for sequence in chunks
-            if (drafter := sequence.get_drafter()) is not None and planner.is_due(drafter, answers)
-        }
+        for sequence in chunks:
+            drafter = sequence.get_drafter()
+            if drafter is not None and planner.is_due(drafter, answers):
+                drafters[sequence] = drafter, sequence.draft_room
         if not drafters:
             return
+        rows = sum(chunk.tokens for chunk in chunks.values())
         room_rows = self._max_batch_tokens - rows
         for sequence, draft in planner.plan(drafters, room_rows, answers, rows, Sequence.cut_draft).items():
             tokens = chunks[sequence].tokens

@@ -6,9 +6,9 @@ requests change, and one whose guesses pay has no bounds to speak of.
 
 from __future__ import annotations
 
-_SHARE = 0.015  # of the time of all steps
-_FIRST_STEPS = 25.0  # worth of time at the beginning, to find out
-_MOST_STEPS = 1000.0  # worth of time that is saved up at most
+_SHARE = 0.01  # of the time of all steps
+_FIRST_STEPS = 8.0  # worth of time at the beginning, to find out
+_MOST_STEPS = 16.0  # worth of time that is saved up at most
 
 
 class Credit:

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 SHORT = 32  # tokens that the draft model may lag behind and still draft in this step
 _MOST_ROWS = 16  # of its steps that are told apart
 _READ_PAUSE = 4  # steps until it is asked again whether to read a text
-_CHECK_PAUSE = 8  # steps until it is asked again whether drafts pay for an answer
-_FIRST_PAUSE, _LONGEST_PAUSE = 2, 64  # times that the answer was no, until there is a trial
+_FIRST_REST = 8  # steps after a trial that did not pay, until there is another; twice as many after each further one
+_TRIAL_SHARE = 0.01  # of the time of all steps that trials may take where they do not pay
 _GAIN_WEIGHT = 0.05  # of the newest step
 _ANSWER_WEIGHT = 0.1  # of the newest answer
 _FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
@@ -61,7 +61,7 @@ class DraftModel:
         self._prompt_token_s: float | None = None
         self._has_read = False
         self._gains = [_FIRST_GAIN] * (_MOST_ROWS + 1)  # by the answers of a step
-        self._trial_pause = self._trial_waits = _FIRST_PAUSE
+        self._rest_steps, self._next_trial = _FIRST_REST, 0
         self._answer_tokens = _FIRST_ANSWER_TOKENS
 
     def open(self, tokens: list[int], shares: bool) -> ModelDrafter:
@@ -87,19 +87,21 @@ class DraftModel:
         room_rows: int,
         steps: StepCosts,
         credit_s: float,
+        now: int,
     ) -> bool:
         """Draft for those who want it and may have so many tokens; whether a prompt was computed for that.
 
         A step of the other model decodes `answers` and has `room_rows` for drafts; `steps` tell what it costs.
-        `credit_s` may be spent.
+        `credit_s` may be spent. `now` is the number of the step; those who get nothing rest until a later one.
         """
         plain_s = steps.read_seconds(answers)
-        if plain_s is None or credit_s <= 0 or room_rows < 1:
+        wanted = [pair for pair in wanted if self._can_guess(pair[0])]
+        if plain_s is None or credit_s <= 0 or room_rows < 1 or not wanted:
             return False
         room_rows = self._choose_rows(wanted, answers, room_rows, steps)
         row_s = (steps.estimate(answers + room_rows) / steps.estimate(answers) - 1) * plain_s / room_rows
         prices = _Prices(self._costs, row_s, plain_s / answers, max(self._gains[answers], 1.0))
-        chosen = [pair for pair in wanted if self._is_worth(pair, prices, len(wanted))]
+        chosen = [pair for pair in wanted if self._is_worth(pair, prices, len(wanted), now)]
         ready, has_read = [], False
         for drafter, most in chosen:
             if self._count_lag(drafter) <= SHORT:
@@ -107,7 +109,7 @@ class DraftModel:
             elif not has_read and self._may_read(drafter, most, plain_s / answers, self._gains[answers], credit_s):
                 has_read = self._read(drafter)
             else:
-                drafter.pause(_READ_PAUSE)
+                drafter.rests_until = now + _READ_PAUSE
         if ready := [pair for pair in ready if self._reserve(*pair)]:
             self._draft(ready, room_rows, prices)
         return has_read
@@ -129,25 +131,26 @@ class DraftModel:
                 best, chosen = speed, rows
         return chosen
 
-    def _is_worth(self, pair: tuple[ModelDrafter, int], prices: _Prices, answers: int) -> bool:
-        """Whether the model shall draft for an answer now."""
-        drafter, _ = pair
+    def _can_guess(self, drafter: ModelDrafter) -> bool:
+        """Whether the model knows the answer's text, and there is no better guess."""
         is_long = len(drafter.tokens) + 1 >= self._context_tokens
-        if is_long or drafter.is_foreign(self._vocab_size) or drafter.takes_lookup or not drafter.is_ready:
-            return False
-        if drafter.rates.first >= prices.find_bound(answers):
-            self._trial_pause = _FIRST_PAUSE
-            return True
-        drafter.pause(_CHECK_PAUSE)
-        return self._try()
+        is_known = drafter.is_ready and not is_long and not drafter.is_foreign(self._vocab_size)
+        return is_known and not drafter.takes_lookup
 
-    def _try(self) -> bool:
-        """Whether drafts that do not pay, as far as is known, are tried once more: less and less often."""
-        self._trial_waits -= 1
-        if self._trial_waits > 0:
-            return False
-        self._trial_pause = self._trial_waits = min(2 * self._trial_pause, _LONGEST_PAUSE)
-        return True
+    def _is_worth(self, pair: tuple[ModelDrafter, int], prices: _Prices, answers: int, now: int) -> bool:
+        """Whether the model shall draft for an answer now: where that is likely to pay, or a trial is due."""
+        drafter, _ = pair
+        if drafter.was_right:
+            self._rest_steps = _FIRST_REST
+            return True
+        if drafter.rates.first >= prices.find_bound(answers):
+            return True
+        is_due = now >= self._next_trial
+        if is_due:
+            self._next_trial = now + self._rest_steps
+            self._rest_steps = min(2 * self._rest_steps, math.ceil(prices.read_share(answers) / _TRIAL_SHARE))
+        drafter.rests_until = self._next_trial
+        return is_due
 
     def _count_lag(self, drafter: ModelDrafter) -> int:
         """Bring the books of an answer's table up to date; how many of its tokens are not in it."""
@@ -248,7 +251,9 @@ class _Prices:
 
     def find_bound(self, answers: int) -> float:
         """How likely a drafted token must be right to be worth its while, when so many answers get one."""
+        return self.read_share(answers) * self._gain
+
+    def read_share(self, answers: int) -> float:
+        """How much of the time of a token without drafts one drafted token takes; 0 before anything is measured."""
         step_s = self._costs.read_seconds(answers)
-        if step_s is None:
-            return 0.0  # nothing is measured yet
-        return (step_s / answers + self._row_s) * self._gain / self._token_s
+        return 0.0 if step_s is None else (step_s / answers + self._row_s) / self._token_s

@@ -24,7 +24,6 @@ class ModelDrafter:
         "_release_table",
         "_right_tokens",
         "_start",
-        "_waits_tokens",
         "drafted",
         "keys",
         "lookup",
@@ -32,6 +31,7 @@ class ModelDrafter:
         "probabilities",
         "rates",
         "reach",
+        "rests_until",
         "table",
         "tokens",
         "written_tokens",
@@ -56,7 +56,7 @@ class ModelDrafter:
         self.reach = 1.0  # how likely all of the drafted tokens are right
         self._highest = max(tokens, default=0)
         self._start = self._right_tokens = 0
-        self._waits_tokens = 0
+        self.rests_until = 0  # the step from which on the model is to be looked at
 
     @property
     def inputs(self) -> list[int]:
@@ -78,6 +78,11 @@ class ModelDrafter:
     def takes_lookup(self) -> bool:
         """Whether the text itself is at least as good a source of guesses now as the model."""
         return bool(self.lookup.propose(1)) and self.lookup.estimate(1)[0] >= self.rates.first
+
+    @property
+    def was_right(self) -> bool:
+        """Whether the last draft of the model began with the right token."""
+        return self._right_tokens > 0
 
     def is_foreign(self, vocab_size: int) -> bool:
         """Whether the answer has a token that a model with so many does not know."""
@@ -113,30 +118,20 @@ class ModelDrafter:
         return right
 
     def is_due(self) -> bool:
-        """Whether to look at what the model, or the text, could do for the answer now."""
-        if self._waits_tokens > 0:
-            self._waits_tokens -= 1
-            return self.lookup.is_due()
-        return True
-
-    @property
-    def asks_model(self) -> bool:
-        """Whether the model is to be looked at."""
-        return not self._waits_tokens
-
-    def pause(self, tokens: int) -> None:
-        """Do not look for so many steps."""
-        self._waits_tokens = tokens
+        """Whether the text itself offers a guess; whether the model is looked at, the planner knows."""
+        return self.lookup.is_due()
 
     def add(self, token_id: int) -> None:
         """The answer has one more token, which is compared with the guess; it is in the list already."""
         self.lookup.add(token_id)
-        self._highest = max(self._highest, token_id)
-        place = len(self.tokens) - 1 - self._start
-        if place == self._right_tokens < len(self.drafted):
+        if token_id > self._highest:
+            self._highest = token_id
+        if (place := self._right_tokens) < len(self.drafted) and place == len(self.tokens) - 1 - self._start:
             is_right = self.drafted[place] == token_id
             self.rates.count(self.probabilities[place], is_right=is_right, is_first=place == 0)
             self._right_tokens += is_right
+            if is_right:
+                self.rests_until = 0
 
     def propose(self, most: int) -> list[int]:
         """Return what the model drafted after the last token, or else what the text itself offers."""

@@ -45,6 +45,7 @@ class Planner:
         "_plain_steps",
         "_ran_ahead",
         "_since_plain",
+        "_steps",
         "_was_ahead",
         "model",
         "runs_ahead",
@@ -63,7 +64,7 @@ class Planner:
         self._most_tokens, self.model, self._clock = most_tokens, model, clock
         self._costs, self._credit = StepCosts(_MOST_ROWS), Credit()
         self._guess_s, self._has_read = 0.0, False
-        self._since_plain = self._plain_steps = 0
+        self._since_plain = self._plain_steps = self._steps = 0
 
     def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
         """Take in a step that decoded `answers`, with so many rows, and gave so many tokens.
@@ -93,15 +94,22 @@ class Planner:
             if not self._has_read:
                 self.model.count_gain(answers, plain_s / (usual_s + guess_s))
 
-    def allows(self, rows: int) -> bool:
-        """Whether a step of so many rows has room for drafts."""
-        return rows < _MOST_ROWS and not self._ran_ahead
+    def begin_step(self, answers: int) -> bool:
+        """A step that decodes so many answers is about to be planned; whether it has room for drafts."""
+        self._steps += 1
+        return answers < _MOST_ROWS and not self._ran_ahead
 
     def is_due(self, drafter: Drafter, answers: int) -> bool:
-        """Whether there may be a guess for an answer in the next step, which decodes so many."""
-        if answers > self.most_answers and isinstance(drafter, ModelDrafter):
-            return drafter.lookup.is_due()
-        return drafter.is_due()
+        """Whether there may be a guess for an answer in this step that pays; asked for each in each step."""
+        if isinstance(drafter, ModelDrafter):
+            if self._asks_model(drafter, answers):
+                return True
+            drafter = drafter.lookup
+        return drafter.is_due() and drafter.estimate(1)[0] >= self._costs.find_bound(answers, _LEAST_GAIN)
+
+    def _asks_model(self, drafter: ModelDrafter, answers: int) -> bool:
+        is_due = self._steps >= drafter.rests_until and answers <= self.most_answers
+        return is_due and self._credit.seconds > 0 and self.model is not None
 
     def expects(self, drafters: Sequence[Drafter], answers: int) -> bool:
         """Whether the next step is likely to have drafts; asked before the tokens of this one are drawn."""
@@ -111,8 +119,7 @@ class Planner:
         return found
 
     def _expects_model(self, drafters: Sequence[Drafter], answers: int) -> bool:
-        can_guess = self.model is not None and answers <= self.most_answers and self._credit.seconds > 0
-        return can_guess and any(isinstance(drafter, ModelDrafter) and drafter.asks_model for drafter in drafters)
+        return any(isinstance(drafter, ModelDrafter) and self._asks_model(drafter, answers) for drafter in drafters)
 
     def _expects_lookup(self, drafters: Sequence[Drafter], answers: int) -> bool:
         """Whether what the text offers now would pay; then what it offers after one more token is likely to."""
@@ -166,13 +173,13 @@ class Planner:
         wanted = [
             (drafter, most)
             for drafter, most in drafters.values()
-            if isinstance(drafter, ModelDrafter) and most > 0 and drafter.asks_model
+            if isinstance(drafter, ModelDrafter) and most > 0 and self._asks_model(drafter, answers)
         ]
-        if not wanted or answers > self.most_answers:
+        if not wanted:
             return
         start_s = self._clock()
         try:
-            self._has_read = model.fill(wanted, answers, room_rows, self._costs, self._credit.seconds)
+            self._has_read = model.fill(wanted, answers, room_rows, self._costs, self._credit.seconds, self._steps)
         except Exception:  # whatever it was, it concerns guesses alone
             logger.exception("the draft model failed; answers go on without it")
             for drafter, _ in wanted:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 _BOUNDS = (0.3, 0.5, 0.7, 0.85, 0.95, 0.99)  # of the probability that the draft model gives its token
 _FIRST_GUESSES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # before anything is counted
-_WEIGHT, _COMMON_WEIGHT = 0.1, 0.02  # of the newest comparison
+_WEIGHT, _COMMON_WEIGHT = 0.1, 0.05  # of the newest comparison
 
 
 class Rates:
