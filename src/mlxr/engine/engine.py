@@ -307,7 +307,7 @@ class Engine:
             answer.keep_states(start_token, states)
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
         self._answers.count_step(seconds, computed_rows)
-        if self._planner is not None:
+        if self._planner is not None and not self._planner.rests:
             answers = len(drawing.chunks)
             tokens = answers + self._work.accepted_tokens - accepted_tokens
             self._planner.count(computed_rows, seconds, answers if is_decoding else None, tokens)

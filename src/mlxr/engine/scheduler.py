@@ -198,30 +198,38 @@ class Scheduler:
                 self._take(sequence, tokens, chunks)
                 if sequence.client is not None:
                     shares[sequence.client] -= tokens
-        if self._drafts is not None and len(chunks) == len(decoding):
-            self._add_drafts(self._drafts, chunks)
+        planner = self._drafts
+        if planner is not None and len(chunks) > len(decoding):
+            planner.rests = 0  # who begins to answer in the next step is looked at
+        elif planner is not None and planner.rests:
+            planner.rests -= 1
+        elif planner is not None and planner.begin_step(len(chunks)):
+            planner.end_step(has_drafts=self._add_drafts(planner, chunks), answers=len(chunks))
         return list(chunks.values())
 
-    def _add_drafts(self, planner: Planner, chunks: dict[Sequence, Chunk]) -> None:
-        """Let chunks of answers that decode have drafts, as far as there are pages that nobody has to give up."""
+    def _add_drafts(self, planner: Planner, chunks: dict[Sequence, Chunk]) -> bool:
+        """Let chunks of answers that decode have drafts, as far as there are pages that nobody has to give up.
+
+        Whether anything was drafted.
+        """
         answers, drafters = len(chunks), {}
-        if not planner.begin_step(answers):
-            return
         for sequence in chunks:
             drafter = sequence.get_drafter()
             if drafter is not None and planner.is_due(drafter, answers):
                 drafters[sequence] = drafter, sequence.draft_room
         if not drafters:
-            return
+            return False
         rows = sum(chunk.tokens for chunk in chunks.values())
         room_rows = self._max_batch_tokens - rows
-        for sequence, draft in planner.plan(drafters, room_rows, answers, rows, Sequence.cut_draft).items():
+        drafts = planner.plan(drafters, room_rows, answers, rows, Sequence.cut_draft)
+        for sequence, draft in drafts.items():
             tokens = chunks[sequence].tokens
             try:
                 self._reserve(sequence.table, tokens + len(draft))
             except OutOfPages:
                 continue
             chunks[sequence] = Chunk(sequence, tokens, tuple(draft))
+        return bool(drafts)
 
     def _share_prompts(self) -> dict[str | None, int]:
         """Tokens of prompts that each client may have in a step.

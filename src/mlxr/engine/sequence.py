@@ -80,6 +80,7 @@ class Sequence:
         "_open_drafter",
         "_prediction",
         "_stop_ids",
+        "_told_tokens",
         "accepted_tokens",
         "adapter",
         "boundaries",
@@ -159,6 +160,7 @@ class Sequence:
         self._open_drafter = open_drafter
         self.drafter: Drafter | None = None
         self._prediction: Prediction | None = None  # once there is a drafter
+        self._told_tokens = 0
         self._stop_ids = frozenset(stop_ids)
 
     @property
@@ -189,14 +191,23 @@ class Sequence:
         return Usage(self.prompt_tokens, len(self.tokens) - self.prompt_tokens, self.cached_tokens)
 
     def get_drafter(self) -> Drafter | None:
-        """Who drafts for the answer, made when it is first wanted; None where nobody does or the request has none."""
-        if self.sampler.params.draft_tokens == 0:
-            return None
-        if self.drafter is None and self._open_drafter is not None:
+        """Who drafts for the answer, made when it is first wanted, and told all tokens since it was asked for last.
+
+        None where nobody does or the request has none.
+        """
+        if self.drafter is not None:
+            tokens, told = self.tokens, self._told_tokens
+            if told < len(tokens):
+                self._told_tokens = len(tokens)
+                for token_id in tokens[told:]:
+                    self.drafter.add(token_id)
+            return self.drafter
+        if self._open_drafter is not None and self.sampler.params.draft_tokens != 0:
             self.drafter = self._open_drafter(self.tokens, self.keys is not None)
             if self.sampler.params.prediction_ids:
                 self._prediction = self._compare_prediction()
                 self.drafter = expect(self.drafter, self.tokens, self._prediction)
+            self._told_tokens = len(self.tokens)
             if self.tail is not None and isinstance(self.drafter, HeadDrafter):
                 self.drafter.tail = self.tail
         return self.drafter
@@ -271,8 +282,6 @@ class Sequence:
         """Add a generated token; tells whether, and why, the answer ends with it."""
         self.tokens.append(result.token_id)
         self.logprob_sum += result.logprob
-        if self.drafter is not None:
-            self.drafter.add(result.token_id)
         self.watch.count_token(now_s)
         reason = FinishReason.LENGTH if len(self.tokens) >= self.end_tokens else None
         if result.token_id in self._stop_ids:
@@ -329,6 +338,8 @@ class Sequence:
         times, expected = self.watch.read(now_s), self.sampler.params.prediction_ids
         own = {"drafted_tokens": self.drafted_tokens, "accepted_tokens": self.accepted_tokens}
         if expected:  # the same whether there were drafts or not
+            if self._prediction is not None:
+                self.get_drafter()  # which is told all tokens
             prediction = self._prediction or self._compare_prediction()
             right_tokens = min(prediction.right_tokens, len(expected))
             own |= {"expected_tokens": right_tokens, "missed_tokens": len(expected) - right_tokens}

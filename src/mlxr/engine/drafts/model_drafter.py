@@ -19,6 +19,7 @@ class ModelDrafter:
     """Follows the answer in `tokens`, a list that grows. `release_table` takes its table, `note_end` its length."""
 
     __slots__ = (
+        "_added_tokens",
         "_highest",
         "_note_end",
         "_release_table",
@@ -47,7 +48,7 @@ class ModelDrafter:
     ) -> None:
         self.tokens, self.keys = tokens, keys
         self._release_table, self._note_end = release_table, note_end
-        self.opened_tokens = len(tokens)
+        self.opened_tokens = self._added_tokens = len(tokens)
         self.lookup, self.rates = Lookup(tokens), Rates(common)
         self.table: SequenceTable | None = None
         self.drafted: list[int] = []
@@ -124,9 +125,10 @@ class ModelDrafter:
     def add(self, token_id: int) -> None:
         """The answer has one more token, which is compared with the guess; it is in the list already."""
         self.lookup.add(token_id)
+        self._added_tokens += 1
         if token_id > self._highest:
             self._highest = token_id
-        if (place := self._right_tokens) < len(self.drafted) and place == len(self.tokens) - 1 - self._start:
+        if (place := self._right_tokens) < len(self.drafted) and place == self._added_tokens - 1 - self._start:
             is_right = self.drafted[place] == token_id
             self.rates.count(self.probabilities[place], is_right=is_right, is_first=place == 0)
             self._right_tokens += is_right

@@ -21,6 +21,8 @@ K = TypeVar("K", bound=Hashable)
 _LEAST_GAIN = 1.05  # drafts must promise this much, as estimates are never exact
 _LOOK_EVERY = 4  # of steps without drafts so many are measured as one
 _PLAIN_EVERY = 48  # steps with drafts, one without shows what they are compared with
+_PATIENCE = 8  # steps without drafts in a row, until the planner rests between looks
+_LONGEST_REST = 8  # steps between two looks, where looks found nothing again and again
 _MOST_ROWS = 16  # of a step that has drafts: beyond, a step is bound by multiplying
 
 
@@ -31,6 +33,9 @@ class Planner:
 
     Where a step `runs_ahead`, it may begin before the tokens are known that the one before it draws. Such a step has no
     drafts. So it must be known before tokens are drawn whether the next step is likely to have any (`expects`).
+
+    Where looks for drafts find none again and again, the planner `rests` for a few steps after each: for so many more
+    steps, which the scheduler counts, nobody asks or tells it anything, as that takes time as well.
     """
 
     most_answers = 2
@@ -41,13 +46,16 @@ class Planner:
         "_credit",
         "_guess_s",
         "_has_read",
+        "_idle_steps",
         "_most_tokens",
         "_plain_steps",
         "_ran_ahead",
+        "_rest_steps",
         "_since_plain",
         "_steps",
         "_was_ahead",
         "model",
+        "rests",
         "runs_ahead",
     )
 
@@ -65,6 +73,7 @@ class Planner:
         self._costs, self._credit = StepCosts(_MOST_ROWS), Credit()
         self._guess_s, self._has_read = 0.0, False
         self._since_plain = self._plain_steps = self._steps = 0
+        self.rests, self._rest_steps, self._idle_steps = 0, 1, 0
 
     def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
         """Take in a step that decoded `answers`, with so many rows, and gave so many tokens.
@@ -98,6 +107,19 @@ class Planner:
         """A step that decodes so many answers is about to be planned; whether it has room for drafts."""
         self._steps += 1
         return answers < _MOST_ROWS and not self._ran_ahead
+
+    def end_step(self, *, has_drafts: bool, answers: int) -> None:
+        """The step is planned; where there are no drafts, the next steps may pass without a look for them."""
+        self._idle_steps = 0 if has_drafts else self._idle_steps + 1
+        if self._idle_steps <= _PATIENCE or self.runs_ahead:
+            self._rest_steps = 1
+            return
+        self.rests = self._rest_steps
+        self._rest_steps = min(2 * self._rest_steps, _LONGEST_REST)
+        self._steps += self.rests
+        plain_s = self._costs.read_seconds(answers)
+        if plain_s is not None:
+            self._credit.count_step(plain_s * self.rests, self._costs.read_seconds(1))
 
     def is_due(self, drafter: Drafter, answers: int) -> bool:
         """Whether there may be a guess for an answer in this step that pays; asked for each in each step."""
