@@ -1,12 +1,13 @@
 """How much faster answers come with drafts, by what is asked, and that drafts change no token.
 
     python bench/drafts.py [--model NAME] [--draft auto] [--threads 2] [--batches 1,4,16] [--tokens 200]
-        [--kinds chat,edit,question,free] [--peer-python PYTHON]
+        [--kinds chat,edit,question,free] [--lines 150] [--peer-python PYTHON]
 
-Each kind of work is answered in turns without and with drafts by the same weights on the same threads: chats ask about
-functions of Python's library, in ChatML, until the answer ends; edits write a file of code again with a name changed;
-questions ask about code; free texts go on from a few words at temperature 1. A batch is so many prompts of one kind at
-once. The median of the speeds of all turns counts. Exit code 1 when any token differs.
+Each kind of work is answered in turns without and with drafts by one engine, as two with the same weights differ by up
+to a tenth, by where these lie: chats ask about functions of Python's library, in ChatML, until the answer ends; edits
+write a file of code again with a name changed; questions ask about code; free texts go on from a few words at
+temperature 1. A batch is so many prompts of one kind at once. Of the ratios of all turns the median counts, and its
+error is shown: the deviation of the ratios by the root of the turns. Exit code 1 when any token differs.
 
 With an interpreter that has llama_cpp, batches of one are also measured there, likewise without and with drafts: by its
 lookup in the prompt for `ngram`, else by the likeliest tokens of the same draft model.
@@ -28,7 +29,7 @@ from comparison.child import Child
 from mlxr import LLM, SamplingParams
 from mlxr.loading import find_draft, find_model
 
-FILE_LINES = 60
+CONTEXT_TOKENS = 4096
 PEER_TOKENS = 8  # that llama.cpp is to guess at a time
 FUNCTIONS = ("os.path.join", "json.dumps", "re.sub", "shutil.copy", "functools.reduce", "itertools.chain", "math.sqrt")
 FUNCTIONS += ("random.choice", "time.sleep", "textwrap.wrap", "glob.glob", "bisect.insort", "copy.deepcopy")
@@ -37,20 +38,20 @@ SUBJECTS = ("binary search", "a queue", "threads", "a hash table", "recursion", 
 SUBJECTS += ("a decorator", "an iterator", "JSON", "a socket", "a lock", "caching", "unit tests", "floats", "closures")
 
 
-def read_code(place: int) -> str:
-    """Some lines of the standard library."""
+def read_code(place: int, count: int) -> str:
+    """So many lines of the standard library."""
     lines = inspect.getsource(textwrap).splitlines()
     start = 20 + 7 * place
-    return "\n".join(lines[start : start + FILE_LINES])
+    return "\n".join(lines[start : start + count])
 
 
-def ask(kind: str, place: int) -> str:
+def ask(kind: str, place: int, lines: int = 150) -> str:
     """The prompt of one answer."""
     if kind == "chat":
         question = f"What does {FUNCTIONS[place % len(FUNCTIONS)]} do?"
         return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
     if kind == "edit":
-        code = read_code(place)
+        code = read_code(place, lines)
         return f"# Old version:\n{code}\n\n# New version, with the name `width` changed to `columns`:\n"
     subject = SUBJECTS[place % len(SUBJECTS)]
     if kind == "question":
@@ -58,48 +59,51 @@ def ask(kind: str, place: int) -> str:
     return f"Once upon a time there was a programmer who dreamed of {subject}. "
 
 
-def measure(llm: LLM, prompts: Sequence[str], kind: str, tokens: int) -> tuple[list[tuple[int, ...]], float]:
-    """The answers, and tokens a second of all together once the prompts are in the cache."""
-    temperature = 1.0 if kind == "free" else 0.0
-    params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=7, ignore_eos=kind != "chat")
-    llm.generate(prompts, SamplingParams(max_tokens=1))
+def measure(
+    llm: LLM, prompts: Sequence[str], kind: str, tokens: int, draft_tokens: int | None
+) -> tuple[list[tuple[int, ...]], float]:
+    """The answers, and the seconds that they took once the prompts were in the cache."""
+    temperature, ignore_eos = 1.0 if kind == "free" else 0.0, kind != "chat"
+    params = SamplingParams(
+        max_tokens=tokens, temperature=temperature, seed=7, ignore_eos=ignore_eos, draft_tokens=draft_tokens
+    )
+    llm.generate(prompts, SamplingParams(max_tokens=1, draft_tokens=0))
     start = time.perf_counter()
     answers = [answer.token_ids for answer in llm.generate(prompts, params)]
-    seconds = time.perf_counter() - start
-    return answers, sum(map(len, answers)) / seconds
+    return answers, time.perf_counter() - start
 
 
-def measure_both(
-    plain: LLM, drafting: LLM, kind: str, batch: int, args: argparse.Namespace
-) -> tuple[str, list[tuple[int, ...]]]:
-    """A line about one kind of work in one batch, and the answers; none where they differ."""
+def measure_both(llm: LLM, kind: str, batch: int, args: argparse.Namespace) -> tuple[str, bool]:
+    """A line about one kind of work in one batch, and whether all tokens were the same."""
     # answers to one chat at a time are short: several of them, one after another, are one measurement
-    rounds = [[ask(kind, place + turn * batch) for place in range(batch)] for turn in range(8 if kind == "chat" else 1)]
-    speeds: dict[LLM, list[float]] = {plain: [], drafting: []}
-    answers: dict[LLM, list[tuple[int, ...]]] = {}
-    before = drafting.stats().engine
-    for _ in range(args.turns):
-        for llm, found in speeds.items():
-            measured = [measure(llm, prompts, kind, args.tokens) for prompts in rounds]
-            answers[llm] = [tokens for part, _ in measured for tokens in part]
-            counts = [sum(map(len, part)) for part, _ in measured]
-            found.append(sum(counts) / sum(count / speed for count, (_, speed) in zip(counts, measured, strict=True)))
-    after = drafting.stats().engine
+    turns = range(8 if kind == "chat" else 1)
+    rounds = [[ask(kind, place + turn * batch, args.lines) for place in range(batch)] for turn in turns]
+    speeds: dict[int | None, list[float]] = {0: [], None: []}
+    answers: dict[int | None, list[tuple[int, ...]]] = {}
+    before = llm.stats().engine
+    for turn in range(args.turns):
+        for most in sorted(speeds, key=lambda most: (most == 0) == turn % 2):
+            measured = [measure(llm, prompts, kind, args.tokens, most) for prompts in rounds]
+            answers[most] = [tokens for part, _ in measured for tokens in part]
+            speeds[most].append(sum(map(len, answers[most])) / sum(seconds for _, seconds in measured))
+    after = llm.stats().engine
     slow, fast = (statistics.median(found) for found in speeds.values())
+    gains = [drafting / plain for plain, drafting in zip(*speeds.values(), strict=True)]
+    error = statistics.pstdev(gains) / len(gains) ** 0.5
     drafted = after.drafted_tokens - before.drafted_tokens
     accepted = after.accepted_tokens - before.accepted_tokens
-    is_same = answers[plain] == answers[drafting]
+    is_same = answers[0] == answers[None]
     return (
-        f"{kind:9} batch {batch:2}: {slow:7.1f} tokens/s without, {fast:7.1f} with: {fast / slow:.2f} times; "
-        f"{drafted} drafted, {accepted} accepted; {'same' if is_same else 'OTHER'} tokens"
-    ), answers[plain] if is_same else []
+        f"{kind:9} batch {batch:2}: {slow:7.1f} tokens/s without, {fast:7.1f} with: {statistics.median(gains):.2f} "
+        f"times (+-{error:.3f}); {drafted} drafted, {accepted} accepted; {'same' if is_same else 'OTHER'} tokens"
+    ), is_same
 
 
 def measure_peer(args: argparse.Namespace, llm: LLM, kinds: Sequence[str]) -> None:
     """What llama.cpp gains from drafts, in answers as long as ours, one prompt at a time."""
     own_draft = find_draft(find_model(args.model)) if args.draft == "auto" else args.draft
     draft = "ngram" if own_draft in (None, "ngram") else str(find_model(str(own_draft)))
-    options = {"model": str(find_model(args.model)), "threads": args.threads, "context_tokens": 2048}
+    options = {"model": str(find_model(args.model)), "threads": args.threads, "context_tokens": CONTEXT_TOKENS}
     with (
         tempfile.TemporaryDirectory() as folder,
         Child("llama.cpp", args.peer_python.absolute(), "comparison.talk", Path(folder) / "plain.log") as plain,
@@ -108,7 +112,7 @@ def measure_peer(args: argparse.Namespace, llm: LLM, kinds: Sequence[str]) -> No
         plain.ask("open", options)
         drafting.ask("open", {**options, "draft": draft, "draft_tokens": PEER_TOKENS})
         for kind in kinds:
-            prompt = llm.tokenize(ask(kind, 0))
+            prompt = llm.tokenize(ask(kind, 0, args.lines))
             tokens = 24 if kind == "chat" else args.tokens
             speeds: dict[Child, list[float]] = {plain: [], drafting: []}
             for _ in range(args.turns):
@@ -129,19 +133,20 @@ def main() -> int:
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--kinds", default="chat,edit,question,free")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--lines", type=int, default=150, help="of the file that edits are asked for")
     parser.add_argument("--peer-python", type=Path, help="an interpreter that has llama_cpp")
     args = parser.parse_args()
     same, kinds = True, args.kinds.split(",")
-    options = {"threads": args.threads, "context_tokens": 2048, "arena_percent": 20}
-    with LLM(args.model, draft="off", **options) as plain, LLM(args.model, draft=args.draft, **options) as drafting:
+    options = {"threads": args.threads, "context_tokens": CONTEXT_TOKENS, "arena_percent": 20}
+    with LLM(args.model, draft=args.draft, **options) as llm:
         for kind in kinds:
             for batch in map(int, args.batches.split(",")):
-                line, answers = measure_both(plain, drafting, kind, batch, args)
+                line, is_same = measure_both(llm, kind, batch, args)
                 print(line, flush=True)
-                same = same and bool(answers)
+                same = same and is_same
         if args.peer_python is not None:
-            measure_peer(args, plain, [kind for kind in kinds if kind != "free"])
+            measure_peer(args, llm, [kind for kind in kinds if kind != "free"])
     return 0 if same else 1
 
 
