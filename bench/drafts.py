@@ -29,7 +29,7 @@ from comparison.child import Child
 from mlxr import LLM, SamplingParams
 from mlxr.loading import find_draft, find_model
 
-CONTEXT_TOKENS = 4096
+PEER_CONTEXT = 4096
 PEER_TOKENS = 8  # that llama.cpp is to guess at a time
 FUNCTIONS = ("os.path.join", "json.dumps", "re.sub", "shutil.copy", "functools.reduce", "itertools.chain", "math.sqrt")
 FUNCTIONS += ("random.choice", "time.sleep", "textwrap.wrap", "glob.glob", "bisect.insort", "copy.deepcopy")
@@ -103,7 +103,11 @@ def measure_peer(args: argparse.Namespace, llm: LLM, kinds: Sequence[str]) -> No
     """What llama.cpp gains from drafts, in answers as long as ours, one prompt at a time."""
     own_draft = find_draft(find_model(args.model)) if args.draft == "auto" else args.draft
     draft = "ngram" if own_draft in (None, "ngram") else str(find_model(str(own_draft)))
-    options = {"model": str(find_model(args.model)), "threads": args.threads, "context_tokens": CONTEXT_TOKENS}
+    options = {
+        "model": str(find_model(args.model)),
+        "threads": args.threads,
+        "context_tokens": min(PEER_CONTEXT, llm.context_tokens),
+    }
     with (
         tempfile.TemporaryDirectory() as folder,
         Child("llama.cpp", args.peer_python.absolute(), "comparison.talk", Path(folder) / "plain.log") as plain,
@@ -138,8 +142,7 @@ def main() -> int:
     parser.add_argument("--peer-python", type=Path, help="an interpreter that has llama_cpp")
     args = parser.parse_args()
     same, kinds = True, args.kinds.split(",")
-    options = {"threads": args.threads, "context_tokens": CONTEXT_TOKENS, "arena_percent": 20}
-    with LLM(args.model, draft=args.draft, **options) as llm:
+    with LLM(args.model, draft=args.draft, threads=args.threads, arena_percent=20) as llm:
         for kind in kinds:
             for batch in map(int, args.batches.split(",")):
                 line, is_same = measure_both(llm, kind, batch, args)

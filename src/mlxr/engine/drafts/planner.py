@@ -18,7 +18,7 @@ from mlxr.engine.drafts.model_drafter import ModelDrafter
 
 logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
-_LEAST_GAIN = 0.05  # that drafts must promise for each answer of the step, as a part of its tokens in a second
+_LEAST_GAIN = 1.05  # drafts must promise this much, as estimates are never exact
 _LOOK_EVERY = 4  # of steps without drafts so many are measured as one
 _PLAIN_EVERY = 48  # steps with drafts, one without shows what they are compared with
 _PATIENCE = 8  # steps without drafts in a row, until the planner rests between looks
@@ -127,7 +127,7 @@ class Planner:
             if self._asks_model(drafter, answers):
                 return True
             drafter = drafter.lookup
-        return drafter.is_due() and drafter.estimate(1)[0] >= self._costs.find_bound(answers, _find_least(answers))
+        return drafter.is_due() and drafter.estimate(1)[0] >= self._costs.find_bound(answers, _LEAST_GAIN)
 
     def _asks_model(self, drafter: ModelDrafter, answers: int) -> bool:
         is_due = self._steps >= drafter.rests_until and answers <= self.most_answers
@@ -218,22 +218,17 @@ class Planner:
                 chance *= rate
                 steps.append((chance, place, key))
         steps.sort(key=lambda step: -step[0])  # stable: a token never stands before those that it follows
-        estimate, tokens = self._costs.estimate, float(answers)
-        best, chosen = answers / estimate(rows) * _find_least(answers), 0
+        estimate, offers = self._costs.estimate, len(rates)
+        # Those with drafts end sooner, and the others go on in steps that are shorter by `own` alone.
+        own, tokens = estimate(answers) - (estimate(answers - offers) if offers < answers else 0.0), float(offers)
+        step, chosen = estimate(rows), 0
+        best = offers / own * _LEAST_GAIN if own > 0 else float("inf")
         for count, (chance, _, _) in enumerate(steps[:room_rows], 1):
             tokens += chance
-            if tokens / estimate(rows + count) > best:
-                best, chosen = tokens / estimate(rows + count), count
+            speed = tokens / max(own + estimate(rows + count) - step, own)
+            if speed > best:
+                best, chosen = speed, count
         lengths: dict[K, int] = {}
         for _, place, key in steps[:chosen]:
             lengths[key] = place + 1
         return lengths
-
-
-def _find_least(answers: int) -> float:
-    """How many times the tokens of a second drafts must promise in a step of so many answers.
-
-    Estimates are never exact. And of several answers those with drafts end sooner: then the others are alone, in steps
-    that are hardly shorter. So a token more saves less than a token's part of a step, the less the more answers.
-    """
-    return 1.0 + _LEAST_GAIN * answers
