@@ -212,9 +212,9 @@ class Planner:
     def _choose(self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int) -> dict[K, int]:
         """How many tokens of each offer to take, given how likely each is right if those before it are."""
         steps: list[tuple[float, int, K]] = []
-        for key, own in rates.items():
+        for key, given in rates.items():
             chance = 1.0
-            for place, rate in enumerate(own):
+            for place, rate in enumerate(given):
                 chance *= rate
                 steps.append((chance, place, key))
         steps.sort(key=lambda step: -step[0])  # stable: a token never stands before those that it follows
