@@ -80,3 +80,11 @@ def test_one_answer_of_several_gains_what_its_row_costs() -> None:
     assert planner._choose({"a": sure}, 1, 1, 8)
     assert planner._choose(dict.fromkeys("abcd", sure), 4, 4, 8)
     assert not planner._choose({"a": sure}, 4, 4, 8)
+
+
+def test_costs_that_were_measured_out_of_order_are_no_reason_to_draft() -> None:
+    """Two answers may have taken less time than one; then drafts of one of them promise nothing."""
+    planner = Planner(4)
+    for second_s in (1.0, 0.6):
+        planner._costs._factors[2] = second_s
+        assert not planner._choose({"a": [1.0] * 4}, 2, 2, 8)

@@ -11,6 +11,8 @@ import pytest
 from mlxr import LLM, SamplingParams
 from mlxr.core.errors import SettingError
 from mlxr.core.types import Grammar
+from mlxr.engine.drafts.credit import Credit
+from mlxr.engine.drafts.draft_model import DraftModel
 from mlxr.engine.drafts.planner import Planner
 
 K = TypeVar("K", bound=Hashable)
@@ -53,10 +55,22 @@ def take_all(_planner: Planner, rates: Mapping[K, list[float]], _answers: int, _
     return {key: length for key, length in lengths.items() if length > 0}
 
 
-@pytest.mark.parametrize("draft", ["auto", "ngram", "demo-draft", "demo"])
-def test_random_answers_are_those_without_drafts(plain: LLM, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts are as long as they may be, since whether they pay depends on how long steps take."""
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are as long as they may be, whatever they cost, since whether they pay depends on how long steps take."""
     monkeypatch.setattr(Planner, "_choose", take_all)
+    monkeypatch.setattr(Planner, "is_due", lambda *_: True)
+    monkeypatch.setattr(Planner, "_asks_model", lambda planner, *_: planner.model is not None)
+    monkeypatch.setattr(Planner, "end_step", lambda *_, **__: None)
+    monkeypatch.setattr(Credit, "save", lambda credit, _: setattr(credit, "seconds", 1e9))
+    monkeypatch.setattr(Credit, "count_step", lambda credit, *_: setattr(credit, "seconds", 1e9))
+    monkeypatch.setattr(DraftModel, "_is_worth", lambda *_: True)
+    monkeypatch.setattr(DraftModel, "_may_read", lambda *_: True)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("draft", ["auto", "ngram", "demo-draft", "demo"])
+def test_random_answers_are_those_without_drafts(plain: LLM, draft: str) -> None:
     chance = random.Random(draft)
     prompts = [TEXT[: chance.randrange(9, len(TEXT))] * chance.choice([1, 2]) for _ in range(12)]
     params = [draw_params(chance) for _ in prompts]

@@ -185,6 +185,7 @@ def test_the_parse_method_of_the_client_works(ai: openai.OpenAI) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"tools": [5]}, "tools[0]"),
         ({"tools": [TOOL, {"type": "custom"}]}, "tools[1].name"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "auto"}, "tools[0].type"),
         ({"background": True}, "background"),

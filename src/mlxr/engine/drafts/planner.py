@@ -221,8 +221,9 @@ class Planner:
         estimate, offers = self._costs.estimate, len(rates)
         # Those with drafts end sooner, and the others go on in steps that are shorter by `own` alone.
         own, tokens = estimate(answers) - (estimate(answers - offers) if offers < answers else 0.0), float(offers)
-        step, chosen = estimate(rows), 0
-        best = offers / own * _LEAST_GAIN if own > 0 else float("inf")
+        if own <= 0:  # as measured, the others would not go on any sooner
+            return {}
+        step, chosen, best = estimate(rows), 0, offers / own * _LEAST_GAIN
         for count, (chance, _, _) in enumerate(steps[:room_rows], 1):
             tokens += chance
             speed = tokens / max(own + estimate(rows + count) - step, own)

@@ -103,7 +103,7 @@ class ServiceTool(RequestModel):
 
 
 def _name_tool(tool: object) -> str:
-    fields = tool if isinstance(tool, dict) else vars(tool)
+    fields = tool if isinstance(tool, dict) else getattr(tool, "__dict__", {})
     kind = fields.get("type")
     if kind == TOOL_SEARCH and fields.get("execution") == "client":
         return TOOL_SEARCH
