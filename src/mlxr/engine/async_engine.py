@@ -147,7 +147,7 @@ class AsyncEngine:
         return await self._call(lambda engine: engine.read_report(whole=whole))
 
     def call(self, work: Callable[[], T]) -> T:
-        """What `work()` returns, on the engine's thread; the caller waits. Not for a thread with a running loop."""
+        """Run `work` on the engine's thread and return its result; blocks, so not for a thread with a running loop."""
         return self._worker.post(lambda _: work()).result()
 
     async def run_between_steps(self, work: Callable[[], T]) -> T:

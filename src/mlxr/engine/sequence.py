@@ -346,7 +346,7 @@ class Sequence:
         return replace(times, **own)
 
     def _compare_prediction(self) -> Prediction:
-        """What the request expects of the answer, compared with what there is of it."""
+        """Compare the text that the request predicted with the answer so far."""
         return Prediction(self.sampler.params.prediction_ids, self.tokens[self.prompt_tokens :])
 
     def _read_scores(self, first_of: int) -> tuple[TokenInfo, ...]:

@@ -35,7 +35,7 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What a file format gives: tensors under their canonical names, and what stands beside them."""
+    """An opened model: its tensors under their canonical names, its configuration and its tokenizer."""
 
     file: GGUFFile | SafetensorsFolder
     tensors: Mapping[str, TensorSource]

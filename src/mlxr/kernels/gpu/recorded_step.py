@@ -36,7 +36,7 @@ FORWARD, DRAW, LARGEST = "forward", "draw", "largest"
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RecordedStep:
-    """What a step launches: FORWARD, then DRAW or LARGEST; `ready` has each in the form that starts.
+    """The launches of a step: FORWARD, then DRAW or LARGEST; `ready` has each in the form that starts.
 
     The launches hold the arrays; `counts` is what the ledger counts of them. See `gpu.draw` for what `numbers` and
     `drawn` hold.

@@ -141,12 +141,12 @@ def name_launch(kernel: Kernel, constants: Mapping[str, int], types: Mapping[str
 
 
 def name_rows(part: Part) -> Part:
-    """What the ledger counts the rows of such a launch as."""
+    """Return the ledger's key for the rows of experts that a launch with this key computes."""
     return EXPERT_ROWS, *part[1:]
 
 
 def count_recorded(launches: Sequence[Launch | Product]) -> Counter[Part]:
-    """What the ledger counts when these run."""
+    """Count what one run of these launches adds to the ledger: each launch, and rows of experts."""
     counts = Counter(map(name_recorded, launches))
     for launch in launches:
         if isinstance(launch, Launch) and launch.rows:

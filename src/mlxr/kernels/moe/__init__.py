@@ -179,8 +179,8 @@ def make_experts(
 
 
 def read_use(ctx: Context, experts: Experts) -> ExpertsUse | None:
-    """What was sent to them so far, as counted where they run; None where MLX's own operations take the place of
-    kernels. May be called from any thread, on a GPU from the one that computes."""
+    """Read how many rows each expert got so far, as counted where they run; None where MLX's own operations take the
+    place of kernels. May be called from any thread, on a GPU from the one that computes."""
     _, implementation = CHOICE.pick(ctx.device)
     use: ExpertsUse | None = implementation.read_use(ctx, experts.payload)
     return use

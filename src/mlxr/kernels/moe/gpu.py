@@ -66,7 +66,7 @@ def prepare_experts(
 
 
 def read_use(ctx: Context, payload: Payload) -> ExpertsUse | None:
-    """What was sent to them, once all that was started is done; None where MLX's own operations multiply.
+    """Read how many rows each expert got, once all that was started is done; None where MLX itself multiplies.
 
     Steps that ran ahead for nothing count, too.
     """
