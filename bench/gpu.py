@@ -37,8 +37,9 @@ ROOT = Path(__file__).parents[1]
 
 def measure_all(given: argparse.Namespace) -> dict[str, Any]:
     """All cases, model by model; what is there so far is written after each case of a turn."""
-    missing = find_missing(given.without, given.llama)
-    session = Session(given.device, given.turns, given.rounds, given.steps, missing, start_side, given.llama)
+    tools = "" if given.llama is None else str(given.llama.resolve())  # sides run in another folder
+    missing = find_missing(given.without, tools)
+    session = Session(given.device, given.turns, given.rounds, given.steps, missing, start_side, tools)
     before = read_results(given.json) if given.update and given.json.exists() else None
     results: dict[str, Any] = {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -92,7 +93,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--case", action="append", metavar="CASE", help="SHAPE-TYPE:BATCH[@CONTEXT] or :prefill@TOKENS")
     parser.add_argument("--without", action="append", default=[], choices=MODULES, help="leave a peer out")
-    parser.add_argument("--llama", default="", metavar="FOLDER", help="llama.cpp's tools, built with CUDA")
+    parser.add_argument("--llama", type=Path, metavar="FOLDER", help="llama.cpp's tools, built with CUDA")
     parser.add_argument("--turns", type=int, default=2, help="of each engine, whole processes")
     parser.add_argument("--rounds", type=int, default=5, help="of a case in a turn")
     parser.add_argument("--steps", type=int, default=24, help="of a round of decoding")

@@ -1,7 +1,9 @@
 """llama.cpp built with CUDA in a comparison, with the interface of `Ours`: its own tool on a GGUF file.
 
 The file has the shape and the types of the case and random weights; it is written once into the folder for temporary
-files. Every measurement is a process that loads the file, so its memory is not told.
+files. A process of the tool loads the file and measures all rounds, one more before them and one after: in the first it
+is cold, its kernels are loaded and its memory grows; the last line may be lost, as the tool ends without waiting for
+what its log still has to write. Its memory is not told.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from synthetic import SHAPES, write_model
 TOOL = "llama-batched-bench"
 CHUNK_TOKENS = 2048
 SPARE_TOKENS = 64  # of a sequence's context
+KEPT_ROUNDS = 5  # of a process of the tool, between the first and the last
+MIN_STEPS = 128  # of a round: its mean is told, so that what a round begins with must not count
 TIMEOUT_S = 300
 
 
@@ -25,6 +30,7 @@ class LlamaCpp:
     """One model's file; `folder` has the tool."""
 
     name, note = LLAMA_CPP, ""
+    warms_itself = True
 
     def __init__(self, folder: str, case: Case) -> None:
         self._tool = Path(folder) / TOOL
@@ -35,35 +41,44 @@ class LlamaCpp:
             scratch = self._model.with_suffix(".part")
             write_model(scratch, SHAPES[NAMES[case.shape]], case.type_name, 0, lambda *_: None)
             scratch.replace(self._model)
+        self._rounds: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
 
-    def start(self, case: Case, steps: int) -> None:  # noqa: ARG002 -- each measurement makes its own room
+    def start(self, case: Case, steps: int) -> None:  # noqa: ARG002 -- the tool makes its own room
         """Begin a case."""
         self._case = case
 
     def decode(self, steps: int) -> list[float]:
-        """Seconds of a step, the mean of so many."""
-        told = self._run(self._case.context, steps, self._case.batch)
-        return [float(told["t_tg"]) / steps]
+        """Seconds of a step, the mean of so many or of `MIN_STEPS`."""
+        steps = max(steps, MIN_STEPS)
+        return [float(self._take(self._case.context, steps, self._case.batch)["t_tg"]) / steps]
 
     def prefill(self) -> float:
         """Seconds from a prompt to its first token."""
-        return float(self._run(self._case.context, 1, 1)["t_pp"])
+        return float(self._take(self._case.context, 1, 1)["t_pp"])
 
     def measure_bytes(self) -> dict[str, int]:
         """The file's bytes, under the same keys as `Ours.measure_bytes`."""
         return {"weight_bytes": self._model.stat().st_size, "cache_bytes": 0, "arena_bytes": 0, "peak_bytes": 0}
 
     def stop(self) -> None:
-        """Do nothing: no process is left."""
+        """Forget rounds that nobody asked for; no process is left."""
+        self._rounds.clear()
 
-    def _run(self, prompt_tokens: int, generated_tokens: int, batch: int) -> dict[str, Any]:
-        """Run the tool for one combination and parse its line of JSON."""
+    def _take(self, *combination: int) -> dict[str, Any]:
+        """The next round of a combination, for which the tool runs when none is left."""
+        rounds = self._rounds.setdefault(combination, [])
+        if not rounds:
+            rounds += self._run(*combination)
+        return rounds.pop(0)
+
+    def _run(self, prompt_tokens: int, generated_tokens: int, batch: int) -> Sequence[dict[str, Any]]:
+        """Run the tool for one combination, and parse its lines of JSON but for the first and the last."""
         numbers = {
             "-c": batch * (prompt_tokens + generated_tokens + SPARE_TOKENS),
             "-b": CHUNK_TOKENS,
             "-ub": CHUNK_TOKENS,
             "-ngl": 999,
-            "-npp": prompt_tokens,
+            "-npp": ",".join([str(prompt_tokens)] * (1 + KEPT_ROUNDS + 1)),
             "-ntg": generated_tokens,
             "-npl": batch,
         }
@@ -71,8 +86,9 @@ class LlamaCpp:
         command = [str(self._tool), "-m", str(self._model), "-fa", "on", "--output-format", "jsonl", *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"n_kv_max"')]
-        if done.returncode or not lines:
+        if done.returncode or len(lines) < 1 + KEPT_ROUNDS:
             last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
-            raise RuntimeError(f"{TOOL} ended with {done.returncode}: {last[:160]}")
-        told: dict[str, Any] = json.loads(lines[-1])
-        return told
+            raise RuntimeError(
+                f"{TOOL} ended with {done.returncode} after {len(lines)} of {1 + KEPT_ROUNDS + 1} rounds: {last[:160]}"
+            )
+        return [json.loads(line) for line in lines[1 : 1 + KEPT_ROUNDS]]

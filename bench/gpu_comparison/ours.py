@@ -96,6 +96,7 @@ class Ours:
 
     name = "mlxr"
     note = ""
+    warms_itself = False
 
     def __init__(self, device: str, shape: Shape, recipe: str, ctx: Context | None = None) -> None:
         self.shape, self.ctx = shape, ctx or make_context(device)

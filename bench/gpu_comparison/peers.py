@@ -60,6 +60,7 @@ class MlxLm:
     """mlx-lm in bf16, or with its own 4 bits in groups of 64."""
 
     note = ""
+    warms_itself = False
 
     def __init__(self, device: str, shape: Shape, quantized: bool) -> None:
         import mlx.core as mx
@@ -147,6 +148,7 @@ class Transformers:
     """The transformers library as a peer: bf16 weights, a static cache and a CUDA graph."""
 
     name = TRANSFORMERS
+    warms_itself = False
 
     def __init__(self, device: str, shape: Shape) -> None:
         import torch

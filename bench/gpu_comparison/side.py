@@ -37,11 +37,12 @@ class Side:
             self._engine = Transformers(device, shape)
 
     def start(self, case: str, steps: int, warm_steps: int) -> None:
-        """Begin a case with room for `steps`, of which `warm_steps` are done at once."""
+        """Begin a case with room for `steps`; `warm_steps` are done at once, but by engines that warm themselves."""
         self.stop()  # the case before, where that failed
         self._case = Case.parse(case)
         self._engine.start(self._case, steps)
-        self.measure(warm_steps)
+        if not self._engine.warms_itself:
+            self.measure(warm_steps)
 
     def measure(self, steps: int) -> float:
         """Tokens per second of a prompt, or of the median step."""

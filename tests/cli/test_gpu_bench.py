@@ -82,27 +82,101 @@ def test_tiny_models_are_measured(bench: ModuleType, tmp_path: Path, capsys: pyt
     assert "tiny Q4_K_M, prefill of 33" in capsys.readouterr().out
 
 
+ROUNDS_TOLD = """#!/bin/sh
+echo run >> "$0.runs"
+while [ $# -gt 0 ]; do
+  case $1 in -m) test -s "$2" || exit 3;; -npl) batch=$2;; -npp) prompts=$2;; -ntg) steps=$2;; esac
+  shift
+done
+echo loading
+round=0
+for prompt in $(echo "$prompts" | tr , ' '); do
+  round=$((round + 1))
+  echo "{\\"n_kv_max\\": 1, \\"t_pp\\": $((prompt + round)), \\"t_tg\\": $((steps * batch * round))}"
+done
+"""
+
+
 def test_llama_cpp_says_what_a_step_takes(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tool, as a script that says what it was asked for."""
+    """Its tool, as a script that says what it was asked for, multiplied by the round."""
     module = importlib.import_module("gpu_comparison.llama_cpp")
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
     tool = tmp_path / module.TOOL
-    tool.write_text(
-        "#!/bin/sh\nwhile [ $# -gt 0 ]; do case $1 in -m) test -s $2 || exit 3;; "
-        "-npl) batch=$2;; -npp) prompt=$2;; esac; "
-        'shift; done\necho loading\necho "{\\"n_kv_max\\": 1, \\"t_pp\\": $prompt, \\"t_tg\\": $batch}"\n'
-    )
+    tool.write_text(ROUNDS_TOLD)
     tool.chmod(0o700)
     case = sys.modules["gpu_comparison.cases"].Case.parse("tiny-q8_0:4")
     engine = module.LlamaCpp(str(tmp_path), case)
     engine.start(case, 8)
-    assert (engine.decode(8), engine.prefill()) == ([0.5], 32.0)
+    runs = Path(f"{tool}.runs")
+    assert [engine.decode(8) for _ in range(5)] == [[4.0 * round_] for round_ in (2, 3, 4, 5, 6)]  # not the cold one
+    assert runs.read_text().count("run") == 1
+    assert (engine.decode(8), engine.decode(200), engine.prefill()) == ([8.0], [8.0], 34.0)
+    assert runs.read_text().count("run") == 4
     assert engine.measure_bytes()["weight_bytes"] == (tmp_path / "tiny-q8_0.gguf").stat().st_size
+    engine.stop()
+    assert (engine.decode(8), runs.read_text().count("run")) == ([8.0], 5)
+    engine.stop()
     tool.write_text("#!/bin/sh\necho out of memory >&2\nexit 1\n")
-    with pytest.raises(RuntimeError, match="ended with 1: out of memory"):
+    with pytest.raises(RuntimeError, match="ended with 1 after 0 of 7 rounds: out of memory"):
         engine.decode(8)
     with pytest.raises(FileNotFoundError, match="give the folder"):
         module.LlamaCpp(str(tmp_path / "none"), case)
+
+
+def test_llama_cpp_may_lose_its_last_line_but_no_other(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log is not waited for when it ends."""
+    module = importlib.import_module("gpu_comparison.llama_cpp")
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    tool = tmp_path / module.TOOL
+    tool.write_text(f'#!/bin/sh\nsh {tmp_path}/rounds "$@" | head -n 7\n')  # that it loads, and 6 rounds
+    (tmp_path / "rounds").write_text(ROUNDS_TOLD)
+    tool.chmod(0o700)
+    case = sys.modules["gpu_comparison.cases"].Case.parse("tiny-q8_0:4")
+    engine = module.LlamaCpp(str(tmp_path), case)
+    engine.start(case, 8)
+    assert [engine.decode(8) for _ in range(6)] == [[4.0 * round_] for round_ in (2, 3, 4, 5, 6, 2)]
+    tool.write_text(tool.read_text().replace("-n 7", "-n 6"))
+    engine.stop()
+    with pytest.raises(RuntimeError, match="ended with 0 after 5 of 7 rounds"):
+        engine.decode(8)
+
+
+def test_llama_cpp_is_warmed_by_its_own_process(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case takes one process of the tool, as loading the model takes longer than its rounds."""
+    module, side_module = (importlib.import_module(f"gpu_comparison.{name}") for name in ("llama_cpp", "side"))
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    tool = tmp_path / module.TOOL
+    tool.write_text(ROUNDS_TOLD)
+    tool.chmod(0o700)
+    side = side_module.Side()
+    side.open("llama.cpp", "cuda", "tiny-q8_0:4@32", 512, str(tmp_path))
+    side.start("tiny-q8_0:4@32", 128, 8)
+    assert [side.measure(24) for _ in range(3)] == [4 / 8, 4 / 12, 4 / 16]
+    assert Path(f"{tool}.runs").read_text().count("run") == 1
+
+
+def test_tools_are_named_from_here(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that runs the tool is in another folder than the one who names it."""
+    asked: list[dict[str, Any]] = []
+
+    class Listener(Speaker):
+        def ask(self, action: str, arguments: dict[str, Any] | None = None) -> Any:
+            asked.append({"action": action, **(arguments or {})})
+            return super().ask(action, arguments)
+
+    monkeypatch.setattr(bench, "start_side", lambda name: Listener(name, 1, []))
+    monkeypatch.setattr(bench, "measure_copy", lambda _device: 0.0)
+    monkeypatch.chdir(tmp_path)
+    options = ["--device=mlx-cpu", "--turns=1", "--rounds=1", "--without=mlx-lm", "--without=transformers"]
+    assert bench.main([*options, "--case=tiny-q8_0:1", "--llama", "bin"]) == 0
+    opened = [told for told in asked if told["action"] == "open"]
+    assert [(told["engine"], told["tools"]) for told in opened] == [
+        (engine, str(tmp_path / "bin")) for engine in ("mlxr", "llama.cpp")
+    ]
 
 
 class FailingSide:
