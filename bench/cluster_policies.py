@@ -37,6 +37,9 @@ class Policy:
     def note_change(self, node: int, now_s: float) -> None:
         """Something happened in the node."""
 
+    def note_computed(self, request: Request, now_s: float) -> None:
+        """The first token of a request has come."""
+
 
 class RandomNode(Policy):
     """Any node, as `mlxr cluster serve --routing random` has it."""
@@ -140,8 +143,9 @@ class Routed(Policy):
         self._numbers = {node.name: number for number, node in enumerate(nodes)}
         for node in nodes:
             self._router.add(node.name)
+        self._sent: dict[int, int] = {}  # requests to the numbers of their choices
         self.choice_s = array("d")
-        self.report_s = 0.0
+        self.report_s = self.notice_s = 0.0
         self.delta_bytes = 0
         self.reasons: dict[str, int] = {}
 
@@ -152,8 +156,17 @@ class Routed(Policy):
         start_s = time.perf_counter()
         choice = self._router.choose(keys, request.tokens)
         self.choice_s.append(time.perf_counter() - start_s)
+        self._sent[id(request)] = choice.number
         self.reasons[choice.reason] = self.reasons.get(choice.reason, 0) + 1
         return self._numbers[choice.replica], None if choice.peer is None else self._numbers[choice.peer]
+
+    def note_computed(self, request: Request, now_s: float) -> None:
+        """The prompt is no more work there."""
+        self._now_s = now_s
+        number = self._sent.pop(id(request))
+        start_s = time.perf_counter()
+        self._router.settle(number)
+        self.notice_s += time.perf_counter() - start_s
 
     def take_report(self, node: int, load: Load, delta: PageDelta | None, now_s: float) -> None:
         """A report arrives."""

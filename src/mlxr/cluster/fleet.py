@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from mlxr.cluster.lines import Connect, Lines, connect
+from mlxr.cluster.replica import REPORT_S, Report
 from mlxr.cluster.router import Choice, NoReplica, Router
 from mlxr.cluster.routing import ROUTERS, Routing
-
-if TYPE_CHECKING:
-    from mlxr.cluster.replica import Report
 
 STALE_S = 5.0  # without a report
 
@@ -51,10 +48,11 @@ class Fleet:
         name = report.replica
         if self._router is None:
             self._router = self._make_router(report.page_size)
-        member = self._members.get(name)
+        member, now_s = self._members.get(name), monotonic()
         if member is None:
             member = self._members[name] = Member(name, report.url, self._connect)
-        member.seen_s = monotonic()
+        age_s = max(0.0, now_s - member.seen_s - REPORT_S)  # a report is made that long after the one before came here
+        member.seen_s = now_s
         if report.is_draining:
             self._router.remove(name)
             return False
@@ -62,9 +60,14 @@ class Fleet:
             self._router.add(name)
             async with self._has_come:
                 self._has_come.notify_all()
-        self._router.note_load(name, report.load)
+        self._router.note_load(name, report.load, age_s)
         self._router.note_pages(name, report.pages)
         return self._router.wants_whole(name)
+
+    def settle(self, number: int) -> None:
+        """The prompt of a choice is computed, or its request has ended; see `Router.settle`."""
+        if self._router is not None:
+            self._router.settle(number)
 
     def find(self, name: str) -> Member | None:
         """One that is known by name."""

@@ -33,6 +33,8 @@ VOLATILE = frozenset(
     }
 )
 PROGRESS = "prompt_progress"  # frames with it tell how far the prompt is computed, and are no part of the answer
+# Types of frames that are sent as soon as a request is accepted, before its prompt is computed.
+OPENINGS = frozenset({"message_start", "ping", "response.created", "response.queued", "response.in_progress"})
 
 
 class FrameReader:
@@ -53,9 +55,13 @@ class FrameReader:
 
 
 class Continuation:
-    """What a client has got of a stream. `begin` is called for each try, and `take` for each frame of it."""
+    """What a client has got of a stream. `begin` is called for each try, and `take` for each frame of it.
+
+    `is_computed` once the current try has brought a token, so that its prompt is computed.
+    """
 
     def __init__(self) -> None:
+        self.is_computed = False
         self._passed: dict[int, list[bytes]] = {}  # marks by answer
         self._due: dict[int, deque[bytes]] = {}  # of the frames that the current try must repeat first
         self._is_repeat = False
@@ -67,7 +73,7 @@ class Continuation:
 
     def begin(self) -> None:
         """The stream is made once more, from its start."""
-        self._is_repeat = self.has_begun
+        self._is_repeat, self.is_computed = self.has_begun, False
         self._due = {answer: deque(marks) for answer, marks in self._passed.items()}
 
     def take(self, frame: bytes) -> bool:
@@ -75,6 +81,7 @@ class Continuation:
         if frame.startswith(b":"):
             return True
         values = _read_values(frame)
+        self.is_computed = self.is_computed or not values or not all(map(_is_opening, values))
         if any(PROGRESS in value for value in values):
             return not self._is_repeat
         answer, mark = _find_answer(values), _make_mark(frame, values)
@@ -95,6 +102,13 @@ def _read_values(frame: bytes) -> list[dict[str, Any]]:
         if text.lstrip().startswith(b"{"):
             values.append(json.loads(text))
     return values
+
+
+def _is_opening(value: dict[str, Any]) -> bool:
+    """Whether an object may come before the first token."""
+    choices = value.get("choices") or [{}]
+    says_turn = "role" in choices[0].get("delta", {})
+    return says_turn or PROGRESS in value or value.get("type") in OPENINGS
 
 
 def _find_answer(values: list[dict[str, Any]]) -> int:

@@ -3,7 +3,8 @@
 Requests and answers pass as they are, so all that a server checks and says is checked and said by a replica. Before an
 answer is begun, some replica tells which pages its prompt fills (a plan), and the router chooses by them. When a
 replica dies, or drains and ends, the request is made again elsewhere. It has the same identity, so the answer is the
-same, and the client gets what it has not got yet.
+same, and the client gets what it has not got yet. The router is told when the first token of an answer comes, and when
+a request leaves a replica in whatever way, so that its prompt counts as work there no longer.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse, Response
 
 from mlxr.cluster.fleet import Fleet, Member
 from mlxr.cluster.frames import Continuation, FrameReader
 from mlxr.cluster.lines import Connect, Gone, Incoming, connect
 from mlxr.cluster.metrics import count_choice, join_metrics, render_own
+from mlxr.cluster.passed import HOP_HEADERS, PassedStream, copy_reply
 from mlxr.cluster.paths import GENERATING, STORED, is_refused
 from mlxr.cluster.peers import PEER, TOKEN
 from mlxr.cluster.prefix_table import KEY_BYTES
@@ -44,8 +45,6 @@ BUSY, STOPPING = 429, 503  # what replicas answer when they have too much to do,
 NOT_HERE = (400, 404)  # what they may answer when another one has kept what is asked for
 STOPS = "it takes no more requests"
 BUSY_S = 0.5  # until an answer that broke off asks again
-HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "content-length"})
-TOLD_BY_RAY = frozenset({"x-request-id"})
 REFUSED = ServerError(
     501, "not_supported", "a cluster changes no models: bring the model to all machines and use `mlxr cluster update`"
 )
@@ -53,7 +52,10 @@ REFUSED = ServerError(
 
 @dataclass(slots=True)
 class Passing:
-    """One request on its way. `keys` and `tokens` are its plan, `tried` the replicas that could not answer it."""
+    """One request on its way. `keys` and `tokens` are its plan, `tried` the replicas that could not answer it.
+
+    `number` is the choice by which its prompt counts as work, and `stream` the answer that comes from there.
+    """
 
     request: Request
     body: bytes
@@ -64,6 +66,8 @@ class Passing:
     owner: Member | None = None  # the only one that can answer it
     peer: Member | None = None  # one that has pages for the one that was chosen
     member: Member | None = None  # the one that answers it
+    number: int = 0
+    stream: Incoming | None = None
 
     @property
     def path(self) -> str:
@@ -145,7 +149,7 @@ class Front:
             if may_be_elsewhere and self._has_other(passing, member):
                 passing.tried.add(member.name)
                 continue
-            return _copy_reply(reply, content)
+            return copy_reply(reply, content)
         raise NoReplica("no replica can read the request")
 
     async def _pass_on(self, passing: Passing) -> Response:
@@ -154,9 +158,7 @@ class Front:
         opened = await self._open(passing)
         if isinstance(opened, Response):
             return opened
-        reply = PassedStream(self._stream(passing, opened), opened.status)
-        reply.raw_headers = _reply_headers(opened)
-        return reply
+        return PassedStream(self._stream(passing), opened, lambda: self._leave(passing))
 
     async def _open(self, passing: Passing) -> Response | Incoming:
         """The first reply that is one: whole, or a stream that has begun."""
@@ -165,18 +167,22 @@ class Front:
             try:
                 reply = await self._begin(member, passing)
                 if reply.separator is not None:
+                    passing.stream = reply
                     return reply
                 content = await reply.read_all()
             except Gone as gone:
                 self._note_failure(passing, member, gone)
                 continue
+            finally:
+                if passing.stream is None:
+                    await self._leave(passing)
             if reply.status == STOPPING and passing.owner is None:
                 self._note_failure(passing, member, STOPS)
                 continue
             if reply.status == BUSY and passing.owner is None and self._has_other(passing, member):
                 passing.tried.add(member.name)
                 continue
-            return _copy_reply(reply, content)
+            return copy_reply(reply, content)
         raise NoReplica("no replica could answer the request")
 
     async def _open_again(self, passing: Passing) -> Response | Incoming:
@@ -188,22 +194,35 @@ class Front:
                 return opened
             await asyncio.sleep(BUSY_S)
 
-    async def _stream(self, passing: Passing, reply: Incoming) -> AsyncIterator[bytes]:
+    async def _leave(self, passing: Passing) -> None:
+        """Nothing more is wanted of the replica that was asked."""
+        self.fleet.settle(passing.number)
+        reply, passing.stream = passing.stream, None
+        if reply is not None:
+            await reply.close()
+
+    async def _stream(self, passing: Passing) -> AsyncIterator[bytes]:
         """The frames of one answer, from as many replicas as it takes."""
-        progress, separator = Continuation(), reply.separator
+        reply = passing.stream
+        separator = None if reply is None else reply.separator
+        assert reply is not None
         assert separator is not None
+        progress = Continuation()
         try:
             for _ in range(MAX_TRIES):
                 progress.begin()
                 try:
                     async for frames in _read_new(reply, separator, progress):
-                        yield frames
+                        if progress.is_computed:
+                            self.fleet.settle(passing.number)
+                        if frames:
+                            yield frames
                     return
                 except Gone as gone:
                     assert passing.member is not None
                     self._note_failure(passing, passing.member, gone)
                 finally:
-                    await reply.close()
+                    await self._leave(passing)
                 again = await self._open_again(passing)
                 if isinstance(again, Response):
                     raise _read_refusal(again)
@@ -221,6 +240,7 @@ class Front:
         if passing.owner is not None:
             return passing.owner
         member, choice = await self.fleet.choose(passing.keys, passing.tokens, passing.tried, WAIT_S)
+        passing.number = choice.number
         count_choice(choice.reason)
         passing.peer = None if choice.peer is None else self.fleet.find(choice.peer)
         return member
@@ -260,7 +280,7 @@ class Front:
                 break
         if found is None:
             raise NoReplica("no replica is ready")
-        return _copy_reply(*found)
+        return copy_reply(*found)
 
     async def _collect_metrics(self, passing: Passing) -> Response:
         """The metrics of all replicas, each with the label `replica`, and those of the front."""
@@ -273,35 +293,12 @@ class Front:
             if reply.status == STOPPING:
                 continue
             if reply.status != 200:
-                return _copy_reply(reply, content)
+                return copy_reply(reply, content)
             texts[member.name] = content.decode()
         if not texts:
             raise NoReplica("no replica is ready")
         text = join_metrics(texts) + render_own(len(texts))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-class PassedStream(StreamingResponse):
-    """An answer as it grows. When the client leaves, the frames are closed, and with them the replica's answer."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all frames, or as many as the client stays for."""
-        del scope
-        sending = asyncio.ensure_future(self.stream_response(send))
-        watching = asyncio.ensure_future(self.listen_for_disconnect(receive))
-        try:
-            await asyncio.wait([sending, watching], return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done() and (error := watching.exception()) is not None:
-                logger.warning("whether a client leaves cannot be seen: %r", error)
-                await asyncio.wait([sending])
-            if sending.done():
-                sending.result()
-        finally:
-            sending.cancel()
-            watching.cancel()
-            await asyncio.gather(sending, watching, return_exceptions=True)
-            if isinstance(self.body_iterator, AsyncGenerator):
-                await self.body_iterator.aclose()
 
 
 def _clean_headers(request: Request) -> list[tuple[bytes, bytes]]:
@@ -327,29 +324,12 @@ def _names_stored(passing: Passing) -> bool:
 
 
 async def _read_new(reply: Incoming, separator: bytes, progress: Continuation) -> AsyncIterator[bytes]:
-    """The frames of a reply that the client has not got yet, as many at a time as came together."""
+    """The frames of a reply that the client has not got yet, as many at a time as came together, or none of them."""
     reader = FrameReader(separator)
     async for data in reply.read():
-        frames = [frame for frame in reader.push(data) if progress.take(frame)]
-        if frames:
-            yield b"".join(frames)
+        yield b"".join([frame for frame in reader.push(data) if progress.take(frame)])
     if rest := reader.take_rest():
         yield rest
-
-
-def _copy_reply(reply: Incoming, content: bytes) -> Response:
-    copy = Response(content, reply.status)
-    copy.raw_headers = [*_reply_headers(reply), (b"content-length", str(len(content)).encode())]
-    return copy
-
-
-def _reply_headers(reply: Incoming) -> list[tuple[bytes, bytes]]:
-    """What the client is told. Ray Serve tells the request's id itself, the one that the replica had from it."""
-    return [
-        (name.lower(), value)
-        for name, value in reply.headers.raw
-        if name.decode("latin-1").lower() not in HOP_HEADERS | TOLD_BY_RAY
-    ]
 
 
 def _render(request: Request, failure: ServerError) -> Response:

@@ -7,23 +7,22 @@ there is too much to do, a request goes elsewhere and takes its pages along. A c
 estimate per candidate, however many replicas there are.
 
 Replicas report what they have to do and which pages they hold (`note_load`, `note_pages`). Between two reports the
-router counts on: what it sends is work that waits and pages that will be there, and work is done as time passes. So a
-burst spreads, and requests with one prefix that come together go to one place. The router knows neither network nor
-processes, and it is not safe for several threads.
+router counts on: what it sends is work that waits (`backlog`) and pages that will be there, and work is done as time
+passes, or when it is told so (`settle`). So a burst spreads, and requests with one prefix that come together go to one
+place. The router knows neither network nor processes, and it is not safe for several threads.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from bisect import insort
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from random import Random
 from typing import Literal, NamedTuple
 
+from mlxr.cluster.backlog import Backlog
 from mlxr.cluster.costs import NO_FETCHING, Fetching, Link, Load, Rates, first_token_s
 from mlxr.cluster.prefix_table import PageDelta, PrefixTable
 from mlxr.core.errors import NoReplica
@@ -48,21 +47,20 @@ class Choice:
 
     `cached_tokens` are expected in the cache there, or come from the replica `peer`, which has them. `reason` is
     `longest_prefix` when no candidate holds more of it, `fetched` and `less_work` when one does but would take longer,
-    with and without a peer, and `no_prefix` when nobody holds any of it. `drawn` looks at nothing (`routing`).
+    with and without a peer, and `no_prefix` when nobody holds any of it. `drawn` looks at nothing (`routing`). The
+    prompt counts as work there until `number` is settled; 0 is none that counts.
     """
 
     replica: str
     cached_tokens: int
     reason: Reason
     peer: str | None = None
+    number: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """`backlog_tokens` waited at `at_s`, `sent` with the time of each request that no report can have counted yet.
-
-    That of a request whose pages are fetched is when they will have come, as it does not wait there before.
-    """
+    """`backlog` is what waits there at `at_s`, `lately_tokens` what it was sent to compute, the older the less."""
 
     name: str
     place: int
@@ -70,16 +68,15 @@ class _Replica:
     token_s: float = 0.0
     step_s: float = 0.0
     fetching: Fetching = NO_FETCHING
-    backlog_tokens: float = 0.0
+    backlog: Backlog = field(default_factory=Backlog)
     at_s: float = 0.0
     lately_tokens: float = 0.0
-    sent: deque[tuple[float, int]] = field(default_factory=deque)
 
     def pass_time(self, now_s: float) -> None:
         """Take off what has been computed since."""
         if now_s > self.at_s:
             passed_s = now_s - self.at_s
-            self.backlog_tokens = max(0.0, self.backlog_tokens - passed_s / self.token_s)
+            self.backlog.work(passed_s / self.token_s)
             self.lately_tokens *= math.exp(-passed_s / LATELY_S)
             self.at_s = now_s
 
@@ -115,6 +112,8 @@ class Router:
         self._table = PrefixTable(seed)
         self._replicas: dict[str, _Replica] = {}
         self._order: list[_Replica] = []  # for drawing; each knows its place
+        self._numbers = count(1)
+        self._sent: dict[int, _Replica] = {}  # where each prompt is that is not settled
 
     def __len__(self) -> int:
         """How many replicas there are."""
@@ -142,6 +141,8 @@ class Router:
             self._order[gone.place] = last
             last.place = gone.place
         self._table.remove(replica)
+        for number in gone.backlog:
+            del self._sent[number]
 
     def note_pages(self, replica: str, delta: PageDelta) -> None:
         """Take in a report of pages. One of a replica that is not known, since it has just gone, is passed over."""
@@ -152,23 +153,36 @@ class Router:
         """Whether a report of the replica's pages is missing, so that it should send all of them (`whole`)."""
         return replica in self._replicas and self._table.wants_whole(replica)
 
-    def note_load(self, replica: str, load: Load) -> None:
-        """Take in what a replica has to do; requests sent a moment ago are added to it, as it cannot know them yet."""
+    def note_load(self, replica: str, load: Load, age_s: float = 0.0) -> None:
+        """Take in what a replica has to do, in a report that was made at most `age_s` seconds ago.
+
+        Requests that were sent a moment before are added to it, as it cannot know them yet.
+        """
         known = self._replicas.get(replica)
         if known is None:
             return
         now_s = self._clock()
-        while known.sent and known.sent[0][0] <= now_s - self._rates.flight_s:
-            known.sent.popleft()
         known.pass_time(now_s)
         self._weigh(known, load)
-        known.backlog_tokens = max(0, load.waiting_tokens) + sum(tokens for _, tokens in known.sent)
+        known.backlog.report(load.waiting_tokens, now_s - age_s - self._rates.flight_s)
         self._table.expire(replica, now_s)
+
+    def settle(self, number: int) -> None:
+        """The prompt of a choice is computed, or it has ended in another way: it is no more work there.
+
+        To be told when the first token comes and when the request ends; what comes after the first time is passed over,
+        as is all about a replica that has gone.
+        """
+        replica = self._sent.pop(number, None)
+        if replica is not None:
+            now_s = self._clock()
+            replica.pass_time(now_s)
+            replica.backlog.settle(number, now_s)
 
     def choose(self, keys: Sequence[bytes], tokens: int, without: Collection[str] = ()) -> Choice:
         """The replica for a request of `tokens` tokens, whose full pages are named `keys`, and not one of `without`.
 
-        The request counts as sent there. Raises NoReplica when no replica is left.
+        The request counts as sent there, until it is settled. Raises NoReplica when no replica is left.
         """
         now_s = self._clock()
         candidates = self._find_candidates(keys, without)
@@ -182,15 +196,15 @@ class Router:
         if best is None:
             raise NoReplica(f"none of {len(self._order)} replicas can take the request")
         longest = max(candidates.values())
-        self._send(best, now_s, keys[best.pages :])
+        number = self._send(best, tokens, now_s, keys[best.pages :])
         if best.fetch_s:
-            return Choice(best.replica.name, tokens - best.compute, "fetched", peer)
+            return Choice(best.replica.name, tokens - best.compute, "fetched", peer, number)
         reason: Reason = "less_work" if best.pages < longest else "longest_prefix" if longest else "no_prefix"
-        return Choice(best.replica.name, tokens - best.compute, reason)
+        return Choice(best.replica.name, tokens - best.compute, reason, None, number)
 
     def _estimate(self, replica: _Replica, tokens: int, pages: int, most: int) -> _Offer:
         """What the request costs there, where so many `pages` are; up to `most` can be had elsewhere."""
-        token_s, step_s, backlog = replica.token_s, replica.step_s, replica.backlog_tokens
+        token_s, step_s, backlog = replica.token_s, replica.step_s, replica.backlog.tokens
         compute, fetch_s = self._count_to_compute(tokens, pages), 0.0
         seconds = first_token_s(backlog, compute, token_s, step_s)
         if pages < most and replica.fetching.most_pages:
@@ -200,7 +214,7 @@ class Router:
             if with_fetch < seconds:
                 seconds, compute, fetch_s = with_fetch, less, wait_s
         seconds += BALANCE * replica.lately_tokens * token_s
-        return _Offer(replica, pages, fetch_s, compute, (seconds, replica.load.running + len(replica.sent)))
+        return _Offer(replica, pages, fetch_s, compute, (seconds, replica.load.running + len(replica.backlog)))
 
     def _find_peer(self, keys: Sequence[bytes], candidates: Mapping[_Replica, int]) -> tuple[str | None, int]:
         """Who has the most pages of the request for sure, and how many; others may fetch them there."""
@@ -222,9 +236,12 @@ class Router:
         if {replica.name: replica for replica in self._order} != self._replicas:
             raise AssertionError(f"{len(self._order)} replicas are drawn from, {len(self._replicas)} are known")
         for replica in self._order:
-            times = [at_s for at_s, _ in replica.sent]
-            if times != sorted(times) or replica.backlog_tokens < 0 or replica.token_s <= 0:
+            replica.backlog.check()
+            if replica.token_s <= 0:
                 raise AssertionError(f"{replica.name}: {replica}")
+        sent = {number: replica for replica in self._order for number in replica.backlog}
+        if sent != self._sent:
+            raise AssertionError(f"{len(self._sent)} prompts are known, {len(sent)} are with the replicas")
 
     def _find_candidates(self, keys: Sequence[bytes], without: Collection[str]) -> dict[_Replica, int]:
         """Replicas that may be best, with the pages of the request that each holds."""
@@ -248,13 +265,15 @@ class Router:
         """Tokens not found in the cache; the last one never is, as its logits are wanted."""
         return max(1, tokens - pages * self._page_tokens)
 
-    def _send(self, offer: _Offer, now_s: float, keys: Sequence[bytes]) -> None:
-        replica = offer.replica
-        insort(replica.sent, (now_s + offer.fetch_s, offer.compute))
-        replica.backlog_tokens += offer.compute
+    def _send(self, offer: _Offer, tokens: int, now_s: float, keys: Sequence[bytes]) -> int:
+        """Count the request as sent; one whose pages are fetched is there when they will have come."""
+        replica, number = offer.replica, next(self._numbers)
+        replica.backlog.send(number, offer.compute, max(tokens, offer.compute), now_s + offer.fetch_s)
         replica.lately_tokens += offer.compute
+        self._sent[number] = replica
         if keys:
             self._table.expect(replica.name, keys, now_s + 2 * offer.cost[0] + EXPECTED_EXTRA_S)
+        return number
 
     def _weigh(self, replica: _Replica, load: Load) -> None:
         if load.link != replica.load.link:

@@ -1,0 +1,126 @@
+"""Prompt tokens that one replica has still to compute, as far as its reports and the prompts sent to it tell.
+
+Each prompt that was sent is an entry, from `send` to `settle`, and its tokens leave with it: once, whatever reports
+come before, between or after. A report tells one number, so it is shared out. The prompts that it must have counted get
+their parts of it, the last one first, as replicas compute the first one first; if it tells more than they should take,
+they have found less in the cache, or have not looked yet. Prompts sent so lately that it may have been made without
+them keep what they have, and those settled lately may be in it still. What none of them explains is of others, whom
+another router has sent.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """`tokens` are to be computed as far as was known when it was sent, and `most` if it finds nothing in the cache.
+
+    Of these, `left` are left.
+    """
+
+    number: int
+    at_s: float
+    tokens: int
+    most: int
+    left: float
+
+
+def _get_time(prompt: _Prompt) -> float:
+    return prompt.at_s
+
+
+class Backlog:
+    """`tokens` are to be computed: `others`, which come first, and those of the prompts that were sent."""
+
+    def __init__(self) -> None:
+        self.tokens = self.others = 0.0
+        self._prompts: dict[int, _Prompt] = {}
+        self._waiting: deque[_Prompt] = deque()  # those with tokens left, by time
+        self._settled: deque[tuple[float, int]] = deque()  # when, and how many tokens a report may still count
+
+    def __len__(self) -> int:
+        """How many prompts that were sent have tokens left."""
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through the numbers of all prompts that are not settled."""
+        return iter(self._prompts)
+
+    def send(self, number: int, tokens: int, most: int, at_s: float) -> None:
+        """A prompt is there from `at_s` on, with `tokens` to compute of `most`."""
+        prompt = self._prompts[number] = _Prompt(number, at_s, tokens, most, tokens)
+        insort(self._waiting, prompt, key=_get_time)
+        self.tokens += tokens
+
+    def settle(self, number: int, now_s: float) -> None:
+        """A prompt is computed, or never will be there: what is left of it waits no more."""
+        prompt = self._prompts.pop(number)
+        self._settled.append((now_s, prompt.most))
+        if prompt.left:
+            self._waiting.remove(prompt)
+            self._take_off(prompt.left)
+
+    def work(self, tokens: float) -> None:
+        """So many tokens have been computed by now, the first ones first."""
+        if not self.tokens:
+            return
+        rest = tokens - self.others
+        self.others = max(0.0, -rest)
+        waiting = self._waiting
+        while rest > 0 and waiting:
+            first = waiting[0]
+            if first.left > rest:
+                first.left -= rest
+                break
+            rest -= first.left
+            first.left = 0.0
+            waiting.popleft()
+        self._take_off(tokens)
+
+    def report(self, waiting_tokens: int, since_s: float) -> None:
+        """The replica had so many tokens waiting when it made a report, after `since_s`."""
+        settled = self._settled
+        while settled and settled[0][0] <= since_s:
+            settled.popleft()
+        prompts = sorted(self._prompts.values(), key=_get_time)
+        counted = [prompt for prompt in reversed(prompts) if prompt.at_s <= since_s]
+        rest = max(0, waiting_tokens)
+        for prompt in counted:
+            prompt.left = min(prompt.tokens, rest)
+            rest -= prompt.left
+        if rest:
+            for prompt in counted:
+                more = min(prompt.most - prompt.tokens, rest)
+                prompt.left += more
+                rest -= more
+            rest -= sum(most for _, most in settled)
+            rest -= sum(prompt.most for prompt in prompts if prompt.at_s > since_s)
+        self.others = max(0, rest)
+        self._waiting = deque(prompt for prompt in prompts if prompt.left)
+        self.tokens = self.others + sum(prompt.left for prompt in self._waiting)
+
+    def check(self) -> None:
+        """Prove that all that is kept agrees; raises AssertionError."""
+        waiting = sorted((prompt for prompt in self._prompts.values() if prompt.left), key=_get_time)
+        if set(waiting) != set(self._waiting) or len(waiting) != len(self._waiting):
+            raise AssertionError(f"{len(self._waiting)} prompts wait, {len(waiting)} have tokens left")
+        if [prompt.at_s for prompt in self._waiting] != [prompt.at_s for prompt in waiting]:
+            raise AssertionError("prompts are out of order")
+        for number, prompt in self._prompts.items():
+            if number != prompt.number or not 0 <= prompt.left <= prompt.most:
+                raise AssertionError(f"prompt {number}: {prompt}")
+        times = [at_s for at_s, _ in self._settled]
+        if times != sorted(times):
+            raise AssertionError("settled prompts are out of order")
+        tokens = self.others + sum(prompt.left for prompt in waiting)
+        if self.others < 0 or not math.isclose(self.tokens, tokens, rel_tol=1e-9, abs_tol=1e-6):
+            raise AssertionError(f"{self.tokens} tokens wait, those of others and of prompts are {tokens}")
+
+    def _take_off(self, tokens: float) -> None:
+        self.tokens = max(0.0, self.tokens - tokens) if self._waiting or self.others else 0.0

@@ -1,0 +1,238 @@
+"""Work that waits: every prompt's tokens leave once, however notices and reports of a replica come in between."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxr.cluster.backlog import Backlog
+from mlxr.cluster.router import Load, NoReplica, Router
+
+LATE_S = 1.0  # at most, for prompts on their way to the replica and for what it says on its way back
+
+
+def send_all(*tokens: int) -> Backlog:
+    """Prompts 0, 1, ... that are sent a second apart, and nothing is in the cache."""
+    backlog = Backlog()
+    for number, count in enumerate(tokens):
+        backlog.send(number, count, count, float(number))
+    return backlog
+
+
+def test_work_is_done_in_the_order_in_which_it_came() -> None:
+    backlog = send_all(100, 200, 300)
+    backlog.work(150)
+    assert (backlog.tokens, len(backlog)) == (450, 2)
+    backlog.settle(1, 3.0)
+    assert (backlog.tokens, len(backlog)) == (300, 1)
+    backlog.settle(0, 3.0)
+    assert backlog.tokens == 300
+    backlog.work(1000)
+    backlog.settle(2, 3.0)
+    assert (backlog.tokens, len(backlog), list(backlog)) == (0, 0, [])
+    backlog.check()
+
+
+def test_a_report_is_shared_out_from_the_last_prompt_on() -> None:
+    backlog = send_all(100, 200, 300)
+    backlog.report(350, since_s=5.0)
+    assert backlog.tokens == 350
+    backlog.settle(0, 6.0)
+    assert backlog.tokens == 350
+    backlog.settle(2, 6.0)
+    assert backlog.tokens == 50
+    backlog.settle(1, 6.0)
+    assert backlog.tokens == 0
+    backlog.check()
+
+
+def test_what_no_prompt_explains_is_of_others_and_comes_first() -> None:
+    backlog = send_all(100)
+    backlog.report(500, since_s=5.0)
+    assert (backlog.tokens, backlog.others) == (500, 400)
+    backlog.work(300)
+    assert (backlog.tokens, backlog.others) == (200, 100)
+    backlog.settle(0, 6.0)
+    assert backlog.tokens == 100
+    backlog.report(0, since_s=7.0)
+    assert backlog.tokens == 0
+    backlog.check()
+
+
+def test_a_prompt_that_a_report_may_not_know_is_kept_and_not_counted_twice() -> None:
+    for waiting, expected in ((0, 300), (250, 300), (300, 300), (320, 320)):
+        backlog = send_all(300)
+        backlog.report(waiting, since_s=-1.0)
+        assert backlog.tokens == expected
+        backlog.check()
+
+
+def test_a_report_on_its_way_does_not_bring_back_what_is_settled() -> None:
+    backlog = send_all(700, 100)
+    backlog.settle(0, 2.0)
+    backlog.report(400 + 100, since_s=1.5)  # made while the first one was computed
+    assert (backlog.tokens, backlog.others) == (100, 0)
+    backlog.report(500, since_s=2.5)
+    assert (backlog.tokens, backlog.others) == (500, 400)
+    backlog.check()
+
+
+def test_tokens_that_are_not_found_in_the_cache_leave_with_their_prompt() -> None:
+    backlog = Backlog()
+    backlog.send(7, 20, 720, 0.0)
+    backlog.report(720, since_s=1.0)
+    assert (backlog.tokens, backlog.others) == (720, 0)
+    backlog.check()
+    backlog.settle(7, 2.0)
+    assert backlog.tokens == 0
+
+
+@dataclass
+class Sent:
+    """A prompt as it truly is: `at_s` it reaches the replica, of whose work on it `left` tokens are left."""
+
+    number: int
+    tokens: int
+    most: int
+    at_s: float
+    left: int
+
+
+class Truth:
+    """A replica that computes prompts one after another, and a front that hears of it late."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now_s = 0.0
+        self.backlog = Backlog()
+        self.known: dict[int, Sent] = {}  # not settled
+        self.arriving: deque[Sent] = deque()
+        self.queue: deque[Sent] = deque()  # at the replica, with tokens left
+        self.reports: deque[tuple[float, float, int]] = deque()  # when each comes, when it was made, what it says
+        self.computed: deque[tuple[float, int]] = deque()  # notices of first tokens
+        self.count = 0
+
+    def send(self) -> None:
+        cached, tokens = self.random.choice([0, 0, 500]), self.random.randrange(1, 1000)
+        arrives_s = max(self.now_s + self.random.random() * LATE_S, self.arriving[-1].at_s if self.arriving else 0.0)
+        sent = Sent(self.count, tokens, tokens + cached, arrives_s, tokens)
+        self.count += 1
+        self.known[sent.number] = sent
+        self.arriving.append(sent)
+        self.backlog.send(sent.number, sent.tokens, sent.most, self.now_s)
+
+    def compute(self) -> None:
+        tokens = self.random.randrange(1500)
+        while tokens and self.queue:
+            first = self.queue[0]
+            done = min(tokens, first.left)
+            first.left -= done
+            tokens -= done
+            if not first.left:
+                self.queue.popleft()
+                self.computed.append((self.now_s + self.random.random() * LATE_S, first.number))
+
+    def cancel(self) -> None:
+        """A client leaves; the replica hears of it no later than of anything else."""
+        number = self.random.choice(list(self.known) or [-1])
+        if number >= 0 and self.known[number] not in self.arriving:
+            sent = self.known.pop(number)
+            self.backlog.settle(number, self.now_s)
+            if sent in self.queue:
+                self.queue.remove(sent)
+
+    def report(self) -> None:
+        """A prompt that has not been begun is counted with what the cache has of it."""
+        waiting = sum(sent.left if sent.left < sent.tokens else sent.most for sent in self.queue)
+        comes_s = max(self.now_s + self.random.random() * LATE_S, self.reports[-1][0] if self.reports else 0.0)
+        self.reports.append((comes_s, self.now_s, waiting))
+
+    def pass_time(self) -> None:
+        """All that is due happens."""
+        self.now_s += self.random.random() * 0.4
+        while self.arriving and self.arriving[0].at_s <= self.now_s:
+            self.queue.append(self.arriving.popleft())
+        due = sorted(at_s for at_s, _ in self.computed)
+        if due and due[0] <= self.now_s:
+            for notice in [notice for notice in self.computed if notice[0] <= self.now_s]:
+                self.computed.remove(notice)
+                if self.known.pop(notice[1], None) is not None:
+                    self.backlog.settle(notice[1], self.now_s)
+        while self.reports and self.reports[0][0] <= self.now_s:
+            _, made_s, waiting = self.reports.popleft()
+            self.backlog.report(waiting, made_s - LATE_S)
+
+    def prove(self) -> None:
+        """No fewer tokens are known than are truly left, and no more than those of the prompts that are not settled."""
+        self.backlog.check()
+        assert set(self.backlog) == set(self.known)
+        assert self.backlog.others == 0
+        assert self.backlog.tokens <= sum(sent.most for sent in self.known.values())
+        assert self.backlog.tokens >= sum(sent.left for sent in self.known.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_thousands_of_steps_keep_the_backlog_between_what_is_left_and_what_was_sent(seed: int) -> None:
+    truth = Truth(seed)
+    steps = [truth.send, truth.compute, truth.cancel, truth.report]
+    emptied = 0
+    for _ in range(5000):
+        truth.pass_time()
+        truth.random.choices(steps, weights=[4, 5, 1, 4])[0]()
+        truth.prove()
+        emptied += not truth.known
+    assert emptied > 50  # in which the backlog was empty, as it must be
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("choose"), st.integers(0, 12), st.integers(1, 40)),
+        st.tuples(st.just("settle"), st.integers(0, 40), st.just(0)),
+        st.tuples(st.just("report"), st.integers(0, 2), st.integers(0, 3000)),
+        st.tuples(st.just("die"), st.integers(0, 2), st.just(0)),
+        st.tuples(st.just("come"), st.integers(0, 2), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(0, 3000), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+@settings(max_examples=300)
+def test_a_router_counts_each_prompt_until_it_is_settled_or_its_replica_dies(steps: list[tuple[str, int, int]]) -> None:
+    now_s = 0.0
+    router = Router(16, clock=lambda: now_s)
+    sent: dict[int, str] = {}  # by number, where prompts wait
+    keys = [bytes([number]) * 32 for number in range(12)]
+    for what, number, amount in steps:
+        name = f"replica-{number}"
+        if what == "choose":
+            try:
+                choice = router.choose(keys[:number], number * 16 + amount)
+            except NoReplica:
+                continue
+            assert choice.number not in sent
+            sent[choice.number] = choice.replica
+        elif what == "settle":
+            router.settle(number)
+            sent.pop(number, None)
+        elif what == "report":
+            router.note_load(name, Load(amount, 1, 1000.0, 0.01), age_s=number / 10)
+        elif what in ("die", "come"):
+            router.remove(name) if what == "die" else router.add(name)
+            sent = {number: replica for number, replica in sent.items() if replica != name}
+        else:
+            now_s += number / 1000
+        router.check()
+        assert {number: replica.name for number, replica in router._sent.items()} == sent
+    for number in list(sent):
+        router.settle(number)
+        router.settle(number)
+    router.check()
+    assert not router._sent
+    assert all(replica.backlog.tokens == replica.backlog.others for replica in router._order)
