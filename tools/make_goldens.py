@@ -33,8 +33,15 @@ HEADS = ("qwen35", "qwen35moe", "glm4moe")  # cases with a layer that drafts
 
 
 def as_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
-    """What `transformers` is given: fixed ntk scaling is its dynamic one at the length where both agree."""
+    """What `transformers` is given: fixed ntk scaling is its dynamic one at the length where both agree.
+
+    Of a Phi-3.5-MoE, whose prompt is longer than its original context, it is given the long factors twice, as its
+    release 5.24 does not tell them the length of the text and would take the short ones (modeling_phimoe.py).
+    """
     scaling = config.get("rope_scaling")
+    if config["model_type"] == "phimoe" and scaling is not None:
+        assert scaling["original_max_position_embeddings"] < PROMPT_TOKENS
+        return config | {"rope_scaling": scaling | {"short_factor": scaling["long_factor"]}}
     if scaling is None or scaling.get("rope_type") != "ntk":
         return config
     # dynamic: base * ((f * T / M) - (f - 1)) ** ..., so with f = 2 and T / M = 3 / 2 the factor is 2

@@ -24,7 +24,8 @@ mlxr::Scoring parse_scoring(const std::string& name) {
     if (name == "softmax") return mlxr::Scoring::softmax;
     if (name == "sigmoid") return mlxr::Scoring::sigmoid;
     if (name == "softmax_chosen") return mlxr::Scoring::softmax_chosen;
-    refuse("router: scoring", name, "softmax, sigmoid or softmax_chosen");
+    if (name == "sparsemixer") return mlxr::Scoring::sparsemixer;
+    refuse("router: scoring", name, "softmax, sigmoid, softmax_chosen or sparsemixer");
 }
 
 void check_between(const char* what, int64_t value, int64_t least, int64_t most) {
@@ -34,7 +35,7 @@ void check_between(const char* what, int64_t value, int64_t least, int64_t most)
 }
 
 void make_router(PythonRouter* self, int64_t experts, int64_t used, const std::string& scoring, bool renormalises,
-                 float floor, float scale, int64_t groups, int64_t groups_used, OptionalVector choice_bias,
+                 float floor, float scale, int64_t groups, int64_t groups_used, float gap, OptionalVector choice_bias,
                  OptionalVector expert_scales) {
     check_between("router: experts", experts, 1, mlxr::kMostExperts);
     check_between("router: used", used, 1, experts);
@@ -59,6 +60,7 @@ void make_router(PythonRouter* self, int64_t experts, int64_t used, const std::s
                    .renormalises = renormalises,
                    .floor = floor,
                    .scale = scale,
+                   .gap = gap,
                    .choice_bias = keep("router: length of choice_bias", choice_bias),
                    .expert_scales = keep("router: length of expert_scales", expert_scales),
                    .chosen = nullptr,
@@ -123,8 +125,8 @@ void bind_experts(nb::module_& m) {
     const auto array = [](const char* name) { return nb::arg(name).noconvert(); };
     nb::class_<PythonRouter>(m, "Router", "How the experts of a token are chosen, and what each one's share is.")
         .def("__init__", &make_router, nb::arg("experts"), nb::arg("used"), nb::arg("scoring"), nb::arg("renormalises"),
-             nb::arg("floor"), nb::arg("scale"), nb::arg("groups"), nb::arg("groups_used"), array("choice_bias").none(),
-             array("expert_scales").none());
+             nb::arg("floor"), nb::arg("scale"), nb::arg("groups"), nb::arg("groups_used"), nb::arg("gap"),
+             array("choice_bias").none(), array("expert_scales").none());
     nb::class_<PythonExperts>(m, "Experts", "Feed-forward blocks of one shape, checked.")
         .def(
             "__init__",

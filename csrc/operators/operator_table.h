@@ -87,7 +87,9 @@ struct GateHeadsCall {
 
 // How experts are chosen by their logits, and what each one's share is: scores are the softmax of all logits or the
 // sigmoid of each, and shares are the scores of the chosen; or logits choose, and shares are the softmax of the chosen.
-enum class Scoring : int { softmax, sigmoid, softmax_chosen };
+// With the sparsemixer logits choose, too, and a share is that of the chosen one in the softmax of the logits x that
+// are left and not too far below it, m: (m - x) / max(|x|, m) is at most `gap`.
+enum class Scoring : int { softmax, sigmoid, softmax_chosen, sparsemixer };
 constexpr int64_t kMostExperts = 1024;
 
 struct RouteCall {
@@ -96,7 +98,7 @@ struct RouteCall {
     Scoring scoring;
     int64_t groups, groups_used;  // of experts; those whose two best have the largest sum are used
     bool renormalises;            // shares are divided by their sum and floor
-    float floor, scale;
+    float floor, scale, gap;
     const float *choice_bias, *expert_scales;  // (experts), or null
     int32_t* chosen;                           // (rows, used)
     float* shares;                             // (rows, used)

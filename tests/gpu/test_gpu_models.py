@@ -40,6 +40,7 @@ CASES = [
     "nemotron-h-moe",
     "olmo2",
     "phi3-long",
+    "phimoe",
     "qwen3",
     "qwen35",
     "qwen35moe",

@@ -31,7 +31,14 @@ RULES = {
     "sigmoid": RoutingRule(4, "sigmoid", renormalises=True, floor=1e-20, scale=2.5),
     "chosen": RoutingRule(4, "softmax_chosen"),
     "groups": RoutingRule(3, "sigmoid", groups=4, groups_used=2),
+    "sparsemixer": RoutingRule(2, "sparsemixer", jitter=0.15),
+    "sparsemixer, more": RoutingRule(4, "sparsemixer", scale=2.5, jitter=0.43),
 }
+
+
+def make_vectors(rule: RoutingRule, experts: int) -> tuple[Any, Any]:
+    """A bias for the choice, where the rule takes one, and a factor for each share."""
+    return None if rule.scoring == "sparsemixer" else random_floats(2, experts), random_floats(3, experts)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -40,8 +47,7 @@ RULES = {
 def test_experts_are_chosen_as_by_the_reference(gpu: Context, rule: RoutingRule, experts: int, biased: bool) -> None:
     logits = np.round(random_floats(1, 9, experts) * 2, 1)  # with ties
     logits[3] = 1.0
-    vectors = (random_floats(2, experts), random_floats(3, experts)) if biased else ()
-    router = make_router(experts, rule, *vectors)
+    router = make_router(experts, rule, *(make_vectors(rule, experts) if biased else ()))
     chosen, shares = route(gpu, gpu.gpu.mx.array(logits), router)
     expected, wanted = route(REFERENCE, logits, router)
     assert np.array_equal(np.array(chosen), expected)
@@ -188,7 +194,7 @@ def test_mlx_composes_mixtures(tokens: int, biased: bool) -> None:
 def test_mlx_composes_routes(rule: RoutingRule) -> None:
     pytest.importorskip("mlx.core", reason="mlx is not installed")
     ctx, logits = Context("mlx-cpu"), np.round(random_floats(1, 5, 16) * 2, 1)
-    router = make_router(16, rule, random_floats(2, 16), random_floats(3, 16))
+    router = make_router(16, rule, *make_vectors(rule, 16))
     chosen, shares = route(ctx, ctx.gpu.mx.array(logits), router)
     expected, wanted = route(REFERENCE, logits, router)
     assert np.array_equal(np.array(chosen), expected)

@@ -92,7 +92,13 @@ def test_every_tensor_is_whole_or_divided(count: int) -> None:
 
 def test_the_first_rank_alone_adds_the_bias_of_a_sum() -> None:
     config = replace(
-        LLAMA, architecture="starcoder2", rope_interleaved=False, ffn_bias=True, output_bias=True, qkv_bias=True
+        LLAMA,
+        architecture="starcoder2",
+        rope_interleaved=False,
+        ffn_bias=True,
+        output_bias=True,
+        qkv_bias=True,
+        logit_bias=True,
     )
     whole = dict.fromkeys(expected_tensors(config))
     tensors = make_tensors(config)

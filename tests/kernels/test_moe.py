@@ -21,7 +21,7 @@ from mlxr.formats.mapped_file import MappedFile
 from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.context import Context, load_native
 from mlxr.kernels.linear import LinearWeight, leave, linear, prepare
-from mlxr.kernels.moe import Experts, RoutingRule, make_experts, make_router, mix, read_use, route
+from mlxr.kernels.moe import SCORINGS, Experts, RoutingRule, make_experts, make_router, mix, read_use, route
 from mlxr.kernels.profile import Profiler
 
 HIDDEN, FEATURES, EXPERTS, USED = 256, 288, 6, 3
@@ -34,6 +34,8 @@ RULES = {
     "sigmoid": RoutingRule(4, "sigmoid", renormalises=True, floor=1e-20, scale=1.8),
     "groups": RoutingRule(4, "sigmoid", renormalises=True, groups=4, groups_used=2),
     "all": RoutingRule(40, renormalises=True),
+    "sparsemixer": RoutingRule(2, "sparsemixer", jitter=0.15),
+    "sparsemixer, all": RoutingRule(40, "sparsemixer", renormalises=True, scale=1.5, jitter=0.4),
 }
 # Types of gate, up and down; activation.
 KINDS: dict[str, tuple[str, str, str, Activation]] = {
@@ -168,7 +170,10 @@ def test_routes_are_those_of_the_reference(name: str, has_bias: bool, reference:
     logits = random_floats(8, 50, 40)
     logits[0] = 1.0  # all alike: the lower number comes first
     logits[1, ::2] = 2.0
+    logits[2] = 0.0
     bias, scales = (random_floats(9, 40), np.abs(random_floats(10, 40))) if has_bias else (None, None)
+    if RULES[name].scoring == "sparsemixer":
+        bias = None
     router = make_router(40, RULES[name], bias, scales)
     chosen = run_everywhere(lambda ctx: route(ctx, logits, router)[0])
     shares = run_everywhere(lambda ctx: route(ctx, logits, router)[1])
@@ -179,8 +184,29 @@ def test_routes_are_those_of_the_reference(name: str, has_bias: bool, reference:
     assert_equal_bits(alone[1], shares[7:8])
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.floats(-9, 9, width=32), min_size=9, max_size=9), min_size=1, max_size=12),
+    used=st.integers(1, 9),
+    jitter=st.sampled_from([0.0, 0.01, 0.15, 0.6]),
+    scoring=st.sampled_from(SCORINGS),
+)
+def test_any_logits_give_each_token_its_routes(rows: list[list[float]], used: int, jitter: float, scoring: str) -> None:
+    """The same bits alone and among others, with every instruction set, and shares as the reference has them."""
+    logits, router = np.array(rows, np.float32), make_router(9, RoutingRule(used, scoring, jitter=jitter))  # type: ignore[arg-type]
+    chosen, shares = (run_everywhere(lambda ctx, part=part: route(ctx, logits, router)[part]) for part in (0, 1))
+    for row in range(len(rows)):
+        alone = route(native_contexts()[0], logits[row : row + 1], router)
+        assert_equal_bits(alone[1], shares[row : row + 1])
+        np.testing.assert_array_equal(alone[0], chosen[row : row + 1])
+    if scoring in ("softmax_chosen", "sparsemixer"):  # scores that rounding makes equal are ranked by their numbers
+        expected = route(Context("reference"), logits, router)
+        np.testing.assert_array_equal(chosen, expected[0])
+        np.testing.assert_allclose(shares, expected[1], rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("values", [(np.nan,), (np.inf, 0.0), (-np.inf,), (np.nan, np.inf, 1.0)])
-@pytest.mark.parametrize("name", ["softmax", "groups"])
+@pytest.mark.parametrize("name", ["softmax", "groups", "sparsemixer"])
 def test_whatever_the_logits_are_the_chosen_experts_exist(cpu: Context, name: str, values: Sequence[float]) -> None:
     logits = np.resize(np.array(values, np.float32), (3, 40))
     chosen, _ = route(cpu, logits, make_router(40, RULES[name]))
@@ -335,7 +361,7 @@ def test_what_does_not_fit_is_refused(cpu: Context) -> None:
     with pytest.raises(ValueError, match="experts: activation is tanh"):
         module.Experts("tanh")
     with pytest.raises(ValueError, match="router: groups_used is 1, expected 2 to 4"):
-        module.Router(8, 4, "softmax", False, 0.0, 1.0, 4, 1, None, None)
+        module.Router(8, 4, "softmax", False, 0.0, 1.0, 4, 1, 0.0, None, None)
     with pytest.raises(ValueError, match="router: scoring is best"):
-        module.Router(8, 4, "best", False, 0.0, 1.0, 1, 1, None, None)
+        module.Router(8, 4, "best", False, 0.0, 1.0, 1, 1, 0.0, None, None)
     assert mix(cpu, x[:0], chosen[:0], shares[:0], experts).shape == (0, HIDDEN)

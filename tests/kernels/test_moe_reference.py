@@ -18,6 +18,9 @@ RULES = [
     RoutingRule(4, "sigmoid", renormalises=True, floor=1e-20, scale=1.8),
     RoutingRule(4, "sigmoid", renormalises=True, groups=4, groups_used=2),
     RoutingRule(12, "softmax"),
+    RoutingRule(2, "sparsemixer", jitter=0.01),
+    RoutingRule(2, "sparsemixer", jitter=0.3),
+    RoutingRule(12, "sparsemixer", renormalises=True, scale=1.8, jitter=0.2),
 ]
 
 
@@ -27,6 +30,8 @@ def test_routes_follow_the_rule(rule: RoutingRule, has_bias: bool) -> None:
     rng = np.random.RandomState(rule.used)
     logits = rng.standard_normal((20, 12)).astype(np.float32)
     logits[0] = 1.0  # all alike: the lower number comes first
+    logits[1] = 0.0
+    has_bias = has_bias and rule.scoring != "sparsemixer"
     bias = rng.standard_normal(12).astype(np.float32) if has_bias else None
     scales = rng.uniform(0.5, 2, 12).astype(np.float32) if has_bias else None
     chosen, shares = route(Context("reference"), logits, make_router(12, rule, bias, scales))
@@ -50,12 +55,24 @@ def choose_one_by_one(
     shares = [float(own[expert]) for expert in chosen]
     if rule.scoring == "softmax_chosen":
         shares = [np.exp(share) / np.exp(shares).sum() for share in shares]
+    if rule.scoring == "sparsemixer":
+        shares = [share_near(logits, chosen[:rank], expert, rule.jitter) for rank, expert in enumerate(chosen)]
     if rule.renormalises:
         shares = [share / (sum(shares) + rule.floor) for share in shares]
     return [
         (expert, share * rule.scale * (1.0 if scales is None else scales[expert]))
         for expert, share in zip(chosen, shares, strict=True)
     ]
+
+
+def share_near(logits: np.ndarray, taken: list[int], own: int, jitter: float) -> float:
+    """As `sparsemixer` of transformers (modeling_phimoe.py) has it when nothing is trained."""
+    largest, near = logits[own], []
+    for expert in set(range(len(logits))) - set(taken):
+        below, size = largest - logits[expert], max(abs(logits[expert]), largest)
+        if below == 0 or below / size <= 2 * jitter:
+            near.append(np.exp(-below))
+    return 1 / float(sum(near))
 
 
 def test_a_mixture_is_the_sum_of_its_experts() -> None:
@@ -84,6 +101,7 @@ def test_a_mixture_is_the_sum_of_its_experts() -> None:
         (RoutingRule(2, groups=5), "groups is 5"),
         (RoutingRule(2, groups=12), "groups is 12"),
         (RoutingRule(5, groups=3, groups_used=1), "groups_used is 1"),
+        (RoutingRule(2, "sparsemixer", groups=3, groups_used=2), "scoring is 'sparsemixer' with groups"),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(rule: RoutingRule, why: str) -> None:

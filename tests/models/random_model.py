@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Weights = dict[str, NDArray[np.float32]]
 Config = Mapping[str, Any]
 
-LAYER_NORMS = ("stablelm", "starcoder2")  # whose norms have a bias
+LAYER_NORMS = ("phimoe", "stablelm", "starcoder2")  # whose norms have a bias
 
 
 def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -107,6 +107,8 @@ def make_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         shapes["model.norm.bias"] = (hidden,)
     if not config.get("tie_word_embeddings", False):
         shapes["lm_head.weight"] = (vocabulary, hidden)
+    if config.get("lm_head_bias"):
+        shapes["lm_head.bias"] = (vocabulary,)
     return shapes
 
 
@@ -350,8 +352,8 @@ def list_mixture(config: Config) -> dict[str, tuple[int, ...]]:
             "mlp.experts.down_proj_bias": (experts, hidden),
         }
     block, names = "mlp", {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
-    if kind in ("mixtral", "lfm2_moe"):
-        block = "block_sparse_moe" if kind == "mixtral" else "feed_forward"
+    if kind in ("mixtral", "phimoe", "lfm2_moe"):
+        block = "feed_forward" if kind == "lfm2_moe" else "block_sparse_moe"
         names = {"w1": (ffn, hidden), "w3": (ffn, hidden), "w2": (hidden, ffn)}
     shapes: dict[str, tuple[int, ...]] = {f"{block}.gate.weight": (experts, hidden)}
     for expert in range(experts):

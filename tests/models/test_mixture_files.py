@@ -98,6 +98,13 @@ LAYOUTS: list[tuple[str, Callable[[Weights], Weights]]] = [
             for name, values in stack_names(weights, "w1", "w3", "w2").items()
         },
     ),
+    (
+        "phimoe",  # as transformers names them
+        lambda weights: {
+            name.replace("block_sparse_moe.gate", "mlp.router").replace("block_sparse_moe", "mlp"): values
+            for name, values in stack_names(weights, "w1", "w3", "w2").items()
+        },
+    ),
     ("granitemoe-shared", rename_granite),
     ("granite4h-moe", rename_granite),
     ("nemotron-h-moe", stack_nemotron),

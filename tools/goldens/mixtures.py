@@ -6,6 +6,7 @@ from typing import Any
 
 from goldens.config import Config, make_config
 from goldens.gemma import make_gemma4
+from goldens.llama import make_longrope
 
 _GRANITE: dict[str, Any] = {
     "hidden_size": 128,
@@ -66,6 +67,24 @@ CASES: dict[str, Config] = {
         num_local_experts=8,
         num_experts_per_tok=2,
         rope_theta=1e6,
+        sliding_window=None,
+    ),
+    # jitter so large that several experts are near the chosen one, and a text longer than the original context
+    "phimoe": make_config(
+        "phimoe",
+        4,
+        2,
+        None,
+        hidden_size=128,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        router_jitter_noise=0.2,
+        attention_bias=True,
+        lm_head_bias=True,
+        rope_scaling=make_longrope(16)
+        | {"original_max_position_embeddings": 32, "short_mscale": 1.3, "long_mscale": 1.3},
         sliding_window=None,
     ),
     "olmoe": make_config(

@@ -50,7 +50,8 @@ class Architecture:
     """One family.
 
     `name` is its `model_type` in `config.json`; `gguf_name` its `general.architecture` and key prefix in GGUF, or
-    `gguf_experts_name` those of a model with experts, where they are others; `hf_class` its entry in `architectures`.
+    `gguf_experts_name` those of a model with experts, where they are others; `hf_class` its entry in `architectures`,
+    and `older_class` the one in folders that brought their own code.
     `build` makes the layers. `activation` is the one that GGUF files of this family mean.
 
     `qk_norm`: queries and keys are normed; `head_norm_key` in `config.json` says whether they are, in GGUF their norms.
@@ -69,6 +70,7 @@ class Architecture:
     gguf_name: str
     hf_class: str
     gguf_experts_name: str | None = None
+    older_class: str | None = None
     build: Callable[[ModelConfig], tuple[LayerSpec, ...]] = families.build_llama
     activation: Activation = "silu"
     norm_kind: NormKind = "rms"

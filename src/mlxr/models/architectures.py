@@ -150,6 +150,22 @@ ARCHITECTURES = (
         windows=_MAYBE_WINDOWS,
         tensors=TensorRow(is_joined=True),
     ),
+    Architecture(  # files state what its layer norms add to the variance as if these were RMS norms
+        "phimoe",
+        "phimoe",
+        "PhimoeForCausalLM",
+        older_class="PhiMoEForCausalLM",
+        build=families.build_phi_moe,
+        biases=_BY_BLOCK,
+        rope=RopeRow(theta=1e6, has_mscales=True),
+        windows=_MAYBE_WINDOWS,
+        mixture=MixtureRow(
+            ("num_local_experts",),
+            "intermediate_size",
+            scoring="softmax_chosen",
+            jitter_key="router_jitter_noise",
+        ),
+    ),
     Architecture("qwen2", "qwen2", "Qwen2ForCausalLM", biases=BiasRow(qkv=True), windows=_QWEN_WINDOWS),
     Architecture("qwen3", "qwen3", "Qwen3ForCausalLM", qk_norm=True, biases=_BY_BLOCK, windows=_QWEN_WINDOWS),
     Architecture(
@@ -427,7 +443,7 @@ def name_gguf(row: Architecture, has_experts: bool) -> str:
 def by_hf_class(name: str) -> Architecture:
     """The row of an entry of `architectures` in `config.json`."""
     for row in ARCHITECTURES:
-        if row.hf_class == name:
+        if name in (row.hf_class, row.older_class):
             return row
     known = _listed({row.hf_class for row in ARCHITECTURES})
     raise ModelError(f"architectures is [{name!r}], which is not supported; supported are {known}")

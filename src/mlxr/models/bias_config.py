@@ -31,7 +31,8 @@ def read_hf_biases(fields: Fields, row: BiasRow) -> dict[str, Any]:
         attention = row.by_block and fields.flag("attention_bias", False)
         feed_forward = row.by_block and fields.flag("mlp_bias", False)
     qkv = row.qkv or attention or fields.flag(row.qkv_key, False)
-    return {"qkv_bias": qkv, "output_bias": attention, "ffn_bias": feed_forward}
+    logits = fields.flag("lm_head_bias", False)
+    return {"qkv_bias": qkv, "output_bias": attention, "ffn_bias": feed_forward, "logit_bias": logits}
 
 
 def find_gguf_biases(tensors: Container[str], row: BiasRow, layers: int) -> dict[str, Any]:
@@ -44,4 +45,5 @@ def find_gguf_biases(tensors: Container[str], row: BiasRow, layers: int) -> dict
         "qkv_bias": row.qkv or has_any("attn_q"),
         "output_bias": has_any("attn_output"),
         "ffn_bias": has_any("ffn_down"),
+        "logit_bias": "output.bias" in tensors,
     }

@@ -59,6 +59,7 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     ffn_bias: bool = False
+    logit_bias: bool = False
     qk_norm: bool = False
     parallel_blocks: bool = False
     tied_embeddings: bool = False

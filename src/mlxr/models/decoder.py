@@ -32,7 +32,7 @@ from mlxr.kernels.moe import read_use
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.rope import RopeTable
 from mlxr.kernels.rows import fetch_rows, place_rows
-from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource
+from mlxr.kernels.tensor import FloatArray, PoolArray, TensorSource, read_vector
 from mlxr.models.adapter import OUTPUT, Adapter, group_batch, group_rows
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
@@ -117,7 +117,8 @@ class Decoder:
                 progress(index + 1, config.layers + 1)
         table = tensors["token_embd.weight"]
         is_tied = config.tied_embeddings and not share.columns
-        output = prepare(ctx, [table if is_tied else tensors["output.weight"]], None, (OUTPUT,))
+        bias = [read_vector(tensors["output.bias"])] if config.logit_bias else None
+        output = prepare(ctx, [table if is_tied else tensors["output.weight"]], bias, (OUTPUT,))
         norm = reader.read_norm(by_name(config.architecture).tensors.output_norm, specs[-1].norms)
         self._weights = make_model(
             ModelWeights(

@@ -124,6 +124,11 @@ def build_stablelm(config: ModelConfig) -> tuple[LayerSpec, ...]:
     return tuple(replace(layer, is_parallel=config.parallel_blocks) for layer in layers)
 
 
+def build_phi_moe(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """Layers with a layer norm and its bias before each block: Phi-3.5-MoE."""
+    return _build_layers(config, Norms(config.rms_eps, kind="layer", bias=True))
+
+
 def build_starcoder(config: ModelConfig) -> tuple[LayerSpec, ...]:
     """Layers with a layer norm and its bias before each block, of which the second has no gate: StarCoder 2."""
     return _build_layers(config, Norms(config.rms_eps, kind="layer", bias=True), gated=False)

@@ -77,7 +77,7 @@ def config_from_hf(config: Mapping[str, object]) -> ModelConfig:
     flags = _flag_blocks(blocks, "recurrent")
     recurrence, recurrent = read_hf_recurrence(fields, row.recurrence, layers, hidden, flags)
     window, window_layers = read_hf_window(fields, row.windows, layers)
-    scaling = read_hf_scaling(fields, rope, context_length)
+    scaling = read_hf_scaling(fields, row.rope, rope, context_length)
     activation = _read_activation(fields, row)
     has_mixture = blocks is None or "experts" in blocks
     mixture, mixture_layers = read_hf_mixture(fields, row.mixture if has_mixture else None, layers, activation)

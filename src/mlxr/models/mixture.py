@@ -23,13 +23,16 @@ MixtureLayers = tuple[bool, ...] | None
 _NONE: tuple[None, None] = (None, None)
 _SCORINGS: dict[int, Scoring] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}  # by GGUF's number
 Shared = Literal["features", "count"]
+SPARSE_USED, USUAL_JITTER = 2, 0.01  # of sparsemixer: experts of a token, and the jitter where none is stated
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureRow:
     """How a family routes, what its experts have, and how its `config.json` spells the sizes.
 
-    `renormalises` holds where `norm_topk_prob` is not stated, and in GGUF, by the sum plus `floor`. With a
+    `renormalises` holds where `norm_topk_prob` is not stated, and in GGUF, by the sum plus `floor`. With a `jitter_key`
+    experts are chosen by `sparsemixer`, with the jitter that `config.json` states there; a GGUF file that states none
+    means `scoring`. With a
     `switch_key` a model may have no experts at all, as `config.json` says there, or with `optional` by their number;
     then the block that all tokens go through is that of the layer. `used_key` there gives how many each token has,
     `first_key` how many of the first layers have none.
@@ -44,6 +47,7 @@ class MixtureRow:
     count_keys: tuple[str, ...] = ("num_experts",)
     features_key: str = "moe_intermediate_size"
     scoring: Scoring = "softmax"
+    jitter_key: str | None = None
     renormalises: bool = False
     floor: float = 0.0
     switch_key: str | None = None
@@ -73,14 +77,18 @@ def read_hf_mixture(
     if not experts:
         return _NONE
     groups = fields.integer("n_group", 1, limits.MAX_STATED, default=1)
+    used = fields.integer(row.used_key, 1, limits.MAX_STATED)
+    if row.jitter_key is not None and used != SPARSE_USED:
+        fields.refuse(row.used_key, f"{SPARSE_USED}, for which alone this routing is known")
     rule = RoutingRule(
-        fields.integer(row.used_key, 1, limits.MAX_STATED),
-        row.scoring,
+        used,
+        row.scoring if row.jitter_key is None else "sparsemixer",
         renormalises=fields.flag("norm_topk_prob", row.renormalises),
         floor=row.floor,
         scale=fields.number("routed_scaling_factor", 0.0, limits.MAX_SCALE, default=1.0),
         groups=groups,
         groups_used=fields.integer("topk_group", 1, limits.MAX_STATED, default=groups),
+        jitter=0.0 if row.jitter_key is None else fields.number(row.jitter_key, 0.0, 1.0, default=USUAL_JITTER),
     )
     features = fields.integer(row.features_key, 1, limits.MAX_WIDTH)
     shared = 0 if row.shared_key is None else fields.integer(row.shared_key, 0, limits.MAX_WIDTH, default=0)
@@ -126,14 +134,16 @@ def read_gguf_mixture(
         fields.refuse_unless(("expert_count", "expert_used_count"), (0,), "mixture of experts is not supported there")
         return _NONE
     groups = fields.integer("expert_group_count", 0, limits.MAX_STATED, default=1) or 1
+    is_sparse = row.jitter_key is not None and fields.get(row.jitter_key) is not None
     rule = RoutingRule(
         fields.integer("expert_used_count", 1, limits.MAX_STATED),
-        _read_scoring(fields, row),
+        "sparsemixer" if is_sparse else _read_scoring(fields, row),
         renormalises=fields.flag("expert_weights_norm", row.renormalises),
         floor=row.floor,
         scale=fields.number("expert_weights_scale", 0.0, limits.MAX_SCALE, default=1.0) or 1.0,
         groups=groups,
         groups_used=fields.integer("expert_group_used_count", 0, limits.MAX_STATED, default=groups) or groups,
+        jitter=fields.number(row.jitter_key, 0.0, 1.0) if is_sparse and row.jitter_key else 0.0,
     )
     has_width = fields.get("expert_feed_forward_length") is not None
     width = fields.integer("expert_feed_forward_length" if has_width else "feed_forward_length", 1, limits.MAX_WIDTH)
@@ -171,6 +181,8 @@ def mixture_metadata(config: ModelConfig, row: MixtureRow | None) -> dict[str, o
         "expert_used_count": rule.used,
         "expert_feed_forward_length": mixture.features,
     }
+    if row.jitter_key is not None and rule.scoring == "sparsemixer":
+        stated[row.jitter_key] = rule.jitter
     if row.states_rule:
         stated |= _rule_metadata(config, rule)
     elif (rule.renormalises, rule.scale, rule.groups) != (row.renormalises, 1.0, 1):

@@ -31,6 +31,7 @@ _MODEL_NAMES = {
     "model.norm_f.weight": "output_norm.weight",
     "model.final_layernorm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
+    "lm_head.bias": "output.bias",
 }
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",

@@ -42,7 +42,7 @@ class RopeRow:
     rotations. Of every `still_every` layers the last rotates nothing, or with `only_windows` those without a window.
     `switch_key` in `config.json` says whether layers rotate, and with `gguf_switch` GGUF files do. `states_factors`:
     these have a factor for each pair. `truncates_yarn`: yarn's range is rounded to whole pairs, of which they say
-    nothing.
+    nothing. `has_mscales`: `config.json` states longrope's attention factor as `short_mscale` and `long_mscale`.
     """
 
     gguf_interleaved: bool = False
@@ -56,6 +56,7 @@ class RopeRow:
     gguf_switch: bool = False
     states_factors: bool = False
     truncates_yarn: bool = True
+    has_mscales: bool = False
 
 
 def default_rope_layers(row: RopeRow, window_layers: Flags, layers: int) -> Flags:
@@ -113,7 +114,7 @@ def read_hf_rope_dim(fields: Fields, row: RopeRow, rope: Fields, head_dim: int) 
     return rope_dim
 
 
-def read_hf_scaling(fields: Fields, rope: Fields, context_length: int) -> RopeScaling | None:
+def read_hf_scaling(fields: Fields, row: RopeRow, rope: Fields, context_length: int) -> RopeScaling | None:
     """How the rotation is stretched for contexts of that length, if it is."""
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
     if kind == "default":
@@ -131,7 +132,7 @@ def read_hf_scaling(fields: Fields, rope: Fields, context_length: int) -> RopeSc
     beside = fields.integer(_ORIGINAL, 1, limits.MAX_CONTEXT, context_length)  # where Phi states it
     original = rope.integer(_ORIGINAL, 1, limits.MAX_CONTEXT, beside)
     if kind in _LONGROPE:
-        return _read_longrope(rope, original, context_length)
+        return _read_longrope(rope, row, original, context_length)
     rope.refuse_unless(("short_factor", "long_factor"), (), "only known with rope_type longrope")
     if kind == "llama3":
         return RopeScaling(
@@ -146,15 +147,18 @@ def read_hf_scaling(fields: Fields, rope: Fields, context_length: int) -> RopeSc
     return RopeScaling("linear" if kind == "linear" else "ntk", rope.number("factor", 1.0, 1e6))
 
 
-def _read_longrope(rope: Fields, original: int, context_length: int) -> RopeScaling:
+def _read_longrope(rope: Fields, row: RopeRow, original: int, context_length: int) -> RopeScaling:
     factor = rope.number("factor", 1e-6, 1e6, default=context_length / original)
+    attention_factor = rope.number("attention_factor", 1e-6, 1e6, default=longrope_attention_factor(factor, original))
+    if row.has_mscales:
+        attention_factor = rope.number("long_mscale", 1e-6, 1e6, default=attention_factor)
+        if rope.number("short_mscale", 1e-6, 1e6, default=attention_factor) != attention_factor:
+            rope.refuse("short_mscale", f"the long_mscale {attention_factor:g}")
     return RopeScaling(
         "longrope",
         1.0,
         original_context=original,
-        attention_factor=rope.number(
-            "attention_factor", 1e-6, 1e6, default=longrope_attention_factor(factor, original)
-        ),
+        attention_factor=attention_factor,
         short_factors=rope.numbers("short_factor", 1e-6, 1e6),
         long_factors=rope.numbers("long_factor", 1e-6, 1e6),
     )

@@ -20,7 +20,7 @@ from mlxr.models.layer_tensors import Shape, list_tensors
 from mlxr.models.specs import Attention, FeedForward
 
 BLOCKS = 256, 32, 1  # features and tokens of the vocabulary are cut where so many end, if there are enough
-OUTPUT, TABLE = "output.weight", "token_embd.weight"
+OUTPUT, OUTPUT_BIAS, TABLE = "output.weight", "output.bias", "token_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,10 @@ def share_tensors(
                     shared.pop(bias, None)
     rows = share_out(config.vocab_size, place.count)
     source = tensors[TABLE if config.tied_embeddings else OUTPUT]
-    shared[OUTPUT] = source.take_rows(sum(rows[: place.rank]), sum(rows[: place.rank + 1]))
+    start, stop = sum(rows[: place.rank]), sum(rows[: place.rank + 1])
+    shared[OUTPUT] = source.take_rows(start, stop)
+    if config.logit_bias:
+        shared[OUTPUT_BIAS] = cut_vector(tensors[OUTPUT_BIAS], start, stop)
     return shared, frozenset(parts)
 
 

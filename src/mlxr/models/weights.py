@@ -35,6 +35,8 @@ def expected_tensors(config: ModelConfig, tensors: Collection[str] = ()) -> dict
         expected[f"{norm}.bias"] = (config.hidden,)
     if not config.tied_embeddings:
         expected["output.weight"] = table
+    if config.logit_bias:
+        expected["output.bias"] = (config.vocab_size,)
     inputs = config.layer_specs[0].inputs
     if inputs is not None:
         expected |= list_inputs_tensors(inputs, config.layers, config.hidden, config.vocab_size)

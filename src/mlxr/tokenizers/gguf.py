@@ -20,9 +20,9 @@ _PREFIX = "tokenizer.ggml."
 # Kinds that exist in GGUF files and that no architecture here uses.
 _OTHER_KINDS = ("bert", "t5", "rwkv", "plamo2", "whitespace", "hybriddna", "replit", "none", "no_vocab")
 
-# GGUF files do not say after which added tokens white space is dropped. In Phi-3's tokenizer.json (`rstrip`) it is so
-# after all but these; llama.cpp does the same for files that have phi-3 in their name.
-_STRIPPING_ARCHITECTURE = "phi3"
+# GGUF files do not say after which added tokens white space is dropped. In tokenizer.json of Phi-3 and Phi-3.5-MoE
+# (`rstrip`) it is so after all but these; llama.cpp does the same for files that have phi-3 in their name.
+_STRIPPING_ARCHITECTURES = "phi3", "phimoe"
 _NOT_STRIPPING = ("<s>", "<|endoftext|>")
 
 
@@ -60,7 +60,7 @@ def _build_spm(keys: _Keys) -> Tokenizer:
     )
     prefix_flag = keys.read_flag("add_space_prefix")
     added = vocabulary.list_ids(TokenType.CONTROL, TokenType.USER_DEFINED)
-    stripping = added if keys.architecture == _STRIPPING_ARCHITECTURE else []
+    stripping = added if keys.architecture in _STRIPPING_ARCHITECTURES else []
     return SpmTokenizer(
         vocabulary,
         keys.read_scores(len(texts)),

@@ -34,7 +34,7 @@ __all__ = [
     "route",
 ]
 
-Scoring = Literal["softmax", "sigmoid", "softmax_chosen"]
+Scoring = Literal["softmax", "sigmoid", "softmax_chosen", "sparsemixer"]
 SCORINGS: tuple[str, ...] = get_args(Scoring)
 
 CHOICE = Choice(__name__)
@@ -45,10 +45,12 @@ class RoutingRule:
     """How `used` experts are chosen of a token's logits, and what each one's share is.
 
     `scoring`: scores are the `softmax` of all logits or the `sigmoid` of each, and shares are the scores of the chosen
-    ones; with `softmax_chosen` logits choose, and shares are the softmax of the chosen logits. With `renormalises`
-    shares are divided by their sum plus `floor`; then they are multiplied by `scale`. With `groups` above 1 experts
-    stand in that many groups of equal size, of which `groups_used` count: those whose two best experts have the
-    largest sum.
+    ones; with `softmax_chosen` logits choose, and shares are the softmax of the chosen logits. With `sparsemixer` (Liu
+    et al. 2024, arXiv:2409.12136) logits choose, and the share of each chosen one, m, is its own in the softmax of the
+    logits x that were not chosen before it, without those for which (m - x) / max(|x|, m) is above twice the `jitter`
+    that the router was trained with. With `renormalises` shares are divided by their sum plus `floor`; then they are
+    multiplied by `scale`. With `groups` above 1 experts stand in that many groups of equal size, of which `groups_used`
+    count: those whose two best experts have the largest sum.
     """
 
     used: int
@@ -58,6 +60,12 @@ class RoutingRule:
     scale: float = 1.0
     groups: int = 1
     groups_used: int = 1
+    jitter: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """By which part of it a logit may be below the chosen one and have a share (`sparsemixer`)."""
+        return 2 * self.jitter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +144,8 @@ def make_router(
         refuse("make_router", "groups", rule.groups, "so many that each has two experts or more")
     if not 1 <= rule.groups_used <= rule.groups or rule.groups_used * (experts // rule.groups) < rule.used:
         refuse("make_router", "groups_used", rule.groups_used, f"enough of the {rule.groups} for {rule.used} experts")
+    if rule.scoring == "sparsemixer" and (choice_bias is not None or rule.groups > 1):
+        refuse("make_router", "scoring", "'sparsemixer' with groups or a choice_bias", "one that these are known for")
     for name, vector in (("choice_bias", choice_bias), ("expert_scales", expert_scales)):
         if vector is not None:
             check_floats("make_router", name, vector, 1)

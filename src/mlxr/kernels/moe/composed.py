@@ -30,6 +30,8 @@ def route_composed(ctx: Context, logits: Any, router: Router, bias: Any, scales:
     shares = mx.take_along_axis(scores, chosen, axis=1)
     if rule.scoring == "softmax_chosen":
         shares = mx.softmax(shares, axis=1, precise=True)
+    elif rule.scoring == "sparsemixer":
+        shares = _share_near(mx, logits, chosen, rule.gap)
     if rule.renormalises:
         shares = shares / (shares.sum(axis=1, keepdims=True) + rule.floor)
     shares = shares * rule.scale
@@ -62,6 +64,18 @@ def _multiply(ctx: Context, x: Any, stack: Stack, numbers: Any) -> Any:
     variant = "+".join(dict.fromkeys(part.type_name for part in stack.parts))
     ctx.ledger.count(EXPERT_ROWS, MLX, variant, numbers.shape[0])
     return ctx.gpu.watch.run_mlx("moe", variant, gather, x)
+
+
+def _share_near(mx: Any, logits: Any, chosen: Any, gap: float) -> Any:
+    shares, places = [], mx.arange(logits.shape[1])[None]
+    for rank in range(chosen.shape[1]):
+        number = chosen[:, rank : rank + 1]
+        own = mx.take_along_axis(logits, number, axis=1)
+        is_far = (own - logits) / mx.maximum(mx.abs(logits), own) > gap
+        powers = mx.where(is_far & (logits != own), 0.0, mx.exp(logits - own))
+        shares.append(1 / powers.sum(axis=1, keepdims=True))
+        logits = mx.where(places == number, float("-inf"), logits)
+    return mx.concatenate(shares, axis=1)
 
 
 def _sort_falling(mx: Any, values: Any) -> Any:

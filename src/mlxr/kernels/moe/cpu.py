@@ -50,6 +50,7 @@ def make_native(ctx: Context, router: Router) -> Any:
         rule.scale,
         rule.groups,
         rule.groups_used,
+        rule.gap,
         router.choice_bias,
         router.expert_scales,
     )

@@ -34,7 +34,7 @@ ROUTE = Kernel(
 )
 SUM = Kernel("moe_sum", FOLDER, "sum.body", ("made", "sizes"), ("out",))
 KERNELS = (ROUTE, SORT, ROWS, TILES, PANELS, SUM)
-SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2}
+SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sparsemixer": 3}
 SUM_THREADS = 256
 
 
@@ -95,7 +95,7 @@ def route(ctx: Context, logits: Any, router: Router, experts: Experts | None = N
             none if scales is None else scales,
             experts.payload.use if experts is not None and is_counted else none,
             gpu.count_live(tokens) if is_counted else none,
-            gpu.launcher.numbers(float(rule.floor), float(rule.scale)),
+            gpu.launcher.numbers(float(rule.floor), float(rule.scale), float(rule.gap)),
         ],
         groups=(tokens, 1, 1),
         threads=32,

@@ -48,6 +48,8 @@ def route(
     shares: FloatArray = np.take_along_axis(scores, chosen, axis=1)
     if rule.scoring == "softmax_chosen":
         shares = _softmax(shares)
+    elif rule.scoring == "sparsemixer":
+        shares = _share_near(logits, chosen, np.float32(rule.gap))
     if rule.renormalises:
         total = np.zeros(len(shares), np.float32)
         for rank in range(rule.used):
@@ -91,6 +93,22 @@ def _score(logits: FloatArray, scoring: str) -> FloatArray:
 def _softmax(x: FloatArray) -> FloatArray:
     powers = np.exp(x - x.max(axis=1, keepdims=True))
     shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _share_near(logits: FloatArray, chosen: IntArray, gap: np.float32) -> FloatArray:
+    """Of each chosen logit 1 / the sum of e**(x - it) over the logits x that are left and near it, its own among them.
+
+    What is no number is not too far, as 0 / 0 where both are 0.
+    """
+    left, shares = logits.copy(), np.empty(chosen.shape, np.float32)
+    for rank in range(chosen.shape[1]):
+        own = np.take_along_axis(logits, chosen[:, rank, None], axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            is_far = (own - left) / np.maximum(np.abs(left), own) > gap
+            powers = np.exp(np.where(is_far, np.float32(-np.inf), left) - own)
+        shares[:, rank] = 1 / powers.sum(axis=1)
+        np.put_along_axis(left, chosen[:, rank, None], -np.inf, axis=1)
     return shares
 
 

@@ -1,0 +1,94 @@
+"""Phi-3.5-MoE as it is published, and what its files in GGUF say and leave unsaid of how experts are chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from random_model import make_weights
+from tiny_models import TinyRun, make_gguf, read_golden
+
+from mlxr.core.errors import ModelError
+from mlxr.kernels.context import Context
+from mlxr.kernels.moe import RoutingRule
+from mlxr.models import Decoder, config_from_gguf, config_from_hf
+from mlxr.models.gguf_metadata import gguf_metadata
+
+JITTER = "phimoe.router_jitter_noise"
+SCALING: dict[str, Any] = {
+    "type": "longrope",
+    "short_factor": [1.0] * 64,
+    "long_factor": [2.0] * 64,
+    "short_mscale": 1.243163121016122,
+    "long_mscale": 1.243163121016122,
+    "original_max_position_embeddings": 4096,
+}
+# Of microsoft/Phi-3.5-MoE-instruct, whose folder brings its own code.
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["PhiMoEForCausalLM"],
+    "model_type": "phimoe",
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "input_jitter_noise": 0.01,
+    "intermediate_size": 6400,
+    "lm_head_bias": True,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": SCALING,
+    "rope_theta": 10000.0,
+    "router_jitter_noise": 0.01,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "vocab_size": 32064,
+}
+
+
+def test_as_published() -> None:
+    config = config_from_hf(PUBLISHED)
+    assert config == config_from_hf(PUBLISHED | {"architectures": ["PhimoeForCausalLM"]})
+    assert (config.qkv_bias, config.output_bias, config.logit_bias, config.ffn_bias) == (True, True, True, False)
+    assert config.mixture is not None
+    assert config.mixture.rule == RoutingRule(2, "sparsemixer", jitter=0.01)
+    assert config.rope_scaling is not None
+    assert config.rope_scaling.attention_factor == 1.243163121016122
+    layer = config.layer_specs[0]
+    assert (layer.norms.kind, layer.norms.bias, layer.norms.eps) == ("layer", True, 1e-5)
+    assert layer.attention is not None
+    assert layer.attention.window is None  # it is as long as the context
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_experts_per_tok": 3}, "num_experts_per_tok is 3, expected 2, for which alone this routing is known"),
+        ({"router_jitter_noise": -0.1}, r"router_jitter_noise is -0\.1, expected a number from"),
+        ({"rope_scaling": SCALING | {"short_mscale": 1.5}}, r"short_mscale is 1\.5, expected the long_mscale 1\.24316"),
+    ],
+)
+def test_what_is_not_known_of_it_is_refused_by_name(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        config_from_hf(PUBLISHED | changes)
+
+
+def test_a_file_that_states_no_jitter_shares_as_llama_cpp_does() -> None:
+    """Files that mlxr converts state it and are the folder's model; in others the two shares sum up to 1."""
+    config, seed, tokens, golden = read_golden("phimoe")
+    metadata, tensors = make_gguf(make_weights(config, seed), config_from_hf(config))
+    assert metadata[JITTER] == config["router_jitter_noise"]
+    assert metadata["phimoe.attention.layer_norm_rms_epsilon"] == config["rms_norm_eps"]
+    stated = config_from_gguf(metadata, tensors)
+    del metadata[JITTER]
+    unstated = config_from_gguf(metadata, tensors)
+    assert unstated.mixture is not None
+    assert unstated.mixture.rule == RoutingRule(2, "softmax_chosen")
+    assert JITTER not in gguf_metadata(unstated)
+    found = [TinyRun(Decoder(Context("reference"), each, tensors)).run(tokens) for each in (stated, unstated)]
+    assert np.abs(found[0] - golden).max() < 1e-4
+    assert np.abs(found[1] - golden).max() > 0.1
