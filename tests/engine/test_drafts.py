@@ -51,7 +51,7 @@ def test_a_draft_may_be_wrong_at_any_place(right: int) -> None:
         def release(self, *, has_ended: bool) -> None:
             """Nothing is held."""
 
-    engine._open_drafter = Wrong
+    engine._intake.open_drafter = Wrong
     request = engine.submit(PROMPT, SamplingParams(max_tokens=24))
     events = run_all(engine)
     assert answer_of(events, request) == expected

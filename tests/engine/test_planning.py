@@ -36,7 +36,7 @@ def test_who_never_guesses_is_seldom_asked_but_told_all_tokens() -> None:
         return opened[-1]
 
     engine = make_engine()
-    engine._open_drafter = open_silent
+    engine._intake.open_drafter = open_silent
     engine.submit(PROMPT, SamplingParams(max_tokens=200))
     answer = [event.token_id for event in run_all(engine)]
     drafter = opened[0]

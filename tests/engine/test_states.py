@@ -52,7 +52,7 @@ def count_files(folder: Path) -> int:
 def list_snapshots(engine: Engine) -> list[int]:
     """Where there are snapshots, in tokens, apart from those that come once in so many."""
     places = sorted((entry.depth + 1) * PAGE for entry in engine._cache.groups[-1].index)
-    return [place for place in places if place % engine._spacing_tokens]
+    return [place for place in places if place % engine._intake.spacing_tokens]
 
 
 def serve(engine: Engine, prompt: list[int], boundaries: Sequence[int] = (), tokens: int = 3) -> int:
@@ -116,7 +116,7 @@ def test_who_waits_for_a_prompt_that_begins_alike_goes_on_where_it_parts(shared:
 
 def test_a_long_text_has_a_state_once_in_so_many_tokens() -> None:
     engine, text = open_engine(pages=128, prefill_chunk_tokens=8, max_batch_tokens=8), make_text(4, 100)
-    spacing = engine._spacing_tokens
+    spacing = engine._intake.spacing_tokens
     assert spacing == 36
     serve(engine, text)
     for shared in (35, 36, 70, 72, 95):
@@ -171,7 +171,7 @@ def test_the_next_turn_goes_on_where_an_answer_ended(kind: str, tokens: int, tmp
     engine, prompt = open_engine(KINDS[kind], store_folder=tmp_path), make_text(6, 21)
     serve(engine, prompt, tokens=tokens)
     last, written = (21 + tokens - 1) // PAGE * PAGE, [*prompt, *expect_greedy(prompt, tokens)[:-1]]
-    assert list_snapshots(engine) == sorted({20, *([last] if last % engine._spacing_tokens else [])})
+    assert list_snapshots(engine) == sorted({20, *([last] if last % engine._intake.spacing_tokens else [])})
     for _ in range(2):
         assert engine._cache.lookup(written, engine._cache.start_keys(), limit_tokens=len(written)) == last
         engine.close()

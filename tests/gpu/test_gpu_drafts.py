@@ -82,7 +82,7 @@ def test_answers_are_those_without_drafts(
     engine = make_engine(gpu, windows=windows, draft="ngram")
     engine._planner = engine._scheduler._drafts = EagerPlanner(6)
     engine._planner.runs_ahead = runs_ahead
-    engine._open_drafter = lambda tokens, _: Oracle(tokens, texts)
+    engine._intake.open_drafter = lambda tokens, _: Oracle(tokens, texts)
     assert ask(engine, requests) == expected
     assert list_ways(engine) == {"RecordedStep"}
     stats = engine.stats()

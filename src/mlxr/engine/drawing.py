@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 
+from mlxr.engine.chunk import Chunk
 from mlxr.engine.runner import Floats
-from mlxr.engine.scheduler import Chunk
 from mlxr.kernels.context import Context
 from mlxr.kernels.rows import repeat_rows
 from mlxr.kernels.sample import SampleResult, fetch_logits, sample

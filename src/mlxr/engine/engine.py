@@ -1,12 +1,12 @@
 """The engine: requests of token ids go in, events with token ids come out, one step at a time.
 
-Knows no text. `submit` checks a request and queues it, every `step` computes one batch of all that can advance, and
-`cancel` ends a request at any stage. Not for several threads at once: one thread owns an engine.
+Knows no text. `submit` checks a request and queues it (`intake`), every `step` computes one batch of all that can
+advance and takes in what came of it (`outcomes`), and `cancel` ends a request at any stage. Not for several threads at
+once: one thread owns an engine.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Collection
@@ -15,36 +15,34 @@ from dataclasses import asdict
 from mlxr.cache.exchange import Exchange
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.prefix import PageKeys
-from mlxr.core.errors import InvalidRequest, SettingError
+from mlxr.core.errors import SettingError
 from mlxr.core.model_settings import MODEL_DEFAULTS, ModelSettings, StepSizes, size_steps
 from mlxr.core.types import FinishReason, SamplingParams
 from mlxr.engine.answers import Answers
-from mlxr.engine.boundaries import Boundaries
-from mlxr.engine.constraint import MaskSource, TokenConstraint
+from mlxr.engine.chunk import Chunk
+from mlxr.engine.constraint import TokenConstraint
 from mlxr.engine.drafts import DrafterMaker
 from mlxr.engine.drafts.choice import DraftSource, HeadSource, can_draft
 from mlxr.engine.drafts.opening import open_drafts
 from mlxr.engine.drafts.planner import Planner
-from mlxr.engine.drafts.tail import StateTail
 from mlxr.engine.drawing import Drawing
+from mlxr.engine.intake import Intake
 from mlxr.engine.limits import Limits, choose_context, count_pages_alone
 from mlxr.engine.live import Live
 from mlxr.engine.memory_plan import open_store, plan_arenas, plan_memory
-from mlxr.engine.pooling import Floats, Pool, Pooling
+from mlxr.engine.outcomes import Outcomes
+from mlxr.engine.pooling import Pooling
 from mlxr.engine.rehearsal import Rehearsal
-from mlxr.engine.request import Request
 from mlxr.engine.runner import Model, Runner
-from mlxr.engine.scheduler import Chunk, Scheduler
-from mlxr.engine.scoring import Doubles, PromptScores, choose_chunk_tokens, score_tokens
-from mlxr.engine.sequence import Sequence, TokenEvent
+from mlxr.engine.scheduler import Scheduler
+from mlxr.engine.scoring import Doubles, choose_chunk_tokens, score_tokens
+from mlxr.engine.sequence import TokenEvent
 from mlxr.engine.shares import Shares
 from mlxr.engine.stats import EngineReport, EngineStats, Work
 from mlxr.kernels.context import Context
-from mlxr.kernels.sample import NO_TOKEN, SampleResult
 from mlxr.models.adapter import Adapter
 
 logger = logging.getLogger(__name__)
-_NO_TOKEN_TEXT = "no token is possible: the model, the logit_bias and the grammar together rule out all of them"
 
 
 class Engine:
@@ -75,8 +73,7 @@ class Engine:
         sizes = size_steps(settings, ctx.device)
         _check_positive(settings, "page_size", "max_waiting")
         _check_positive(sizes, "max_batch_tokens", "max_sequences", "prefill_chunk_tokens")
-        self._ctx, self._config, self._eos_ids = ctx, model.config, frozenset(eos_ids)
-        self._max_batch_tokens, self._clock = sizes.max_batch_tokens, clock
+        self._ctx, self._config, self._clock = ctx, model.config, clock
         self.context_tokens = choose_context(settings.context_tokens, self._config.context_length)
         self.plan = plan_memory(
             settings, self.context_tokens, shares_prefixes=prefix_sharing, has_fingerprint=bool(fingerprint)
@@ -103,24 +100,24 @@ class Engine:
         )
         taps = draft.head.taps if isinstance(draft, HeadSource) else None
         self._runner = Runner(model, self._arena, self._cache, taps)
-        self._shares = Shares()
+        shares = Shares()
         self._planner: Planner | None = None
-        self._open_drafter: DrafterMaker | None = None
+        open_drafter: DrafterMaker | None = None
         if self.drafts:
-            self._planner, self._open_drafter = open_drafts(
+            self._planner, open_drafter = open_drafts(
                 ctx,
                 settings,
                 draft,
                 draft_arena,
                 vocab_size=self._config.vocab_size,
-                stop_ids=self._eos_ids,
+                stop_ids=frozenset(eos_ids),
                 shares_prefixes=self.plan.shares_prefixes,
                 clock=clock,
             )
         self._scheduler = Scheduler(
             self._cache,
             self._runner.reserve,
-            shares=self._shares,
+            shares=shares,
             max_batch_tokens=sizes.max_batch_tokens,
             max_sequences=sizes.max_sequences,
             prefill_chunk_tokens=sizes.prefill_chunk_tokens,
@@ -139,21 +136,32 @@ class Engine:
             ctx, self._runner, self._cache, self._scheduler.max_running, step_tokens, self.context_tokens
         )
         chunk_pages = -(-step_tokens // self.plan.page_size)
-        self._spacing_tokens = max(arena.snapshot_pages or 0, chunk_pages) * self.plan.page_size
-        self._has_head = isinstance(draft, HeadSource)
-        self._keeps_states = arena.snapshot_pages is not None
-        self._ids = itertools.count(1)
+        spacing_pages = 0 if arena.snapshot_pages is None else max(arena.snapshot_pages, chunk_pages)
         self._work = Work()
         self.live = Live(self._arena, self._cache, self._scheduler, self._work, ctx.ledger, clock)
         self._answers = Answers(
             self._scheduler,
             self._cache,
-            self._shares,
+            shares,
             self._work,
             self.live,
             max_waiting=settings.max_waiting,
             clock=clock,
         )
+        self._score_tokens = choose_chunk_tokens(self._config.vocab_size, sizes.max_batch_tokens)
+        self._intake = Intake(
+            self._answers,
+            self._cache,
+            self._runner,
+            self._limits,
+            eos_ids=frozenset(eos_ids),
+            open_drafter=open_drafter,
+            has_head=isinstance(draft, HeadSource),
+            spacing_tokens=spacing_pages * self.plan.page_size,
+            score_tokens=self._score_tokens,
+            clock=clock,
+        )
+        self._outcomes = Outcomes(self._answers, self._cache, self._scheduler, self._work, self.live, clock)
 
     @property
     def room_tokens(self) -> int:
@@ -200,42 +208,18 @@ class Engine:
         a constraint without end tokens, OutOfPages for a request that not even the empty arena could serve, and
         QueueFull when too many wait.
         """
-        self._limits.check_tokens("prompt", token_ids)
-        self._limits.check_params(params)
-        self._limits.check_urgency(priority, deadline_s)
-        if constraint is not None and params.ignore_eos:
-            raise InvalidRequest("ignore_eos", "cannot be combined with a grammar, which ends with an end token")
-        end_tokens = self._limits.choose_end(len(token_ids), params.max_tokens)
-        self._answers.check_room()
-        now, request_id = self._clock(), next(self._ids)
-        scores = self._open_scores(token_ids, params.logprobs or 0, adapter) if scores_prompt else None
-        keeps_pages = uses_cache and not scores_prompt
-        sequences = [
-            Sequence(
-                request_id,
-                token_ids,
-                params,
-                table=self._cache.open_private_table(),
-                stop_ids=params.stop_token_ids | (frozenset() if params.ignore_eos else self._eos_ids),
-                end_tokens=end_tokens,
-                index=index,
-                priority=priority,
-                client=client,
-                asked_s=now,
-                keys=self._cache.start_keys(adapter.digest if adapter else b"") if keeps_pages else None,
-                boundaries=self._plan_boundaries(len(token_ids), boundary_tokens) if keeps_pages else None,
-                scores=scores,
-                masks=None
-                if constraint is None
-                else MaskSource(constraint.fork(), self._config.vocab_size, end_tokens - len(token_ids)),
-                open_drafter=self._open_drafter,
-                adapter=adapter,
-                tail=StateTail() if self._has_head and params.draft_tokens != 0 and params.max_tokens != 0 else None,
-            )
-            for index in range(params.streams)
-        ]
-        self._answers.add(Request(params, sequences, now, deadline_s), sequences, now)
-        return request_id
+        return self._intake.take_prompt(
+            token_ids,
+            params,
+            priority=priority,
+            client=client,
+            deadline_s=deadline_s,
+            uses_cache=uses_cache,
+            boundary_tokens=boundary_tokens,
+            constraint=constraint,
+            scores_prompt=scores_prompt,
+            adapter=adapter,
+        )
 
     def submit_embedding(
         self,
@@ -253,26 +237,9 @@ class Engine:
         is not normalised. The text goes through the same batches as all prompts, and never through the cache. Raises
         InvalidRequest for a text that the context or the empty arena cannot hold, and QueueFull.
         """
-        self._limits.check_tokens("input", token_ids)
-        self._limits.check_urgency(priority, deadline_s)
-        self._limits.check_embed(len(token_ids))
-        self._answers.check_room()
-        now, request_id, params = self._clock(), next(self._ids), SamplingParams()
-        sequence = Sequence(
-            request_id,
-            token_ids,
-            params,
-            table=self._cache.open_private_table(),
-            stop_ids=(),
-            end_tokens=len(token_ids) + 1,  # all of them are written
-            priority=priority,
-            client=client,
-            asked_s=now,
-            pool=Pool(pooling),
-            adapter=adapter,
+        return self._intake.take_text(
+            token_ids, pooling, priority=priority, client=client, deadline_s=deadline_s, adapter=adapter
         )
-        self._answers.add(Request(params, [sequence], now, deadline_s), [sequence], now)
-        return request_id
 
     def step(self) -> list[TokenEvent]:
         """Advance every request that can: one batch through the model, and what came of it.
@@ -293,7 +260,7 @@ class Engine:
             results = drawing.draw_first()
         except Exception as error:  # whatever it was, it must not take the other requests along
             logger.exception("a step with %d requests failed", len(chunks))
-            return events + self._fail(chunks, error)
+            return events + self._outcomes.fail(chunks, error)
         kept = [
             (answer, chunk.sequence.table.length_tokens + chunk.rows - len(rows), rows)
             for chunk, rows in zip(chunks, outputs.kept, strict=True)
@@ -301,8 +268,8 @@ class Engine:
             for answer in (chunk.sequence, *chunk.sequence.followers)
         ]
         is_decoding = all(chunk.sequence.is_decoding for chunk in chunks)
-        events += self._update(chunks, results, outputs.hidden, start)
-        events += self._verify(drawing)
+        events += self._outcomes.take_first(chunks, results, outputs.hidden, start)
+        events += self._outcomes.verify_drafts(drawing)
         for answer, start_token, states in kept:
             answer.keep_states(start_token, states)
         seconds, computed_rows = self._clock() - start, sum(chunk.rows for chunk in chunks)
@@ -334,11 +301,10 @@ class Engine:
         """
         self._limits.check_tokens("token_ids", token_ids)
         self._limits.check_score(len(token_ids))
-        chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
-        self._cache.check_room(len(token_ids) - 1, chunk_tokens)
+        self._cache.check_room(len(token_ids) - 1, self._score_tokens)
         table = self._cache.open_private_table()
         try:
-            return score_tokens(self._runner, table, list(token_ids), chunk_tokens)
+            return score_tokens(self._runner, table, list(token_ids), self._score_tokens)
         finally:
             self._cache.release(table)
 
@@ -384,122 +350,12 @@ class Engine:
         """Bring what should outlive the engine to disk, within bounded time; no step may follow."""
         self._cache.close()
 
-    def _plan_boundaries(self, prompt_tokens: int, boundary_tokens: Collection[int]) -> Boundaries | None:
-        if not self._keeps_states:
-            return None
-        return Boundaries(self.plan.page_size, self._spacing_tokens, prompt_tokens, boundary_tokens)
-
-    def _open_scores(self, token_ids: Collection[int], top: int, adapter: Adapter | None) -> PromptScores:
-        chunk_tokens = choose_chunk_tokens(self._config.vocab_size, self._max_batch_tokens)
-        return PromptScores(list(token_ids), top, lambda hidden: self._runner.project(hidden, adapter), chunk_tokens)
-
     def _goes_on(self, chunks: list[Chunk]) -> bool:
         """Whether the next step is likely to compute what is drawn now, without drafts."""
         if self._planner is None or not self._planner.runs_ahead:
             return True
         drafters = [chunk.sequence.get_drafter() for chunk in chunks if chunk.draws_token]
         return not self._planner.expects([drafter for drafter in drafters if drafter is not None], len(chunks))
-
-    def _update(
-        self, chunks: list[Chunk], results: list[SampleResult], hidden: list[Floats], start_s: float
-    ) -> list[TokenEvent]:
-        """Count the step, give each sequence its token or its states, and let go of those that end."""
-        self._work.steps += 1
-        now, events, remaining, remaining_hidden = self._clock(), [], iter(results), iter(hidden)
-        for chunk in chunks:
-            sequence, completes = chunk.sequence, chunk.completes
-            sequence.watch.start(start_s)
-            computed_tokens = sequence.computed_tokens
-            if chunk.waits_for_draft:
-                self._work.count_drafted(chunk)
-            else:
-                self._work.count(chunk)
-            reader = sequence.scores if sequence.pool is None else sequence.pool
-            if reader is not None and chunk.hidden_tokens:
-                reader.add(next(remaining_hidden), is_first=not sequence.table.length_tokens)
-            if not chunk.waits_for_draft:
-                self._commit(sequence, chunk.tokens)
-            for event in sequence.report_progress(computed_tokens, now):
-                events += self._answers.deliver(sequence, event)
-            if completes and not sequence.draws:
-                reason = FinishReason.LENGTH if sequence.pool is None else FinishReason.STOP
-                events += self._answers.end(self._part(sequence), reason)
-            elif completes:
-                for answer in self._part(sequence):
-                    events += self._accept(answer, next(remaining), now)
-        return events
-
-    def _verify(self, drawing: Drawing) -> list[TokenEvent]:
-        """Draw on from each draft for as long as what was drawn last is what was drafted; the rest is dropped.
-
-        The first token of each chunk has been drawn. An accepted token counts as written only then: the cache never
-        hears of the others, whose places the next step writes over. A state that has gone past the last right token is
-        dropped: the tokens up to there are computed once more, from the state before.
-        """
-        events: list[TokenEvent] = []
-        drafted = drawing.drafted
-        place, waiting = 0, [chunk for chunk, _ in drafted if chunk.waits_for_draft]
-        while drafted := [pair for pair in drafted if _is_accepted(pair[0], place)]:
-            place += 1
-            for chunk, _ in drafted:
-                self._work.count_accepted(chunk)
-                if not chunk.waits_for_draft:
-                    self._commit(chunk.sequence, 1)
-            try:
-                results = drawing.draw(drafted, place)
-            except Exception as error:  # as in `step`
-                logger.exception("drawing from drafts failed")
-                return events + self._fail([chunk for chunk, _ in drafted], error)
-            now = self._clock()
-            for (chunk, _), result in zip(drafted, results, strict=True):
-                events += self._accept(chunk.sequence, result, now)
-        for chunk in waiting:
-            sequence = chunk.sequence
-            if sequence.has_ended:
-                continue
-            if sequence.pending_tokens == chunk.rows + 1:
-                self._work.count_written(chunk)
-                self._commit(sequence, chunk.rows)
-            else:
-                sequence.replay_tokens = sequence.pending_tokens - 1
-        return events
-
-    def _commit(self, sequence: Sequence, tokens: int) -> None:
-        """The next `tokens` pending tokens of a sequence are written."""
-        sequence.replay_tokens = 0
-        self._cache.commit(sequence.table, sequence.tokens, tokens, sequence.judge_state(tokens))
-
-    def _part(self, leader: Sequence) -> list[Sequence]:
-        """All answers that a sequence stands for, each on its own from now on, sharing the pages of the prompt."""
-        followers, leader.followers = leader.followers, []
-        for follower in followers:
-            follower.follow(leader, self._cache.fork(leader.table))
-            self._scheduler.join(follower)
-        return [leader, *followers]
-
-    def _accept(self, sequence: Sequence, result: SampleResult, now: float) -> list[TokenEvent]:
-        if result.token_id == NO_TOKEN:
-            return self._answers.end([sequence], FinishReason.ERROR, sequence.sampler.error or _NO_TOKEN_TEXT)
-        reason = sequence.append(result, now)
-        event = sequence.report(result, reason, now)
-        if reason is not None:
-            self._answers.forget(sequence)
-        return self._answers.deliver(sequence, event)
-
-    def _fail(self, chunks: list[Chunk], error: Exception) -> list[TokenEvent]:
-        self._work.failed_steps += 1
-        if self.live.record is not None:
-            self.live.record.note_failure(str(error))
-        text = f"the step failed: {type(error).__name__}: {error}"
-        answers = [answer for chunk in chunks for answer in (chunk.sequence, *chunk.sequence.followers)]
-        return self._answers.end(answers, FinishReason.ERROR, text)
-
-
-def _is_accepted(chunk: Chunk, place: int) -> bool:
-    """Whether the answer goes on and its last token is the drafted one in this place."""
-    sequence = chunk.sequence
-    goes_on = not sequence.has_ended and place < len(chunk.draft)
-    return goes_on and sequence.tokens[-1] == chunk.draft[place]
 
 
 def _check_positive(settings: ModelSettings | StepSizes, *names: str) -> None:

@@ -34,7 +34,8 @@ from mlxr.core.live import (
     TablePart,
 )
 from mlxr.core.types import FinishReason
-from mlxr.engine.scheduler import Chunk, Scheduler
+from mlxr.engine.chunk import Chunk
+from mlxr.engine.scheduler import Scheduler
 from mlxr.engine.sequence import Sequence
 from mlxr.engine.stats import Work
 from mlxr.kernels.ledger import Ledger

@@ -20,16 +20,14 @@ import bisect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter, itemgetter
 
 from mlxr.cache.kv_cache import KVCache
 from mlxr.cache.page_table import SequenceTable
 from mlxr.core.errors import OutOfPages
-from mlxr.engine.batch import BatchPart
+from mlxr.engine.chunk import Chunk
 from mlxr.engine.drafts.planner import Planner
-from mlxr.engine.drafts.tail import MOST_ROWS
 from mlxr.engine.room import Pages, Room, count_room, fits
 from mlxr.engine.sequence import Rank, Sequence
 from mlxr.engine.shares import Shares
@@ -46,66 +44,6 @@ _BY_RANK = attrgetter("rank")
 def compute_arrival(now: float, priority: int) -> float:
     """The first part of a rank: when a request of priority 0 would have had to come to stand here in the order."""
     return now - priority * AGING_S
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The next `tokens` pending tokens of `sequence` and the drafted ones after them are computed in this step."""
-
-    sequence: Sequence
-    tokens: int
-    draft: tuple[int, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        """Tokens that are computed, drafted ones included."""
-        return self.tokens + len(self.draft)
-
-    @property
-    def output_rows(self) -> int:
-        """How many rows of logits are wanted: of the last pending token, and of each drafted one."""
-        return 1 + len(self.draft) if self.draws_token else 0
-
-    @property
-    def completes(self) -> bool:
-        """Whether nothing is pending afterwards, so that the next token can be drawn, or the text is embedded."""
-        return self.tokens == self.sequence.pending_tokens
-
-    @property
-    def draws_token(self) -> bool:
-        """Whether the next token can be drawn afterwards."""
-        return self.completes and self.sequence.draws
-
-    @property
-    def waits_for_draft(self) -> bool:
-        """Whether nothing counts as written before all of the draft was checked: states do not go back."""
-        return bool(self.draft) and self.sequence.table.states is not None
-
-    @property
-    def hidden_tokens(self) -> int:
-        """How many hidden states at the end of the chunk are needed, for an embedding or for scores."""
-        pool, scores = self.sequence.pool, self.sequence.scores
-        if pool is not None:
-            return pool.count_wanted(self.tokens, completes=self.completes)
-        return self.tokens if scores is not None and scores.is_open else 0
-
-    @property
-    def kept_tokens(self) -> int:
-        """How many states at the end of the chunk are kept for a head that drafts."""
-        return 0 if self.sequence.tail is None else min(self.rows, MOST_ROWS)
-
-    def to_part(self) -> BatchPart:
-        """The chunk as the batch wants it."""
-        table = self.sequence.table
-        token_ids = self.sequence.tokens[table.length_tokens : table.length_tokens + self.tokens]
-        return BatchPart(
-            table,
-            [*token_ids, *self.draft],
-            self.output_rows,
-            self.hidden_tokens,
-            self.sequence.adapter,
-            self.kept_tokens,
-        )
 
 
 class Scheduler:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from mlxr.cache.prefix import NameChanges
 from mlxr.cache.stats import CacheStats
-from mlxr.engine.scheduler import Chunk
+from mlxr.engine.chunk import Chunk
 
 _SUMS = ("pages", "used_pages", "shared_pages", "cached_pages", "free_pages", "peak_pages", "page_bytes")
 
