@@ -40,6 +40,9 @@ class Policy:
     def note_computed(self, request: Request, now_s: float) -> None:
         """The first token of a request has come."""
 
+    def note_ended(self, request: Request, now_s: float) -> None:
+        """The answer to a request has ended."""
+
 
 class RandomNode(Policy):
     """Any node, as `mlxr cluster serve --routing random` has it."""
@@ -163,9 +166,17 @@ class Routed(Policy):
     def note_computed(self, request: Request, now_s: float) -> None:
         """The prompt is no more work there."""
         self._now_s = now_s
-        number = self._sent.pop(id(request))
+        number = self._sent[id(request)]
         start_s = time.perf_counter()
         self._router.settle(number)
+        self.notice_s += time.perf_counter() - start_s
+
+    def note_ended(self, request: Request, now_s: float) -> None:
+        """Nor is its answer."""
+        self._now_s = now_s
+        number = self._sent.pop(id(request))
+        start_s = time.perf_counter()
+        self._router.end(number)
         self.notice_s += time.perf_counter() - start_s
 
     def take_report(self, node: int, load: Load, delta: PageDelta | None, now_s: float) -> None:

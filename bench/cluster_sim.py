@@ -2,17 +2,17 @@
 
     python bench/cluster_sim.py --nodes 1000 --trace chat agents rag mix --policy mlxr random oracle [--json FILE]
 
-Events are requests, prompts that are computed, answers that end, reports, and first tokens that reach the front. Rates
-of a node are measured ones (`--machine`, see MACHINES) or options. `--load` is the part of the cluster's time that
-prompts would take if every page that was ever computed were cached everywhere; the column `ideal` has the hit rate of
-that. The oracle has the router's cost, over all nodes and with exact knowledge, and no limit on its own time. In the
-first `--warm-up` part of the time requests become more and more, caches fill, and nothing is counted.
+Events are requests, prompts that are computed, answers that end, reports, and first tokens and ends that reach the
+front. Rates of a node are measured ones (`--machine`, see MACHINES) or options. `--load` is the part of the cluster's
+time that prompts would take if every page that was ever computed were cached everywhere; the column `ideal` has the hit
+rate of that. The oracle has the router's cost, over all nodes and with exact knowledge, and no limit on its own time.
+In the first `--warm-up` part of the time requests become more and more, caches fill, and nothing is counted.
 
 Spread is the most tokens that a node computed, divided by the mean. `chance` is that of the same pieces of work, had
 each gone to a node drawn at random: what few pieces per node come to where nobody balances. Where the router says so, a
 node fetches pages from another one first, over links that carry one fetch at a time (`--link-bytes-per-s`, 0 for none);
 tokens of such pages count as hits. Router times are taken with the clock while the simulation runs, on one core: a
-choice, and the reports and first tokens that come between two choices.
+choice, and the reports, first tokens and ends that come between two choices.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MACHINES = {
     ),
 }
 MAX_ROUTER_US, MAX_DELTA_BYTES_PER_S, MAX_SPREAD, MAX_HITS_MISSED = 200.0, 1e6, 1.3, 0.05
-ARRIVAL, PROMPT, ANSWER, REPORT, REPORTED, FETCHED, FIRST_TOKEN = range(7)
+ARRIVAL, PROMPT, ANSWER, REPORT, REPORTED, FETCHED, FIRST_TOKEN, ENDED = range(8)
 
 
 class Simulation:
@@ -74,7 +74,7 @@ class Simulation:
         self.policy = policy(self.nodes, given.seed)
         self.trace, self.from_s, self.end_s = trace, from_s, trace[-1].at_s
         self._report_s, self._delay_s = given.report_s, given.delay_ms / 1000
-        self.tells_tokens = given.tell_tokens and isinstance(self.policy, Routed)
+        self.tells_work = isinstance(self.policy, Routed)
         self._events: list[tuple[float, int, int, int, Any]] = []
         self._count = 0
         self.waits_s: list[float] = []
@@ -128,6 +128,8 @@ class Simulation:
             self.policy.take_report(number, *data, now_s)
         elif what == FIRST_TOKEN:
             self.policy.note_computed(data, now_s)
+        elif what == ENDED:
+            self.policy.note_ended(data, now_s)
         elif what == FETCHED:
             request, pages = data
             node.coming_tokens -= max(1, request.tokens - pages * PAGE_TOKENS)
@@ -143,8 +145,9 @@ class Simulation:
             if request.at_s >= self.from_s:
                 self.waits_s.append(now_s - request.at_s)
             self.put(until_s, ANSWER, number, request)
-            if self.tells_tokens:
+            if self.tells_work:
                 self.put(now_s + self._delay_s, FIRST_TOKEN, number, request)
+                self.put(until_s + self._delay_s, ENDED, number, request)
             self._go_on(number, now_s)
         else:
             node.finish_answer(data)
@@ -196,7 +199,7 @@ class Simulation:
                 "choice_us": 1e6 * statistics.fmean(choices),
                 "choice_p99_us": 1e6 * choices[int(0.99 * len(choices))],
                 "reports_us": 1e6 * self.policy.report_s / len(choices),
-                "first_tokens_us": 1e6 * self.policy.notice_s / len(choices),
+                "notices_us": 1e6 * self.policy.notice_s / len(choices),
                 "delta_bytes_per_s": self.policy.delta_bytes / self.end_s / len(self.nodes),
                 "reasons": self.policy.reasons,
             }
@@ -258,7 +261,7 @@ def find_misses(result: dict[str, Any]) -> list[str]:
         return []
     ours = policies["mlxr"]
     checked = {
-        "router": (ours["choice_us"] + ours["reports_us"] + ours["first_tokens_us"], MAX_ROUTER_US),
+        "router": (ours["choice_us"] + ours["reports_us"] + ours["notices_us"], MAX_ROUTER_US),
         "deltas": (ours["delta_bytes_per_s"], MAX_DELTA_BYTES_PER_S),
         "spread": (ours["spread"], MAX_SPREAD),
     }
@@ -276,14 +279,14 @@ def print_result(result: dict[str, Any]) -> None:
     )
     print(
         "| policy | hit rate | first token p50 | p99 | spread | chance | busy | fetches, per node "
-        "| choice (p99) + reports + first tokens | deltas per node |"
+        "| choice (p99) + reports + notices | deltas per node |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name, row in result["policies"].items():
         router = deltas = ""
         fetches = f"{row['fetches_per_request']:.1%}, {row['fetched_bytes_per_s'] / 1e6:.1f} MB/s"
         if "choice_us" in row:
-            told = f"{row['reports_us']:.0f} + {row['first_tokens_us']:.0f} µs"
+            told = f"{row['reports_us']:.0f} + {row['notices_us']:.0f} µs"
             router = f"{row['choice_us']:.0f} ({row['choice_p99_us']:.0f}) + {told}"
             deltas = f"{row['delta_bytes_per_s'] / 1000:.2f} kB/s"
         print(
@@ -309,10 +312,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--think-s", type=float, default=15.0)
     parser.add_argument("--warm-up", type=float, default=0.4)
     parser.add_argument("--report-s", type=float, default=0.5, help="time between two reports of a node")
-    parser.add_argument("--delay-ms", type=float, default=5.0, help="until a report or a first token arrives")
-    parser.add_argument(
-        "--tell-tokens", action=argparse.BooleanOptionalAction, default=True, help="the router hears of first tokens"
-    )
+    parser.add_argument("--delay-ms", type=float, default=5.0, help="until a report, a first token or an end arrives")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     given = parser.parse_args(arguments)

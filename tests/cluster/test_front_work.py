@@ -86,7 +86,7 @@ def run(answer: Answer, play: Callable[[Front, Router], Awaitable[None]], replic
         assert router is not None
         try:
             await play(front, router)
-            assert not router._sent, "a prompt counts as work, and its request has ended"
+            assert not router._sent, "a request counts as work, and it has ended"
             router.check()
         finally:
             assert front._watching is not None
@@ -95,6 +95,11 @@ def run(answer: Answer, play: Callable[[Front, Router], Awaitable[None]], replic
                 await member.lines.close()
 
     asyncio.run(asyncio.wait_for(play_all(), 20))
+
+
+def list_prompts(router: Router) -> list[int]:
+    """Those that count as work."""
+    return [number for number, replica in router._sent.items() if number in replica.backlog]
 
 
 def tell_frames(frames: AsyncIterator[bytes], media_type: str = SSE) -> httpx.Response:
@@ -179,11 +184,12 @@ def test_the_prompt_counts_as_work_until_the_first_token(before: list[bytes], to
         while len(got) < len(b"".join(before)) or not router._sent:
             got += await client.got.get() if before else b""
             await asyncio.sleep(0.001)
-        assert len(router._sent) == 1
+        assert list_prompts(router) == [1]
         computed.set()
         while not got.endswith(token):
             got += await client.got.get()
-        assert not router._sent
+        assert not list_prompts(router)
+        assert len(router._sent) == 1
         assert not asking.done()
         ended.set()
         await asking
@@ -262,12 +268,12 @@ def test_a_client_that_leaves_takes_its_prompt_along(when: str) -> None:
         client = Client("/v1/completions", {}, leaves_at_head=when == "at the head")
         asking = asyncio.create_task(client.ask(front))
         await asked.wait()
-        assert len(router._sent) == 1
+        assert list_prompts(router) == [1]
         if when == "before the head":  # of which Ray tells by a cancellation
             asking.cancel()
         elif when != "at the head":
             await client.got.get()
-            assert len(router._sent) == (when != "after it")
+            assert len(list_prompts(router)) == (when != "after it")
             client.left.set()
         await asyncio.wait([asking])
         assert closed.is_set() == (when != "before the head")
@@ -285,7 +291,7 @@ def test_a_report_that_may_be_older_than_an_answer_brings_nothing_back(
         start_s = now_s = monotonic()
         monkeypatch.setattr("mlxr.cluster.fleet.monotonic", lambda: now_s)
         router._clock = lambda: now_s
-        load = Load(TOKENS // 2, 1, 0.0, 0.0)
+        load = Load(TOKENS // 2, 1, 0.0, 0.03)
         for name in "ab":
             await front.note(Report(name, f"http://{name}:1", PAGE, False, Load(0, 0, 0.0, 0.0), PageDelta(1, [])))
         now_s = start_s + asked_s
@@ -293,6 +299,7 @@ def test_a_report_that_may_be_older_than_an_answer_brings_nothing_back(
         now_s = start_s + 3.0
         (name,) = (name for name in "ab" if router._replicas[name].lately_tokens)
         await front.note(Report(name, f"http://{name}:1", PAGE, False, load, PageDelta(2, [])))
-        assert (router._replicas[name].backlog.tokens > 0) == counts
+        replica = router._replicas[name]
+        assert (replica.backlog.tokens > 0, replica.backlog.running > 0, replica.step_s > 0) == (counts,) * 3
 
     run(in_turn(WHOLE["json"]), play)

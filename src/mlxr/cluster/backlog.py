@@ -1,11 +1,11 @@
-"""Prompt tokens that one replica has still to compute, as far as its reports and the prompts sent to it tell.
+"""What one replica has still to do, as far as its reports and the requests sent to it tell: tokens and answers.
 
 Each prompt that was sent is an entry, from `send` to `settle`, and its tokens leave with it: once, whatever reports
 come before, between or after. A report tells one number, so it is shared out. The prompts that it must have counted get
 their parts of it, the last one first, as replicas compute the first one first; if it tells more than they should take,
 they have found less in the cache, or have not looked yet. Prompts sent so lately that it may have been made without
 them keep what they have, and those settled lately may be in it still. What none of them explains is of others, whom
-another router has sent.
+another router has sent. In the same way a report may still count an answer that has ended.
 """
 
 from __future__ import annotations
@@ -36,10 +36,16 @@ def _get_time(prompt: _Prompt) -> float:
 
 
 class Backlog:
-    """`tokens` are to be computed: `others`, which come first, and those of the prompts that were sent."""
+    """`tokens` are to be computed: `others`, which come first, and those of the prompts that were sent.
+
+    Of the answers that were reported as `running`, those count no more that are known to have ended.
+    """
 
     def __init__(self) -> None:
         self.tokens = self.others = 0.0
+        self.running = self._other_answers = 0
+        self._answers: set[int] = set()  # to requests that have not ended
+        self._ended: deque[float] = deque()  # when those ended that a report may still count
         self._prompts: dict[int, _Prompt] = {}
         self._waiting: deque[_Prompt] = deque()  # those with tokens left, by time
         self._settled: deque[tuple[float, int]] = deque()  # when, and how many tokens a report may still count
@@ -48,23 +54,37 @@ class Backlog:
         """How many prompts that were sent have tokens left."""
         return len(self._waiting)
 
+    def __contains__(self, number: int) -> bool:
+        """Whether a prompt is not settled."""
+        return number in self._prompts
+
     def __iter__(self) -> Iterator[int]:
-        """Go through the numbers of all prompts that are not settled."""
-        return iter(self._prompts)
+        """Go through the numbers of all requests that have not ended."""
+        return iter(self._answers)
 
     def send(self, number: int, tokens: int, most: int, at_s: float) -> None:
         """A prompt is there from `at_s` on, with `tokens` to compute of `most`."""
         prompt = self._prompts[number] = _Prompt(number, at_s, tokens, most, tokens)
         insort(self._waiting, prompt, key=_get_time)
+        self._answers.add(number)
         self.tokens += tokens
 
     def settle(self, number: int, now_s: float) -> None:
-        """A prompt is computed, or never will be there: what is left of it waits no more."""
-        prompt = self._prompts.pop(number)
+        """A prompt is computed, or never will be there: what is left of it waits no more, if it did."""
+        prompt = self._prompts.pop(number, None)
+        if prompt is None:
+            return
         self._settled.append((now_s, prompt.most))
         if prompt.left:
             self._waiting.remove(prompt)
             self._take_off(prompt.left)
+
+    def end(self, number: int, now_s: float) -> None:
+        """A request has ended: its prompt waits no more, and no answer to it runs."""
+        self.settle(number, now_s)
+        self._answers.remove(number)
+        self._ended.append(now_s)
+        self.running = min(self.running, self._other_answers + len(self._answers))
 
     def work(self, tokens: float) -> None:
         """So many tokens have been computed by now, the first ones first."""
@@ -83,8 +103,12 @@ class Backlog:
             waiting.popleft()
         self._take_off(tokens)
 
-    def report(self, waiting_tokens: int, since_s: float) -> None:
-        """The replica had so many tokens waiting when it made a report, after `since_s`."""
+    def report(self, waiting_tokens: int, running: int, since_s: float) -> None:
+        """The replica had so many tokens waiting, and answers running, when it made a report after `since_s`."""
+        while self._ended and self._ended[0] <= since_s:
+            self._ended.popleft()
+        self._other_answers = max(0, running - len(self._answers) - len(self._ended))
+        self.running = max(0, min(running, self._other_answers + len(self._answers)))
         settled = self._settled
         while settled and settled[0][0] <= since_s:
             settled.popleft()
@@ -116,8 +140,10 @@ class Backlog:
             if number != prompt.number or not 0 <= prompt.left <= prompt.most:
                 raise AssertionError(f"prompt {number}: {prompt}")
         times = [at_s for at_s, _ in self._settled]
-        if times != sorted(times):
-            raise AssertionError("settled prompts are out of order")
+        if times != sorted(times) or list(self._ended) != sorted(self._ended):
+            raise AssertionError("settled prompts or ended answers are out of order")
+        if not self._prompts.keys() <= self._answers or self.running > self._other_answers + len(self._answers):
+            raise AssertionError(f"{self.running} answers run, to {len(self._answers)} requests, and of others")
         tokens = self.others + sum(prompt.left for prompt in waiting)
         if self.others < 0 or not math.isclose(self.tokens, tokens, rel_tol=1e-9, abs_tol=1e-6):
             raise AssertionError(f"{self.tokens} tokens wait, those of others and of prompts are {tokens}")

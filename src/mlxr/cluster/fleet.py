@@ -65,9 +65,14 @@ class Fleet:
         return self._router.wants_whole(name)
 
     def settle(self, number: int) -> None:
-        """The prompt of a choice is computed, or its request has ended; see `Router.settle`."""
+        """The first token to the request of a choice has come; see `Router.settle`."""
         if self._router is not None:
             self._router.settle(number)
+
+    def end(self, number: int) -> None:
+        """The request of a choice has left its replica; see `Router.end`."""
+        if self._router is not None:
+            self._router.end(number)
 
     def find(self, name: str) -> Member | None:
         """One that is known by name."""

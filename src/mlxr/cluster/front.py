@@ -4,7 +4,7 @@ Requests and answers pass as they are, so all that a server checks and says is c
 answer is begun, some replica tells which pages its prompt fills (a plan), and the router chooses by them. When a
 replica dies, or drains and ends, the request is made again elsewhere. It has the same identity, so the answer is the
 same, and the client gets what it has not got yet. The router is told when the first token of an answer comes, and when
-a request leaves a replica in whatever way, so that its prompt counts as work there no longer.
+a request leaves a replica in whatever way, so that prompt and answer count as work there no longer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REFUSED = ServerError(
 class Passing:
     """One request on its way. `keys` and `tokens` are its plan, `tried` the replicas that could not answer it.
 
-    `number` is the choice by which its prompt counts as work, and `stream` the answer that comes from there.
+    `number` is that of the choice by which it counts as work, and `stream` the answer that comes from there.
     """
 
     request: Request
@@ -196,7 +196,7 @@ class Front:
 
     async def _leave(self, passing: Passing) -> None:
         """Nothing more is wanted of the replica that was asked."""
-        self.fleet.settle(passing.number)
+        self.fleet.end(passing.number)
         reply, passing.stream = passing.stream, None
         if reply is not None:
             await reply.close()

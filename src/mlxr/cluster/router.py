@@ -8,8 +8,8 @@ estimate per candidate, however many replicas there are.
 
 Replicas report what they have to do and which pages they hold (`note_load`, `note_pages`). Between two reports the
 router counts on: what it sends is work that waits (`backlog`) and pages that will be there, and work is done as time
-passes, or when it is told so (`settle`). So a burst spreads, and requests with one prefix that come together go to one
-place. The router knows neither network nor processes, and it is not safe for several threads.
+passes, or when it is told so (`settle`, `end`). So a burst spreads, and requests with one prefix that come together go
+to one place. The router knows neither network nor processes, and it is not safe for several threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from random import Random
 from typing import Literal, NamedTuple
@@ -48,7 +48,7 @@ class Choice:
     `cached_tokens` are expected in the cache there, or come from the replica `peer`, which has them. `reason` is
     `longest_prefix` when no candidate holds more of it, `fetched` and `less_work` when one does but would take longer,
     with and without a peer, and `no_prefix` when nobody holds any of it. `drawn` looks at nothing (`routing`). The
-    prompt counts as work there until `number` is settled; 0 is none that counts.
+    request counts as work there by its `number`; 0 is none that counts.
     """
 
     replica: str
@@ -113,7 +113,7 @@ class Router:
         self._replicas: dict[str, _Replica] = {}
         self._order: list[_Replica] = []  # for drawing; each knows its place
         self._numbers = count(1)
-        self._sent: dict[int, _Replica] = {}  # where each prompt is that is not settled
+        self._sent: dict[int, _Replica] = {}  # where each request is that has not ended
 
     def __len__(self) -> int:
         """How many replicas there are."""
@@ -163,26 +163,35 @@ class Router:
             return
         now_s = self._clock()
         known.pass_time(now_s)
+        known.backlog.report(load.waiting_tokens, load.running, now_s - age_s - self._rates.flight_s)
         self._weigh(known, load)
-        known.backlog.report(load.waiting_tokens, now_s - age_s - self._rates.flight_s)
         self._table.expire(replica, now_s)
 
     def settle(self, number: int) -> None:
-        """The prompt of a choice is computed, or it has ended in another way: it is no more work there.
+        """The first token to a request has come, so its prompt is no more work where it was sent.
 
-        To be told when the first token comes and when the request ends; what comes after the first time is passed over,
-        as is all about a replica that has gone.
+        Nothing happens if that is known, if the request has ended, or if the replica has gone.
         """
-        replica = self._sent.pop(number, None)
-        if replica is not None:
+        replica = self._sent.get(number)
+        if replica is not None and number in replica.backlog:
             now_s = self._clock()
             replica.pass_time(now_s)
             replica.backlog.settle(number, now_s)
 
+    def end(self, number: int) -> None:
+        """A request has left its replica, in whatever way. Nothing happens if that is known or the replica has gone."""
+        replica = self._sent.pop(number, None)
+        if replica is not None:
+            now_s = self._clock()
+            replica.pass_time(now_s)
+            replica.backlog.end(number, now_s)
+            if replica.backlog.running < replica.load.running:
+                self._weigh(replica, replica.load)
+
     def choose(self, keys: Sequence[bytes], tokens: int, without: Collection[str] = ()) -> Choice:
         """The replica for a request of `tokens` tokens, whose full pages are named `keys`, and not one of `without`.
 
-        The request counts as sent there, until it is settled. Raises NoReplica when no replica is left.
+        The request counts as sent there, until it ends. Raises NoReplica when no replica is left.
         """
         now_s = self._clock()
         candidates = self._find_candidates(keys, without)
@@ -214,7 +223,7 @@ class Router:
             if with_fetch < seconds:
                 seconds, compute, fetch_s = with_fetch, less, wait_s
         seconds += BALANCE * replica.lately_tokens * token_s
-        return _Offer(replica, pages, fetch_s, compute, (seconds, replica.load.running + len(replica.backlog)))
+        return _Offer(replica, pages, fetch_s, compute, (seconds, replica.backlog.running + len(replica.backlog)))
 
     def _find_peer(self, keys: Sequence[bytes], candidates: Mapping[_Replica, int]) -> tuple[str | None, int]:
         """Who has the most pages of the request for sure, and how many; others may fetch them there."""
@@ -241,7 +250,7 @@ class Router:
                 raise AssertionError(f"{replica.name}: {replica}")
         sent = {number: replica for replica in self._order for number in replica.backlog}
         if sent != self._sent:
-            raise AssertionError(f"{len(self._sent)} prompts are known, {len(sent)} are with the replicas")
+            raise AssertionError(f"{len(self._sent)} requests are known, {len(sent)} are with the replicas")
 
     def _find_candidates(self, keys: Sequence[bytes], without: Collection[str]) -> dict[_Replica, int]:
         """Replicas that may be best, with the pages of the request that each holds."""
@@ -276,6 +285,9 @@ class Router:
         return number
 
     def _weigh(self, replica: _Replica, load: Load) -> None:
+        """Take over a load, without the answers that are known to have ended."""
+        if load.running > replica.backlog.running:
+            load = replace(load, running=replica.backlog.running)
         if load.link != replica.load.link:
             replica.fetching = self._rates.plan_fetches(load.link)
         replica.load = load
