@@ -1,4 +1,4 @@
-// The Python face of low-rank adapters (layers/adapter.h).
+// The Python face of low-rank adapters (lora/adapter.h).
 #include "bindings/adapter.h"
 
 #include <nanobind/nanobind.h>

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bindings/checks.h"
-#include "layers/adapter.h"
+#include "lora/adapter.h"
 
 namespace mlxr {
 

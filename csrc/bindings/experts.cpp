@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 
+#include "bindings/adapter.h"
 #include "bindings/weight.h"
 
 void bind_experts(nb::module_& m);
@@ -102,7 +103,8 @@ void route(Runtime& runtime, Matrix logits, const PythonRouter& router, IntMatri
     run_alone(runtime, [&] { mlxr::run_route(runtime, call, rows); });
 }
 
-void mix(Runtime& runtime, Matrix x, IntMatrix chosen, Matrix shares, const PythonExperts& self, MatrixOut out) {
+void mix(Runtime& runtime, Matrix x, IntMatrix chosen, Matrix shares, const PythonExperts& self,
+         const PythonAdapterRows& adapters, MatrixOut out) {
     const mlxr::Experts& experts = self.experts;
     if (experts.count() == 0) refuse("mix: experts", "empty", "at least one");
     const int64_t tokens = size_of(x, 0), used = size_of(chosen, 1);
@@ -115,7 +117,8 @@ void mix(Runtime& runtime, Matrix x, IntMatrix chosen, Matrix shares, const Pyth
     check_between("mix: columns of chosen", used, 1, mlxr::kMostExperts);
     check_between("mix: rows of x", tokens, 0, INT32_MAX / used);
     check_indices("mix: chosen", chosen.data(), tokens * used, experts.count());
-    const mlxr::MixCall call{x.data(), chosen.data(), shares.data(), tokens, used, out.data()};
+    const std::vector<mlxr::AdapterRows> rows = check_adapters(adapters, tokens);
+    const mlxr::MixCall call{x.data(), chosen.data(), shares.data(), tokens, used, out.data(), rows};
     run_alone(runtime, [&] { mlxr::run_mix(runtime, experts, call); });
 }
 
@@ -139,5 +142,5 @@ void bind_experts(nb::module_& m) {
         .def("list_use", &list_use, "(rows of each, steps, experts that had rows in these, experts that were read).");
     m.def("route", &route, nb::arg("runtime"), array("logits"), nb::arg("router"), array("chosen"), array("shares"));
     m.def("mix", &mix, nb::arg("runtime"), array("x"), array("chosen"), array("shares"), nb::arg("experts"),
-          array("out"));
+          nb::arg("adapters"), array("out"));
 }

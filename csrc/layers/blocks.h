@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "layers/adapter.h"
+#include "lora/adapter.h"
 #include "linear/linear.h"
 #include "mixers/mixers.h"
 #include "moe/experts.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "linear/linear.h"
+#include "lora/adapter.h"
 #include "operators/operator_table.h"
 #include "runtime/runtime.h"
 
@@ -113,13 +114,14 @@ struct MixCall {
     const float* shares;    // (tokens, used)
     int64_t tokens, used;
     float* out;  // (tokens, columns)
+    std::span<const AdapterRows> adapters = {};
 };
 
 // Fills call.chosen and call.shares for `rows` rows. The caller holds the runtime's mutex.
 void run_route(Runtime& runtime, const RouteCall& call, int64_t rows);
 
-// out[t] = the sum over ranks of share * down(act(up(x[t]))) of that rank's expert, with the bits of multiply and
-// activate for each token alone. There is at least one expert, and all numbers in `chosen` are those of experts. The
+// out[t] = the sum over ranks of share * down(act(up(x[t]))) of that rank's expert, with the bits of multiply,
+// activate and what adapters add to both products for each token alone. There is at least one expert, and all numbers in `chosen` are those of experts. The
 // caller holds the runtime's mutex. Throws std::bad_alloc, and then has written nothing.
 void run_mix(Runtime& runtime, const Experts& experts, const MixCall& call);
 

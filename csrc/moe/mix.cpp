@@ -5,31 +5,32 @@
 // experts are one stream (multiply_few), with many they are one list of tasks.
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "linear/call.h"
+#include "moe/expert_rows.h"
 #include "moe/experts.h"
 
 namespace mlxr {
 
 namespace {
 
-// Consecutive tokens, sorted by expert, of one expert.
-struct Group {
-    int64_t expert, first, rows;
-    bool gated;                                // gate, up and activation in one go
-    float *x = nullptr, *activated = nullptr;  // rows that products read as floats, or null
-};
-
 class MixRun {
   public:
     MixRun(Runtime& runtime, const Experts& experts, const MixCall& call)
-        : runtime_(runtime), experts_(experts), call_(call), table_(*operator_table(runtime.isa)) {
+        : runtime_(runtime),
+          experts_(experts),
+          call_(call),
+          table_(*operator_table(runtime.isa)),
+          updates_(runtime, call.adapters) {
         sort_tokens();
+        adapted_.emplace(experts, call.adapters, call.used, groups_, places_, owners_);
+        for (size_t i = 0; i < groups_.size(); ++i) groups_[i].gated &= adapted_->of(i).empty();
         experts.use().add_step(std::ssize(groups_));
-        for (const Group& group : groups_) {
+        for (const ExpertGroup& group : groups_) {
             experts.use().add_rows(group.expert, group.rows);
             source_needs_.add(runtime, experts.up(group.expert));
             few_ &= group.rows < kSomeTokens;
@@ -62,7 +63,7 @@ class MixRun {
     // all are there.
     void multiply_in_turns(ExpertSlots& slots) {
         std::vector<int64_t> needed;
-        for (const Group& group : groups_) needed.push_back(group.expert);
+        for (const ExpertGroup& group : groups_) needed.push_back(group.expert);
         const auto size = static_cast<size_t>(slots.count());
         const size_t turns = (groups_.size() + size - 1) / size;
         const bool backwards = turns > 1 && slots.turn();
@@ -135,7 +136,7 @@ class MixRun {
             sources_.push_back(source);
         }
         made_ = take<float>(pairs() * columns);
-        for (Group& group : groups_) {
+        for (ExpertGroup& group : groups_) {
             const LinearWeight &up = experts_.up(group.expert), &down = experts_.down(group.expert);
             float* const projected = group.gated ? nullptr : take<float>(group.rows * made);
             up_.push_back({runtime_, up, lay_out_x(up, group), projected});
@@ -146,7 +147,7 @@ class MixRun {
     }
 
     // The input of gate and up: that of the token if there is but one.
-    LinearInput lay_out_x(const LinearWeight& up, Group& group) {
+    LinearInput lay_out_x(const LinearWeight& up, ExpertGroup& group) {
         if (is_alone()) {
             LinearInput input = sources_[0];
             input.x = call_.x;
@@ -172,7 +173,7 @@ class MixRun {
             for (int64_t rank = 0; rank < call_.used; ++rank) {
                 const auto place = static_cast<size_t>(places_[static_cast<size_t>(token * call_.used + rank)]);
                 const auto owner = static_cast<size_t>(owners_[place]);
-                const Group& group = groups_[owner];
+                const ExpertGroup& group = groups_[owner];
                 copy_token(source, up_[owner].input, static_cast<int64_t>(place) - group.first, group.x);
             }
         }
@@ -183,7 +184,7 @@ class MixRun {
         const int64_t features = experts_.features();
         for (int64_t at = first; at < last;) {
             const auto owner = static_cast<size_t>(owners_[static_cast<size_t>(at)]);
-            const Group& group = groups_[owner];
+            const ExpertGroup& group = groups_[owner];
             const int64_t begin = at - group.first, end = std::min(last - group.first, group.rows);
             at = group.first + end;
             if (group.gated) continue;
@@ -213,12 +214,38 @@ class MixRun {
         });
     }
 
+    // What adapters add to gate and up of groups [first, last), or to down: see ProductUpdates::begin.
+    const Beside* begin_updates(size_t first, size_t last, bool down) {
+        updates_.clear();
+        for (size_t i = first; i < last; ++i) {
+            const LinearCall& call = down ? down_[i] : up_[i];
+            const float* const x = down ? groups_[i].activated : call_.x;
+            for (const auto& [by_token, by_place] : adapted_->of(i)) {
+                updates_.add(call.weight, down ? by_place : by_token, by_place.rows, x, call.out);
+            }
+        }
+        return updates_.start();
+    }
+
+    void run_beside(const Beside* beside) {
+        if (beside == nullptr) return;
+        runtime_.pool.parallel_for_near(beside->shares, [&](int share, int) { beside->run(share); });
+    }
+
     void multiply_up(size_t first, size_t last) {
+        const Beside* const beside = begin_updates(first, last, false);
         if (few_) {
             const Prepare prepare = [&] { prepare_tokens(0, 1, 0); };
-            return multiply_few(runtime_, std::span<const LinearCall>(up_).subspan(first, last - first),
-                                is_alone() ? prepare : nullptr);
+            multiply_few(runtime_, std::span<const LinearCall>(up_).subspan(first, last - first),
+                         is_alone() ? prepare : nullptr, beside);
+        } else {
+            multiply_many_up(first, last);
+            run_beside(beside);
         }
+        updates_.finish_within();
+    }
+
+    void multiply_many_up(size_t first, size_t last) {
         std::vector<GatedCall> gated;
         std::vector<LinearCall> others;
         for (size_t i = first; i < last; ++i) {
@@ -247,11 +274,15 @@ class MixRun {
         const int64_t begin = groups_[first].first, rows = groups_[last - 1].first + groups_[last - 1].rows - begin;
         const bool alone = few_ && rows * experts_.features() < kAloneValues;
         if (!alone) spread(rows, [&](int64_t from, int64_t to, int) { activate_rows(begin + from, begin + to); });
+        const Beside* const beside = begin_updates(first, last, true);
         if (few_) {
             const Prepare prepare = [&] { activate_rows(begin, begin + rows); };
-            return multiply_few(runtime_, calls, alone ? prepare : nullptr);
+            multiply_few(runtime_, calls, alone ? prepare : nullptr, beside);
+        } else {
+            run_tasks(GatedTasks({}, 1), PieceTasks(calls, runtime_.pool.threads()));
+            run_beside(beside);
         }
-        run_tasks(GatedTasks({}, 1), PieceTasks(calls, runtime_.pool.threads()));
+        updates_.finish_within();
     }
 
     void add_up() {
@@ -307,7 +338,9 @@ class MixRun {
     const Experts& experts_;
     const MixCall& call_;
     const OperatorTable& table_;
-    std::vector<Group> groups_;
+    ProductUpdates updates_;
+    std::vector<ExpertGroup> groups_;
+    std::optional<ExpertRows> adapted_;
     std::vector<int32_t> places_;  // of each token and rank: where its row is, sorted by expert
     std::vector<int32_t> owners_;  // of each row: its group
     Needs source_needs_;

@@ -206,7 +206,8 @@ struct DensePairsCall {
 // How the matrices of low-rank updates keep their numbers.
 enum class LoraType : int { f32, f16, bf16 };
 
-// A low-rank update of some rows: out[row, first_column + i] += scale * sum over r of b[r, i] * (a[r] . x[row]).
+// A low-rank update of some rows: out[out_rows[n], first_column + i] += scale * sum over r of b[r, i] * (a[r] .
+// x[x_rows[n]]).
 // Both matrices lie in tiles, so that each is read from front to end, and what fills up the last tiles is zeros: a in
 // blocks of kLoraRanks ranks, in which kLoraGroup columns of each rank follow one another; b in blocks of kLoraColumns
 // columns, in which the ranks do. Of kLoraGroup columns in bf16 number i of the first half stands before that of the
@@ -215,8 +216,8 @@ struct LoraCall {
     const float* x;  // (rows of a batch, columns)
     float* out;      // (rows of a batch, out_stride)
     int64_t columns, out_stride, first_column;
-    const int32_t* rows;  // those that are updated
-    int64_t count;        // of them
+    const int32_t *x_rows, *out_rows;  // (count) of each: those that are read, and those that are updated
+    int64_t count;
     const void *a, *b;
     LoraType type;
     int64_t rank, made;

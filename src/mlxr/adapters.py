@@ -14,6 +14,7 @@ from mlxr.core.errors import ModelError
 from mlxr.formats import AdapterFile, GGUFFile, find_adapter_files, read_adapter
 from mlxr.formats import measure_adapter as measure_adapter
 from mlxr.loading import ModelConfig, SourceModel, open_source
+from mlxr.models.expert_updates import list_experts
 from mlxr.models.names import from_gguf_name
 from mlxr.models.updates import OUTPUT, TABLE, Layouts, list_updates
 from mlxr.models.weights import split_joined
@@ -64,4 +65,4 @@ def _list_shapes(source: SourceModel) -> dict[str, tuple[int, int]]:
     for name, tensor in split_joined(config, tensors).items():
         if len(tensor.shape) == 2:
             shapes[name] = (tensor.shape[0], tensor.shape[1])
-    return shapes
+    return shapes | list_experts(config)

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,11 @@ from mlxr.core.errors import FormatError, NotFound
 from .gguf import open_gguf
 from .json_file import read_json_object
 from .safetensors import SafetensorsFolder
+from .target_parameters import read_target_parameters
 from .tensor import TensorSource
 
 MAX_RANK = 256
+MAX_EXPERTS = 4096
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _PEFT_KEY = re.compile(
@@ -40,7 +42,6 @@ _WITHOUT: dict[str, tuple[object, ...]] = {  # fields of adapter_config.json, an
     "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
     "layer_replication": (None, []),
-    "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
     "use_qalora": (False, None),
     "alora_invocation_tokens": (None, []),
@@ -61,13 +62,17 @@ _MAX_QUANTIFIERS = 3
 class LowRankPair:
     """One update, scale * b a, of the weight `name`, as the file calls it: `a` (rank, in), `b` (out, rank), float32.
 
-    A table of embeddings is a weight (vocabulary, hidden).
+    A table of embeddings is a weight (vocabulary, hidden). Where the weight is a stack of matrices, as those of experts
+    are, `expert` is the number of one of them and how many there are. With `may_be_turned` the file may say in and out
+    of a matrix the other way round.
     """
 
     name: str
     a: NDArray[np.float32] = field(repr=False)
     b: NDArray[np.float32] = field(repr=False)
     scale: float
+    expert: tuple[int, int] | None = None
+    may_be_turned: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,8 +121,9 @@ def _read_gguf(path: Path) -> AdapterFile:
         sides = _sort_sides(path, file.tensors, _GGUF_KEY)
         # llama.cpp takes an alpha of 0 for a scale of 1
         pairs = [
-            _make_pair(path, f"{name}.weight", pair, lambda rank: alpha / rank if alpha else 1.0, is_gguf=True)
+            made
             for name, pair in sides.items()
+            for made in _make_pairs(path, f"{name}.weight", pair, lambda rank: alpha / rank if alpha else 1.0)
         ]
     return AdapterFile(path, is_gguf=True, pairs=tuple(pairs))
 
@@ -126,12 +132,18 @@ def _read_peft(folder: Path) -> AdapterFile:
     config_path, weights_path = folder / CONFIG_NAME, folder / WEIGHTS_NAME
     config = read_json_object(config_path)
     _check_config(config_path, config)
+    parameters = read_target_parameters(config_path, config)
     with SafetensorsFolder([weights_path], {}) as file:
         tensors = {name: tensor for name, tensor in file.tensors.items() if not _is_base(name, file.tensors)}
-        pairs = [
-            _make_pair(weights_path, module, pair, _Scale(config_path, config, module), is_gguf=False)
-            for module, pair in _sort_sides(weights_path, tensors, _PEFT_KEY, _PREFIX).items()
-        ]
+        sides, pairs = _sort_sides(weights_path, tensors, _PEFT_KEY, _PREFIX), []
+        for module, pair in sides.items():
+            parameter = parameters.find(weights_path, module, sides)
+            scale = _Scale(config_path, config, module if parameter is None else parameter.key)
+            if parameter is None:
+                pairs += _make_pairs(weights_path, module, pair, scale)
+            else:
+                made = _make_pairs(weights_path, parameter.name, _stack_sides(pair, scale.rank), scale)
+                pairs += [replace(one, may_be_turned=parameters.may_be_turned) for one in made]
     return AdapterFile(folder, is_gguf=False, pairs=tuple(pairs))
 
 
@@ -156,8 +168,13 @@ class _Scale:
         self._path, self._module = path, module
         self._is_rooted = config.get("use_rslora") is True
 
+    @property
+    def rank(self) -> int:
+        """The rank that the configuration says, 0 for none that is read."""
+        return int(self._rank) if isinstance(self._rank, int | float) and 1 <= self._rank <= MAX_RANK else 0
+
     def __call__(self, rank: int) -> float:
-        """The scale; raises FormatError where the configuration says another rank."""
+        """Return the scale; raises FormatError where the configuration says another rank."""
         if self._rank != rank:
             reason = f"says {self._rank!r:.40}, and the matrices of {self._module[:80]} have {rank}"
             raise FormatError(self._path, "r", None, reason)
@@ -197,11 +214,23 @@ def _is_base(name: str, tensors: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """Both matrices of a module as the file has them, and whether it is a table of embeddings."""
+    """Both matrices of a module as the file has them, or stacks of them, and whether it is a table of embeddings.
+
+    With `experts` above 1 PEFT has the matrices of all experts as one: the rows of `a` are those of one expert after
+    another, and the columns of `b` have all experts of a rank side by side.
+    """
 
     a: TensorSource
     b: TensorSource
     is_table: bool
+    is_gguf: bool
+    experts: int = 1
+
+
+def _stack_sides(sides: _Sides, rank: int) -> _Sides:
+    """Those of a parameter, which are of as many experts as there are times the rank in them."""
+    rows = sides.a.shape[0]
+    return replace(sides, experts=rows // rank) if 0 < rank < rows and rows % rank == 0 else sides
 
 
 def _sort_sides(
@@ -228,23 +257,35 @@ def _sort_sides(
             raise FormatError(path, f"adapter of {module[:120]!r}", None, f"has {', '.join(own)} alone, not a and b")
     if not sides:
         raise FormatError(path, "file", None, "holds no matrices of an adapter")
-    return {module: _Sides(own["a"], own["b"], module in tables) for module, own in sides.items()}
+    is_gguf = key is _GGUF_KEY
+    return {module: _Sides(own["a"], own["b"], module in tables, is_gguf) for module, own in sides.items()}
 
 
-def _make_pair(path: Path, name: str, sides: _Sides, scale: Callable[[int], float], *, is_gguf: bool) -> LowRankPair:
-    a, b = sides.a, sides.b
+def _make_pairs(path: Path, name: str, sides: _Sides, scale: Callable[[int], float]) -> list[LowRankPair]:
+    """The pair of a weight, or those of all matrices of a stack."""
+    a, b, dimensions = sides.a, sides.b, (2, 3) if sides.is_gguf else (2,)
     for tensor in (a, b):
-        if tensor.type_name not in _FLOATS or len(tensor.shape) != 2:
+        if tensor.type_name not in _FLOATS or len(tensor.shape) not in dimensions:
             reason = f"is {tensor.type_name} {tensor.shape}; matrices of {', '.join(_FLOATS)} are read"
             raise FormatError(path, f"tensor {tensor.name[:120]!r}", None, reason)
+    is_stack, experts = len(a.shape) == 3, a.shape[0] if len(a.shape) == 3 else sides.experts
     # GGUF has a column of `a` for each token of a table as a row
-    rank = a.shape[1] if sides.is_table and is_gguf else a.shape[0]
-    if b.shape[1] != rank or not 1 <= rank <= MAX_RANK:
+    rank = a.shape[1] if is_stack or (sides.is_table and sides.is_gguf) else a.shape[0] // experts
+    fits = len(a.shape) == len(b.shape) and b.shape[-1] == (rank if is_stack else rank * experts)
+    if not fits or (is_stack and b.shape[0] != experts) or not 1 <= rank <= MAX_RANK or experts > MAX_EXPERTS:
         reason = f"has a of shape {a.shape} and b of {b.shape}; ranks are equal and from 1 to {MAX_RANK}"
         raise FormatError(path, f"adapter of {name[:120]!r}", None, reason)
     first, second = (np.ascontiguousarray(tensor.to_float32()) for tensor in (a, b))
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise FormatError(path, f"adapter of {name[:120]!r}", None, "holds numbers that are not finite")
     if sides.is_table:
-        first, second = np.ascontiguousarray(second.T), first if is_gguf else np.ascontiguousarray(first.T)
-    return LowRankPair(name, first, second, scale(rank))
+        first, second = np.ascontiguousarray(second.T), first if sides.is_gguf else np.ascontiguousarray(first.T)
+    if not is_stack and experts == 1:
+        return [LowRankPair(name, first, second, scale(rank))]
+    if not is_stack:
+        first, second = first.reshape(experts, rank, -1), second.reshape(-1, rank, experts).transpose(2, 0, 1)
+    own = scale(rank)
+    return [
+        LowRankPair(name, first[expert], np.ascontiguousarray(second[expert]), own, (expert, experts))
+        for expert in range(experts)
+    ]

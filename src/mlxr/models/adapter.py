@@ -10,11 +10,13 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.lora import AdapterRows, AdapterWeights, LoraPart, TablePart, list_rows, prepare
 from mlxr.kernels.ragged import RaggedBatch
 from mlxr.models.config import ModelConfig
+from mlxr.models.expert_updates import is_expert
 from mlxr.models.updates import OUTPUT as OUTPUT
 from mlxr.models.updates import TABLE, Layouts, Pair, list_updates
 
@@ -72,7 +74,8 @@ def make_adapter(
 ) -> Adapter:
     """An adapter for the `weights` of a model; `is_gguf` and `base_is_gguf` say who ordered the rows of either.
 
-    Raises ModelError for a pair that updates none of the weights, or has other shapes than it.
+    Raises ModelError for a pair that updates none of the weights, or has other shapes than it, DeviceError for updates
+    of experts on a GPU.
     """
     places = _find_places(weights)
     parts: dict[LinearWeight, list[LoraPart]] = {}
@@ -85,6 +88,10 @@ def make_adapter(
             continue
         if update.name not in places:
             raise update.refuse(f"{update.pair} is no weight of this model that adapters can update")
+        if ctx.gpu is not None and is_expert(update.name):
+            raise DeviceError(
+                f"adapter {name}: {update.pair} is a weight of experts, which adapters update on device 'cpu' alone"
+            )
         weight, first, count = places[update.name]
         update.check_shape(count, weight.in_features)
         part = found[update.name] = LoraPart(first, update.a, update.b, update.scale)

@@ -57,6 +57,7 @@ from mlxr.models.layer_tensors import (
     SINKS,
     TABLE,
     describe_shared,
+    name_expert,
     name_feed_forward,
     name_norms,
 )
@@ -235,7 +236,8 @@ class LayerReader:
         weights = [self._tensors[f"{prefix}{name}_exps.weight"].take_matrix(expert) for name in names]
         biases = [self._tensors.get(f"{prefix}{name}_exps.bias") for name in names]
         vectors = [None if bias is None else read_vector(bias.take_matrix(expert)) for bias in biases]
-        return (prepare if self._expert_budget is None else leave)(self._ctx, weights, vectors)
+        own_names = tuple(name_expert(prefix + name, expert) for name in names)
+        return (prepare if self._expert_budget is None else leave)(self._ctx, weights, vectors, own_names)
 
     def read_norm(self, name: str, norms: Norms) -> NormWeight:
         """The norm of that name."""

@@ -111,6 +111,11 @@ def name_experts(mixture: Mixture, hidden: int) -> dict[str, tuple[int, int]]:
     return dict.fromkeys(mixture.projections, (mixture.features, hidden)) | {"ffn_down": (hidden, mixture.features)}
 
 
+def name_expert(product: str, expert: int) -> str:
+    """What the model calls a matrix of one expert, as old GGUF files spell it; `product` is such as blk.0.ffn_up."""
+    return f"{product}.{expert}.weight"
+
+
 def describe_shared(mixture: Mixture) -> FeedForward:
     """The block that all tokens of a mixture go through."""
     return FeedForward(mixture.shared_features, mixture.activation, gated=mixture.gated)

@@ -6,7 +6,6 @@ An adapter names weights as its file does. Knows no files, and not where the wei
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,31 +15,15 @@ from mlxr.kernels.sources import Decoded
 from mlxr.kernels.tensor import FloatArray
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
+from mlxr.models.expert_updates import ExpertPair, Parts, part_experts
 from mlxr.models.names import canonical_name, from_gguf_name, gguf_column_order, gguf_row_order
 from mlxr.models.weights import split_rows
 
 TABLE, OUTPUT = "token_embd.weight", "output.weight"
-_EXPERT = re.compile(r"blk\.\d+\.ffn_\w+(_exps|\.\d+)\.weight")
-_STACK = re.compile(r".+\.experts")
 
 
-class Pair(Protocol):
-    """An update of one weight as its file has it: scale * b a, with `a` (rank, in) and `b` (out, rank)."""
-
-    @property
-    def name(self) -> str:
-        """The weight's name in the file, in GGUF with .weight."""
-        ...
-
-    @property
-    def a(self) -> FloatArray:
-        """The matrix that inputs go through first."""
-        ...
-
-    @property
-    def b(self) -> FloatArray:
-        """The matrix that makes outputs."""
-        ...
+class Pair(ExpertPair, Protocol):
+    """An update of one weight, or of one matrix of a stack, as its file has it, in GGUF with .weight in its name."""
 
     @property
     def scale(self) -> float:
@@ -87,25 +70,34 @@ def list_updates(adapter: str, pairs: Iterable[Pair], config: ModelConfig, layou
     order, found = _Order(config, layouts), set()
     for pair in pairs:
         own = from_gguf_name(pair.name, config) if layouts.is_gguf else _name_peft(adapter, pair.name, config)
-        if own == TABLE:
-            parts = {own: pair.b}
-        else:
-            if config.multipliers is not None and not layouts.rows_are_gguf:
-                raise ModelError(f"adapter {adapter}: folders of {config.architecture} multiply what adapters add")
-            if _EXPERT.fullmatch(own):
-                raise ModelError(f"adapter {adapter}: {pair.name} is a weight of experts, which adapters cannot update")
-            split = split_rows(config, own, Decoded(own, pair.b))
-            parts = {name: order.order_rows(part.to_float32(), name) for name, part in split.items()}
-        for name, b in parts.items():
+        try:
+            parts = _part(own, pair, order)
+        except ModelError as error:
+            raise ModelError(f"adapter {adapter}: {error}") from error
+        for name, a, b in parts:
             if name in found:
                 raise ModelError(f"adapter {adapter}: {name} is updated twice")
             found.add(name)
-            yield WeightUpdate(adapter, pair.name, name, order.order_columns(pair.a, name), b, pair.scale)
+            yield WeightUpdate(adapter, pair.name, name, a, b, pair.scale)
+
+
+def _part(name: str, pair: Pair, order: _Order) -> Parts:
+    """The updates of the weights that layers multiply by, of which the file's weight `name` is one or several."""
+    config, layouts = order.config, order.layouts
+    if name == TABLE:
+        return [(name, pair.a, pair.b)]
+    if config.multipliers is not None and not layouts.rows_are_gguf:
+        raise ModelError(f"folders of {config.architecture} multiply what adapters add")
+    experts = part_experts(name, pair, config, layouts.is_gguf)
+    if experts is not None:
+        return experts
+    return [
+        (part, order.order_columns(pair.a, part), order.order_rows(rows.to_float32(), part))
+        for part, rows in split_rows(config, name, Decoded(name, pair.b)).items()
+    ]
 
 
 def _name_peft(adapter: str, module: str, config: ModelConfig) -> str:
-    if _STACK.fullmatch(module):
-        raise ModelError(f"adapter {adapter}: {module} are weights of experts, which adapters cannot update")
     name = canonical_name(f"{module}.weight", by_name(config.architecture))
     if name is None:
         raise ModelError(f"adapter {adapter}: module {module[:120]} is not of a text model")

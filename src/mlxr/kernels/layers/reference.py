@@ -138,7 +138,7 @@ def run_layer(ctx: Context, registers: Registers, operators: tuple[Operator, ...
                 registers["chosen"], registers["shares"] = route(ctx, take(registers, "x"), router, experts)
             case Mix(experts, _, source, target):
                 routes = registers["chosen"], registers["shares"]
-                registers[target] = mix(ctx, take(registers, source), *routes, experts)
+                registers[target] = mix(ctx, take(registers, source), *routes, experts, step.adapters)
             case GateRows(target):
                 registers[target] = gate_heads(ctx, take(registers, target), take(registers, "x"))
             case GateHeads():

@@ -44,7 +44,10 @@ def prepare(
 
 
 def leave(
-    ctx: Context, tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None = None
+    ctx: Context,
+    tensors: Sequence[TensorSource],
+    biases: Sequence[FloatArray | None] | None = None,
+    names: tuple[str, ...] = (),
 ) -> LinearWeight:
     """As `prepare`, but the blocks stay in the mapped files that they lie in, and `linear` reads them each time.
 
@@ -55,7 +58,8 @@ def leave(
     name, implementation = CHOICE.pick(ctx.device)
     if not hasattr(implementation, "leave"):
         raise DeviceError(f"device {ctx.device!r} keeps all weights in memory; only 'cpu' reads some of the file")
-    return _describe(name, tensors, *implementation.leave(ctx, tensors, biases))
+    payload, nbytes = implementation.leave(ctx, tensors, biases)
+    return _describe(name, tensors, payload, nbytes, names)
 
 
 def _check(tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] | None) -> None:
@@ -74,7 +78,7 @@ def _check(tensors: Sequence[TensorSource], biases: Sequence[FloatArray | None] 
 
 
 def _describe(
-    name: str, tensors: Sequence[TensorSource], payload: object, nbytes: int, names: tuple[str, ...] = ()
+    name: str, tensors: Sequence[TensorSource], payload: object, nbytes: int, names: tuple[str, ...]
 ) -> LinearWeight:
     return LinearWeight(
         in_features=tensors[0].shape[1],

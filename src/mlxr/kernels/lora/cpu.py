@@ -1,4 +1,4 @@
-"""The native adapter of csrc/layers/adapter.h: one call for all updates of a product."""
+"""The native adapter of csrc/lora/adapter.h: one call for all updates of a product."""
 
 from __future__ import annotations
 

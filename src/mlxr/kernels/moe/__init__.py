@@ -17,6 +17,7 @@ from mlxr.kernels.choice import REFERENCE, Choice
 from mlxr.kernels.context import Context
 from mlxr.kernels.ledger import EXPERT_ROWS
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.lora import AdapterRows
 from mlxr.kernels.tensor import FloatArray, IntArray
 
 __all__ = [
@@ -213,11 +214,20 @@ def route(
     return result
 
 
-def mix(ctx: Context, x: FloatArray, chosen: IntArray, shares: FloatArray, experts: Experts) -> FloatArray:
+def mix(
+    ctx: Context,
+    x: FloatArray,
+    chosen: IntArray,
+    shares: FloatArray,
+    experts: Experts,
+    adapters: Sequence[AdapterRows] = (),
+) -> FloatArray:
     """The sum over the ranks of share times down(act(up(x))) of that rank's expert: (T, hidden).
 
     x: (T, hidden); `chosen` and `shares` (T, used) as `route` gives them. The sum begins with the product of rank 0,
-    and each next one is added by a fused multiply-add. Raises ValueError for shapes that do not fit.
+    and each next one is added by a fused multiply-add. `adapters` update the products of their rows' experts, before
+    the activation and after `down`; a GPU takes none that have updates for them. Raises ValueError for shapes that do
+    not fit.
     """
     check_floats("mix", "x", x, 2)
     check_size("mix", "columns of x", x.shape[1], experts.up[0].in_features)
@@ -230,5 +240,5 @@ def mix(ctx: Context, x: FloatArray, chosen: IntArray, shares: FloatArray, exper
         ctx.ledger.count("moe", name, experts.up[0].variant)
         for weights in (experts.up, experts.down):
             ctx.ledger.count(EXPERT_ROWS, name, weights[0].variant, chosen.size)
-    result: FloatArray = implementation.mix(ctx, x, chosen, shares, experts)
+    result: FloatArray = implementation.mix(ctx, x, chosen, shares, experts, adapters)
     return result

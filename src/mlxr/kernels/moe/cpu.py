@@ -6,6 +6,7 @@ The payload of experts is the native object that holds their weights.
 # ruff: noqa: ARG001 -- every implementation takes the context and the experts
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from mlxr.kernels.activate import Activation
 from mlxr.kernels.buffers import empty
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight
+from mlxr.kernels.lora import AdapterRows
+from mlxr.kernels.lora.cpu import list_native
 from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.tensor import FloatArray, IntArray
 
@@ -66,8 +69,15 @@ def route(
     return chosen, shares
 
 
-def mix(ctx: Context, x: FloatArray, chosen: IntArray, shares: FloatArray, experts: Experts) -> FloatArray:
-    """The experts' sum; the bits of a token are those that `linear` and `activate` give for it alone."""
+def mix(
+    ctx: Context,
+    x: FloatArray,
+    chosen: IntArray,
+    shares: FloatArray,
+    experts: Experts,
+    adapters: Sequence[AdapterRows] = (),
+) -> FloatArray:
+    """The experts' sum; the bits of a token are those that `linear`, `add_lora` and `activate` give for it alone."""
     out = empty(ctx, *x.shape)
-    ctx.module.mix(ctx.native, x, chosen, shares, experts.payload, out)
+    ctx.module.mix(ctx.native, x, chosen, shares, experts.payload, list_native(adapters), out)
     return out

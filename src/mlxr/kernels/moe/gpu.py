@@ -6,6 +6,7 @@ does it in passing. Without kernels, and for columns that these do not take, MLX
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.extras import GATES
 from mlxr.kernels.linear.gpu import Summands
+from mlxr.kernels.lora import AdapterRows
 from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.moe.composed import mix_composed, route_composed
 from mlxr.kernels.moe.panels import PANELS, plan_panels
@@ -115,8 +117,8 @@ def route(ctx: Context, logits: Any, router: Router, experts: Experts | None = N
     return chosen, shares
 
 
-def mix(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts) -> Any:
-    """The sum over the ranks, in f32, which is left to whoever reads it."""
+def mix(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts, _adapters: Sequence[AdapterRows] = ()) -> Any:
+    """The sum over the ranks, in f32, which is left to whoever reads it. No adapter updates the experts."""
     gpu, payload, x = ctx.gpu, experts.payload, settle(x)
     assert isinstance(payload, Payload)
     if not payload.suits_kernels(gpu):

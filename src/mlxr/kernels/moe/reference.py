@@ -3,6 +3,7 @@
 # ruff: noqa: ARG001 -- every implementation takes the context and the experts
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from mlxr.kernels.activate import Activation, activate
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import LinearWeight, linear
+from mlxr.kernels.lora import AdapterRows, add_lora, choose_rows
 from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.tensor import FloatArray, IntArray
 
@@ -62,7 +64,14 @@ def route(
     return chosen, np.ascontiguousarray(shares)
 
 
-def mix(ctx: Context, x: FloatArray, chosen: IntArray, shares: FloatArray, experts: Experts) -> FloatArray:
+def mix(
+    ctx: Context,
+    x: FloatArray,
+    chosen: IntArray,
+    shares: FloatArray,
+    experts: Experts,
+    adapters: Sequence[AdapterRows] = (),
+) -> FloatArray:
     """Expert by expert the tokens that are routed to it, then the sum in the order of ranks."""
     tokens, used = chosen.shape
     made = np.empty((tokens, used, x.shape[1]), np.float32)
@@ -71,8 +80,10 @@ def mix(ctx: Context, x: FloatArray, chosen: IntArray, shares: FloatArray, exper
         experts.payload.rows[expert] += int(count)
         experts.payload.groups += 1
         rows, ranks = np.nonzero(chosen == expert)
-        inner = activate(ctx, linear(ctx, x[rows], experts.up[expert]), experts.activation, gated=experts.is_gated)
-        made[rows, ranks] = linear(ctx, inner, experts.down[expert])
+        up, down, own = experts.up[expert], experts.down[expert], choose_rows(adapters, rows.astype(np.int32))
+        projected = add_lora(ctx, x[rows], linear(ctx, x[rows], up), up, own)
+        inner = activate(ctx, projected, experts.activation, gated=experts.is_gated)
+        made[rows, ranks] = add_lora(ctx, inner, linear(ctx, inner, down), down, own)
     out = shares[:, 0, None] * made[:, 0]
     for rank in range(1, used):  # rounded once, as a fused multiply-add does; f64 holds the product exactly
         exact = shares[:, rank, None].astype(np.float64) * made[:, rank]

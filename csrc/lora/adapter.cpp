@@ -1,5 +1,5 @@
 // See adapter.h.
-#include "layers/adapter.h"
+#include "lora/adapter.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -146,19 +146,12 @@ void reserve_reduced(Runtime& runtime, std::vector<LoraCall>& calls) {
     }
 }
 
-// The second half of calls, by rounds, of which each has no row and column of `out` twice; the first half is `reduced`
-// with it, or before.
-void expand(Runtime& runtime, const std::vector<LoraCall>& calls, std::span<const LoraHalf> rounds, bool reduced) {
-    Counted counted(runtime.tally, {OperatorName::lora, KernelName::plain, static_cast<int>(calls.front().type)});
-    counted.does([&] {
-        Tally::Work work{};
-        for (const LoraCall& call : calls) {
-            const int64_t numbers = call.rank * ((reduced ? call.columns : 0) + call.made);
-            work.bytes += numbers * number_bytes(call.type) + 4 * call.count * (call.columns + 2 * call.made);
-            work.macs += numbers * call.count;
-        }
-        return work;
-    });
+Ran describe(const std::vector<LoraCall>& calls) {
+    return {OperatorName::lora, KernelName::plain, static_cast<int>(calls.front().type)};
+}
+
+// The second half of calls, by rounds, of which each has no row and column of `out` twice.
+void expand(Runtime& runtime, std::span<const LoraHalf> rounds) {
     const OperatorTable& table = *operator_table(runtime.isa);
     for (const LoraHalf& round : rounds) {
         const int parts = round.count_parts(runtime.pool.threads());
@@ -166,21 +159,32 @@ void expand(Runtime& runtime, const std::vector<LoraCall>& calls, std::span<cons
     }
 }
 
+// The same, counted with the first half.
+void expand_counted(Runtime& runtime, const std::vector<LoraCall>& calls, std::span<const LoraHalf> rounds) {
+    Counted counted(runtime.tally, describe(calls));
+    counted.does([&] {
+        Tally::Work work{};
+        for (const LoraCall& call : calls) {
+            const int64_t numbers = call.rank * (call.columns + call.made);
+            work.bytes += numbers * number_bytes(call.type) + 4 * call.count * (call.columns + 2 * call.made);
+            work.macs += numbers * call.count;
+        }
+        return work;
+    });
+    expand(runtime, rounds);
+}
+
 void add_expand(const LoraCall& call, LoraHalf& expands) {
     expands.add(call, (call.made + kLoraColumns - 1) / kLoraColumns, kLoraColumns * call.rank);
 }
 
-void list_calls(std::span<const AdapterRows> adapters, const LinearWeight* weight, const float* x, float* out,
-                int64_t out_stride, std::vector<LoraCall>& calls, std::vector<int>& rounds) {
-    calls.clear();
-    rounds.clear();
-    for (const AdapterRows& adapter : adapters) {
-        for (const LowRank& update : adapter.adapter->find(weight)) {
-            calls.push_back({x, out, update.columns, out_stride, update.first_column, adapter.rows, adapter.count,
-                             update.a.data(), update.b.data(), update.type, update.rank, update.made,
-                             update.scale * adapter.factor, nullptr, whole(update.rank, kLoraRanks)});
-            rounds.push_back(adapter.round);
-        }
+void add_calls(const LinearWeight* weight, const AdapterRows& adapter, const int32_t* out_rows, const float* x,
+               float* out, int64_t out_stride, LoraCalls& to) {
+    for (const LowRank& update : adapter.adapter->find(weight)) {
+        to.calls.push_back({x, out, update.columns, out_stride, update.first_column, adapter.rows, out_rows,
+                            adapter.count, update.a.data(), update.b.data(), update.type, update.rank, update.made,
+                            update.scale * adapter.factor, nullptr, whole(update.rank, kLoraRanks)});
+        to.rounds.push_back(adapter.round);
     }
 }
 
@@ -195,24 +199,44 @@ ProductUpdates::ProductUpdates(Runtime& runtime, std::span<const AdapterRows> ad
 }
 
 const Beside* ProductUpdates::begin(const LinearWeight& weight, const float* x, float* out) {
-    if (adapters_.empty()) return nullptr;
-    list_calls(adapters_, &weight, x, out, weight.out_features(), calls_, call_rounds_);
-    if (calls_.empty()) return nullptr;
-    reserve_reduced(runtime_, calls_);
+    clear();
+    for (const AdapterRows& adapter : adapters_) add(weight, adapter, adapter.rows, x, out);
+    return start();
+}
+
+void ProductUpdates::clear() {
+    calls_.calls.clear();
+    calls_.rounds.clear();
+}
+
+void ProductUpdates::add(const LinearWeight& weight, const AdapterRows& adapter, const int32_t* out_rows,
+                         const float* x, float* out) {
+    add_calls(&weight, adapter, out_rows, x, out, weight.out_features(), calls_);
+}
+
+const Beside* ProductUpdates::start() {
+    if (calls_.calls.empty()) return nullptr;
+    reserve_reduced(runtime_, calls_.calls);
     reduces_.clear();
     for (LoraHalf& round : expands_) round.clear();
-    for (size_t i = 0; i < calls_.size(); ++i) {
-        const LoraCall& call = calls_[i];
+    for (size_t i = 0; i < calls_.calls.size(); ++i) {
+        const LoraCall& call = calls_.calls[i];
         const int64_t blocks = (call.rank + kLoraRanks - 1) / kLoraRanks;
         reduces_.add(call, blocks, kLoraRanks * whole(call.columns, kLoraGroup));
-        add_expand(call, expands_[static_cast<size_t>(call_rounds_[i])]);
+        add_expand(call, expands_[static_cast<size_t>(calls_.rounds[i])]);
     }
     beside_.shares = reduces_.count_parts(runtime_.pool.threads());
     return &beside_;
 }
 
 void ProductUpdates::finish() {
-    if (!calls_.empty()) expand(runtime_, calls_, expands_, true);
+    if (!calls_.calls.empty()) expand_counted(runtime_, calls_.calls, expands_);
+}
+
+void ProductUpdates::finish_within() {
+    if (calls_.calls.empty()) return;
+    runtime_.tally.count(describe(calls_.calls));
+    expand(runtime_, expands_);
 }
 
 void update_product(Runtime& runtime, const LinearWeight& weight, std::span<const AdapterRows> adapters, const float* x,
@@ -225,20 +249,19 @@ void update_product(Runtime& runtime, const LinearWeight& weight, std::span<cons
 }
 
 void update_embeddings(Runtime& runtime, std::span<const AdapterRows> adapters, float* out, int64_t columns) {
-    std::vector<LoraCall> calls;
-    std::vector<int> rounds;
     for (const AdapterRows& adapter : adapters) {
         if (adapter.looked_up == nullptr) continue;
-        list_calls({&adapter, 1}, nullptr, nullptr, out, columns, calls, rounds);
-        reserve_reduced(runtime, calls);
+        LoraCalls found;
+        add_calls(nullptr, adapter, adapter.rows, nullptr, out, columns, found);
+        reserve_reduced(runtime, found.calls);
         LoraHalf expands;
-        for (const LoraCall& call : calls) {
+        for (const LoraCall& call : found.calls) {
             for (int64_t row = 0; row < call.count; ++row) {
                 std::copy_n(adapter.looked_up + row * call.rank, call.rank, call.reduced + row * call.reduced_stride);
             }
             add_expand(call, expands);
         }
-        if (!calls.empty()) expand(runtime, calls, {&expands, 1}, false);
+        if (!found.calls.empty()) expand_counted(runtime, found.calls, {&expands, 1});
     }
 }
 

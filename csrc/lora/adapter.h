@@ -89,8 +89,14 @@ class LoraHalf {
     int64_t cost_ = 0;
 };
 
-// What adapters add to the products of a batch, one after another. The caller holds the runtime's mutex as long as this
-// lives, of which there is one at a time.
+// Updates of some rows, and the round of each.
+struct LoraCalls {
+    std::vector<LoraCall> calls;
+    std::vector<int> rounds;
+};
+
+// What adapters add to the products of a batch, one after another, or to several at a time. The caller holds the
+// runtime's mutex as long as this lives. One at a time is between its beginning and its end.
 class ProductUpdates {
   public:
     ProductUpdates(Runtime& runtime, std::span<const AdapterRows> adapters);
@@ -104,12 +110,20 @@ class ProductUpdates {
     // The rest, when that and the product are done.
     void finish();
 
+    // The same of several products with rows that `adapter` lists: `add` each of them after `clear`, then `start`. Row
+    // n of those in x becomes out_rows[n] of `out`; both lists must stay.
+    void clear();
+    void add(const LinearWeight& weight, const AdapterRows& adapter, const int32_t* out_rows, const float* x, float* out);
+    const Beside* start();
+
+    // `finish` within an operator that counts itself.
+    void finish_within();
+
   private:
     Runtime& runtime_;
     const OperatorTable& table_;
     std::span<const AdapterRows> adapters_;
-    std::vector<LoraCall> calls_;
-    std::vector<int> call_rounds_;
+    LoraCalls calls_;
     LoraHalf reduces_;
     std::vector<LoraHalf> expands_;  // of each round
     Beside beside_{};
