@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gpu_cases import REFERENCE, relative_error
 
+from mlxr.core.errors import DeviceError
 from mlxr.formats import read_adapter
 from mlxr.kernels.context import Context
 from mlxr.kernels.linear import linear, prepare
@@ -93,3 +94,10 @@ def test_models_have_the_logits_of_the_reference(gpu: Context, case: str) -> Non
     worst = np.median if gpu.gpu.narrow and case == "mixture" else np.max
     assert worst(np.abs(adapted - golden).max(axis=1)) < bound
     assert worst(np.abs(beside - np.concatenate(plain)).max(axis=1)) < bound
+
+
+def test_adapters_of_experts_are_refused_by_name(gpu: Context) -> None:
+    config, seed, _, _ = read_golden("mixtral")
+    file, model = read_adapter(ADAPTERS / "experts-numbered"), build_hf(gpu, config, seed)
+    with pytest.raises(DeviceError, match=r"experts\.0\.w\d is a weight of experts.*on device 'cpu' alone"):
+        make_adapter("own", file.pairs, gpu, model.linear_weights(), model.config, is_gguf=False, base_is_gguf=False)

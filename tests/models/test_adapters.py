@@ -28,6 +28,7 @@ from mlxr.models.adapter import Adapter, make_adapter
 
 Weights = dict[str, np.ndarray]
 PLACES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
+EXPERTS = ("w1", "w2", "w3")  # of Mixtral
 RANK, ALPHA = 3, 5.0
 
 
@@ -37,7 +38,7 @@ def write_peft(folder: Path, weights: Weights, seed: int, **fields: Any) -> Weig
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", **fields}
     for name, values in weights.items():
         module = name.removesuffix(".weight")
-        if not module.endswith(PLACES) or values.ndim != 2:
+        if not module.endswith(PLACES + EXPERTS) or values.ndim != 2:
             continue
         rank = config.get("rank_pattern", {}).get(module.rsplit(".", 1)[1], config["r"])
         alpha = config.get("alpha_pattern", {}).get(module.rsplit(".", 1)[1], config["lora_alpha"])
@@ -96,8 +97,10 @@ def test_an_adapter_is_as_good_as_merged(case: str, layout: str, device: str, tm
     assert np.abs(score(models[0], tokens) - wanted).max() > 0.01
 
 
-def open_schedule(threads: int, isa: str | None, tmp: Path, chance: random.Random) -> tuple[Engine, list[Adapter]]:
-    fields, seed, _, _ = read_golden("llama-gqa-64")
+def open_schedule(
+    case: str, threads: int, isa: str | None, tmp: Path, chance: random.Random
+) -> tuple[Engine, list[Adapter]]:
+    fields, seed, _, _ = read_golden(case)
     model = build_hf(Context("cpu", threads=threads, isa=isa), fields, seed)
     adapters = []
     for number in range(3):
@@ -113,14 +116,15 @@ def open_schedule(threads: int, isa: str | None, tmp: Path, chance: random.Rando
     return engine, adapters
 
 
+@pytest.mark.parametrize("case", ["llama-gqa-64", "mixtral"])
 @pytest.mark.parametrize("schedule", range(6))
-def test_an_answer_has_the_same_bits_whatever_runs_beside_it(schedule: int, tmp_path: Path) -> None:
+def test_an_answer_has_the_same_bits_whatever_runs_beside_it(schedule: int, case: str, tmp_path: Path) -> None:
     """Prompts that begin alike, with and without adapters, cut at random, on other threads and instruction sets, from
     pages that earlier answers left: each as it is alone, on one thread, without the cache."""
     chance = random.Random(schedule)
     isas = load_native().available_isas()
-    base, adapters = open_schedule(1, None, tmp_path, random.Random(0))
-    engine, mixed = open_schedule(2, chance.choice(isas), tmp_path, chance)
+    base, adapters = open_schedule(case, 1, None, tmp_path, random.Random(0))
+    engine, mixed = open_schedule(case, 2, chance.choice(isas), tmp_path, chance)
     params = SamplingParams(max_tokens=6, temperature=1.0, seed=3, logprobs=0, ignore_eos=True)
     shared = [chance.randrange(90) for _ in range(40)]
     with closing(base), closing(engine):
