@@ -3,9 +3,10 @@
     python bench/adapters.py [--model NAME] [--device cpu] [--threads 2] [--batch 16] [--adapters 8] [--rank 16]
         [--tokens 48] [--targets all,attention] [--types bf16,f32] [--turns 5]
 
-Adapters of random numbers are written as GGUF files for the model's own weights, those of attention or all of them, and
-loaded. The same prompts are answered in turns without adapters and with the sequences shared out among them; the median
-of the speeds counts. For each kind of adapter it prints bytes, tokens a second and the part of the speed that is lost.
+Adapters of random numbers are written as GGUF files for the model's own weights, those of attention (queries and
+values), of experts, or all that every token is multiplied by, and loaded. The same prompts are answered in turns
+without adapters and with the sequences shared out among them; the median of the speeds counts. For each kind of adapter
+it prints bytes, tokens a second and the part of the speed that is lost.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mlxr.loading import find_model
 
 TARGETS = {
     "attention": ("attn_q", "attn_v"),
+    "experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
     "all": ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
 }
 ALPHA = 1e-3  # small, so that answers stay like those without
@@ -37,8 +39,8 @@ def write_adapter(path: Path, model: Path, seed: int, args: argparse.Namespace, 
         for name, tensor in base.tensors.items():
             if not name.endswith(tuple(f".{part}.weight" for part in TARGETS[targets])):
                 continue
-            rows, columns = tensor.shape
-            for side, shape in (("a", (args.rank, columns)), ("b", (rows, args.rank))):
+            *experts, rows, columns = tensor.shape
+            for side, shape in (("a", (*experts, args.rank, columns)), ("b", (*experts, rows, args.rank))):
                 values = chance.standard_normal(shape, np.float32).view(np.uint32)
                 data = (values >> 16).astype(np.uint16) if kind == "bf16" else values
                 content = data.tobytes()

@@ -135,8 +135,9 @@ class LayersRun {
                 return kOne;
             case Kind::mix: {
                 const float* const source = read(op.source);
-                run_mix(runtime_, *op.experts,
-                        {source, chosen_, shares_, call_.tokens, used_, write(op.target, call_.columns), call_.adapters});
+                run_mix(
+                    runtime_, *op.experts,
+                    {source, chosen_, shares_, call_.tokens, used_, write(op.target, call_.columns), call_.adapters});
                 return kOne;
             }
             case Kind::gate_rows: {

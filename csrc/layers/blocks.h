@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "lora/adapter.h"
 #include "linear/linear.h"
+#include "lora/adapter.h"
 #include "mixers/mixers.h"
 #include "moe/experts.h"
 #include "operators/operator_table.h"

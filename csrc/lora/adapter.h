@@ -113,7 +113,8 @@ class ProductUpdates {
     // The same of several products with rows that `adapter` lists: `add` each of them after `clear`, then `start`. Row
     // n of those in x becomes out_rows[n] of `out`; both lists must stay.
     void clear();
-    void add(const LinearWeight& weight, const AdapterRows& adapter, const int32_t* out_rows, const float* x, float* out);
+    void add(const LinearWeight& weight, const AdapterRows& adapter, const int32_t* out_rows, const float* x,
+             float* out);
     const Beside* start();
 
     // `finish` within an operator that counts itself.

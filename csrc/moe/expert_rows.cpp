@@ -18,7 +18,8 @@ ExpertRows::ExpertRows(const Experts& experts, std::span<const AdapterRows> adap
     const auto visit = [&](const auto& body) {
         for (size_t one = 0; one < adapters.size(); ++one) {
             for (const int32_t token : std::span(adapters[one].rows, static_cast<size_t>(adapters[one].count))) {
-                for (const int32_t place : places.subspan(static_cast<size_t>(token * used), static_cast<size_t>(used))) {
+                for (const int32_t place :
+                     places.subspan(static_cast<size_t>(token * used), static_cast<size_t>(used))) {
                     const auto group = static_cast<size_t>(owners[static_cast<size_t>(place)]);
                     const size_t index = group * adapters.size() + one;
                     if (changes[index]) body(index, token, place - static_cast<int32_t>(groups[group].first));

@@ -121,8 +121,9 @@ struct MixCall {
 void run_route(Runtime& runtime, const RouteCall& call, int64_t rows);
 
 // out[t] = the sum over ranks of share * down(act(up(x[t]))) of that rank's expert, with the bits of multiply,
-// activate and what adapters add to both products for each token alone. There is at least one expert, and all numbers in `chosen` are those of experts. The
-// caller holds the runtime's mutex. Throws std::bad_alloc, and then has written nothing.
+// activate and what adapters add to both products for each token alone. There is at least one expert, and all numbers
+// in `chosen` are those of experts. The caller holds the runtime's mutex. Throws std::bad_alloc, and then has written
+// nothing.
 void run_mix(Runtime& runtime, const Experts& experts, const MixCall& call);
 
 }  // namespace mlxr

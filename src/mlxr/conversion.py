@@ -20,7 +20,7 @@ from mlxr.core.errors import ModelError
 from mlxr.formats import GGUFFile, TensorToWrite, WeightSource, by_name, read_adapter, write_gguf
 from mlxr.formats.recipes import RECIPES, find_recipe, tensor_type
 from mlxr.kernels.tensor import TensorSource
-from mlxr.kernels.updated import Updated
+from mlxr.kernels.updated import Updated, UpdatedStack
 from mlxr.loading import Progress, SourceModel
 from mlxr.models.merging import merge_pairs
 from mlxr.models.names import from_gguf_name, gguf_name
@@ -101,7 +101,7 @@ def find_lossy(model: SourceModel, tensors: list[TensorToWrite]) -> list[str]:
     changed = set()
     for tensor in tensors:
         source = model.tensors.get(tensor.name)
-        if isinstance(source, Updated):
+        if isinstance(source, Updated | UpdatedStack):
             changed.add(source.source.type_name)
         elif source is not None and source.type_name != tensor.type_name:
             changed.add(source.type_name)
@@ -116,8 +116,10 @@ def find_layer(name: str) -> int:
 
 def _keep_type(name: str, source: WeightSource) -> str:
     """The type that a file has a tensor in."""
-    kept = source.source.type_name if isinstance(source, Updated) else source.type_name
-    if isinstance(source, Updated) and by_name(kept).encode is None:
+    if not isinstance(source, Updated | UpdatedStack):
+        return source.type_name
+    kept = source.source.type_name
+    if by_name(kept).encode is None:
         raise ModelError(f"tensor {name} changes, and nothing here writes its type {kept}; choose one with --type")
     return kept
 

@@ -99,6 +99,36 @@ def test_without_a_type_tensors_keep_theirs(tmp_path: Path, mlxr: Run) -> None:
         assert llm.generate("import os", params)[0].token_ids[:2] == wanted[:2]
 
 
+def test_experts_are_merged_and_the_others_keep_their_bytes(tmp_path: Path, moe_gguf: Path, mlxr: Run) -> None:
+    """Stacks of matrices for all experts, and one expert's own pair."""
+    chance, adapter, tensors = np.random.default_rng(4), tmp_path / "own.gguf", []
+    with open_gguf(moe_gguf) as base:
+        shapes = {name: one.shape for name, one in base.tensors.items()}
+    for name in ("blk.0.ffn_gate_exps", "blk.1.ffn_down_exps", "blk.1.ffn_up.2", "blk.0.ffn_gate_inp"):
+        *stack, rows, columns = shapes[f"{name.replace('up.2', 'up_exps')}.weight"]
+        stack = [] if name.endswith(".2") else stack
+        for side, shape in (("a", (*stack, 4, columns)), ("b", (*stack, rows, 4))):
+            values = chance.normal(0, 0.05, shape).astype(np.float32)
+            tensors.append(TensorToWrite.from_array(f"{name}.weight.lora_{side}", "f32", values))
+    about = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
+    write_gguf(adapter, about, tensors)
+    wanted, plain = score(moe_gguf, adapter), score(moe_gguf)
+    assert np.abs(wanted - plain).max() > 0.01
+    mlxr("merge", moe_gguf, adapter, tmp_path / "f32.gguf", "--type", "f32")
+    np.testing.assert_allclose(score(tmp_path / "f32.gguf"), wanted, atol=2e-3)
+    mlxr("merge", moe_gguf, adapter, tmp_path / "kept.gguf")
+    with open_gguf(moe_gguf) as base, open_gguf(tmp_path / "kept.gguf") as merged:
+        for name, one in base.tensors.items():
+            assert merged.tensors[name].type_name == one.type_name
+            for index in range(one.shape[0] if len(one.shape) == 3 else 1):
+                own, other = (file.tensors[name] for file in (base, merged))
+                if len(one.shape) == 3:
+                    own, other = own.take_matrix(index), other.take_matrix(index)
+                changes = name.startswith(("blk.0.ffn_gate_exps", "blk.1.ffn_down_exps", "blk.0.ffn_gate_inp"))
+                changes |= name.startswith("blk.1.ffn_up_exps") and index == 2
+                assert np.array_equal(own.data, other.data) != changes, (name, index)
+
+
 @pytest.mark.parametrize("harm", ["other model", "no adapter", "exists", "suffix", "type"])
 def test_what_cannot_be_merged_ends_in_one_line(harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = make_folder(tmp_path / "model"), tmp_path / "out.gguf"

@@ -19,12 +19,16 @@ from mlxr.loading import ASSETS, load
 from mlxr.service.opening import build_engine
 
 LINEAR = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 CASES = {  # the model, the weights that change, and the rank
     "linear": ("qwen2", LINEAR, 8),
     "llama": ("llama", LINEAR, 3),
     "joined": ("phi-short", ("attn_qkv", "ffn_up", "ffn_down"), 16),
     "embeddings": ("phi-short", ("token_embd", "attn_output"), 4),
     "output": ("phi-short", ("output", "ffn_down"), 4),
+    "experts": ("mixtral", (*EXPERTS, "attn_q"), 4),
+    "experts-of-many": ("qwen3moe", (*EXPERTS, "ffn_gate_inp"), 8),
+    "experts-clamped": ("gpt-oss", EXPERTS, 3),
     "recurrent": ("granite4h", ("ssm_in", "ssm_out", "attn_q"), 4),
 }
 LEAST = 0.02  # nats by which the adapter must move the losses
@@ -39,8 +43,8 @@ def write_adapter(path: Path, model: Path, parts: Iterable[str], rank: int, size
         for name, tensor in base.tensors.items():
             if name.removesuffix(".weight").rpartition(".")[2] not in parts or not name.endswith(".weight"):
                 continue
-            rows, columns = tensor.shape
-            sides = {"a": (rank, columns), "b": (rows, rank)}
+            *experts, rows, columns = tensor.shape
+            sides = {"a": (*experts, rank, columns), "b": (*experts, rows, rank)}
             if name == "token_embd.weight":
                 sides = {"a": (rows, rank), "b": (columns, rank)}
             for side, shape in sides.items():

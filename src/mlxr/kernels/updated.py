@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from mlxr.kernels.sources import Decoded, Picked, View
+from mlxr.kernels.sources import Decoded, Picked, Stack, View
 from mlxr.kernels.tensor import ByteArray, FloatArray, IntArray, TensorSource
 
 
@@ -71,3 +71,10 @@ class Updated(View):
     def take_rows(self, start: int, stop: int) -> TensorSource:
         """Rows [start:stop] as a tensor of their own."""
         return Decoded(self.name, self.to_float32(start, stop))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdatedStack(Stack):
+    """The matrices of the stack `source`, of which some are updated ones."""
+
+    source: TensorSource

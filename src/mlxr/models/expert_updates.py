@@ -66,6 +66,20 @@ def list_experts(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
+def part_stack(name: str, expert: int, rows: int) -> dict[str, range]:
+    """The matrices of an expert in a stack `name` with so many rows each, and the rows of each; none for others."""
+    found = _STACK.fullmatch(name)
+    if found is None:
+        return {}
+    target, half = found["prefix"] + found["product"], rows // 2
+    if found["product"] != _BOTH:
+        return {name_expert(target, expert): range(rows)}
+    return {
+        name_expert(found["prefix"] + part, expert): range(at, at + half)
+        for part, at in zip(_HALVES, (0, half), strict=True)
+    }
+
+
 def part_experts(name: str, pair: ExpertPair, config: ModelConfig, is_gguf: bool) -> Parts | None:
     """The updates of an expert's matrices by a pair for the weight `name`; None for a weight that all tokens have.
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
 
 from mlxr.kernels.tensor import IntArray, TensorSource
-from mlxr.kernels.updated import Update, Updated, number_rows, read_numbers
+from mlxr.kernels.updated import Update, Updated, UpdatedStack, number_rows, read_numbers
 from mlxr.models.config import ModelConfig
+from mlxr.models.expert_updates import part_stack
 from mlxr.models.updates import OUTPUT, TABLE, Layouts, Pair, list_updates
 from mlxr.models.weights import split_rows
 
@@ -23,22 +27,46 @@ def merge_pairs(
     updates = list(list_updates(adapter, pairs, config, layouts))
     if OUTPUT not in merged and not {TABLE, OUTPUT}.isdisjoint(update.name for update in updates):
         merged[OUTPUT] = merged[TABLE]
-    places = _find_rows(config, merged)
-    own: dict[str, list[Update]] = {}
+    places = _find_places(config, merged)
+    own: dict[tuple[str, int | None], list[Update]] = {}
     for update in updates:
         if update.name not in places:
             raise update.refuse(f"{update.pair} is no weight of this model that adapters can update")
-        stored, rows = places[update.name]
-        update.check_shape(len(rows), merged[stored].shape[1])
-        own.setdefault(stored, []).append(Update(rows, update.a, update.b, update.scale))
-    return merged | {name: Updated(merged[name], parts) for name, parts in own.items()}
+        place = places[update.name]
+        update.check_shape(len(place.rows), merged[place.stored].shape[-1])
+        own.setdefault((place.stored, place.expert), []).append(Update(place.rows, update.a, update.b, update.scale))
+    matrices = {name: Updated(merged[name], parts) for (name, expert), parts in own.items() if expert is None}
+    stacks = {name: _update_stack(name, merged[name], own) for name, expert in own if expert is not None}
+    return merged | matrices | stacks
 
 
-def _find_rows(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> dict[str, tuple[str, IntArray]]:
-    """Of each weight that layers multiply by, the tensor that holds it and its rows there."""
+def _update_stack(name: str, stack: TensorSource, own: Mapping[tuple[str, int | None], list[Update]]) -> UpdatedStack:
+    """A stack with the updates of some of its matrices; the others stay as they are."""
+    parts = []
+    for expert in range(stack.shape[0]):
+        matrix, updates = stack.take_matrix(expert), own.get((name, expert))
+        parts.append(matrix if updates is None else Updated(matrix, updates))
+    return UpdatedStack(name, parts, stack)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a weight that layers multiply by is: in the tensor `stored`, a stack's matrix, some rows."""
+
+    stored: str
+    rows: IntArray
+    expert: int | None = None
+
+
+def _find_places(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> dict[str, _Place]:
+    """The place of each weight by the name that the model gives it."""
     places = {}
     for name, tensor in tensors.items():
         if len(tensor.shape) == 2 and name.endswith(".weight"):
             for part, rows in split_rows(config, name, number_rows(name, tensor.shape[0])).items():
-                places[part] = name, read_numbers(rows)
+                places[part] = _Place(name, read_numbers(rows))
+        elif len(tensor.shape) == 3:
+            for expert in range(tensor.shape[0]):
+                for part, numbers in part_stack(name, expert, tensor.shape[1]).items():
+                    places[part] = _Place(name, np.array(numbers, np.int32), expert)
     return places
