@@ -9,7 +9,7 @@ import re
 from typing import Protocol
 
 from mlxr.core.errors import ModelError
-from mlxr.kernels.tensor import FloatArray
+from mlxr.kernels.tensor import FloatArray, TensorSource
 from mlxr.models.architectures import by_name
 from mlxr.models.config import ModelConfig
 from mlxr.models.layer_tensors import name_expert, name_experts
@@ -66,16 +66,16 @@ def list_experts(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def part_stack(name: str, expert: int, rows: int) -> dict[str, range]:
-    """The matrices of an expert in a stack `name` with so many rows each, and the rows of each; none for others."""
+def part_stack(name: str, expert: int, matrix: TensorSource) -> dict[str, TensorSource]:
+    """The rows of an expert's matrix in a stack `name`, by the weights that these are; none of other tensors."""
     found = _STACK.fullmatch(name)
     if found is None:
         return {}
-    target, half = found["prefix"] + found["product"], rows // 2
     if found["product"] != _BOTH:
-        return {name_expert(target, expert): range(rows)}
+        return {name_expert(found["prefix"] + found["product"], expert): matrix}
+    half = matrix.shape[0] // 2
     return {
-        name_expert(found["prefix"] + part, expert): range(at, at + half)
+        name_expert(found["prefix"] + part, expert): matrix.take_rows(at, at + half)
         for part, at in zip(_HALVES, (0, half), strict=True)
     }
 

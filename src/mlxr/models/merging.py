@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from mlxr.kernels.tensor import IntArray, TensorSource
 from mlxr.kernels.updated import Update, Updated, UpdatedStack, number_rows, read_numbers
 from mlxr.models.config import ModelConfig
@@ -67,6 +65,6 @@ def _find_places(config: ModelConfig, tensors: Mapping[str, TensorSource]) -> di
                 places[part] = _Place(name, read_numbers(rows))
         elif len(tensor.shape) == 3:
             for expert in range(tensor.shape[0]):
-                for part, numbers in part_stack(name, expert, tensor.shape[1]).items():
-                    places[part] = _Place(name, np.array(numbers, np.int32), expert)
+                for part, rows in part_stack(name, expert, number_rows(name, tensor.shape[1])).items():
+                    places[part] = _Place(name, read_numbers(rows), expert)
     return places
