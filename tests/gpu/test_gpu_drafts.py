@@ -17,6 +17,7 @@ from mlxr.engine.drafts.choice import DraftSource
 from mlxr.engine.engine import Engine
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.recorded_step import RecordedStep
+from mlxr.kernels.gpu.steps import Steps
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("models", "engine")]
 from fake_drafts import EagerPlanner  # noqa: E402
@@ -93,7 +94,7 @@ def test_answers_are_those_without_drafts(
 def test_a_draft_model_guesses_on_a_context_of_its_own(
     gpu: Context, monkeypatch: pytest.MonkeyPatch, *, is_same: bool
 ) -> None:
-    """With the same weights it is always right; its places follow one another without waiting for the host."""
+    """With the same weights it is always right; its places are started one after another without waiting."""
     config, seed, _, _ = read_golden(CASE)
     own = Context(gpu.device)
     source = DraftSource(build_hf(own, config, seed + (not is_same), "f32"), b"draft", own)
@@ -111,8 +112,18 @@ def test_a_draft_model_guesses_on_a_context_of_its_own(
         return start(step, *args)
 
     monkeypatch.setattr(RecordedStep, "start", watch)
+    chains: list[int] = []
+    draw_chain = Steps.draw_chain
+
+    def count(steps: Steps, places: int) -> Any:
+        made = draw_chain(steps, places)
+        chains.append(len(made))
+        return made
+
+    monkeypatch.setattr(Steps, "draw_chain", count)
     assert ask(engine, REQUESTS[:1]) == ask(make_engine(REFERENCE), REQUESTS[:1])
     stats = engine.stats()
     assert stats.drafted_tokens > 0
     assert (stats.accepted_tokens == stats.drafted_tokens) == is_same
-    assert any(starts)
+    assert sum(starts) == sum(chains) - len(chains)
+    assert max(chains) > 2

@@ -202,25 +202,34 @@ class DraftModel:
         """Drafts for answers whose pages are reserved, place by place."""
         drafters = [drafter for drafter, _ in ready]
         lags = [len(drafter.inputs) - drafter.open.length_tokens for drafter in drafters]
+        places = min(self._usual_places, *(self._count_room(*pair) for pair in ready))
         start_s = self._clock()
-        results = self._guesser.start(drafters, goes_on=self._usual_places > 1)
-        self._costs.count(sum(lags), self._clock() - start_s)
+        guesses = self._guesser.start(drafters, places)
+        self._count_places(sum(lags), len(guesses), self._clock() - start_s)
         for drafter, lag in zip(drafters, lags, strict=True):
             self.cache.commit(drafter.open, drafter.inputs, lag)
             drafter.begin()
-        growing, drafted, place = self._take(ready, results), len(ready), 1
+        growing, drafted, place = self._take(ready, guesses.pop(0)), len(ready), 1
         while growing := [pair for pair in growing if self._goes_on(*pair, prices.find_bound(len(growing)))]:
             growing = growing[: max(0, room_rows - drafted)]
             if not growing:
                 break
-            drafters = [drafter for drafter, _ in growing]
-            start_s = self._clock()
-            results = self._guesser.go_on(drafters, goes_on=place + 1 < self._usual_places)
-            self._costs.count(len(drafters), self._clock() - start_s)
-            for drafter in drafters:
+            if not guesses:
+                drafters = [drafter for drafter, _ in growing]
+                start_s = self._clock()
+                guesses = self._guesser.go_on(drafters, places - place)
+                self._count_places(len(drafters), len(guesses), self._clock() - start_s)
+            for drafter, _ in growing:
                 drafter.written_tokens += 1
-            growing, drafted, place = self._take(growing, results), drafted + len(drafters), place + 1
+            of_all = dict(zip(map(id, drafters), guesses.pop(0), strict=True))
+            results = [of_all[id(drafter)] for drafter, _ in growing]
+            growing, drafted, place = self._take(growing, results), drafted + len(results), place + 1
         self._usual_places = place
+
+    def _count_places(self, rows: int, places: int, seconds: float) -> None:
+        """Steps of so many rows, one for each place, took so long together."""
+        for _ in range(places):
+            self._costs.count(rows, seconds / places)
 
     def _take(
         self, growing: list[tuple[ModelDrafter, int]], results: Sequence[SampleResult]
@@ -236,9 +245,13 @@ class DraftModel:
 
     def _goes_on(self, drafter: ModelDrafter, most: int, bound: float) -> bool:
         """Whether one token more is likely to be worth its while."""
-        last = drafter.drafted[-1]
-        has_room = len(drafter.drafted) < most and len(drafter.tokens) + len(drafter.drafted) < self._context_tokens
-        return has_room and last not in self._stop_ids and drafter.reach * drafter.rates.first >= bound
+        has_room = len(drafter.drafted) < self._count_room(drafter, most)
+        is_last = drafter.drafted[-1] in self._stop_ids
+        return has_room and not is_last and drafter.reach * drafter.rates.first >= bound
+
+    def _count_room(self, drafter: ModelDrafter, most: int) -> int:
+        """How many drafted tokens an answer has room for that may have `most`."""
+        return min(most, self._context_tokens - len(drafter.tokens))
 
 
 class _Prices:

@@ -20,7 +20,9 @@ from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.runner import Floats, ModelShape, Runner, reserve_pages
 from mlxr.kernels.context import Context
 from mlxr.kernels.ragged import RaggedBatch
-from mlxr.kernels.sample import SampleResult, SampleRow, fetch_logits, sample
+from mlxr.kernels.sample import SampleResult, SampleRow, fetch_logits, sample, sample_chain
+
+Guesses = list[list[SampleResult]]  # by place, one for each answer
 
 
 class HeadModel(Protocol):
@@ -63,14 +65,15 @@ class Guesser(Protocol):
     def read(self, drafter: ModelDrafter, tokens: int) -> None:
         """Compute the next `tokens` inputs of an answer."""
 
-    def start(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+    def start(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
         """Compute all inputs of answers that are not in their tables; the likeliest column after the last ones.
 
-        `goes_on`: it is likely to be asked for the next place, so that a GPU may begin with it.
+        So many places are likely to be asked for. A GPU may give several of them at once, those after the first as if
+        each answer had taken the one before.
         """
 
-    def go_on(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
-        """Compute the last drafted token of each answer; the likeliest column after it."""
+    def go_on(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
+        """Compute the last drafted token of each answer; the likeliest column after it, and maybe more places."""
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
         """The token ids of columns of the logits."""
@@ -94,17 +97,18 @@ class ModelGuesser:
         outputs = self._runner.forward([BatchPart(table, drafter.inputs[table.length_tokens :][:tokens], 1)])
         fetch_logits(self._ctx, outputs.logits)  # as a GPU has but begun, and the time counts
 
-    def start(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+    def start(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
         """The likeliest column after all inputs."""
         pending = [drafter.inputs[drafter.open.length_tokens :] for drafter in drafters]
         parts = [BatchPart(drafter.open, own, len(own)) for drafter, own in zip(drafters, pending, strict=True)]
         logits, ends = self._runner.forward(parts).logits, np.cumsum([len(own) for own in pending]) - 1
-        return _choose(self._ctx, logits, ends.tolist(), goes_on=goes_on)
+        if logits.shape[0] == len(drafters):
+            return sample_chain(self._ctx, logits, places)
+        return [_choose(self._ctx, logits, ends.tolist())]
 
-    def go_on(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+    def go_on(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
         """The likeliest column after the last drafted tokens."""
-        logits = self._runner.forward_single(*_list_last(drafters))
-        return _choose(self._ctx, logits, range(len(drafters)), goes_on=goes_on)
+        return sample_chain(self._ctx, self._runner.forward_single(*_list_last(drafters)), places)
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
         """The columns are the tokens."""
@@ -126,17 +130,15 @@ class HeadGuesser:
         """Compute the next `tokens` inputs of an answer."""
         self._compute([drafter], tokens, outputs=0)
 
-    def start(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+    def start(self, drafters: Sequence[ModelDrafter], _places: int) -> Guesses:
         """The likeliest column after all inputs; the drafters get what stands for the states there."""
-        logits = self._compute(drafters, None, outputs=1)
-        return _choose(self._ctx, logits, range(len(drafters)), goes_on=goes_on)
+        return [_choose(self._ctx, self._compute(drafters, None, outputs=1), range(len(drafters)))]
 
-    def go_on(self, drafters: Sequence[ModelDrafter], *, goes_on: bool) -> list[SampleResult]:
+    def go_on(self, drafters: Sequence[ModelDrafter], _places: int) -> Guesses:
         """The likeliest column after the last drafted tokens."""
         states = np.stack([state for drafter in _as_heads(drafters) if (state := drafter.state) is not None])
         logits, made = self._head.forward(build_single(*_list_last(drafters)), states, self._arena)
-        logits = self._leave(drafters, logits, made)
-        return _choose(self._ctx, logits, range(len(drafters)), goes_on=goes_on)
+        return [_choose(self._ctx, self._leave(drafters, logits, made), range(len(drafters)))]
 
     def name_tokens(self, numbers: list[int]) -> list[int]:
         """The token ids of columns of the logits."""
@@ -159,11 +161,11 @@ class HeadGuesser:
         return logits
 
 
-def _choose(ctx: Context, logits: Floats, ends: Sequence[int], *, goes_on: bool) -> list[SampleResult]:
+def _choose(ctx: Context, logits: Floats, ends: Sequence[int]) -> list[SampleResult]:
     """The likeliest column of each of these rows, and how likely it is."""
     if isinstance(logits, np.ndarray) and len(ends) < len(logits):
         logits, ends = logits[list(ends)], range(len(ends))
-    drawn = sample(ctx, logits, [SampleRow()] * logits.shape[0], goes_on=goes_on)
+    drawn = sample(ctx, logits, [SampleRow()] * logits.shape[0], goes_on=False)
     return [drawn[end] for end in ends]
 
 

@@ -149,6 +149,26 @@ class Steps:
             self._ahead.token_ids = ids
         return ids, logprobs
 
+    def draw_chain(self, places: int) -> list[tuple[Ints, Numbers]]:
+        """The largest logits of the step that runs, and of the steps that follow, each on what the one before drew.
+
+        `places` steps in all, started one after another without waiting, or fewer, where nobody knows the next one's
+        places. Each has tokens and their log-probabilities.
+        """
+        run = self._current
+        assert run is not None
+        run.draw(None)
+        runs = [run]
+        while len(runs) < places and self.listener is None and run.step.runs_ahead:
+            batch = advance_batch(run.batch, run.rows, self._pools)
+            if batch is None:
+                break
+            run = run.step.start(batch, run.rows, run)
+            run.draw(None)
+            runs.append(run)
+        self._current = run
+        return [split_drawn(run.results.wait(), run.rows) for run in runs if run.results is not None]
+
 
 def advance_batch(batch: RaggedBatch, rows: int, pools: StepPools) -> RaggedBatch | None:
     """The step after this one, its tokens unknown; None where one of the `rows` sequences has no page for it yet, or

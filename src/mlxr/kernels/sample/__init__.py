@@ -53,6 +53,19 @@ def sample(ctx: Context, logits: FloatArray, rows: Sequence[SampleRow], *, goes_
     return results
 
 
+def sample_chain(ctx: Context, logits: FloatArray, places: int) -> list[list[SampleResult]]:
+    """The likeliest column of each row, and on a GPU of up to `places - 1` steps after it, each on the tokens before.
+
+    `logits` are those of the step that ran last. There are fewer places, or one, where the steps after it would need
+    what only the host knows.
+    """
+    name, implementation = CHOICE.pick(ctx.device)
+    if name == "gpu" and not isinstance(logits, np.ndarray):
+        chain: list[list[SampleResult]] = implementation.sample_chain(ctx, logits, places)
+        return chain
+    return [sample(ctx, logits, [SampleRow()] * logits.shape[0])]
+
+
 def fetch_logits(ctx: Context, logits: FloatArray) -> FloatArray:
     """The logits in the host's memory, as f32."""
     name, implementation = CHOICE.pick(ctx.device)

@@ -40,6 +40,21 @@ def sample(ctx: Context, logits: Any, rows: Sequence[SampleRow], *, goes_on: boo
     else:
         ids, logprobs = gpu.watch.run_mlx("sample", "greedy", lambda: _take_largest(gpu.mx, logits), logits)
         gpu.mx.eval(ids, logprobs)
+    return _list_results(gpu, ids, logprobs)
+
+
+def sample_chain(ctx: Context, logits: Any, places: int) -> list[list[SampleResult]]:
+    """The largest of each row, then of each row of the steps that follow on these; see `Steps.draw_chain`.
+
+    One place alone where `logits` are not those of the recorded step that runs.
+    """
+    if places < 2 or not ctx.gpu.steps.has(logits):
+        return [sample(ctx, logits, [SampleRow()] * logits.shape[0], goes_on=False)]
+    return [_list_results(ctx.gpu, ids, logprobs) for ids, logprobs in ctx.gpu.steps.draw_chain(places)]
+
+
+def _list_results(gpu: Any, ids: Any, logprobs: Any) -> list[SampleResult]:
+    """One result for each row; raises where logits were no numbers."""
     broken = np.flatnonzero(~np.isfinite(np.asarray(logprobs)))
     if broken.size and gpu.ranks is not None and gpu.ranks.has_failed:
         raise DeviceError("another GPU of the model ended")
