@@ -39,6 +39,7 @@ from mlxr.kernels.tensor import pool_type
 from mlxr.models.adapter import Adapter
 
 logger = logging.getLogger(__name__)
+END_WAIT_S = 5.0  # from when a rank cannot be told anything until its end must be known
 
 
 class Follower(Protocol):
@@ -64,17 +65,22 @@ class Followers:
         self._lock = threading.Lock()
         self._is_closed = False
         self.failure: str | None = None
-        for follower in self._followers:
-            threading.Thread(target=self._watch, args=(follower,), name="mlxr-rank", daemon=True).start()
+        self._watchers = [
+            threading.Thread(target=self._watch, args=(follower,), name="mlxr-rank", daemon=True)
+            for follower in self._followers
+        ]
+        for watcher in self._watchers:
+            watcher.start()
 
     def tell(self, kind: Kind, arrays: Sequence[AnyArray]) -> None:
         """Tell all of them the same. Raises DeviceError where one of them has ended."""
         self.check()
         frame = make_frame(kind, arrays)
-        for follower in self._followers:
+        for follower, watcher in zip(self._followers, self._watchers, strict=True):
             try:
                 follower.link.sendall(frame)
             except OSError:
+                watcher.join(END_WAIT_S)  # most likely its process has ended, and how says more
                 self.fail(f"GPU {follower.rank} no longer listens")
         self.check()
 

@@ -1,0 +1,45 @@
+"""The other ranks of a model, as the first one sees them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlxr.core.errors import DeviceError
+from mlxr.engine.followers import Followers
+from mlxr.engine.rank_frames import Kind
+
+
+@dataclass
+class Dying:
+    """A process that was killed: nothing can be sent to it, and how it ended is known a moment later."""
+
+    rank: int = 1
+    is_sent: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def link(self) -> Any:
+        return self
+
+    def sendall(self, frame: bytes) -> None:
+        self.is_sent.set()
+        raise BrokenPipeError
+
+    def wait(self) -> str:
+        self.is_sent.wait(60)
+        return "signal 9"
+
+    def stop(self) -> None:
+        """It has ended."""
+
+
+def test_who_cannot_be_told_anything_is_said_to_have_ended() -> None:
+    ranks = SimpleNamespace(has_failed=False, give_up=lambda: None)
+    gpu = SimpleNamespace(ranks=ranks, steps=SimpleNamespace(listener=None))
+    followers = Followers(SimpleNamespace(gpu=gpu), [Dying()])  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match=r"the process of GPU 1 ended \(signal 9\)"):
+        followers.tell(Kind.DRAW, [])
