@@ -1,4 +1,4 @@
-"""What one replica has still to do, as far as its reports and the requests sent to it tell: tokens and answers.
+"""Counts the tokens and answers that one replica has still to do, by its reports and the requests sent to it.
 
 Each prompt that was sent is an entry, from `send` to `settle`, and its tokens leave with it: once, whatever reports
 come before, between or after. A report tells one number, so it is shared out. The prompts that it must have counted get

@@ -55,7 +55,7 @@ class FrameReader:
 
 
 class Continuation:
-    """What a client has got of a stream. `begin` is called for each try, and `take` for each frame of it.
+    """Remembers how much of a stream a client has got. `begin` is called for each try, and `take` for each frame of it.
 
     `is_computed` once the current try has brought a token, so that its prompt is computed.
     """

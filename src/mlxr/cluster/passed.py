@@ -61,7 +61,7 @@ def copy_reply(reply: Incoming, content: bytes) -> Response:
 
 
 def read_headers(reply: Incoming) -> list[tuple[bytes, bytes]]:
-    """What the client is told. Ray Serve tells the request's id itself, the one that the replica had from it."""
+    """Pick the headers for the client, without those of one connection and the id, which Ray Serve tells itself."""
     return [
         (name.lower(), value)
         for name, value in reply.headers.raw

@@ -30,7 +30,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class TargetParameters:
-    """What an adapter's configuration says of them; with `may_be_turned` it is from a PEFT that took inputs of a stack
+    """Lists the names in an adapter's configuration; `may_be_turned` if it is from a PEFT that took inputs of a stack
     for outputs."""
 
     targets: tuple[str, ...]

@@ -112,7 +112,7 @@ def name_experts(mixture: Mixture, hidden: int) -> dict[str, tuple[int, int]]:
 
 
 def name_expert(product: str, expert: int) -> str:
-    """What the model calls a matrix of one expert, as old GGUF files spell it; `product` is such as blk.0.ffn_up."""
+    """Return the name of one expert's matrix as old GGUF files spell it, for a `product` such as blk.0.ffn_up."""
     return f"{product}.{expert}.weight"
 
 
