@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_cases import REFERENCE, Floats, random_floats, relative_error
-from mixer_cases import AHEAD, Mixer, make_batch, make_delta, make_space
+from mixer_cases import AHEAD, Mixer, make_batch, make_convolution, make_delta, make_space
 from mixer_cases import MIXERS as COMMON
 
 from mlxr.kernels.context import Context
@@ -77,6 +77,13 @@ def test_cuts_change_no_bit(gpu: Context, name: str) -> None:
 
 
 STEPPED = {
+    "convolution with silu": make_convolution(4, 600, "silu", bias=True, first=8, behind=4),
+    "convolution with silu, columns of no multiple": make_convolution(4, 36, "silu", bias=False, first=3),
+    "convolution with silu, odd channels": make_convolution(4, 135, "silu", bias=True),
+    "gated convolution": make_convolution(3, 516, "gated", bias=False, behind=0),
+    "gated convolution with a bias": make_convolution(3, 17, "gated", bias=True),
+    "plain convolution": make_convolution(7, 16, "plain", bias=True, behind=0),
+    "convolution without a state": make_convolution(1, 20, "plain", bias=False, first=4, behind=0),
     "delta rule": make_delta(1, 2, 128, 64),
     "delta rule, tiled, two threadgroups": make_delta(1, 2, 40, 128, tiled=True),
     "delta rule, narrow": make_delta(2, 2, 16, 32),
@@ -164,6 +171,25 @@ def test_norm_without_kernels() -> None:
     check_gate(Context("mlx-cpu"), 51)
 
 
+@pytest.mark.parametrize("channels", [17, 520])
+def test_steps_of_16_bits_move_rounded_inputs_up(gpu: Context, channels: int) -> None:
+    """Of what is read in 16 bits the state has just those numbers."""
+    mx, kind = gpu.gpu.mx, gpu.gpu.mx.bfloat16
+    mixer = make_convolution(4, channels, "silu", bias=False, behind=0)
+    inputs = np.asarray(mx.array(mixer.inputs(2)[0]).astype(kind).astype(mx.float32))
+    batch, expected, pool = make_batch([1, 1], [4, -1], [2, 8]), mixer.pool(), place_pool(gpu, mixer.pool())
+    result = mixer.run(gpu, [mx.array(inputs).astype(kind)], batch, pool, 4)
+    gpu.gpu.submit(result)
+    assert relative_error(result, np.asarray(mixer.run(REFERENCE, [inputs], batch, expected, 4))) < EXACT
+    for slot in (2, 4, 8):
+        assert np.array_equal(np.frombuffer(pool.read_page(slot).tobytes(), np.float32), expected[slot])
+
+
 @pytest.mark.parametrize("name", ["gated convolution", "delta rule, odd sizes", "mamba, long columns"])
 def test_no_kernel_leaves_its_arrays(sanitized: Context, name: str) -> None:
     check_mixer(sanitized, MIXERS[name])
+
+
+@pytest.mark.parametrize("name", ["convolution with silu", "convolution with silu, odd channels"])
+def test_steps_leave_no_arrays(sanitized: Context, name: str) -> None:
+    check_step(sanitized, STEPPED[name])

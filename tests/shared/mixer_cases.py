@@ -70,7 +70,9 @@ def sigmoid(x: Doubles) -> Doubles:
     return 1 / (1 + np.exp(-x))
 
 
-def make_convolution(taps: int, channels: int, kind: ConvolutionKind, *, bias: bool, first: int = 0) -> Mixer:
+def make_convolution(
+    taps: int, channels: int, kind: ConvolutionKind, *, bias: bool, first: int = 0, behind: int = 2
+) -> Mixer:
     rng = np.random.default_rng(taps)
     weight = rng.standard_normal((taps, channels)).astype(np.float32)
     conv = Convolution(weight, rng.standard_normal(channels).astype(np.float32) if bias else None, kind)
@@ -89,7 +91,7 @@ def make_convolution(taps: int, channels: int, kind: ConvolutionKind, *, bias: b
             last = last[1:]
         return np.array(out), np.array(last).reshape(-1)
 
-    return Mixer((first + conv.inputs + 2,), conv.state_floats, run, compute)
+    return Mixer((first + conv.inputs + behind,), conv.state_floats, run, compute)
 
 
 def make_delta(

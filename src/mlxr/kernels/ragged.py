@@ -164,6 +164,11 @@ class RaggedBatch:
         """S, sequences in the batch."""
         return len(self.context_lengths)
 
+    @property
+    def is_step(self) -> bool:
+        """Whether each sequence has one token, none of which is a neighbour of another one in the same text."""
+        return self.longest_run == 1 and self.tokens == self.sequences
+
     def _check_shapes(self) -> None:
         for name in ("token_ids", "positions", "slots", "query_starts", "context_lengths", "output_rows"):
             check_ints(_NAME, name, getattr(self, name))

@@ -83,8 +83,7 @@ def launch_recurrence(
     """`arrays` are rates, bias and what is skipped; `places` the first column of gates and the first float of slots."""
     gpu, (rates, bias, skip), (first, at) = ctx.gpu, arrays, places
     numbers, placed = gpu.launcher.numbers, place_states(gpu, batch)
-    is_step = batch.longest_run == 1 and batch.tokens == batch.sequences
-    lanes = choose_step_lanes(heads, (pool.shape[1], at)) if is_step else None
+    lanes = choose_step_lanes(heads, (pool.shape[1], at)) if batch.is_step else None
     if lanes is None:
         kernel, threads, columns = recurrence.any, SIMD_GROUPS * LANES, SIMD_GROUPS * LANES // COLUMN_LANES
         is_small = heads.rows <= RESIDENT_ROWS and not constants["DECAYS"]

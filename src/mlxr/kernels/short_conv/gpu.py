@@ -1,4 +1,7 @@
-"""`short_conv` on a GPU: one launch, which reads and writes states in their pool."""
+"""`short_conv` on a GPU: one launch, which reads and writes states in their pool.
+
+Sequences of one token each have a kernel of their own with the same bits, whose threads take neighbouring channels.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,11 @@ from mlxr.kernels.ragged import RaggedBatch
 from mlxr.kernels.short_conv import Convolution, reference
 
 THREADS = 128
-CONV = Kernel(
-    "short_conv",
-    Path(__file__).parent,
-    "conv.body",
-    ("x", "weight", "bias", "owners", "reads", "writes", "starts", "pool", "sizes"),
-    ("out",),
-)
-KERNELS = (CONV,)
+STEP_CHANNELS = 4  # of a thread: 16 bytes of a state
+INPUTS = ("x", "weight", "bias", "owners", "reads", "writes", "starts", "pool", "sizes")
+CONV = Kernel("short_conv", Path(__file__).parent, "conv.body", INPUTS, ("out",))
+STEP = Kernel("short_conv_step", Path(__file__).parent, "step.body", INPUTS, ("out",))
+KERNELS = (CONV, STEP)
 _KINDS = {"plain": 0, "silu": 1, "gated": 2}
 
 
@@ -38,9 +38,16 @@ def short_conv(ctx: Context, x: Any, conv: Convolution, batch: RaggedBatch, pool
             lambda own, states: reference.short_conv(ctx, own, conv, batch, states, first, at),
         )
     numbers, places = gpu.launcher.numbers, place_states(gpu, batch)
-    tokens, slot_floats = batch.tokens, pool.shape[1]
+    tokens, slot_floats, constants = batch.tokens, pool.shape[1], {}
+    if batch.is_step:
+        kernel, rows = STEP, tokens
+        offsets = (channels, x.shape[1], first, slot_floats, at)
+        width = STEP_CHANNELS if all(one % STEP_CHANNELS == 0 for one in offsets) else 1
+        constants["N"] = width
+    else:
+        kernel, rows, width = CONV, tokens + batch.sequences * (taps - 1), 1
     (out,) = gpu.launcher.launch(
-        CONV,
+        kernel,
         [
             x,
             gpu.hold(conv.weight),
@@ -52,10 +59,10 @@ def short_conv(ctx: Context, x: Any, conv: Convolution, batch: RaggedBatch, pool
             pool.array,
             numbers(x.shape[1], first, channels, tokens, slot_floats, at),
         ],
-        groups=(-(-channels // THREADS), tokens + batch.sequences * (taps - 1), 1),
+        groups=(-(-channels // (THREADS * width)), rows, 1),
         threads=THREADS,
         outputs=[((tokens, channels), gpu.activations)],
-        constants={"TAPS": taps, "KIND": _KINDS[conv.kind], "BIAS": int(conv.bias is not None)},
+        constants={"TAPS": taps, "KIND": _KINDS[conv.kind], "BIAS": int(conv.bias is not None), **constants},
         types={"Y": gpu.activations},
     )
     gpu.pending = [out]
