@@ -16,6 +16,7 @@ from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS
 from mlxr.kernels.linear.stream import (
     STREAM,
+    WHOLE_COLUMNS,
     StreamPlan,
     StreamShape,
     describe,
@@ -70,6 +71,14 @@ STREAMED = ("q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", 
 @pytest.mark.parametrize("type_name", STREAMED)
 def test_every_type(gpu: Context, type_name: str) -> None:
     assert run(gpu, [make_tensor(type_name, 48, 1024)]) < CLOSE
+
+
+@pytest.mark.parametrize("columns", [256, 700, 896, 2880])
+@pytest.mark.parametrize("type_name", [name for name in STREAMED if not name.endswith("_k")])
+def test_rows_without_a_whole_number_of_units(sanitized: Context, type_name: str, columns: int) -> None:
+    columns += -columns % WHOLE_COLUMNS[LAYOUTS[type_name].number]
+    assert run(sanitized, [make_tensor(type_name, 48, columns)]) < CLOSE
+    assert run(sanitized, [make_tensor(type_name, 32, columns)], gate=1, biased=True, normed=True) < CLOSE
 
 
 @pytest.mark.parametrize("type_name", ["q5_k", "q8_0"])
@@ -138,6 +147,9 @@ def test_what_is_not_streamed() -> None:
     assert plan_stream(StreamShape((2, 2), (4096, 0), 14336), 132, ROOM_BYTES) == StreamPlan((132, 0), stages=5)
     assert plan_stream(StreamShape((12, 12), (4096, 0), 4352), 132, ROOM_BYTES) is None
     assert plan_stream(StreamShape((12, 12), (4100, 0), 4096), 132, ROOM_BYTES) is None
+    assert plan_stream(StreamShape((8, 8), (4096, 0), 2880), 132, ROOM_BYTES) is not None
+    assert plan_stream(StreamShape((8, 8), (4096, 0), 2912), 132, ROOM_BYTES) is None
+    assert plan_stream(StreamShape((8, 8), (4096, 0), 192), 132, ROOM_BYTES) is None
 
 
 def test_launches_let_the_next_one_in_beside_streams() -> None:

@@ -6,12 +6,15 @@
 // Each SIMD-group has its own part of the rows and columns of its threadgroup, and a ring in the threadgroup's memory to
 // which blocks are copied while others are multiplied.
 
+// The last block of a row that has no whole number of them ends with the row (units.h): it is REPEATED columns of the
+// block before, where x is 0 in its place, and then new ones.
 template <int COLUMNS> struct Row {
   enum {
-    BLOCKS = COLUMNS / 256,
+    BLOCKS = (COLUMNS + 255) / 256,
+    REPEATED = 256 * BLOCKS - COLUMNS,
     HIGH = 0, // in words
-    LOW = COLUMNS / 4,
-    ZEROS = COLUMNS / 2,
+    LOW = 64 * BLOCKS,
+    ZEROS = 128 * BLOCKS,
     MEANS = ZEROS + 64, // of 32 columns: for each block high and low bytes of four, then of the other four
     SCALES = MEANS + 4 * BLOCKS,
     WORDS = SCALES + (BLOCKS + 3) / 4 * 4
@@ -69,20 +72,26 @@ template <int COLUMNS, bool NORM, int SIMDS> struct Bringer {
   FUNCTION Bringer(const DEVICE float *norm, int simd_, int lane_) : simd(simd_), lane(lane_) {
     UNROLL
     for (int i = 0; i < (NORM ? MINE : 0); ++i)
-      load<8>(norm + 256 * place(i) + 8 * lane, gain[i]);
+      load<8>(norm + column(i), gain[i]);
   }
   FUNCTION int place(int i) const { // blocks that are not there are the last one again
     const int block = simd + i * SIMDS;
     return block < Row<COLUMNS>::BLOCKS ? block : Row<COLUMNS>::BLOCKS - 1;
+  }
+  FUNCTION int column(int i) const { // the first of this lane
+    return 256 * place(i) + 8 * lane - (place(i) + 1 == Row<COLUMNS>::BLOCKS ? int(Row<COLUMNS>::REPEATED) : 0);
   }
   // The sum of the squares that this lane has seen.
   template <typename X> FUNCTION float bring(const DEVICE X *x, GROUP uint *row) {
     float v[MINE][8], squares = 0.0f;
     UNROLL
     for (int i = 0; i < MINE; ++i)
-      load<8>(x + 256 * place(i) + 8 * lane, v[i]);
+      load<8>(x + column(i), v[i]);
     UNROLL
     for (int i = 0; i < MINE; ++i) {
+      UNROLL
+      for (int k = 0; k < (Row<COLUMNS>::REPEATED ? 8 : 0); ++k)
+        v[i][k] = place(i) + 1 == Row<COLUMNS>::BLOCKS && 8 * lane < Row<COLUMNS>::REPEATED ? 0.0f : v[i][k];
       const bool counts = simd + i * SIMDS < Row<COLUMNS>::BLOCKS;
       UNROLL
       for (int k = 0; k < (NORM ? 8 : 0); ++k) {
@@ -298,7 +307,7 @@ template <> struct Streamed<Q6_K> {
 
 // The work of a SIMD-group: units [at, end) of the tiles of its threadgroup, those of a tile after one another.
 template <typename Q, int COLUMNS, int SIMDS, int STAGES, int MADE> struct Stream {
-  enum { UNITS = COLUMNS / 256 / Streamed<Q>::UNIT };
+  enum { UNITS = Row<COLUMNS>::BLOCKS / Streamed<Q>::UNIT };
   Bytes weights;
   uint64_t total;
   int first_row, jump, begin, end, asked, lane;

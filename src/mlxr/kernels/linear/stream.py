@@ -28,7 +28,9 @@ STREAM = Kernel(
 STAGE_WORDS = {2: 832, 6: 960, 8: 1152, 12: 1280, 13: 1792, 14: 1232, 20: 832, 23: 800, 39: 800}
 TILE_ROWS = 16
 BLOCK_COLUMNS = 256
-WHOLE_COLUMNS = 512  # a unit may be two blocks
+# Of which a row has a whole number, by type: two blocks where these are a unit or where each has two bytes in a plane,
+# and else as many as have a whole word in each plane.
+WHOLE_COLUMNS = {2: 64, 6: 64, 8: 64, 12: 512, 13: 512, 14: 512, 20: 64, 23: 256, 39: 128}
 SIMD_GROUPS = 8
 STAGES = 3  # so many that threadgroups have a multiprocessor each: two on some of them cost more than they bring
 RING_BYTES = 136 * 1024  # small units have more stages in as much
@@ -64,8 +66,8 @@ class StreamShape:
 
     def count_room(self, plan: StreamPlan) -> int:
         """Bytes of a threadgroup's memory: x, the rings and the sums."""
-        blocks = self.columns // BLOCK_COLUMNS
-        row = self.columns // 2 + 64 + 4 * blocks + -(-blocks // 4) * 4
+        blocks = -(-self.columns // BLOCK_COLUMNS)
+        row = BLOCK_COLUMNS // 2 * blocks + 64 + 4 * blocks + -(-blocks // 4) * 4
         rings = plan.stages * max(STAGE_WORDS[kind] for kind in self.types)
         sums = TILE_ROWS * (-(-self.count_tiles(plan) // plan.simd_groups) + 1)
         return 4 * (row + plan.simd_groups * (rings + sums))
@@ -73,8 +75,8 @@ class StreamShape:
 
 def plan_stream(shape: StreamShape, processors: int, room_bytes: int) -> StreamPlan | None:
     """How to stream it on so many multiprocessors with so much memory for a threadgroup; None where it does not go."""
-    fits = all(kind in STAGE_WORDS for kind in shape.types) and not shape.columns % WHOLE_COLUMNS
-    if not fits or not processors or any(rows % TILE_ROWS for rows in shape.rows):
+    fits = all(kind in STAGE_WORDS and not shape.columns % WHOLE_COLUMNS[kind] for kind in shape.types)
+    if not fits or shape.columns < BLOCK_COLUMNS or not processors or any(rows % TILE_ROWS for rows in shape.rows):
         return None
     words = max(STAGE_WORDS[kind] for kind in shape.types)
     plan = StreamPlan(share_groups(shape, processors), stages=max(STAGES, RING_BYTES // (4 * SIMD_GROUPS * words)))

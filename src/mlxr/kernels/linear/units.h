@@ -1,20 +1,24 @@
 // Units of blocks, 256 columns of 16 rows, as they lie in the threadgroup's memory: plane after plane, row after row.
+// Where a row has no whole number of them, its last unit ends with the row, and begins with columns of the one before.
 
 // One plane of a unit, BYTES of each row STRIDE words apart, behind planes of BEFORE bytes; the second eight rows are
 // `jump` rows further on. `place` says once where a lane copies from, COPIES pieces behind the first row's.
 template <int COLUMNS, int BEFORE, int BYTES, int STRIDE> struct Plane {
-  enum { EACH = BYTES % 16 ? 4 : 16, PIECES = BYTES < EACH ? 1 : BYTES / EACH, COPIES = BYTES ? (PIECES + 1) / 2 : 0 };
+  enum { ROW_BYTES = COLUMNS * BYTES / 256, EACH = BYTES % 16 || ROW_BYTES % 16 ? 4 : 16 };
+  enum { PIECES = BYTES < EACH ? 1 : BYTES / EACH, COPIES = BYTES ? (PIECES + 1) / 2 : 0 };
   static FUNCTION void place(uint jump, int lane, PRIVATE uint *from) {
     UNROLL
     for (int i = 0; i < COPIES; ++i) {
       const int r = (32 * i + lane) / PIECES, p = (32 * i + lane) % PIECES;
-      from[i] = (r + (r < 8 ? 0u : jump)) * (COLUMNS / 256 * BYTES) + EACH * p;
+      from[i] = (r + (r < 8 ? 0u : jump)) * ROW_BYTES + EACH * p;
     }
   }
   // Of two bytes, their neighbours come too, one of which is meant.
   static FUNCTION void bring(Bytes base, uint64_t total, uint row, int unit, PRIVATE const uint *from, GROUP uint *to,
                              int lane) {
-    Bytes start = base + BEFORE * total + (uint64_t(row) * (COLUMNS / 256) + unit) * BYTES;
+    const uint64_t first = uint64_t(row) * ROW_BYTES +
+                           (COLUMNS % 256 && unit == COLUMNS / 256 ? ROW_BYTES - BYTES : unit * BYTES);
+    Bytes start = base + BEFORE * total + first;
     UNROLL
     for (int i = 0; i < COPIES; ++i) {
       const int r = (32 * i + lane) / PIECES, p = (32 * i + lane) % PIECES;
@@ -23,7 +27,7 @@ template <int COLUMNS, int BEFORE, int BYTES, int STRIDE> struct Plane {
         if (EACH == 16)
           stream_words(piece, to + (4 * STRIDE == BYTES ? 4 * (32 * i + lane) : r * STRIDE + 4 * p));
         else
-          copy_word(BYTES < 4 ? piece - ((row * (COLUMNS / 256) + unit) * BYTES + from[i]) % 4 : piece,
+          copy_word(BYTES < 4 ? piece - (uint(first) + from[i]) % 4 : piece,
                     to + r * STRIDE + p);
       }
     }
