@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gpu_cases import REFERENCE, expect_product, make_tensor, note_launches, random_floats, relative_error, run_layer
@@ -9,7 +11,7 @@ from gpu_cases import REFERENCE, expect_product, make_tensor, note_launches, ran
 from mlxr.formats import TensorSource
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.cuda.machine import open_launches
-from mlxr.kernels.gpu.kernel import OPENS, Variant, make_cuda_source
+from mlxr.kernels.gpu.kernel import OPENS, Kernel, Variant, make_cuda_source
 from mlxr.kernels.gpu.recording import Launch
 from mlxr.kernels.linear import prepare
 from mlxr.kernels.linear.extras import Extras
@@ -158,8 +160,16 @@ def test_launches_let_the_next_one_in_beside_streams() -> None:
     plain, streamed = (Launch(STREAM, variant, (), (1, 1, 1), 32, room) for room in (0, 4096))
     assert open_launches([plain, plain]) == [plain, plain]
     assert [dict(launch.variant.constants).get(OPENS) for launch in open_launches([plain, streamed])] == [1, 1]
-    assert "launch_dependents" in make_cuda_source(STREAM, variant.opening(), starts_early=True)
-    assert "launch_dependents" not in make_cuda_source(STREAM, variant, starts_early=True)
+    late = replace(STREAM, opens_late=True)
+    assert find_openings(STREAM, variant.opening()) == (True, False)
+    assert find_openings(late, variant.opening()) == (False, True)
+    assert find_openings(STREAM, variant) == find_openings(late, variant) == (False, False)
+
+
+def find_openings(kernel: Kernel, variant: Variant) -> tuple[bool, bool]:
+    """Whether the source lets the next launch in at its beginning, and once it has waited."""
+    source = make_cuda_source(kernel, variant, starts_early=True)
+    return "launch_dependents" in source.partition('extern "C"')[2], "#define MLXR_OPENS_LATE" in source
 
 
 def test_threadgroups_are_shared_out_by_bytes() -> None:

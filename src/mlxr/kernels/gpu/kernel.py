@@ -90,8 +90,9 @@ class Kernel:
 
     `type_names` names what constants TYPE_A and TYPE_B may be. `boxed` are those of the inputs that it brings into
     rings in its memory, in boxes: a launch has a `Box` for each. A kernel without them knows the words of rings only if
-    it `has_rings`, and those of lines between devices if it `has_lines`. If it `counts_rows`, those of its first output
-    are of experts, and the ledger counts them.
+    it `has_rings`, and those of lines between devices if it `has_lines`. One that `opens_late` lets the next launch in
+    only when it has waited for those in front of it, so that this one finds what these wrote from the start. If it
+    `counts_rows`, those of its first output are of experts, and the ledger counts them.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Kernel:
     boxed: tuple[str, ...] = ()
     has_rings: bool = False
     has_lines: bool = False
+    opens_late: bool = False
     counts_rows: bool = False
     type_names: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -202,7 +204,7 @@ def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) ->
     """A whole CUDA C++ file with one kernel, `name_cuda_function`, whose arguments are the addresses of its arrays.
 
     With `starts_early` it may come to its place before the launch in front of it has ended, and if that one has the
-    constant OPENS, as soon as all of its threadgroups run.
+    constant OPENS, as soon as all of its threadgroups run, or have waited if that one `opens_late`.
     """
     inputs, outputs = (
         [f"{_CUDA_TYPES[kind]} *{name}" for name, kind in zip(names, kinds, strict=True)]
@@ -213,12 +215,15 @@ def make_cuda_source(kernel: Kernel, variant: Variant, *, starts_early: bool) ->
             inputs[index] = f"__grid_constant__ Box {name}"
     arrays = ", ".join([*(f"const {one}" for one in inputs), *outputs])
     constants = dict(variant.constants)
+    opens, defines = OPENS in constants, "#define MLXR_STARTS_EARLY\n" if starts_early else ""
+    if opens and kernel.opens_late:
+        defines += "#define MLXR_OPENS_LATE\n"
     threads, resident = constants["THREADS"], constants.get("RESIDENT", 1)
     return (
-        f"{_CUDA_WORDS}{'#define MLXR_STARTS_EARLY' if starts_early else ''}\n{read_header(kernel, 'cuda')}\n"
+        f"{_CUDA_WORDS}{defines}{read_header(kernel, 'cuda')}\n"
         f'extern "C" __global__ void __launch_bounds__({threads}, {resident}) '
         f"{name_cuda_function(kernel, variant)}({arrays}) {{\n"
-        f"{_declare_constants(variant, _CUDA_TYPES)}{_OPEN if OPENS in constants else ''}"
+        f"{_declare_constants(variant, _CUDA_TYPES)}{_OPEN if opens and not kernel.opens_late else ''}"
         f"{_begin_early(kernel) if starts_early else ''}"
         f"{read_body(kernel, 'cuda')}\n}}\n"
     )

@@ -24,6 +24,7 @@ PANELS = Kernel(
     ("out",),
     (*(f"../linear/{name}" for name in (*BLOCK_HEADERS, "tiles.h", "gate.h")), "experts.h", "panels.h"),
     has_rings=True,
+    opens_late=True,
     type_names=TYPE_NAMES,
     counts_rows=True,
 )
@@ -82,7 +83,10 @@ def plan_panels(gpu: Any, kind: Any, up: Stack, down: Stack, each: float) -> Pan
 
 
 def multiply_panels(gpu: Any, x: Any, stack: Stack, tiling: Any, gate: int, shares: Any, kind: Any) -> Any:
-    """As `products.multiply_experts` does it, of pairs that a plan sorted."""
+    """As `products.multiply_experts` does it, of pairs that a plan sorted.
+
+    With `shares` it comes after the experts' first product, which let it in when the pairs had been sorted.
+    """
     numbers, part, plan = gpu.launcher.numbers, stack.parts[0], tiling.panels
     made, pairs = (stack.out_features // 2 if gate else stack.out_features), tiling.tokens * tiling.used
     is_shared, items = shares is not None, plan.count_groups(made, gate != 0) * tiling.count
@@ -108,6 +112,7 @@ def multiply_panels(gpu: Any, x: Any, stack: Stack, tiling: Any, gate: int, shar
             "STAGES": plan.stages,
             "AHEAD": plan.ahead,
             "DEPTH": plan.depth,
+            "EARLY": int(is_shared),
             "INPUTS": stack.in_features,
             "ROWS": stack.out_features,
             "GATE": gate,

@@ -109,6 +109,9 @@ FUNCTION void await_inputs() {
 #ifdef MLXR_STARTS_EARLY
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+#ifdef MLXR_OPENS_LATE
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 #define ROOM(name, WORDS) extern __shared__ __align__(128) uint name[]
