@@ -1,4 +1,4 @@
-"""A few rows times few outputs in 32 bits, as a router has them: a threadgroup for some outputs, all columns at once.
+"""Rows times few outputs in 32 bits, as a router has them: a threadgroup for some of both, all columns at once.
 
 Such a weight is small, so what counts is that many threadgroups ask for all of it at the same time, and before the
 launch in front has ended. Knows no deferred results.
@@ -6,10 +6,11 @@ launch in front has ended. Knows no deferred results.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS, TYPE_NAMES
 
@@ -19,12 +20,35 @@ WIDE = Kernel(
     "wide.body",
     ("x", "a", "bias", "norm", "residual", "numbers", "sizes"),
     ("out",),
+    ("wide.h",),
     type_names=TYPE_NAMES,
 )
-THREADS, QUAD = 128, 4
+QUAD = 4  # columns of a lane at a time
 MAX_OUTPUTS, MAX_COLUMNS = 1024, 8192
-SHAPES = ((1, 1, 1), (4, 2, 4), (8, 4, 8))  # up to so many tokens: outputs and tokens of a threadgroup
-LARGEST = (4, 16)
+MAX_HELD = 64  # weights of a lane
+MIN_SLICES, MAX_SIMD_GROUPS = 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class WidePlan:
+    """What a SIMD-group makes, `outputs` of `tokens` (powers of two, at most 32 results), and how many `sets` of tokens
+    a threadgroup has side by side. `resident` threadgroups fit on a multiprocessor."""
+
+    outputs: int
+    tokens: int
+    sets: int = 1
+    resident: int = 1
+
+    def count_slices(self, columns: int) -> int:
+        """How many SIMD-groups share the columns: few, but so many that none holds too many weights."""
+        slices = MIN_SLICES
+        while slices < MAX_SIMD_GROUPS and self.outputs * QUAD * -(-columns // (QUAD * LANES * slices)) > MAX_HELD:
+            slices *= 2
+        return slices
+
+
+PLANS = ((1, WidePlan(1, 1)), (8, WidePlan(2, 4)), (64, WidePlan(4, 4, 2, 2)))  # up to so many tokens
+LARGEST = WidePlan(4, 8, 2, 2)
 
 
 def can_spread(weights: list[tuple[int, int, Any]], columns: int, extras: Extras) -> bool:
@@ -34,19 +58,32 @@ def can_spread(weights: list[tuple[int, int, Any]], columns: int, extras: Extras
     return is_wide and rows <= MAX_OUTPUTS and columns <= MAX_COLUMNS and columns % QUAD == 0
 
 
+def choose_plan(tokens: int) -> WidePlan:
+    """The plan for so many rows of x."""
+    return next((plan for most, plan in PLANS if tokens <= most), LARGEST)
+
+
 def multiply_wide(gpu: Any, x: Any, weight: tuple[int, int, Any], extras: Extras, kind: Any) -> Any:
     """As `rows.multiply_rows` does it."""
     (tokens, columns), (number, rows, raw) = x.shape, weight
-    outputs, width = next(((r, t) for most, r, t in SHAPES if tokens <= most), LARGEST)
-    if columns > MAX_COLUMNS // 2:
-        outputs = min(outputs, 2)
+    plan = choose_plan(tokens)
+    slices = plan.count_slices(columns)
+    sets = min(plan.sets, MAX_SIMD_GROUPS // slices)
     (out,) = gpu.launcher.launch(
         WIDE,
         [x, raw, *extras.list_inputs(gpu), gpu.launcher.numbers(tokens, rows)],
-        groups=(-(-rows // outputs), -(-tokens // width), 1),
-        threads=THREADS,
+        groups=(-(-rows // plan.outputs), -(-tokens // (plan.tokens * sets)), 1),
+        threads=LANES * slices * sets,
         outputs=[((tokens, rows), kind)],
-        constants={"TYPE_A": number, "ROWS": outputs, "T": width, "INPUTS": columns, **extras.constants},
+        constants={
+            "TYPE_A": number,
+            "ROWS": plan.outputs,
+            "T": plan.tokens,
+            "SLICES": slices,
+            "INPUTS": columns,
+            "RESIDENT": plan.resident,
+            **extras.constants,
+        },
         types={"X": x.dtype, "Y": kind},
     )
     return out
