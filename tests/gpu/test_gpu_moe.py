@@ -60,18 +60,36 @@ def test_choosing_survives_what_is_not_a_number(gpu: Context) -> None:
     assert np.array_equal(np.sort(np.array(chosen), axis=1), [[0, 1, 2]] * 2)
 
 
+@pytest.mark.parametrize("sections", ["few", "many"])
 @pytest.mark.parametrize(
-    ("tokens", "used", "experts"), [(2, 2, 4), (9, 3, 8), (40, 4, 5), (3, 1, 1), (6, 8, 300), (600, 8, 128)]
+    ("tokens", "used", "experts"),
+    [(2, 2, 4), (9, 3, 8), (40, 4, 5), (3, 1, 1), (6, 8, 300), (600, 8, 128), (32, 8, 256), (40, 3, 1100)],
 )
-def test_tiles_hold_every_pair_once(gpu: Context, tokens: int, used: int, experts: int) -> None:
+def test_tiles_hold_every_pair_once(
+    gpu: Context, tokens: int, used: int, experts: int, sections: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_products, "FEW_PAIRS", 1 << 20 if sections == "few" else 0)
+    check_tiles(gpu, tokens, used, experts)
+
+
+@pytest.mark.parametrize(("tokens", "used", "experts"), [(5, 3, 40), (33, 8, 128)])
+def test_sorting_stays_within_its_arrays(sanitized: Context, tokens: int, used: int, experts: int) -> None:
+    check_tiles(sanitized, tokens, used, experts)
+
+
+def check_tiles(ctx: Context, tokens: int, used: int, experts: int) -> None:
     rng = np.random.default_rng(0)
     chosen = np.stack([rng.permutation(max(experts, used))[:used] % experts for _ in range(tokens)]).astype(np.int32)
-    tiling = sort_pairs(gpu.gpu, gpu.gpu.mx.array(chosen), experts, gpu.gpu.has_tiles)
+    tiling = sort_pairs(ctx.gpu, ctx.gpu.mx.array(chosen), experts, has_tiles=True)
     tiles, order = np.array(tiling.tiles), np.array(tiling.order)
+    filled = tiles[:, 2] > 0
+    assert (np.diff(tiles[filled, 0]) >= 0).all()
+    assert not tiles[np.argmin(filled) if not filled.all() else len(tiles) :].any()
     seen = []
-    for expert, first, count, _ in tiles:
+    for expert, first, count, zero in tiles:
         pairs = order[first : first + count]
         assert count <= tiling.width
+        assert zero == 0
         assert (chosen.reshape(-1)[pairs] == expert).all()
         assert (np.diff(pairs) > 0).all()
         seen += [*pairs]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.linear.expand import BLOCK_HEADERS
 from mlxr.kernels.linear.parts import FLOATS, LAYOUTS, TYPE_NAMES
 from mlxr.kernels.linear.rows import choose_rows
@@ -44,8 +44,10 @@ TILES = Kernel(
     counts_rows=True,
 )
 SORT = Kernel("moe_sort", FOLDER, "sort.body", ("chosen", "use", "live", "sizes"), ("tiles", "order"), ("same.h",))
-SORT_SECTIONS = 32
+SORT_SECTIONS, FEW_SECTIONS = 32, 8  # of many pairs, and up to FEW_PAIRS
+FEW_PAIRS = 512
 SORT_COUNTS = 2**12  # of an expert in a section, at most: 16 KiB of the threadgroup's memory
+MAX_SORT_THREADS = 1024
 FLOAT_RUN = 32  # columns of a lane on matrix units
 ROW_WIDTH = 8  # pairs of a tile without matrix units
 ONE_RESIDENT, TABLED_RESIDENT, FEW_RESIDENT = 2, 3, 2  # threadgroups of a multiprocessor: for one pair, or eight
@@ -108,7 +110,8 @@ def sort_pairs(
     if tokens == 1:
         return Tiling(tokens, used, width, used, chosen, None)
     count, kind = count_tiles(tokens, used, experts, width), gpu.mx.int32
-    sections = max(1, min(SORT_SECTIONS if has_tiles else SORT_SECTIONS // 4, SORT_COUNTS // experts))
+    wanted = SORT_SECTIONS if has_tiles and tokens * used > FEW_PAIRS else FEW_SECTIONS
+    sections = max(1, min(wanted, SORT_COUNTS // experts))
     tiles, order = gpu.launcher.launch(
         SORT,
         [
@@ -118,7 +121,7 @@ def sort_pairs(
             gpu.launcher.numbers(tokens * used, count, used),
         ],
         groups=(1, 1, 1),
-        threads=32 * sections,
+        threads=min(MAX_SORT_THREADS, LANES * max(sections, -(-experts // LANES))),
         outputs=[((count, 4), kind), ((tokens * used,), kind)],
         constants={"EXPERTS": experts, "WIDTH": width, "SECTIONS": sections, "COUNTED": int(use is not None)},
     )
