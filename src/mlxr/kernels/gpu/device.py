@@ -23,7 +23,7 @@ from mlxr.core.errors import DeviceError
 from mlxr.kernels.gpu.cuda.code import CudaCode
 from mlxr.kernels.gpu.cuda.driver import CudaDriver
 from mlxr.kernels.gpu.cuda.machine import CudaMachine
-from mlxr.kernels.gpu.deferred import Deferred, settle
+from mlxr.kernels.gpu.deferred import Deferred
 from mlxr.kernels.gpu.emulated.emulator import Emulator
 from mlxr.kernels.gpu.emulated.machine import EmulatedMachine
 from mlxr.kernels.gpu.launcher import Launcher
@@ -278,9 +278,12 @@ class Gpu:
         done with them, so their memory is bounded by how far the host may be ahead. A thread of MLX returns them; where
         it has fallen behind, the host waits for it as well.
         """
-        if self.is_traced or any(isinstance(result, Deferred) and result.is_open for result in results):
-            return
-        arrays = [settle(result) for result in results if result is not None]
+        each = [
+            result.started if isinstance(result, Deferred) else (result,) for result in results if result is not None
+        ]
+        if self.is_traced or not all(each):
+            return  # of few tokens products wait, too
+        arrays = [array for arrays in each for array in arrays]
         if self.machine is not None:
             self.machine.synchronize()
         if self._started and self.workspace.is_full:

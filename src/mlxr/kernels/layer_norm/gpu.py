@@ -6,8 +6,7 @@ from typing import Any
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import settle
-from mlxr.kernels.linear.gpu import join_product
-from mlxr.kernels.rms_norm.gpu import launch_norm
+from mlxr.kernels.rms_norm.gpu import join_residual, launch_norm
 from mlxr.kernels.rms_norm.scales import Scales
 from mlxr.kernels.tensor import FloatArray
 
@@ -24,9 +23,8 @@ def layer_norm(
         return gpu.watch.run_mlx(
             "layer_norm", variant, lambda: _compose(gpu.mx, summed, gain, shift, eps), summed
         ), summed
-    if not scales.change:
-        x, residual = join_product(ctx, x, residual)
-    return launch_norm(ctx, x, gain, shift, eps, settle(residual), scales, is_centred=True)
+    x, summands = join_residual(ctx, x, residual, scales)
+    return launch_norm(ctx, x, gain, shift, eps, summands, scales.total, is_centred=True)
 
 
 def _compose(mx: Any, x: Any, gain: Any, shift: Any, eps: float) -> Any:

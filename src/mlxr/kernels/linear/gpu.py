@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from mlxr.kernels.add.summands import Dot, Summands
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import Deferred, settle
+from mlxr.kernels.gpu.deferred import Deferred, find_parts, settle
 from mlxr.kernels.gpu.recording import Buffer
 from mlxr.kernels.linear.expand import EXPAND, FILL, multiply_expanded, name_product
 from mlxr.kernels.linear.extras import GATES, Extras
@@ -71,13 +72,6 @@ class Product:
         """Number of rows of x."""
         rows: int = (self.x.x if isinstance(self.x, Normed) else self.x).shape[0]
         return rows
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Summands:
-    """What is still to be added up: `array` (shares, rows, columns) in f32."""
-
-    array: Any
 
 
 def linear(ctx: Context, x: Any, weight: LinearWeight) -> Any:
@@ -155,35 +149,48 @@ def multiply(ctx: Context, product: Product, gate: int = 0, residual: Any = None
     return multiply_rows(gpu, x, weights, extras, kind)
 
 
-def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Any]:
-    """x plus `other`, in f32, and None, where `other` is a product that waits and adds it; or x and what is still to be
-    added, (rows, columns) or in shares (shares, rows, columns)."""
-    if isinstance(other, Deferred) and other.is_open and isinstance(other.parts, Product):
-        return _add_product(ctx, other.parts, x)
-    if isinstance(other, Deferred) and other.is_open and isinstance(other.parts, Summands):
-        return x, other.parts.array
-    return x, settle(other)
+def join_product(ctx: Context, x: Any, other: Any) -> tuple[Any, Summands | None]:
+    """x plus `other`, in f32, and None, where `other` is a product that waits and adds it, or is None; or x and what is
+    still to be added."""
+    product, summands = find_parts(other, Product), find_parts(other, Summands)
+    if product is not None:
+        return _add_product(ctx, product, x)
+    if summands is None and other is not None:
+        summands = Summands(settle(other))
+    return x, summands
 
 
 def list_summands(ctx: Context, value: Any) -> Any:
     """What is to be added up to make `value`: of a product that waits in f32, perhaps in shares (shares, rows,
     columns); of others the array (rows, columns)."""
-    if not isinstance(value, Deferred) or not value.is_open:
+    product, summands = find_parts(value, Product), find_parts(value, Summands)
+    if summands is not None and summands.is_plain:
+        return summands.array
+    if product is None:
         return settle(value)
-    if isinstance(value.parts, Summands):
-        return value.parts.array
-    if not isinstance(value.parts, Product):
-        return value.settle()
-    shares = _share_product(ctx, value.parts)
-    return multiply(ctx, value.parts, wide=True) if shares is None else shares
+    shares = _share_product(ctx, product)
+    return multiply(ctx, product, wide=True) if shares is None else shares
 
 
-def _add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Any]:
+def find_dot(value: Any) -> Dot | None:
+    """What `value` multiplies, where it is a product that waits and makes one number of each row; else None."""
+    product = find_parts(value, Product)
+    if product is None or not _makes_one(product.parts) or product.bias is not None or isinstance(product.x, Normed):
+        return None
+    return Dot(product.x, product.parts[0].upload.array)
+
+
+def _makes_one(parts: list[Part]) -> bool:
+    """Whether the weight is a row of plain numbers that our kernels read."""
+    return len(parts) == 1 and parts[0].rows == 1 and parts[0].type_name in FLOATS and parts[0].raw is not None
+
+
+def _add_product(ctx: Context, product: Product, x: Any) -> tuple[Any, Summands | None]:
     shares = _share_product(ctx, product)
     if shares is not None:
-        return x, shares
+        return x, Summands(shares)
     if product.way == "library":
-        return x, multiply(ctx, product)
+        return x, Summands(multiply(ctx, product))
     return multiply(ctx, product, residual=x), None
 
 
@@ -260,6 +267,8 @@ def _plan_panels(ctx: Context, product: Product, gate: int = 0) -> PanelPlan | N
 def _find_way(ctx: Context, x: Any, parts: list[Part], bias: Any) -> str:
     """What computes all parts in one launch; empty where nothing does."""
     tokens, columns = x.shape
+    if _makes_one(parts):
+        return "rows"
     if x.dtype == ctx.gpu.mx.bfloat16 and _plan_unpacked(ctx, parts, tokens, columns) is not None:
         return "unpacked"
     if len(parts) <= 2 and all(_takes_tiles(ctx, part, tokens) for part in parts):

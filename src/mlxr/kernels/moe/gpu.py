@@ -1,7 +1,8 @@
 """`route` and `mix` on a GPU: two launches of products and one that sorts, none of which the host decides about.
 
 What the experts of a token make is left to be added up by rank, as the shares of a product are: the norm that follows
-does it in passing. Without kernels, and for columns that these do not take, MLX gathers the weights.
+does it in passing, with what the shared expert makes. Without kernels, and for columns that these do not take, MLX
+gathers the weights.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.activate import Activation, activate
+from mlxr.kernels.add.gpu import defer_sum
+from mlxr.kernels.add.summands import Summands
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import Deferred, settle
+from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.kernel import Kernel
 from mlxr.kernels.linear import LinearWeight
 from mlxr.kernels.linear.extras import GATES
-from mlxr.kernels.linear.gpu import Summands
 from mlxr.kernels.lora import AdapterRows
 from mlxr.kernels.moe import Experts, ExpertsUse, Router
 from mlxr.kernels.moe.composed import mix_composed, route_composed
@@ -34,10 +36,8 @@ ROUTE = Kernel(
     ("chosen", "shares"),
     ("route.h",),
 )
-SUM = Kernel("moe_sum", FOLDER, "sum.body", ("made", "sizes"), ("out",))
-KERNELS = (ROUTE, SORT, ROWS, TILES, PANELS, SUM)
+KERNELS = (ROUTE, SORT, ROWS, TILES, PANELS)
 SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sparsemixer": 3}
-SUM_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,19 +131,4 @@ def mix(ctx: Context, x: Any, chosen: Any, shares: Any, experts: Experts, _adapt
     else:
         made = multiply_experts(gpu, x, payload.up, tiling, 0, None, gpu.activations)
         inner = activate(ctx, made, experts.activation, gated=experts.is_gated)
-    wide = gpu.mx.float32
-    summands = Summands(multiply_experts(gpu, inner, payload.down, tiling, 0, shares, wide))
-    return Deferred(x.shape, wide, summands, lambda: _add_up(ctx, summands.array))
-
-
-def _add_up(ctx: Context, made: Any) -> Any:
-    gpu, (used, rows, columns) = ctx.gpu, made.shape
-    (out,) = gpu.launcher.launch(
-        SUM,
-        [made, gpu.launcher.numbers(used, rows * columns)],
-        groups=(-(-rows * columns // SUM_THREADS), 1, 1),
-        threads=SUM_THREADS,
-        outputs=[((rows, columns), made.dtype)],
-        types={"Y": made.dtype},
-    )
-    return out
+    return defer_sum(ctx, Summands(multiply_experts(gpu, inner, payload.down, tiling, 0, shares, gpu.mx.float32)))

@@ -1,7 +1,7 @@
 """`rms_norm` on a GPU: the stream stays f32, the normed rows are what `linear` wants.
 
 What is added may be a product that has not been computed yet, which then adds the stream itself; and the norm waits for
-the product that follows, which may do it on the way. Else sum and norm are one launch.
+the product that follows, which may do it on the way. Else sum and norm are one launch, whatever there is to add up.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mlxr.kernels.add.summands import Summands, count_shares, list_constants, list_inputs
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import Deferred, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
@@ -22,8 +23,9 @@ NORM = Kernel(
     "rms_norm",
     Path(__file__).parent,
     "norm.body",
-    ("x", "residual", "weight", "bias", "numbers", "sizes"),
+    ("x", "residual", "other", "input", "gate", "weight", "bias", "numbers", "sizes"),
     ("normed", "summed"),
+    ("../add/summands.h",),
 )
 KERNELS = (NORM,)
 
@@ -41,11 +43,18 @@ def rms_norm(
         own = find_own_part(residual)
         if gain is not None and own is not None:
             return sum_and_norm(ctx, x, own, gain, eps)
-        x, residual = join_product(ctx, x, residual)
-    if residual is None and gain is not None and x.shape[0] <= MAX_ROWS:
+    x, summands = join_residual(ctx, x, residual, scales)
+    if summands is None and gain is not None and x.shape[0] <= MAX_ROWS:
         parts = Normed(x, gain, eps)
-        return Deferred(x.shape, gpu.operands, parts, lambda: launch_norm(ctx, x, gain, None, eps, None, scales)[0]), x
-    return launch_norm(ctx, x, gain, None, eps, settle(residual), scales)
+        return Deferred(x.shape, gpu.operands, parts, lambda: launch_norm(ctx, x, gain, None, eps, None)[0]), x
+    return launch_norm(ctx, x, gain, None, eps, summands, scales.total)
+
+
+def join_residual(ctx: Context, x: Any, residual: Any, scales: Scales) -> tuple[Any, Summands | None]:
+    """The sum of x and what a product that waits adds to it, and None; or x and what is still to be added."""
+    if scales.change:
+        return x, Summands(settle(residual), factor=scales.residual)
+    return join_product(ctx, x, residual)
 
 
 def launch_norm(
@@ -54,37 +63,35 @@ def launch_norm(
     gain: Any | None,
     shift: Any | None,
     eps: float,
-    residual: Any | None,
-    scales: Scales,
+    summands: Summands | None,
+    total: float = 1.0,
     *,
     is_centred: bool = False,
 ) -> tuple[Any, Any]:
-    """Norm x plus `residual` (rows, columns), or shares of it (shares, rows, columns), after its mean was taken away if
-    it is to be centred; also return the sum. `gain` and `shift` are the weight, which may have several rows, and the
-    bias on the device."""
+    """Norm x plus `summands`, times `total`, after its mean was taken away if it is to be centred; also return the sum.
+    `gain` and `shift` are the weight, which may have several rows, and the bias on the device."""
     gpu, (rows, columns) = ctx.gpu, x.shape
-    width, shares = 8 if columns % 8 == 0 else 1, 0
-    if residual is not None:
-        shares = residual.shape[0] if residual.ndim == 3 else 1
-    numbers = gpu.launcher.numbers
-    sizes = numbers(columns, rows if shares > 1 else 0)
+    width, numbers = 8 if columns % 8 == 0 else 1, gpu.launcher.numbers
+    shares, factor = (0, 1.0) if summands is None else (count_shares(summands.array), summands.factor)
+    joined = list_constants(summands)
+    sizes = numbers(columns, rows if max(shares, joined["OTHERS"]) > 1 else 0)
     gains = 0 if gain is None else 1 if gain.ndim == 1 else gain.shape[0]
-    flags = {"WEIGHT": gains, "BIAS": int(shift is not None), "SCALED": int(scales.change)}
-    gain, shift = (numbers(0.0) if vector is None else vector for vector in (gain, shift))
+    flags = {"WEIGHT": gains, "BIAS": int(shift is not None), "SCALED": int(factor != 1.0 or total != 1.0)}
+    none = numbers(0.0)
     normed, summed = gpu.launcher.launch(
         NORM,
         [
             x,
-            x if residual is None else residual,
-            gain,
-            shift,
-            numbers(eps, scales.residual, scales.total),
+            *list_inputs(summands, none),
+            none if gain is None else gain,
+            none if shift is None else shift,
+            numbers(eps, factor, total),
             sizes,
         ],
         groups=(rows, 1, 1),
         threads=min(MAX_THREADS, -(-columns // (LANES * width)) * LANES),
-        outputs=[((rows, columns), gpu.operands), ((1, 1) if residual is None else (rows, columns), gpu.mx.float32)],
-        constants={"RESIDUAL": shares, "N": width, "CENTRED": int(is_centred), **flags},
+        outputs=[((rows, columns), gpu.operands), ((1, 1) if summands is None else (rows, columns), gpu.mx.float32)],
+        constants={"RESIDUAL": shares, **joined, "N": width, "CENTRED": int(is_centred), **flags},
         types={"Y": gpu.operands, "S": gpu.mx.float32},
     )
-    return normed, x if residual is None else summed
+    return normed, x if summands is None else summed

@@ -1,12 +1,15 @@
-"""`scale` on a GPU: one launch, in the type of x."""
+"""`scale` on a GPU: one launch, in the type of x, or none where x is a sum that waits."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlxr.kernels.add.gpu import defer_sum
+from mlxr.kernels.add.summands import Summands
 from mlxr.kernels.context import Context
-from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.deferred import find_parts, settle
 from mlxr.kernels.gpu.kernel import Kernel
 
 THREADS = 256
@@ -16,6 +19,9 @@ KERNELS = (SCALE,)
 
 def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
     """x * factor, perhaps capped."""
+    waiting = find_parts(x, Summands)
+    if waiting is not None and softcap is None:
+        return defer_sum(ctx, replace(waiting, factor=waiting.factor * factor))
     gpu, x = ctx.gpu, settle(x)
     (rows, columns), kind = x.shape, x.dtype
     if gpu.launcher is None:

@@ -1,0 +1,38 @@
+// v gets N neighbours of x, if HAS_X, plus SHARES of `array`, each times `factor`; `theirs` gets the sum of OTHERS of
+// `other`. Shares lie `step` numbers apart.
+template <int N, bool HAS_X, int SHARES, int OTHERS, typename X, typename A, typename O>
+FUNCTION void load_sum(PRIVATE float *v, PRIVATE float *theirs, const DEVICE X *x, const DEVICE A *array,
+                       const DEVICE O *other, uint64_t at, uint64_t step, float factor) {
+  float more[N];
+  UNROLL
+  for (int i = 0; i < N; ++i)
+    v[i] = theirs[i] = 0.0f;
+  if (HAS_X)
+    load<N>(x + at, v);
+  UNROLL
+  for (int share = 0; share < SHARES; ++share) {
+    load<N>(array + uint64_t(share) * step + at, more);
+    UNROLL
+    for (int i = 0; i < N; ++i)
+      v[i] += more[i] * factor;
+  }
+  UNROLL
+  for (int share = 0; share < OTHERS; ++share) {
+    load<N>(other + uint64_t(share) * step + at, more);
+    UNROLL
+    for (int i = 0; i < N; ++i)
+      theirs[i] += more[i];
+  }
+}
+
+// The sum of v over a threadgroup of so many SIMD-groups, which put theirs into `parts`.
+template <int SIMDS> FUNCTION float sum_threads(float v, GROUP float *parts, uint simd, uint lane) {
+  v = sum_lanes(v);
+  if (lane == 0)
+    parts[simd] = v;
+  barrier();
+  float total = 0.0f;
+  for (int i = 0; i < SIMDS; ++i)
+    total += parts[i];
+  return total;
+}
