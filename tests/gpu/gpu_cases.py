@@ -32,6 +32,7 @@ QUANTISED = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k", "iq4_nl", "iq4_xs", "mxfp4",
     "affine4_32", "affine4_64", "affine8_32", "affine8_64",
 )  # fmt: skip
+STREAMED = ("q4_0", "q5_0", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4")
 # Where in a block half-precision scales lie; the others are set below.
 _HALVES = {
     "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82), "q3_k": (108,),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_cases import QUANTISED, REFERENCE, Scene, make_tensor, note_launches, random_floats, relative_error
+from moe_cases import compare, make
 
 from mlxr.core.errors import DeviceError
 from mlxr.kernels.context import Context
@@ -16,7 +17,7 @@ from mlxr.kernels.layers.gpu import Sizes, count_operator_bytes
 from mlxr.kernels.layers.operators import Mix, _mixture
 from mlxr.kernels.layers.reference import Registers, run_layer
 from mlxr.kernels.linear import linear, prepare
-from mlxr.kernels.moe import Experts, RoutingRule, make_experts, make_router, mix, read_use, route
+from mlxr.kernels.moe import RoutingRule, make_experts, make_router, mix, read_use, route
 from mlxr.kernels.moe import panels as panel_products
 from mlxr.kernels.moe import products as expert_products
 from mlxr.kernels.moe.panels import PANELS, PanelPlan
@@ -105,46 +106,6 @@ def test_the_number_of_tiles_is_enough_for_every_choice() -> None:
             chosen = np.concatenate([rng.permutation(favourites)[:used] for _ in range(tokens)])
             counts = np.bincount(chosen, minlength=experts)
             assert (-(-counts // width)).sum() <= most
-
-
-def make(
-    ctx: Context,
-    type_name: str,
-    count: int,
-    shape: tuple[int, int],
-    *,
-    gated: bool = True,
-    biased: bool = False,
-    down_type: str = "",
-    up_type: str = "",
-    activation: str = "silu",
-) -> Experts:
-    """Experts (hidden, ffn) of random blocks, the same ones on every device."""
-    hidden, ffn = shape
-    up, down = [], []
-    for expert in range(count):
-        seeds = (2 * expert, 2 * expert + 1) if gated else (2 * expert,)
-        tensors = [
-            make_tensor(kind, ffn, hidden, seed)
-            for kind, seed in zip((type_name, up_type or type_name), seeds, strict=False)
-        ]
-        biases = [random_floats(seed, ffn) for seed in seeds] if biased else None
-        up.append(prepare(ctx, tensors, biases))
-        bias = [random_floats(expert, hidden)] if biased else None
-        down.append(prepare(ctx, [make_tensor(down_type or type_name, hidden, ffn, 77 + expert)], bias))
-    return make_experts(ctx, up, down, activation)  # type: ignore[arg-type]
-
-
-def compare(ctx: Context, tokens: int, used: int, count: int, *arguments: object, **named: object) -> float:
-    """Relative error of a mixture of `count` experts."""
-    expected = make(REFERENCE, arguments[0], count, arguments[1], **named)  # type: ignore[arg-type]
-    experts = make(ctx, arguments[0], count, arguments[1], **named)  # type: ignore[arg-type]
-    x, logits = random_floats(1, tokens, expected.up[0].in_features), random_floats(2, tokens, count)
-    logits[:, 0] += 1  # one that most go to
-    chosen, shares = route(REFERENCE, logits, make_router(count, RoutingRule(used)))
-    wanted = mix(REFERENCE, x, chosen, shares, expected)
-    array = ctx.gpu.mx.array
-    return relative_error(settle(mix(ctx, array(x), array(chosen), array(shares), experts)), wanted)
 
 
 def allow(ctx: Context) -> float:

@@ -6,11 +6,12 @@
 // Each SIMD-group has its own part of the rows and columns of its threadgroup, and a ring in the threadgroup's memory to
 // which blocks are copied while others are multiplied.
 
-// The last block of a row that has no whole number of them ends with the row (units.h): it is REPEATED columns of the
-// block before, where x is 0 in its place, and then new ones.
-template <int COLUMNS> struct Row {
+// A unit is UNIT blocks. The last unit of a row that has no whole number of them ends with the row (units.h): it begins
+// with REPEATED columns of the one before, where x is 0.
+template <int COLUMNS, int UNIT> struct Row {
   enum {
-    BLOCKS = (COLUMNS + 255) / 256,
+    BLOCKS = (COLUMNS + 256 * UNIT - 1) / (256 * UNIT) * UNIT,
+    WHOLE = COLUMNS / (256 * UNIT) * UNIT, // blocks of whole units
     REPEATED = 256 * BLOCKS - COLUMNS,
     HIGH = 0, // in words
     LOW = 64 * BLOCKS,
@@ -22,8 +23,7 @@ template <int COLUMNS> struct Row {
 };
 
 // Eight columns of one block for every lane, as integers.
-template <int COLUMNS> FUNCTION void place_block(PRIVATE const float *v, GROUP uint *row, int block, int lane) {
-  typedef Row<COLUMNS> R;
+template <typename R> FUNCTION void place_block(PRIVATE const float *v, GROUP uint *row, int block, int lane) {
   uint top = 0u; // as bits, so that what is not a number stays so
   UNROLL
   for (int i = 0; i < 8; ++i) {
@@ -65,8 +65,8 @@ template <int COLUMNS> FUNCTION void place_block(PRIVATE const float *v, GROUP u
 
 // Makes integers of x, or of `norm` times x. A SIMD-group takes every SIMDS-th block, a lane eight columns of it; all of
 // them are asked for at once, those of `norm` before x is there.
-template <int COLUMNS, bool NORM, int SIMDS> struct Bringer {
-  enum { MINE = (Row<COLUMNS>::BLOCKS + SIMDS - 1) / SIMDS };
+template <typename R, bool NORM, int SIMDS> struct Bringer {
+  enum { MINE = (R::BLOCKS + SIMDS - 1) / SIMDS };
   float gain[NORM ? MINE : 1][8];
   int simd, lane;
   FUNCTION Bringer(const DEVICE float *norm, int simd_, int lane_) : simd(simd_), lane(lane_) {
@@ -76,10 +76,10 @@ template <int COLUMNS, bool NORM, int SIMDS> struct Bringer {
   }
   FUNCTION int place(int i) const { // blocks that are not there are the last one again
     const int block = simd + i * SIMDS;
-    return block < Row<COLUMNS>::BLOCKS ? block : Row<COLUMNS>::BLOCKS - 1;
+    return block < R::BLOCKS ? block : R::BLOCKS - 1;
   }
   FUNCTION int column(int i) const { // the first of this lane
-    return 256 * place(i) + 8 * lane - (place(i) + 1 == Row<COLUMNS>::BLOCKS ? int(Row<COLUMNS>::REPEATED) : 0);
+    return 256 * place(i) + 8 * lane - (place(i) < R::WHOLE ? 0 : int(R::REPEATED));
   }
   // The sum of the squares that this lane has seen.
   template <typename X> FUNCTION float bring(const DEVICE X *x, GROUP uint *row) {
@@ -90,26 +90,26 @@ template <int COLUMNS, bool NORM, int SIMDS> struct Bringer {
     UNROLL
     for (int i = 0; i < MINE; ++i) {
       UNROLL
-      for (int k = 0; k < (Row<COLUMNS>::REPEATED ? 8 : 0); ++k)
-        v[i][k] = place(i) + 1 == Row<COLUMNS>::BLOCKS && 8 * lane < Row<COLUMNS>::REPEATED ? 0.0f : v[i][k];
-      const bool counts = simd + i * SIMDS < Row<COLUMNS>::BLOCKS;
+      for (int k = 0; k < (R::REPEATED ? 8 : 0); ++k)
+        v[i][k] = place(i) >= R::WHOLE && column(i) < 256 * R::WHOLE ? 0.0f : v[i][k];
+      const bool counts = simd + i * SIMDS < R::BLOCKS;
       UNROLL
       for (int k = 0; k < (NORM ? 8 : 0); ++k) {
         squares += counts ? v[i][k] * v[i][k] : 0.0f;
         v[i][k] *= gain[i][k];
       }
       if (counts)
-        place_block<COLUMNS>(v[i], row, place(i), lane);
+        place_block<R>(v[i], row, place(i), lane);
     }
     for (int i = 32 * simd + lane; i < 64; i += 32 * SIMDS)
-      row[Row<COLUMNS>::ZEROS + i] = 0u;
+      row[R::ZEROS + i] = 0u;
     return squares;
   }
 };
 
 // How a type streams. A unit is UNIT blocks of each of 16 rows; the second eight rows are `jump` rows further on.
-// `fetch` asks for a unit, `read` takes what a lane needs of one that is there, of rows g and g + 8; `add` multiplies
-// that.
+// `fetch` asks for a unit, of a row whose number is a multiple of eight, `read` takes what a lane needs of one that is
+// there, of rows g and g + 8; `add` multiplies that.
 template <typename Q> struct Streamed {};
 
 // Blocks with six-bit scales and minima, of 4 bits or with a fifth one, BLOCK_WORDS each of which FIRST are in front of
@@ -120,7 +120,8 @@ template <bool FIVE> struct StreamedSixes {
   template <int COLUMNS>
   static FUNCTION void fetch(Bytes base, uint64_t, uint row, uint jump, int unit, GROUP uint *to, int lane) {
     constexpr uint ROW = COLUMNS / 64 * BLOCK_WORDS;
-    Bytes base_row = base + uint64_t(row) * ROW + 8 * BLOCK_WORDS * unit;
+    const uint first = COLUMNS % 512 && unit == COLUMNS / 512 ? ROW - 8 * BLOCK_WORDS : 8 * BLOCK_WORDS * unit;
+    Bytes base_row = base + uint64_t(row) * ROW + first;
     const uint further = jump * ROW;
     UNROLL
     for (int i = 0; i < 8; ++i) {
@@ -136,7 +137,7 @@ template <bool FIVE> struct StreamedSixes {
   struct Words {
     uint head[UNIT][2][4], q[UNIT][2][2][4], fifth[FIVE ? UNIT : 1][2][4];
   };
-  static FUNCTION void read(const GROUP uint *unit, int lane, PRIVATE Words &w) {
+  template <int COLUMNS> static FUNCTION void read(const GROUP uint *unit, int, int lane, PRIVATE Words &w) {
     UNROLL
     for (int b = 0; b < UNIT; ++b) {
       UNROLL
@@ -165,7 +166,7 @@ template <bool FIVE> struct StreamedSixes {
   // + pair. So lane t has the sums of both pairs.
   template <int COLUMNS>
   static FUNCTION void add(PRIVATE const Words &w, const GROUP uint *x, int block, int lane, PRIVATE float *sums) {
-    typedef Row<COLUMNS> R;
+    typedef Row<COLUMNS, UNIT> R;
     const int g = lane / 4, t = lane % 4;
     const bool meets = g % 2 == t / 2;
     const int at = (g / 2 % 2 ? R::LOW : R::HIGH) + 16 * (t / 2) + 4 * (t % 2);
@@ -242,7 +243,7 @@ template <> struct Streamed<Q6_K> {
   struct Words {
     uint q[2][2][4], h[2][2][4], groups[2][2], halves[2];
   };
-  static FUNCTION void read(const GROUP uint *unit, int lane, PRIVATE Words &w) {
+  template <int COLUMNS> static FUNCTION void read(const GROUP uint *unit, int, int lane, PRIVATE Words &w) {
     const int t = lane % 4;
     UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -259,7 +260,7 @@ template <> struct Streamed<Q6_K> {
   // b has near runs in columns 0 to 3 and far ones in 4 to 7; high and low are apart. Lane t has columns 2 t and 2 t + 1.
   template <int COLUMNS>
   static FUNCTION void add(PRIVATE const Words &w, const GROUP uint *x, int block, int lane, PRIVATE float *sums) {
-    typedef Row<COLUMNS> R;
+    typedef Row<COLUMNS, UNIT> R;
     const int g = lane / 4, t = lane % 4;
     const GROUP uint *near = g == t ? x + 64 * block + 4 * t : x + R::ZEROS;
     const GROUP uint *far = g == t + 4 ? x + 64 * block + 16 + 4 * t : x + R::ZEROS;
@@ -298,28 +299,38 @@ template <> struct Streamed<Q6_K> {
     const float scale = 0.25f * bits_to_float(x[R::SCALES + block]);
     UNROLL
     for (int i = 0; i < 2; ++i) {
-      // rows have an even number of blocks
-      const float d = half_bits_to_float(block % 2 ? w.halves[i] >> 16 : w.halves[i] & 0xFFFFu);
+      const float d = half_bits_to_float((block + g * (COLUMNS / 256)) % 2 ? w.halves[i] >> 16 : w.halves[i] & 0xFFFFu);
       sums[i] += scale * d * (256.0f * float(high[i]) + float(low[i]));
     }
   }
 };
 
+// Where the tiles of a threadgroup are, and where it has x: the first `split` tiles are rows of `first` from `row` on,
+// MADE each, the others those of `second` from 0 on, and meet another row of x, `apart` words further on. The second
+// eight rows of a tile are `jump` rows further on.
+template <int MADE> struct TilePlaces {
+  Bytes first, second;
+  int row, jump, split, apart;
+  FUNCTION Bytes weights(int tile) const { return tile < split ? first : second; }
+  FUNCTION uint row_of(int tile) const { return uint(tile < split ? row + tile * MADE : (tile - split) * MADE); }
+  FUNCTION int x_of(int tile) const { return tile < split ? 0 : apart; }
+};
+
 // The work of a SIMD-group: units [at, end) of the tiles of its threadgroup, those of a tile after one another.
 template <typename Q, int COLUMNS, int SIMDS, int STAGES, int MADE> struct Stream {
-  enum { UNITS = Row<COLUMNS>::BLOCKS / Streamed<Q>::UNIT };
-  Bytes weights;
+  enum { UNITS = Row<COLUMNS, Streamed<Q>::UNIT>::BLOCKS / Streamed<Q>::UNIT };
+  TilePlaces<MADE> places;
   uint64_t total;
-  int first_row, jump, begin, end, asked, lane;
+  int begin, end, asked, lane;
   GROUP uint *ring;
-  FUNCTION Stream(Bytes weights_, uint64_t total_, int first_row_, int jump_, int tiles, int simd, int lane_,
+  FUNCTION Stream(PRIVATE const TilePlaces<MADE> &places_, uint64_t total_, int tiles, int simd, int lane_,
                   GROUP uint *rings)
-      : weights(weights_), total(total_), first_row(first_row_), jump(jump_), begin(simd * tiles * UNITS / SIMDS),
-        end((simd + 1) * tiles * UNITS / SIMDS), asked(begin), lane(lane_),
-        ring(rings + simd * STAGES * Streamed<Q>::WORDS) {}
+      : places(places_), total(total_), begin(simd * tiles * UNITS / SIMDS), end((simd + 1) * tiles * UNITS / SIMDS),
+        asked(begin), lane(lane_), ring(rings + simd * STAGES * Streamed<Q>::WORDS) {}
   FUNCTION void ask(int slot) {
+    const int tile = asked / UNITS;
     if (asked < end)
-      Streamed<Q>::template fetch<COLUMNS>(weights, total, uint(first_row + asked / UNITS * MADE), uint(jump),
+      Streamed<Q>::template fetch<COLUMNS>(places.weights(tile), total, places.row_of(tile), uint(places.jump),
                                            asked % UNITS, ring + slot * Streamed<Q>::WORDS, lane);
     ++asked;
     seal_copies();
@@ -337,10 +348,11 @@ template <typename Q, int COLUMNS, int SIMDS, int STAGES, int MADE> struct Strea
       await_copies<STAGES - 1>();
       simd_barrier();
       typename Streamed<Q>::Words words;
-      Streamed<Q>::read(ring + slot * Streamed<Q>::WORDS, lane, words);
+      Streamed<Q>::template read<COLUMNS>(ring + slot * Streamed<Q>::WORDS, unit % UNITS, lane, words);
       simd_barrier();
       ask(slot);
-      Streamed<Q>::template add<COLUMNS>(words, x, unit % UNITS * Streamed<Q>::UNIT, lane, part);
+      Streamed<Q>::template add<COLUMNS>(words, x + places.x_of(unit / UNITS), unit % UNITS * Streamed<Q>::UNIT, lane,
+                                         part);
       slot = slot + 1 < STAGES ? slot + 1 : 0;
       if ((unit + 1) % UNITS == 0 || unit + 1 == end) {
         UNROLL

@@ -25,12 +25,12 @@ STREAM = Kernel(
     type_names=TYPE_NAMES,
 )
 # Of a unit, as stream.h and stream_runs.h have it, by ggml's number of the type.
-STAGE_WORDS = {2: 832, 6: 960, 8: 1152, 12: 1280, 13: 1792, 14: 1232, 20: 832, 23: 800, 39: 800}
+STAGE_WORDS = {2: 832, 6: 960, 8: 1152, 12: 1280, 13: 1792, 14: 1232, 20: 832, 23: 800, 39: 816}
+DOUBLE = frozenset((12, 13))  # types of which a unit is two blocks
 TILE_ROWS = 16
 BLOCK_COLUMNS = 256
-# Of which a row has a whole number, by type: two blocks where these are a unit or where each has two bytes in a plane,
-# and else as many as have a whole word in each plane.
-WHOLE_COLUMNS = {2: 64, 6: 64, 8: 64, 12: 512, 13: 512, 14: 512, 20: 64, 23: 256, 39: 128}
+# Of which a row has a whole number, by type: those of a block, or as many as have a whole word in each plane.
+WHOLE_COLUMNS = {2: 64, 6: 64, 8: 64, 12: 256, 13: 256, 14: 256, 20: 64, 23: 256, 39: 32}
 SIMD_GROUPS = 8
 STAGES = 3  # so many that threadgroups have a multiprocessor each: two on some of them cost more than they bring
 RING_BYTES = 136 * 1024  # small units have more stages in as much
@@ -55,6 +55,11 @@ class StreamShape:
     gate: int = 0
 
     @property
+    def unit(self) -> int:
+        """Blocks of a unit, the most of both types."""
+        return 2 if DOUBLE & {*self.types} else 1
+
+    @property
     def tiles(self) -> tuple[int, int]:
         """Tiles of each weight: 16 rows, or eight of each half."""
         return self.rows[0] // TILE_ROWS, self.rows[1] // TILE_ROWS
@@ -64,19 +69,26 @@ class StreamShape:
         shares = zip(self.tiles, plan.groups, strict=True)
         return max(-(-tiles // groups) for tiles, groups in shares if tiles)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of x in a threadgroup's memory."""
+        blocks = self.unit * -(-self.columns // (self.unit * BLOCK_COLUMNS))
+        return 4 * (BLOCK_COLUMNS // 2 * blocks + 64 + 4 * blocks + -(-blocks // 4) * 4)
+
     def count_room(self, plan: StreamPlan) -> int:
         """Bytes of a threadgroup's memory: x, the rings and the sums."""
-        blocks = -(-self.columns // BLOCK_COLUMNS)
-        row = BLOCK_COLUMNS // 2 * blocks + 64 + 4 * blocks + -(-blocks // 4) * 4
         rings = plan.stages * max(STAGE_WORDS[kind] for kind in self.types)
         sums = TILE_ROWS * (-(-self.count_tiles(plan) // plan.simd_groups) + 1)
-        return 4 * (row + plan.simd_groups * (rings + sums))
+        return self.row_bytes + 4 * plan.simd_groups * (rings + sums)
 
 
 def plan_stream(shape: StreamShape, processors: int, room_bytes: int) -> StreamPlan | None:
     """How to stream it on so many multiprocessors with so much memory for a threadgroup; None where it does not go."""
     fits = all(kind in STAGE_WORDS and not shape.columns % WHOLE_COLUMNS[kind] for kind in shape.types)
-    if not fits or shape.columns < BLOCK_COLUMNS or not processors or any(rows % TILE_ROWS for rows in shape.rows):
+    unit = shape.unit * BLOCK_COLUMNS
+    if shape.columns % unit and len({kind in DOUBLE for kind in shape.types}) > 1:
+        fits = False  # the last unit of both would begin elsewhere
+    if not fits or shape.columns < unit or not processors or any(rows % TILE_ROWS for rows in shape.rows):
         return None
     words = max(STAGE_WORDS[kind] for kind in shape.types)
     plan = StreamPlan(share_groups(shape, processors), stages=max(STAGES, RING_BYTES // (4 * SIMD_GROUPS * words)))

@@ -36,7 +36,7 @@ template <typename Table> struct SignedTable {
 };
 
 template <typename Q, typename U, typename Numbers> struct StreamedRuns {
-  enum { UNIT = 1, WORDS = U::WORDS, OWN = Numbers::WORDS == 8 ? 8 : 4, BLOCKS = 256 / Q::BLOCK };
+  enum { UNIT = 1, WORDS = U::WORDS, OWN = Numbers::WORDS == 8 ? 8 : 4 };
   template <int COLUMNS>
   static FUNCTION void fetch(Bytes base, uint64_t total, uint row, uint jump, int unit, GROUP uint *to, int lane) {
     typedef typename U::template Of<COLUMNS> Of;
@@ -48,7 +48,7 @@ template <typename Q, typename U, typename Numbers> struct StreamedRuns {
     uint q[2][2][Numbers::WORDS];
     float scale[2][2];
   };
-  static FUNCTION void read(const GROUP uint *unit, int lane, PRIVATE Words &w) {
+  template <int COLUMNS> static FUNCTION void read(const GROUP uint *unit, int index, int lane, PRIVATE Words &w) {
     UNROLL
     for (int i = 0; i < 2; ++i) {
       UNROLL
@@ -61,8 +61,7 @@ template <typename Q, typename U, typename Numbers> struct StreamedRuns {
         if (Numbers::WORDS == 5)
           w.q[i][j][Numbers::WORDS - 1] = unit[U::SECOND + r * U::SECOND_STRIDE + run];
         float scale[2], offset[2];
-        Q::scales(reinterpret_cast<Bytes>(unit + U::SCALES), 16 * BLOCKS, uint64_t(r * BLOCKS + run / Q::RUNS),
-                  run % Q::RUNS, scale, offset);
+        U::template scales<Q, COLUMNS>(unit, r, run, index, scale, offset);
         w.scale[i][j] = Numbers::FACTOR * scale[0];
       }
     }
@@ -70,7 +69,7 @@ template <typename Q, typename U, typename Numbers> struct StreamedRuns {
   // b has a run in columns of its own, 2 t for high bytes and 2 t + 1 for low ones. So lane t has both sums of its run.
   template <int COLUMNS>
   static FUNCTION void add(PRIVATE const Words &w, const GROUP uint *x, int block, int lane, PRIVATE float *sums) {
-    typedef Row<COLUMNS> R;
+    typedef Row<COLUMNS, UNIT> R;
     const int g = lane / 4, t = lane % 4;
     const bool meets = g / 2 == t;
     const GROUP uint *from = meets ? x + (g % 2 ? R::LOW : R::HIGH) + 64 * block + 8 * t : x + R::ZEROS;
@@ -97,10 +96,51 @@ template <typename Q, typename U, typename Numbers> struct StreamedRuns {
   }
 };
 
+// A unit of MXFP4: a plane of nibbles, as in units.h, and one of a byte to 32 columns, whose rows begin anywhere: from the
+// word on that has the first byte of a row, three words come, or two if they are enough.
+struct UnitFP4 {
+  enum { STRIDE = 48, SECOND = 16 * STRIDE, SECOND_STRIDE = 3, WORDS = SECOND + 16 * SECOND_STRIDE };
+  // Of a row, by how many bytes the first one of a unit is behind the beginning of a word; rows in eights are whole words.
+  template <int COLUMNS> static FUNCTION uint shift(int row, int unit) {
+    return uint(row * (COLUMNS / 32) + (COLUMNS % 256 && unit == COLUMNS / 256 ? COLUMNS / 32 - 8 : 0)) % 4u;
+  }
+  template <int COLUMNS> struct Of {
+    typedef Plane<COLUMNS, 0, 128, STRIDE> First;
+    enum { COPIES = First::COPIES + 2, ROW_BYTES = COLUMNS / 32 };
+    static FUNCTION void place(uint jump, int lane, PRIVATE uint *from) {
+      First::place(jump, lane, from);
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int r = (32 * i + lane) / 3, p = (32 * i + lane) % 3;
+        from[First::COPIES + i] = (r + (r < 8 ? 0u : jump)) * ROW_BYTES + 4 * p;
+      }
+    }
+    static FUNCTION void bring(Bytes base, uint64_t total, uint row, int unit, PRIVATE const uint *from, GROUP uint *to,
+                               int lane) {
+      First::bring(base, total, row, unit, from, to, lane);
+      Bytes start = base + 128 * total + uint64_t(row) * ROW_BYTES +
+                    (COLUMNS % 256 && unit == COLUMNS / 256 ? ROW_BYTES - 8 : 8 * unit);
+      UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int r = (32 * i + lane) / 3, p = (32 * i + lane) % 3;
+        const uint before = shift<COLUMNS>(r, unit);
+        if (r < 16 && (p < 2 || before))
+          copy_word(start + from[First::COPIES + i] - before, to + SECOND + 3 * r + p);
+      }
+    }
+  };
+  template <typename Q, int COLUMNS>
+  static FUNCTION void scales(const GROUP uint *unit, int row, int run, int index, PRIVATE float *scale,
+                              PRIVATE float *offset) {
+    Bytes bytes = reinterpret_cast<Bytes>(unit + SECOND + 3 * row) + shift<COLUMNS>(row, index);
+    Q::scales(bytes, 0, uint64_t(run), 0, scale, offset);
+  }
+};
+
 // Rows are 16 banks apart, or those of bytes four, which keeps what eight lanes read apart.
 template <> struct Streamed<Q8_0> : StreamedRuns<Q8_0, Unit<1, 256, 16>, SignedBytes> {};
 template <> struct Streamed<Q4_0> : StreamedRuns<Q4_0, Unit<1, 128, 16, 0, 0, 16>, SignedFours> {};
 template <> struct Streamed<Q5_0> : StreamedRuns<Q5_0, Unit<1, 128, 32, 16, 0, 16>, SignedFives> {};
 template <> struct Streamed<IQ4_NL> : StreamedRuns<IQ4_NL, Unit<1, 128, 16, 0, 0, 16>, SignedTable<IQ4Table>> {};
 template <> struct Streamed<IQ4_XS> : StreamedRuns<IQ4_XS, Unit<1, 128, 4, 4, 0, 16>, SignedTable<IQ4Table>> {};
-template <> struct Streamed<MXFP4> : StreamedRuns<MXFP4, Unit<1, 128, 8, 0, 0, 16>, SignedTable<FP4Table>> {};
+template <> struct Streamed<MXFP4> : StreamedRuns<MXFP4, UnitFP4, SignedTable<FP4Table>> {};

@@ -47,6 +47,13 @@ template <int PADDED, int A, int B = 0, int C = 0, int D = 0, int PAD = 4> struc
     WORDS = LAST + (D ? 16 : 0),
     SCALES = 16 * PAD * PADDED
   };
+  // Scale and offset of one of the eight runs of a row, of a type whose planes behind SCALES have them.
+  template <typename Q, int COLUMNS>
+  static FUNCTION void scales(const GROUP uint *unit, int row, int run, int, PRIVATE float *scale, PRIVATE float *offset) {
+    constexpr int BLOCKS = 256 / Q::BLOCK;
+    Q::scales(reinterpret_cast<Bytes>(unit + SCALES), 16 * BLOCKS, uint64_t(row * BLOCKS + run / Q::RUNS), run % Q::RUNS,
+              scale, offset);
+  }
   template <int COLUMNS> struct Of {
     typedef Plane<COLUMNS, 0, A, STRIDE> First;
     typedef Plane<COLUMNS, A, B, SECOND_STRIDE> Second;

@@ -26,6 +26,7 @@ from mlxr.kernels.moe.composed import mix_composed, route_composed
 from mlxr.kernels.moe.panels import PANELS, plan_panels
 from mlxr.kernels.moe.products import ROWS, SORT, TILES, can_multiply, multiply_experts, sort_pairs
 from mlxr.kernels.moe.stacked import Stack, stack_weights
+from mlxr.kernels.moe.stream import STREAM
 
 FOLDER = Path(__file__).parent
 ROUTE = Kernel(
@@ -36,7 +37,7 @@ ROUTE = Kernel(
     ("chosen", "shares"),
     ("route.h",),
 )
-KERNELS = (ROUTE, SORT, ROWS, TILES, PANELS)
+KERNELS = (ROUTE, SORT, ROWS, TILES, PANELS, STREAM)
 SCORINGS = {"softmax": 0, "sigmoid": 1, "softmax_chosen": 2, "sparsemixer": 3}
 
 

@@ -2,8 +2,8 @@
 
 A tile is some pairs of one expert. How many it takes at most follows from the batch's shape alone, and so does the
 number of tiles that are launched: nothing waits for the host to see where tokens go. One token has a tile for each
-rank; the pairs of more are sorted by expert, so that a weight is read once for all of a tile. Knows no deferred
-results.
+rank; the pairs of more are sorted by expert, so that a weight is read once for all of a tile. All kernels open late:
+whatever computes the second product knows from its start what was chosen. Knows no deferred results.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mlxr.kernels.linear.rows import choose_rows
 from mlxr.kernels.linear.tiles import LIGHT, MAX_STAGED, SIMD_GROUPS, SINGLE, TILE_TOKENS, Plan
 from mlxr.kernels.moe.panels import PanelPlan, multiply_panels
 from mlxr.kernels.moe.stacked import Stack
+from mlxr.kernels.moe.stream import multiply_stream, plan_experts
 
 FOLDER = Path(__file__).parent
 _INPUTS = ("x", "all_a", "all_b", "bias", "shares", "tiles", "order", "sizes")
@@ -30,6 +31,7 @@ ROWS = Kernel(
     _INPUTS,
     ("out",),
     (*_LINEAR_HEADERS, "../linear/rows.h", "experts.h"),
+    opens_late=True,
     type_names=TYPE_NAMES,
     counts_rows=True,
 )
@@ -40,6 +42,7 @@ TILES = Kernel(
     _INPUTS,
     ("out",),
     (*_LINEAR_HEADERS, "../linear/tiles.h", "experts.h", "picked.h"),
+    opens_late=True,
     type_names=TYPE_NAMES,
     counts_rows=True,
 )
@@ -136,6 +139,9 @@ def multiply_experts(gpu: Any, x: Any, stack: Stack, tiling: Tiling, gate: int, 
     """
     if tiling.panels is not None:
         return multiply_panels(gpu, x, stack, tiling, gate, shares, kind)
+    stream = plan_experts(gpu, stack, tiling.used, gate) if tiling.order is None else None
+    if stream is not None:
+        return multiply_stream(gpu, x, stack, tiling.tiles, gate, shares, kind, stream)
     launcher, parts = gpu.launcher, stack.parts
     rows = parts[0].rows, (parts[1].rows if len(parts) == 2 else 0)
     made, pairs = (stack.out_features // 2 if gate else stack.out_features), tiling.tokens * tiling.used
