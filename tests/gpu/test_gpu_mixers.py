@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu_cases import REFERENCE, Floats, random_floats, relative_error
+from gpu_cases import REFERENCE, Floats, note_launches, random_floats, relative_error
 from mixer_cases import AHEAD, Mixer, make_batch, make_convolution, make_delta, make_space
 from mixer_cases import MIXERS as COMMON
 
 from mlxr.kernels.context import Context
 from mlxr.kernels.gated_delta.launch import Heads, choose_step_lanes
 from mlxr.kernels.gated_norm import gated_norm
+from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.gpu.pool import Pool
 from mlxr.kernels.ragged import RaggedBatch
 
@@ -33,7 +34,7 @@ def place_pool(ctx: Context, numbers: Floats) -> Pool:
 def play(ctx: Context, mixer: Mixer, inputs: Sequence[Floats], batch: RaggedBatch) -> tuple[Any, Floats]:
     """The result, and the pool afterwards."""
     pool = place_pool(ctx, mixer.pool())
-    result = mixer.run(ctx, [ctx.gpu.mx.array(array) for array in inputs], batch, pool, AHEAD)
+    result = settle(mixer.run(ctx, [ctx.gpu.mx.array(array) for array in inputs], batch, pool, AHEAD))
     ctx.gpu.submit(result)
     states = [np.frombuffer(pool.read_page(slot).tobytes(), np.float32) for slot in range(pool.shape[0])]
     return np.asarray(result), np.array(states)
@@ -67,7 +68,7 @@ def test_cuts_change_no_bit(gpu: Context, name: str) -> None:
     for stop in (1, 3, 20, 41):
         after = 0 if slot else 1
         arrays = [gpu.gpu.mx.array(np.ascontiguousarray(array[start:stop])) for array in inputs]
-        made = mixer.run(gpu, arrays, make_batch([stop - start], [slot], [after]), pool, AHEAD)
+        made = settle(mixer.run(gpu, arrays, make_batch([stop - start], [slot], [after]), pool, AHEAD))
         gpu.gpu.submit(made)
         parts.append(np.asarray(made))
         start, slot = stop, after
@@ -106,7 +107,7 @@ def check_step(ctx: Context, mixer: Mixer) -> None:
     def run(pool: Pool, rows: slice, reads: list[int], writes: list[int]) -> Floats:
         arrays = [mx.array(np.ascontiguousarray(array[rows])) for array in inputs]
         count = len(arrays[0]) // 3
-        made = mixer.run(ctx, arrays, make_batch([count] * 3, reads, writes), pool, at)
+        made = settle(mixer.run(ctx, arrays, make_batch([count] * 3, reads, writes), pool, at))
         ctx.gpu.submit(made)
         return np.asarray(made)
 
@@ -119,6 +120,54 @@ def check_step(ctx: Context, mixer: Mixer) -> None:
     assert np.array_equal(np.stack([first, second], 1).reshape(expected.shape), expected)
     for slot in writes:
         assert np.array_equal(stepped.read_page(slot), whole.read_page(slot))
+
+
+NORMED = {
+    "128 columns": (2, 4, 64, 128),
+    "64 columns": (1, 3, 40, 64),
+    "32 columns": (2, 2, 16, 32),
+    "96 columns, which no threadgroup has alone": (1, 2, 16, 96),
+}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", NORMED)
+def test_a_step_norms_its_heads(gpu: Context, name: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_normed_step(gpu, NORMED[name], shared=shared)
+    launched = note_launches(gpu, monkeypatch)
+    check_normed_step(gpu, NORMED[name], shared=shared)
+    wanted = ["gated_delta_step", "gated_norm"][: 1 + name.startswith("96")]
+    assert [kernel for kernel in launched if kernel != "copy_page"] == wanted
+
+
+def check_normed_step(ctx: Context, sizes: tuple[int, int, int, int], *, shared: bool) -> None:
+    """The norm of each head and its gate, whose columns begin at the third one; states are those without."""
+    mixer, (_, heads, _, width), mx = make_delta(*sizes), sizes, ctx.gpu.mx
+    numbers, reads, writes = mixer.pool(), [4, -1], [2, 8]
+    numbers = np.concatenate([numbers, numbers[:, : -numbers.shape[1] % 4]], axis=1)
+    inputs, batch, expected = mixer.inputs(2), make_batch([1, 1], reads, writes), numbers.copy()
+    gate, weight = random_floats(5, 2, heads * width + 3), random_floats(6, width if shared else heads * width)
+    options = {"width": width, "first": 2}
+    pool = place_pool(ctx, numbers)
+    made = mixer.run(ctx, [mx.array(array) for array in inputs], batch, pool, 4)
+    result = gated_norm(ctx, made, mx.array(gate), weight, 1e-5, **options)
+    ctx.gpu.submit(result)
+    wanted = mixer.run(REFERENCE, inputs, batch, expected, 4)
+    assert relative_error(result, gated_norm(REFERENCE, wanted, gate, weight, 1e-5, **options)) < EXACT
+    for slot in range(len(numbers)):
+        assert relative_error(np.frombuffer(pool.read_page(slot).tobytes(), np.float32), expected[slot]) < EXACT
+
+
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_other_norms_take_what_a_step_made(gpu: Context, gate_first: bool) -> None:
+    """Where the gate comes first, or where a norm is not that of heads."""
+    mixer, mx, batch = make_delta(1, 2, 16, 32), gpu.gpu.mx, make_batch([1, 1], [4, -1], [2, 8])
+    inputs, gate, weight = mixer.inputs(2), random_floats(5, 2, 64), random_floats(6, 64)
+    options = {"width": 32 if gate_first else 64, "gate_first": gate_first}
+    made = mixer.run(gpu, [mx.array(array) for array in inputs], batch, place_pool(gpu, mixer.pool()), 4)
+    result = gated_norm(gpu, made, mx.array(gate), weight, 1e-5, **options)
+    wanted = gated_norm(REFERENCE, mixer.run(REFERENCE, inputs, batch, mixer.pool(), 4), gate, weight, 1e-5, **options)
+    assert relative_error(result, wanted) < EXACT
 
 
 def test_states_that_no_step_suits_take_the_other_kernel() -> None:
@@ -188,6 +237,11 @@ def test_steps_of_16_bits_move_rounded_inputs_up(gpu: Context, channels: int) ->
 @pytest.mark.parametrize("name", ["gated convolution", "delta rule, odd sizes", "mamba, long columns"])
 def test_no_kernel_leaves_its_arrays(sanitized: Context, name: str) -> None:
     check_mixer(sanitized, MIXERS[name])
+
+
+@pytest.mark.parametrize("name", ["64 columns", "32 columns"])
+def test_normed_steps_leave_no_arrays(sanitized: Context, name: str) -> None:
+    check_normed_step(sanitized, NORMED[name], shared=True)
 
 
 @pytest.mark.parametrize("name", ["convolution with silu", "convolution with silu, odd channels"])

@@ -1,4 +1,4 @@
-"""`gated_norm` on a GPU: one launch, whose result is what `linear` wants."""
+"""`gated_norm` on a GPU: one launch, or that of the recurrence before it; its result is what `linear` wants."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxr.kernels.context import Context
+from mlxr.kernels.gated_delta.launch import OutputNorm, Recurred
 from mlxr.kernels.gated_norm import name_variant
-from mlxr.kernels.gpu.deferred import settle
+from mlxr.kernels.gpu.deferred import find_parts, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.tensor import FloatArray
 
@@ -27,8 +28,11 @@ def gated_norm(
     ctx: Context, x: Any, gate: Any, weight: FloatArray | None, eps: float, width: int, gate_first: bool, first: int
 ) -> Any:
     """The norm of each group and the gate."""
-    gpu, x, gate = ctx.gpu, settle(x), settle(gate)
+    gpu, recurred, gate = ctx.gpu, find_parts(x, Recurred), settle(gate)
     gain = None if weight is None else gpu.hold(weight)
+    if recurred is not None and gain is not None and not gate_first and width == recurred.columns:
+        return recurred.launch(OutputNorm(gate, gain, float(eps), first))
+    x = settle(x)
     rows, columns = x.shape
     if gpu.launcher is None:
         return gpu.watch.run_mlx(
