@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from mlxr.core.errors import DeviceError
 from mlxr.core.extras import name_install
+
+# MLX makes CUDA graphs of the operations it is given, which the shapes of prompts make anew: that took longer than the
+# kernels of a prompt (docs/gpu.md). Our own steps are graphs without it.
+CUDA_GRAPHS, OFF = "MLX_USE_CUDA_GRAPHS", "0"
 
 
 def _remedy(device: str) -> str:
@@ -18,7 +23,12 @@ def _remedy(device: str) -> str:
 
 
 def load_mlx(device: str) -> Any:
-    """`mlx.core` for `device`; DeviceError with the remedy where it is missing or lacks the device."""
+    """`mlx.core` for `device`; DeviceError with the remedy where it is missing or lacks the device.
+
+    On CUDA, MLX then launches its kernels one by one, unless the environment sets CUDA_GRAPHS.
+    """
+    if device == "cuda":
+        os.environ.setdefault(CUDA_GRAPHS, OFF)
     try:
         mx = importlib.import_module("mlx.core")
     except ImportError as error:
