@@ -44,7 +44,7 @@ def make_vectors(rule: RoutingRule, experts: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-@pytest.mark.parametrize("experts", [8, 40])
+@pytest.mark.parametrize("experts", [8, 40, 256, 300])
 def test_experts_are_chosen_as_by_the_reference(gpu: Context, rule: RoutingRule, experts: int, biased: bool) -> None:
     logits = np.round(random_floats(1, 9, experts) * 2, 1)  # with ties
     logits[3] = 1.0
@@ -53,6 +53,13 @@ def test_experts_are_chosen_as_by_the_reference(gpu: Context, rule: RoutingRule,
     expected, wanted = route(REFERENCE, logits, router)
     assert np.array_equal(np.array(chosen), expected)
     assert relative_error(shares, wanted) < 1e-6
+
+
+@pytest.mark.parametrize("rule", ["softmax", "groups", "sparsemixer"])
+def test_choosing_stays_within_its_arrays(sanitized: Context, rule: str) -> None:
+    logits, router = random_floats(1, 3, 40), make_router(40, RULES[rule], *make_vectors(RULES[rule], 40))
+    chosen, _ = route(sanitized, sanitized.gpu.mx.array(logits), router)
+    assert np.array_equal(np.array(chosen), route(REFERENCE, logits, router)[0])
 
 
 def test_choosing_survives_what_is_not_a_number(gpu: Context) -> None:

@@ -87,6 +87,15 @@ FUNCTION float sum_lanes(float v) {
 }
 FUNCTION uint vote_lanes(bool v) { return __ballot_sync(0xffffffffu, v); }
 FUNCTION int count_bits(uint v) { return __popc(v); }
+FUNCTION uint largest_of_lanes(uint v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffffu, v);
+#else
+  for (int mask = 16; mask > 0; mask >>= 1)
+    v = max(v, __shfl_xor_sync(0xffffffffu, v, mask));
+  return v;
+#endif
+}
 FUNCTION void barrier() { __syncthreads(); }
 FUNCTION void simd_barrier() { __syncwarp(); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }

@@ -16,6 +16,7 @@
 //   ROLLED                before a loop that is not to be copied, so that it begins soon
 //   shuffle_xor, sum_lanes, barrier    called by all lanes of a SIMD-group, by all threads of a threadgroup
 //   vote_lanes            a word of a bit for each lane of a SIMD-group, of which all call it; count_bits: of a word
+//   largest_of_lanes      the largest word that a lane of a SIMD-group has; all call it
 //   simd_barrier          orders what the lanes of a SIMD-group do in the threadgroup's memory
 //   ROOM                  declares words of the threadgroup's memory as `room_bytes` of the launch gives them, once
 //   copy_words            begins to bring four words into the threadgroup's memory; addresses are multiples of 16
@@ -166,6 +167,12 @@ FUNCTION uint vote_lanes(bool v) {
   return votes;
 }
 FUNCTION int count_bits(uint v) { return __builtin_popcount(v); }
+FUNCTION uint largest_of_lanes(uint v) {
+  const uint *all = emulated::exchange(&v, 1);
+  for (int lane = 0; lane < emulated::LANES; ++lane)
+    v = all[lane * emulated::WORDS] > v ? all[lane * emulated::WORDS] : v;
+  return v;
+}
 FUNCTION void barrier() { emulated::leave(emulated::Wait::THREADS); }
 FUNCTION void simd_barrier() { emulated::leave(emulated::Wait::LANES); }
 template <typename T> FUNCTION T *writable(const T *p) { return const_cast<T *>(p); }

@@ -74,6 +74,7 @@ FUNCTION float shuffle_xor(float v, uint mask) { return simd_shuffle_xor(v, usho
 FUNCTION float sum_lanes(float v) { return simd_sum(v); }
 FUNCTION uint vote_lanes(bool v) { return uint(simd_vote::vote_t(simd_ballot(v))); }
 FUNCTION int count_bits(uint v) { return int(popcount(v)); }
+FUNCTION uint largest_of_lanes(uint v) { return simd_max(v); }
 FUNCTION void barrier() { threadgroup_barrier(mem_flags::mem_threadgroup); }
 FUNCTION void simd_barrier() { simdgroup_barrier(mem_flags::mem_threadgroup); }
 template <typename T> FUNCTION DEVICE T *writable(const DEVICE T *p) { return const_cast<DEVICE T *>(p); }
