@@ -23,6 +23,7 @@ from mlxr.kernels.gpu.deferred import settle
 from mlxr.kernels.layer_norm import layer_norm
 from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.rms_norm import rms_norm
+from mlxr.kernels.scale import gpu as scale_gpu
 from mlxr.kernels.scale import scale
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -156,6 +157,30 @@ def test_sums_without_a_norm(gpu: Context, gate: str | None, monkeypatch: pytest
     assert launched == ["add"] * 3 + ["rms_norm"] + ["add"] * 2
 
 
+@pytest.mark.parametrize("rows", [1, 6])
+def test_the_norm_multiplies_what_a_product_made(gpu: Context, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a model multiplies all that it adds to the stream."""
+    mx, x, stream = gpu.gpu.mx, random_floats(1, rows, 96), random_floats(2, rows, 64)
+    tensor, weight = make_tensor("q8_0", 64, 96), random_floats(3, 64)
+    launched = note_launches(gpu, monkeypatch)
+    made = scale(gpu, linear(gpu, mx.array(x), prepare(gpu, [tensor])), 0.22)
+    normed, summed = rms_norm(gpu, mx.array(stream), weight, 1e-5, made)
+    assert launched == ["linear_tiles" if gpu.gpu.has_tiles else "linear_rows", "rms_norm"]
+    expected = scale(REFERENCE, linear(REFERENCE, x, prepare(REFERENCE, [tensor])), 0.22)
+    wanted = rms_norm(REFERENCE, stream, weight, 1e-5, expected)
+    allowed = NARROW if gpu.gpu.has_tiles else EXACT
+    assert relative_error(summed, wanted[1]) < allowed
+    assert relative_error(settle(normed), wanted[0]) < allowed
+    made = scale(gpu, linear(gpu, mx.array(x), prepare(gpu, [tensor])), 0.22)
+    assert relative_error(settle(made), expected) < allowed
+
+
+@pytest.mark.parametrize("columns", [4100, 9000, 20004])
+def test_long_rows_are_shared_by_threadgroups(gpu: Context, columns: int) -> None:
+    x, other, array = random_floats(1, 2, columns), random_floats(2, 2, columns), gpu.gpu.mx.array
+    assert relative_error(add(gpu, array(x), array(other), 0.5), (x + other) * np.float32(0.5)) < EXACT
+
+
 def test_a_gate_may_be_asked_for_alone(gpu: Context) -> None:
     """Rows and their gate are there for whoever wants them, each by itself."""
     mx, x, y = gpu.gpu.mx, random_floats(1, 3, 64), random_floats(2, 3, 64)
@@ -210,6 +235,7 @@ def test_recorded_steps_add_nothing_up_by_itself(gpu: Context, name: str, monkey
     """Neither sums nor gates of rows have launches of their own in steps; after a prompt the last row's sum has one."""
     config, seed, tokens, _ = read_golden(name)
     model = build_hf(gpu, config, seed)
+    monkeypatch.setattr(scale_gpu, "MAX_SUMMED", model.config.hidden)  # so that logits are more than that, as they are
     engine = Engine(model, gpu, ModelSettings(page_size=16, kv_type="f32", draft="off"), eos_ids=(), pages=32)
     counted = []
     for answer_tokens in (1, 9):

@@ -56,6 +56,8 @@ def _launch(ctx: Context, x: Any, summands: Summands | None, total: float = 1.0)
     gpu, numbers = ctx.gpu, ctx.gpu.launcher.numbers
     rows, columns = x.shape if summands is None else summands.array.shape[-2:]
     width, shares = 8 if columns % 8 == 0 else 1, 0 if summands is None else count_shares(summands.array)
+    threads = min(MAX_THREADS, -(-columns // (LANES * width)) * LANES)
+    parts = 1 if summands is not None and summands.dot is not None else -(-columns // (threads * width))
     none = numbers(0.0)
     (out,) = gpu.launcher.launch(
         ADD,
@@ -63,10 +65,10 @@ def _launch(ctx: Context, x: Any, summands: Summands | None, total: float = 1.0)
             none if x is None else x,
             *list_inputs(summands, none),
             numbers(1.0 if summands is None else summands.factor, float(total)),
-            numbers(columns, rows),
+            numbers(columns, rows, parts * threads * width),
         ],
-        groups=(rows, 1, 1),
-        threads=min(MAX_THREADS, -(-columns // (LANES * width)) * LANES),
+        groups=(rows, parts, 1),
+        threads=threads,
         outputs=[((rows, columns), gpu.mx.float32)],
         constants={"HAS_X": int(x is not None), "SUMMANDS": shares, **list_constants(summands), "N": width},
         types={"Y": gpu.mx.float32},

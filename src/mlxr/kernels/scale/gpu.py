@@ -1,4 +1,4 @@
-"""`scale` on a GPU: one launch, in the type of x, or none where x is a sum that waits."""
+"""`scale` on a GPU: one launch, in the type of x, or none where whoever adds it to something else multiplies it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from mlxr.kernels.add.summands import Summands
 from mlxr.kernels.context import Context
 from mlxr.kernels.gpu.deferred import find_parts, settle
 from mlxr.kernels.gpu.kernel import Kernel
+from mlxr.kernels.linear.gpu import Product, list_summands
 
 THREADS = 256
+MAX_SUMMED = 8192  # columns; wider ones are logits, which nothing is added to
 SCALE = Kernel("scale", Path(__file__).parent, "scale.body", ("x", "numbers", "sizes"), ("out",))
 KERNELS = (SCALE,)
 
 
 def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
     """x * factor, perhaps capped."""
-    waiting = find_parts(x, Summands)
-    if waiting is not None and softcap is None:
-        return defer_sum(ctx, replace(waiting, factor=waiting.factor * factor))
+    summands = _find_summands(ctx, x) if softcap is None else None
+    if summands is not None:
+        return defer_sum(ctx, replace(summands, factor=summands.factor * factor))
     gpu, x = ctx.gpu, settle(x)
     (rows, columns), kind = x.shape, x.dtype
     if gpu.launcher is None:
@@ -42,6 +44,13 @@ def scale(ctx: Context, x: Any, factor: float, softcap: float | None) -> Any:
         types={"Y": kind},
     )
     return out
+
+
+def _find_summands(ctx: Context, x: Any) -> Summands | None:
+    """What x is the sum of, where it waits: what experts made, or a product that is no wider than the stream."""
+    if find_parts(x, Product) is not None and x.shape[1] <= MAX_SUMMED:
+        return Summands(list_summands(ctx, x))
+    return find_parts(x, Summands)
 
 
 def _compose(mx: Any, x: Any, factor: float, softcap: float | None) -> Any:
