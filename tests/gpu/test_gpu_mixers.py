@@ -180,9 +180,13 @@ def test_states_that_no_step_suits_take_the_other_kernel() -> None:
 
 
 @pytest.mark.parametrize("gate_first", [False, True])
-@pytest.mark.parametrize(("groups", "width", "shared"), [(4, 64, True), (3, 17, False), (1, 700, False)])
-def test_gated_norm(gpu: Context, gate_first: bool, groups: int, width: int, shared: bool) -> None:
-    check_gated_norm(gpu, groups, width, gate_first=gate_first, shared=shared)
+@pytest.mark.parametrize("around", [1, 8])
+@pytest.mark.parametrize(
+    ("groups", "width", "shared"),
+    [(4, 64, True), (3, 17, False), (1, 700, False), (9, 128, True), (5, 8, False), (2, 1032, True), (1, 4100, False)],
+)
+def test_gated_norm(gpu: Context, gate_first: bool, groups: int, width: int, shared: bool, around: int) -> None:
+    check_gated_norm(gpu, groups, width, gate_first=gate_first, shared=shared, around=around)
 
 
 @pytest.mark.parametrize("columns", [64, 700])
@@ -197,12 +201,13 @@ def check_gate(ctx: Context, columns: int) -> None:
     assert relative_error(result, expected) < EXACT
 
 
-def check_gated_norm(ctx: Context, groups: int, width: int, *, gate_first: bool, shared: bool) -> None:
+def check_gated_norm(ctx: Context, groups: int, width: int, *, gate_first: bool, shared: bool, around: int = 1) -> None:
+    """Norms of groups of a row, with so many columns of the gate before and after it."""
     columns, mx = groups * width, ctx.gpu.mx
-    x, gate, weight = random_floats(1, 3, columns), random_floats(2, 3, columns + 2), random_floats(3, width)
+    x, gate, weight = random_floats(1, 3, columns), random_floats(2, 3, columns + 2 * around), random_floats(3, width)
     if not shared:
         weight = random_floats(3, columns)
-    options = {"width": width, "gate_first": gate_first, "first": 1}
+    options = {"width": width, "gate_first": gate_first, "first": around}
     result = gated_norm(ctx, mx.array(x), mx.array(gate), weight, 1e-5, **options)
     assert relative_error(result, gated_norm(REFERENCE, x, gate, weight, 1e-5, **options)) < EXACT
     options["gate_first"] = not gate_first
@@ -237,6 +242,11 @@ def test_steps_of_16_bits_move_rounded_inputs_up(gpu: Context, channels: int) ->
 @pytest.mark.parametrize("name", ["gated convolution", "delta rule, odd sizes", "mamba, long columns"])
 def test_no_kernel_leaves_its_arrays(sanitized: Context, name: str) -> None:
     check_mixer(sanitized, MIXERS[name])
+
+
+@pytest.mark.parametrize(("groups", "width"), [(9, 64), (1, 1100)])
+def test_norms_leave_no_arrays(sanitized: Context, groups: int, width: int) -> None:
+    check_gated_norm(sanitized, groups, width, gate_first=False, shared=False, around=0)
 
 
 @pytest.mark.parametrize("name", ["64 columns", "32 columns"])

@@ -22,7 +22,7 @@ ADD = Kernel(
     "add.body",
     ("x", "array", "other", "input", "gate", "numbers", "sizes"),
     ("out",),
-    ("summands.h",),
+    ("summands.h", "../gpu/threads.h"),
 )
 KERNELS = (ADD,)
 

@@ -12,14 +12,16 @@ from mlxr.kernels.gpu.deferred import find_parts, settle
 from mlxr.kernels.gpu.kernel import LANES, Kernel
 from mlxr.kernels.tensor import FloatArray
 
-MOST_THREADS = 256
+THREADS, MOST_THREADS = 128, 512
+MOST_PIECES = 4  # of a lane, where a SIMD-group has a group
+WIDTHS = (8, 4, 1)  # neighbours that a thread takes at a time
 NORM = Kernel(
     "gated_norm",
     Path(__file__).parent,
     "norm.body",
     ("x", "gate", "weight", "numbers", "sizes"),
     ("out",),
-    ("silu.h",),
+    ("silu.h", "../gpu/threads.h"),
 )
 KERNELS = (NORM,)
 
@@ -43,13 +45,19 @@ def gated_norm(
             gate,
         )
     numbers = gpu.launcher.numbers
+    each = next(count for count in WIDTHS if all(one % count == 0 for one in (width, gate.shape[1], first)))
+    sharing = choose_threads(width, each)
+    threads = max(THREADS, sharing)
     (out,) = gpu.launcher.launch(
         NORM,
-        [x, gate, x if gain is None else gain, numbers(float(eps)), numbers(columns, width, gate.shape[1], first)],
-        groups=(columns // width, rows, 1),
-        threads=min(MOST_THREADS, -(-width // LANES) * LANES),
+        [x, gate, x if gain is None else gain, numbers(float(eps)), numbers(columns, gate.shape[1], first)],
+        groups=(-(-(columns // width) // (threads // sharing)), rows, 1),
+        threads=threads,
         outputs=[((rows, columns), gpu.operands)],
         constants={
+            "WIDTH": width,
+            "EACH": sharing,
+            "N": each,
             "GATE_FIRST": int(gate_first),
             "SHARED_WEIGHT": int(weight is not None and len(weight) == width),
             "NORMED": int(weight is not None),
@@ -57,6 +65,14 @@ def gated_norm(
         types={"Y": gpu.operands},
     )
     return out
+
+
+def choose_threads(width: int, each: int) -> int:
+    """How many threads have a group, each of which takes so many neighbours at a time: a power of two."""
+    pieces = -(-width // each)
+    if pieces <= LANES * MOST_PIECES:
+        return min(LANES, 1 << (pieces - 1).bit_length())
+    return min(MOST_THREADS, max(THREADS, 1 << (-(-pieces // MOST_PIECES) - 1).bit_length()))
 
 
 def _compose(gpu: Any, x: Any, gate: Any, gain: Any, eps: float, width: int, gate_first: bool, first: int) -> Any:

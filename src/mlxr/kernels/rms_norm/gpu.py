@@ -25,7 +25,7 @@ NORM = Kernel(
     "norm.body",
     ("x", "residual", "other", "input", "gate", "weight", "bias", "numbers", "sizes"),
     ("normed", "summed"),
-    ("../add/summands.h",),
+    ("../add/summands.h", "../gpu/threads.h"),
 )
 KERNELS = (NORM,)
 
