@@ -16,7 +16,7 @@ from mlxr.kernels.linear import linear, prepare
 from mlxr.kernels.linear import wide as wide_products
 from mlxr.kernels.linear.extras import Extras
 from mlxr.kernels.linear.parts import LAYOUTS
-from mlxr.kernels.linear.wide import LARGEST, MAX_COLUMNS, MAX_HELD, PLANS, QUAD, WidePlan, multiply_wide
+from mlxr.kernels.linear.wide import LARGEST, MAX_COLUMNS, MAX_HELD, PLANS, QUAD, WidePlan, choose_plan, multiply_wide
 from mlxr.kernels.rms_norm import rms_norm
 
 EXACT, EPS = 2e-6, 1e-5
@@ -75,9 +75,40 @@ def test_any_number_of_outputs(gpu: Context, rows: int) -> None:
 
 @pytest.mark.parametrize("plan", OTHERS)
 def test_every_plan_multiplies(gpu: Context, plan: WidePlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_products, "choose_plan", lambda _tokens: plan)
+    monkeypatch.setattr(wide_products, "choose_plan", lambda _tokens, _rows: plan)
     made, wanted = multiply(gpu, 37, 70, 1300, extras="norm bias")
     assert relative_error(made, wanted) < EXACT
+
+
+@pytest.mark.parametrize("plan", [*(plan for _, plan in PLANS), LARGEST])
+@pytest.mark.parametrize("extras", ["", "norm bias"])
+def test_every_plan_that_is_listed_multiplies(
+    gpu: Context, plan: WidePlan, extras: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many outputs none of them is made smaller."""
+    monkeypatch.setattr(wide_products, "MIN_GROUPS", 0)
+    monkeypatch.setattr(wide_products, "PLANS", ())
+    monkeypatch.setattr(wide_products, "LARGEST", plan)
+    made, wanted = multiply(gpu, 21, 13, 2048, narrow=True, extras=extras)
+    assert relative_error(made, wanted) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "expected"),
+    [
+        (1, 128, WidePlan(1, 1)),
+        (4, 128, WidePlan(1, 4)),
+        (8, 128, WidePlan(2, 4)),
+        (16, 128, WidePlan(4, 4, 1, 2)),
+        (32, 1, WidePlan(1, 4, 1, 2)),
+        (32, 32, WidePlan(2, 4, 1, 2)),
+        (32, 128, WidePlan(4, 4, 2, 2)),
+        (32, 256, WidePlan(4, 4, 2, 2)),
+        (128, 256, LARGEST),
+    ],
+)
+def test_few_outputs_have_smaller_parts(tokens: int, rows: int, expected: WidePlan) -> None:
+    assert choose_plan(tokens, rows) == expected
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 13])

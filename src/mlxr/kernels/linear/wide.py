@@ -6,7 +6,7 @@ launch in front has ended. Knows no deferred results.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ class WidePlan:
     sets: int = 1
     resident: int = 1
 
+    def count_groups(self, tokens: int, rows: int) -> int:
+        """How many threadgroups make `rows` outputs of so many tokens."""
+        return -(-rows // self.outputs) * -(-tokens // (self.tokens * self.sets))
+
     def count_slices(self, columns: int) -> int:
         """How many SIMD-groups share the columns: few, but so many that none holds too many weights."""
         slices = MIN_SLICES
@@ -49,6 +53,7 @@ class WidePlan:
 
 PLANS = ((1, WidePlan(1, 1)), (8, WidePlan(2, 4)), (64, WidePlan(4, 4, 2, 2)))  # up to so many tokens
 LARGEST = WidePlan(4, 8, 2, 2)
+MIN_GROUPS = 96  # threadgroups, with which few multiprocessors are idle
 
 
 def can_spread(weights: list[tuple[int, int, Any]], columns: int, extras: Extras) -> bool:
@@ -58,15 +63,18 @@ def can_spread(weights: list[tuple[int, int, Any]], columns: int, extras: Extras
     return is_wide and rows <= MAX_OUTPUTS and columns <= MAX_COLUMNS and columns % QUAD == 0
 
 
-def choose_plan(tokens: int) -> WidePlan:
-    """The plan for so many rows of x."""
-    return next((plan for most, plan in PLANS if tokens <= most), LARGEST)
+def choose_plan(tokens: int, rows: int) -> WidePlan:
+    """The plan for so many rows of x and outputs: where these are few, smaller parts keep as many threadgroups busy."""
+    plan = next((plan for most, plan in PLANS if tokens <= most), LARGEST)
+    while plan.count_groups(tokens, rows) < MIN_GROUPS and (plan.sets > 1 or plan.outputs > 1):
+        plan = replace(plan, sets=1) if plan.sets > 1 else replace(plan, outputs=plan.outputs // 2)
+    return plan
 
 
 def multiply_wide(gpu: Any, x: Any, weight: tuple[int, int, Any], extras: Extras, kind: Any) -> Any:
     """As `rows.multiply_rows` does it."""
     (tokens, columns), (number, rows, raw) = x.shape, weight
-    plan = choose_plan(tokens)
+    plan = choose_plan(tokens, rows)
     slices = plan.count_slices(columns)
     sets = min(plan.sets, MAX_SIMD_GROUPS // slices)
     (out,) = gpu.launcher.launch(
