@@ -5,9 +5,10 @@
 
 Several draft models are written with commas.
 
-Both models compute all that they would; only what the large one is said to have drawn after a drafted token is that
-token, with a chance of `right`, and another one otherwise. Without drafts and with them in turns; the first quarter of
-each answer, in which steps are recorded and costs are learned, does not count.
+Both models compute all that they would. Each guess agrees with a chance of `right`, and is wrong else: where it is
+verified, the large model is said to have drawn that token, or another one; where it was guessed and not taken, the
+guess is said to have been what was drawn, or is left, which is as good as never right. Without drafts and with them in
+turns; the first quarter of each answer, in which steps are recorded and costs are learned, does not count.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from mlxr.core.model_settings import ModelSettings
 from mlxr.core.types import SamplingParams
 from mlxr.engine.chunk import Chunk
 from mlxr.engine.drafts.choice import DraftSource
+from mlxr.engine.drafts.model_drafter import ModelDrafter
 from mlxr.engine.drawing import Drafted, Drawing
 from mlxr.engine.engine import Engine
 from mlxr.kernels.sample import SampleResult
@@ -53,11 +55,15 @@ class Agreeing(Drawing):
         return [self._agree(chunk, place, one) for (chunk, _), one in zip(drafted, results, strict=True)]
 
     def _agree(self, chunk: Chunk, place: int, result: SampleResult) -> SampleResult:
-        if place >= len(chunk.draft):
-            return result
-        drafted = chunk.draft[place]
-        told = drafted if self.chance.random() < self.right else (drafted + 1) % self.vocabulary
-        return replace(result, token_id=told)
+        drafter = chunk.sequence.drafter
+        guesses = drafter.drafted if isinstance(drafter, ModelDrafter) and drafter.is_current(place) else []
+        if place < len(chunk.draft):
+            drafted = chunk.draft[place]
+            told = drafted if self.chance.random() < self.right else (drafted + 1) % self.vocabulary
+            return replace(result, token_id=told)
+        if place < len(guesses) and self.chance.random() < self.right:
+            guesses[place] = result.token_id
+        return result
 
 
 def open_model(device: str, text: str) -> Ours:
@@ -88,13 +94,16 @@ def measure(engine: Engine, batch: int, tokens: int, vocabulary: int) -> tuple[f
 def describe(engine: Engine) -> str:
     """Format the milliseconds of steps that the engine has measured."""
     planner: Any = engine._planner
-    own = {rows: planner._costs.read_seconds(rows) for rows in (1, 2, 4, 5, 8)}
-    drafts = {} if planner.model is None else {rows: planner.model._costs.read_seconds(rows) for rows in (1, 2)}
+    costs, model = planner._costs, planner.model
+    one_s = costs.read_seconds(1) or 0.0
+    own = {"plain": one_s, **{rows: costs.read_seconds(rows, waits=True) for rows in (1, 2, 4, 5, 8)}}
+    drafts = {} if model is None else {places: model._read_curve(1).estimate(places) * one_s for places in (1, 3, 5)}
+    rates = "" if model is None else f"; right first {model._rates.first:.2f}, later {model._rates.later:.2f}"
     texts = [
         f"{name} {', '.join(f'{rows}: {1e3 * (seconds or 0):.3f}' for rows, seconds in found.items())}"
-        for name, found in (("steps by rows", own), ("draft steps", drafts))
+        for name, found in (("steps by rows", own), ("drafts by places", drafts))
     ]
-    return "; ".join(texts)
+    return "; ".join(texts) + rates
 
 
 def main() -> None:

@@ -72,6 +72,16 @@ class FakeDraftModel(FakeModel):
         return logits
 
 
+def make_costs_known(planner: Planner) -> None:
+    """Any step takes 1,000 seconds, and there is time to find out."""
+    costs = planner._costs
+    for _ in range(3):
+        costs.count(1, 1e3)
+    for curve in (costs._plain, costs._waiting):
+        curve.values, curve.slope = [1.0] * len(curve.values), 0.0
+    planner._credit.seconds = 1e9
+
+
 class EagerPlanner(Planner):
     """Drafts as much as there is room for, whatever it costs."""
 
@@ -79,16 +89,16 @@ class EagerPlanner(Planner):
 
     def __init__(self, most_tokens: int, model: DraftModel | None = None) -> None:
         super().__init__(most_tokens, model)
-        self._costs.count(1, 1e3)
-        self._costs._factors = [1.0] * len(self._costs._factors)
-        self._credit.seconds = 1e9
+        make_costs_known(self)
         if model is not None:
-            model._rates.first = 1.0
+            model._rates.values = [1.0] * len(model._rates.values)
 
     def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
         """What is measured changes nothing."""
 
-    def _choose(self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int) -> dict[K, int]:
+    def _choose(
+        self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int, *, from_ahead: bool = False
+    ) -> dict[K, int]:
         lengths: dict[K, int] = {}
         for key, own in rates.items():
             lengths[key] = min(len(own), room_rows - sum(lengths.values()))

@@ -86,5 +86,5 @@ def test_costs_that_were_measured_out_of_order_are_no_reason_to_draft() -> None:
     """Two answers may have taken less time than one; then drafts of one of them promise nothing."""
     planner = Planner(4)
     for second_s in (1.0, 0.6):
-        planner._costs._factors[2] = second_s
+        planner._costs._plain.values[2] = second_s
         assert not planner._choose({"a": [1.0] * 4}, 2, 2, 8)

@@ -42,7 +42,9 @@ class Oracle:
 class EagerPlanner(Planner):
     """Takes all drafts that there is room for."""
 
-    def _choose(self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int) -> dict[K, int]:
+    def _choose(
+        self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int, *, from_ahead: bool = False
+    ) -> dict[K, int]:
         lengths: dict[K, int] = {}
         for key, own in rates.items():
             lengths[key] = min(len(own), room_rows - sum(lengths.values()))
@@ -61,11 +63,11 @@ def draft_eagerly(engine: Engine, most_tokens: int) -> Engine:
     assert planner is not None
     eager = EagerPlanner(most_tokens, planner.model)
     eager.most_answers = 16
-    eager._costs._one_row_s = 1e3
+    for _ in range(3):
+        eager._costs.count(1, 1e3)
     eager._credit.seconds = 1e9
     eager.count = lambda *_, **__: None  # type: ignore[method-assign]
     if planner.model is not None:
-        planner.model._rates.first = 1.0
         planner.model._rates.values = [1.0] * len(planner.model._rates.values)
     engine._planner = engine._scheduler._drafts = eager
     return engine

@@ -12,7 +12,7 @@ from mlxr import LLM, SamplingParams
 from mlxr.core.errors import SettingError
 from mlxr.core.types import Grammar
 from mlxr.engine.drafts.credit import Credit
-from mlxr.engine.drafts.draft_model import DraftModel
+from mlxr.engine.drafts.draft_model import Decision, DraftModel
 from mlxr.engine.drafts.planner import Planner
 
 K = TypeVar("K", bound=Hashable)
@@ -48,7 +48,9 @@ def draw_params(chance: random.Random) -> SamplingParams:
     )
 
 
-def take_all(_planner: Planner, rates: Mapping[K, list[float]], _answers: int, _rows: int, room: int) -> dict[K, int]:
+def take_all(
+    _planner: Planner, rates: Mapping[K, list[float]], _answers: int, _rows: int, room: int, **_: bool
+) -> dict[K, int]:
     lengths: dict[K, int] = {}
     for key, own in rates.items():
         lengths[key] = min(len(own), room - sum(lengths.values()))
@@ -64,7 +66,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Planner, "end_step", lambda *_, **__: None)
     monkeypatch.setattr(Credit, "save", lambda credit, _: setattr(credit, "seconds", 1e9))
     monkeypatch.setattr(Credit, "count_step", lambda credit, *_: setattr(credit, "seconds", 1e9))
-    monkeypatch.setattr(DraftModel, "_is_worth", lambda *_: True)
+    monkeypatch.setattr(DraftModel, "_choose_places", lambda _, wanted, *__: Decision(list(wanted), 5, 2.0, 1.0))
     monkeypatch.setattr(DraftModel, "_may_read", lambda *_: True)
 
 

@@ -355,7 +355,8 @@ class Engine:
         if self._planner is None or not self._planner.runs_ahead:
             return True
         drafters = [chunk.sequence.get_drafter() for chunk in chunks if chunk.draws_token]
-        return not self._planner.expects([drafter for drafter in drafters if drafter is not None], len(chunks))
+        known = [drafter for drafter in drafters if drafter is not None]
+        return not self._planner.expects(known, len(chunks), has_drafts=any(chunk.draft for chunk in chunks))
 
 
 def _check_positive(settings: ModelSettings | StepSizes, *names: str) -> None:

@@ -1,78 +1,170 @@
-"""What a step costs by the number of its rows, compared with one row: measured while the engine works.
+"""What steps cost, in steps of one row without drafts: measured while the engine works.
 
 Steps become slower as contexts grow and when other programs run, all of them alike. Therefore the measured seconds set
-two things apart: the seconds of one row as they are now, and how many times that a step of so many rows takes.
+two things apart: the seconds of one row as they are now, and how many times that other steps take.
+
+Where steps run ahead, one that has drafts cannot: it waits for the host. So there are two curves there, of steps
+without drafts and of those that wait, and what waiting costs is the distance between the two. Elsewhere they are one.
 """
 
 from __future__ import annotations
 
 _PRIOR_SLOPE = 0.1  # of one more row, before it is measured
-_SCALE_WEIGHT, _SHAPE_WEIGHT = 0.2, 0.05  # of the newest step
-_UNUSUAL = 4.0  # times: what is so much slower the first time made something, what is so much faster shows that
+_PRIOR_WAIT = 0.15  # of a step that waits where others run ahead
+_SCALE_WEIGHT = 0.2  # of the newest step for the seconds of one row
+_FIRST_STEPS = 3  # without drafts, until it is known what a step takes: the first ones may make what later ones need
 _SURPRISE = 2.0  # steps that take this many times what was expected count as this many
 _LATE_WEIGHT = 0.25  # of what is later than expected beside what is sooner: other programs make steps late, never soon
 _LASTING = 16  # steps for which what was found out stands
+_MOST_COUNTS = 16.0  # of a size: the newest measurement weighs as much as one of so many
+_EARLY_COUNTS = 3.0  # of a size, up to which what is late weighs as much as what is soon
+_FRESH = 8  # measurements until all estimates are made anew
+_KEPT = 0.9  # of the weight of earlier measurements when that is done: what is not measured again is forgotten
+
+
+class Curve:
+    """What something costs by its size, from 1 to `most`, at first `first` and `slope` for each one more.
+
+    An estimate is the mean of what was measured of its size, as far as that is recent, and else lies on the straight
+    line through all that was measured. So no size stays what one odd measurement made of it. If it is `anchored`,
+    size 1 costs `first` for ever.
+    """
+
+    __slots__ = ("_anchored", "_counts", "_fresh", "_means", "_prior", "_seen", "_total", "slope", "values")
+
+    def __init__(self, most: int, first: float, slope: float, *, anchored: bool = False) -> None:
+        self._prior, self.slope, self._anchored = (first, slope), slope, anchored
+        self.values = [max(0.0, first + slope * (size - 1)) for size in range(most + 1)]
+        self._means = list(self.values)
+        self._counts = [0.0] * (most + 1)
+        self._counts[1] = _MOST_COUNTS if anchored else 0.0
+        self._seen = [False] * (most + 1)
+        self._fresh = self._total = 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether anything but first times was measured."""
+        return self._total > 0
+
+    def count(self, size: int, cost: float) -> None:
+        """Take in what was measured. The first time of a size may have made what later ones need, and tells less."""
+        if not 0 < size < len(self.values) or (self._anchored and size == 1):
+            return
+        expected, count = self.values[size], self._counts[size]
+        if not self._seen[size]:
+            self._seen[size] = True
+            if cost > expected:
+                return
+        cost = min(max(cost, expected / _SURPRISE), expected * _SURPRISE)
+        if not count:
+            self._means[size] = expected
+        is_late = cost > self._means[size] and count > _EARLY_COUNTS
+        self._means[size] += (cost - self._means[size]) / (count + 1) * (_LATE_WEIGHT if is_late else 1.0)
+        self._counts[size] = min(count + 1, _MOST_COUNTS)
+        self._total += 1
+        self._fresh += 1
+        if self._fresh >= _FRESH or self._total <= _FRESH:
+            self._draw_line()
+        else:
+            self.values[size] += (self._means[size] - self.values[size]) * count / (count + 1)
+
+    def estimate(self, size: int) -> float:
+        """The cost of a size, of any at all."""
+        last = len(self.values) - 1
+        return self.values[size] if size <= last else self.values[last] + self.slope * (size - last)
+
+    def _draw_line(self) -> None:
+        """Estimate all sizes anew, from what was measured and the line through it."""
+        if self._fresh >= _FRESH:
+            self._fresh = 0
+            for size in range(1 + self._anchored, len(self._counts)):
+                self._counts[size] *= _KEPT
+        first, slope = self._prior
+        points = [(1.0, 1.0, first), (1.0, 5.0, first + 4 * slope)]
+        points += [(count, size, self._means[size]) for size, count in enumerate(self._counts) if count > 0]
+        total = sum(weight for weight, _, _ in points)
+        mean_size = sum(weight * size for weight, size, _ in points) / total
+        mean_cost = sum(weight * cost for weight, _, cost in points) / total
+        spread = sum(weight * (size - mean_size) ** 2 for weight, size, _ in points)
+        joint = sum(weight * (size - mean_size) * (cost - mean_cost) for weight, size, cost in points)
+        self.slope = max(0.0, joint / spread)
+        for size in range(1, len(self.values)):
+            count, line = self._counts[size], max(mean_cost + self.slope * (size - mean_size), mean_cost / 4)
+            self.values[size] = (count * self._means[size] + line) / (count + 1)
+        if self._anchored:
+            self.values[1] = first
 
 
 class StepCosts:
-    """Running means; `most_rows` is the largest number of rows that is told apart."""
+    """The seconds of one row, and the curves; `most_rows` is the largest number of rows that is told apart."""
 
-    __slots__ = ("_bounds", "_counts", "_factors", "_one_row_s", "_steps")
+    __slots__ = ("_bounds", "_one_row_s", "_plain", "_plain_steps", "_steps", "_waiting")
 
-    def __init__(self, most_rows: int) -> None:
-        self._factors = [1.0 + _PRIOR_SLOPE * max(0, rows - 1) for rows in range(most_rows + 1)]
-        self._counts = [0] * (most_rows + 1)
+    def __init__(self, most_rows: int, *, runs_ahead: bool = False) -> None:
+        self._plain = Curve(most_rows, 1.0, _PRIOR_SLOPE, anchored=True)
+        self._waiting = Curve(most_rows, 1.0 + _PRIOR_WAIT, _PRIOR_SLOPE) if runs_ahead else self._plain
         self._one_row_s: float | None = None
         self._bounds: dict[int, float] = {}
-        self._steps = 0
+        self._steps = self._plain_steps = 0
 
     def count(self, rows: int, seconds: float, *, is_plain: bool = True) -> None:
-        """Take in a step that decoded, with so many rows; a plain one, without drafts, tells how fast all steps are.
+        """Take in a step that decoded, with so many rows.
 
-        If steps with drafts told that too, they would be compared with themselves.
+        A plain one, as there are without drafts, tells how fast all steps are. If steps with drafts told that too, they
+        would be compared with themselves.
         """
-        if not 1 <= rows < len(self._factors) or seconds <= 0:
+        if not 1 <= rows < len(self._plain.values) or seconds <= 0:
             return
-        factor = self._factors[rows]
-        if self._one_row_s is None or (is_plain and seconds * _UNUSUAL < self._one_row_s * factor):
-            self._one_row_s = seconds / factor
-        one_row_s = self._one_row_s
-        if not self._counts[rows] and seconds > one_row_s * factor * _UNUSUAL:
-            self._counts[rows] += 1
-            return
-        surprise = min(max(seconds / (one_row_s * factor), 1 / _SURPRISE), _SURPRISE)
-        change = (surprise - 1) * (_LATE_WEIGHT if surprise > 1 else 1.0)
-        self._counts[rows] += 1
+        curve = self._plain if is_plain else self._waiting
+        expected = curve.estimate(rows)
         self._steps += 1
         if self._steps % _LASTING == 0:
             self._bounds.clear()
-        if rows > 1:
-            early = 1 / (1 + self._counts[rows])
-            self._factors[rows] *= 1 + (early * (surprise - 1) if early > _SHAPE_WEIGHT else _SHAPE_WEIGHT * change)
-        if is_plain and (rows == 1 or self._counts[rows] > 2):
-            self._one_row_s *= 1 + _SCALE_WEIGHT * change
+        if is_plain:
+            self._plain_steps += 1
+            one_row_s = seconds / expected
+            if self._plain_steps <= _FIRST_STEPS:
+                self._one_row_s = min(one_row_s, self._one_row_s or one_row_s)
+            else:
+                assert self._one_row_s is not None
+                change = min(max(one_row_s / self._one_row_s, 1 / _SURPRISE), _SURPRISE) - 1
+                self._one_row_s *= 1 + _SCALE_WEIGHT * change * (_LATE_WEIGHT if change > 0 else 1.0)
+        if self.is_known and self._one_row_s is not None:
+            curve.count(rows, seconds / self._one_row_s)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether steps without drafts were measured, so that it is known what pays."""
+        return self._plain_steps >= _FIRST_STEPS
 
     def estimate(self, rows: int) -> float:
-        """The cost of a step with so many rows, in steps of one row."""
-        last = len(self._factors) - 1
-        if rows <= last:
-            return self._factors[rows]
-        return self._factors[last] + _PRIOR_SLOPE * (rows - last)
+        """The cost of a step with drafts, and so many rows."""
+        return self._waiting.estimate(rows)
+
+    def estimate_plain(self, rows: int) -> float:
+        """The cost of a step without drafts."""
+        return self._plain.estimate(rows)
+
+    @property
+    def row_slope(self) -> float:
+        """About what one more row costs."""
+        return self._waiting.slope
 
     def find_bound(self, answers: int, least_gain: float) -> float:
         """How likely drafted tokens must be right, so that some number of them makes the tokens of a second more.
 
-        In a step of so many answers; as many times more as `least_gain`.
+        In a step of so many answers, which waits; as many times more as `least_gain`.
         """
         bound = self._bounds.get(answers)
         if bound is None:
-            share, room = least_gain / self._factors[answers], len(self._factors) - answers
-            bound = min(
-                (answers * (share * self._factors[answers + more] - 1) / more for more in range(1, room)), default=1.0
-            )
+            values = self._waiting.values
+            share, room = least_gain / values[answers], len(values) - answers
+            bound = min((answers * (share * values[answers + more] - 1) / more for more in range(1, room)), default=1.0)
             self._bounds[answers] = bound
         return bound
 
-    def read_seconds(self, rows: int) -> float | None:
-        """The seconds of a step with so many rows; None before any was measured."""
-        return None if self._one_row_s is None else self._one_row_s * self.estimate(rows)
+    def read_seconds(self, rows: int, *, waits: bool = False) -> float | None:
+        """The seconds of a step with so many rows, one without drafts unless it `waits`; None before it is known."""
+        if self._one_row_s is None or not self.is_known:
+            return None
+        return self._one_row_s * (self.estimate(rows) if waits else self.estimate_plain(rows))

@@ -14,9 +14,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from mlxr.core.errors import OutOfPages
-from mlxr.engine.drafts.costs import StepCosts
+from mlxr.engine.drafts.costs import Curve, StepCosts
 from mlxr.engine.drafts.guesser import Guesser, HeadGuesser
 from mlxr.engine.drafts.head_drafter import HeadDrafter
 from mlxr.engine.drafts.model_drafter import ModelDrafter
@@ -25,15 +26,30 @@ from mlxr.kernels.sample import SampleResult
 
 logger = logging.getLogger(__name__)
 SHORT = 32  # tokens that the draft model may lag behind and still draft in this step
-_MOST_ROWS = 16  # of its steps that are told apart
+_MOST_PLACES = 16  # of a draft that are told apart
+_PRIOR_PLACE = 0.1  # of the time of a step without drafts, before it is measured
 _READ_PAUSE = 4  # steps until it is asked again whether to read a text
 _FIRST_REST = 8  # steps after a trial that did not pay, until there is another; twice as many after each further one
 _TRIAL_SHARE = 0.01  # of the time of all steps that trials may take where they do not pay
-_GAIN_WEIGHT = 0.05  # of the newest step
+_TRIAL_RATE = 0.6  # how often guesses are taken to be right at least, to find out
+_LEAST_GAIN = 1.03  # times as many tokens in a second, which drafts must promise, as estimates are never exact
+_READING_GAIN = 1.02  # what is hoped for of a text that was not read, in any case
 _ANSWER_WEIGHT = 0.1  # of the newest answer
 _FIRST_ANSWER_TOKENS = 64.0  # how long answers are, before any has ended
-_FIRST_GAIN = 1.3  # times as many tokens in a second, before it is measured
-_LEAST_GAIN = 1.02  # what is hoped for in any case, so that there is a second trial
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who is to have drafts of how many places; `gain` times as many tokens in a second are expected of it.
+
+    `speed` is that in tokens in the time of a step of one row. A trial is to find out, whatever is expected.
+    """
+
+    chosen: list[tuple[ModelDrafter, int]]
+    places: int
+    gain: float
+    speed: float
+    is_trial: bool = False
 
 
 class DraftModel:
@@ -54,13 +70,13 @@ class DraftModel:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._guesser, self.cache, self._clock = guesser, guesser.cache, clock
-        self._usual_places = 1  # of the last draft
         self._vocab_size, self._context_tokens = vocab_size, context_tokens
         self._stop_ids, self._chunk_tokens = frozenset(stop_ids), chunk_tokens
-        self._rates, self._costs = Rates(), StepCosts(_MOST_ROWS)
+        self._rates = Rates()
+        self._costs: dict[int, Curve] = {}  # of places, by how many answers have drafts
+        self._chains = False  # whether several places are computed at once
         self._prompt_token_s: float | None = None
         self._has_read = False
-        self._gains = [_FIRST_GAIN] * (_MOST_ROWS + 1)  # by the answers of a step
         self._rest_steps, self._next_trial = _FIRST_REST, 0
         self._answer_tokens = _FIRST_ANSWER_TOKENS
 
@@ -75,10 +91,44 @@ class DraftModel:
         """An answer has come to its end after so many tokens."""
         self._answer_tokens += _ANSWER_WEIGHT * (tokens - self._answer_tokens)
 
-    def count_gain(self, answers: int, gain: float) -> None:
-        """A step with drafts of this model gave so many times the tokens of a second that one without gives."""
-        before = self._gains[answers]
-        self._gains[answers] += _GAIN_WEIGHT * (min(gain, 2 * before) - before)
+    def decide(
+        self,
+        wanted: Sequence[tuple[ModelDrafter, int]],
+        answers: int,
+        room_rows: int,
+        steps: StepCosts,
+        credit_s: float,
+        now: int,
+    ) -> Decision | None:
+        """Whose tokens to guess in the next step, of those who may have so many, and how far; None: nobody's.
+
+        A step of the other model decodes `answers` and has `room_rows` for drafts; `steps` tell what it costs.
+        `credit_s` may be spent. `now` is the number of the step; those who get nothing rest until a later one. It may
+        be asked before the newest token is known.
+        """
+        wanted = [pair for pair in wanted if pair[1] > 0 and self._can_guess(pair[0])]
+        plain_s = steps.read_seconds(answers)
+        if plain_s is None or credit_s <= 0 or room_rows < 1 or not wanted:
+            return None
+        decision = self._choose_places(wanted, answers, room_rows, steps, 0.0)
+        was_right = any(drafter.was_right for drafter, _ in wanted)
+        if was_right:
+            self._rest_steps = _FIRST_REST
+        if decision.gain < _LEAST_GAIN:
+            if not was_right and now < self._next_trial:
+                for drafter, _ in wanted:
+                    drafter.rests_until = self._next_trial
+                return None
+            decision = replace(self._choose_places(wanted, answers, room_rows, steps, _TRIAL_RATE), is_trial=True)
+        able = []
+        for drafter, most in decision.chosen:
+            gain = 0.0 if decision.is_trial else decision.gain
+            is_short = self._count_lag(drafter) <= SHORT
+            if is_short or self._may_read(drafter, most, plain_s / answers, gain, credit_s):
+                able.append((drafter, most))
+            else:
+                drafter.rests_until = now + _READ_PAUSE
+        return replace(decision, chosen=able) if able else None
 
     def fill(
         self,
@@ -89,47 +139,74 @@ class DraftModel:
         credit_s: float,
         now: int,
     ) -> bool:
-        """Draft for those who want it and may have so many tokens; whether a prompt was computed for that.
-
-        A step of the other model decodes `answers` and has `room_rows` for drafts; `steps` tell what it costs.
-        `credit_s` may be spent. `now` is the number of the step; those who get nothing rest until a later one.
-        """
-        plain_s = steps.read_seconds(answers)
-        wanted = [pair for pair in wanted if self._can_guess(pair[0])]
-        if plain_s is None or credit_s <= 0 or room_rows < 1 or not wanted:
+        """Draft as `decide` says; whether a prompt was computed for that."""
+        decision = self.decide(wanted, answers, room_rows, steps, credit_s, now)
+        one_s = steps.read_seconds(1)
+        if decision is None or one_s is None:
             return False
-        room_rows = self._choose_rows(wanted, answers, room_rows, steps)
-        row_s = (steps.estimate(answers + room_rows) / steps.estimate(answers) - 1) * plain_s / room_rows
-        prices = _Prices(self._costs, row_s, plain_s / answers, max(self._gains[answers], 1.0))
-        chosen = [pair for pair in wanted if self._is_worth(pair, prices, len(wanted), now)]
         ready, has_read = [], False
-        for drafter, most in chosen:
+        for drafter, most in decision.chosen:
+            drafter.follow(self.cache)
             if self._count_lag(drafter) <= SHORT:
-                ready.append((drafter, most))
-            elif not has_read and self._may_read(drafter, most, plain_s / answers, self._gains[answers], credit_s):
+                ready.append((drafter, min(most, decision.places) if self._chains else most))
+            elif not has_read:
                 has_read = self._read(drafter)
-            else:
-                drafter.rests_until = now + _READ_PAUSE
         if ready := [pair for pair in ready if self._reserve(*pair)]:
-            self._draft(ready, room_rows, prices)
+            if decision.is_trial:
+                self._rest(decision, answers, steps, now)
+            self._draft(ready, room_rows, decision, steps.row_slope, one_s)
         return has_read
 
-    def _choose_rows(
-        self, wanted: Sequence[tuple[ModelDrafter, int]], answers: int, room_rows: int, steps: StepCosts
-    ) -> int:
-        """How many drafted tokens, spread evenly, would make the tokens of a second most: some rows are far dearer."""
-        width, one_s = len(wanted), steps.read_seconds(1)
-        rate = sum(drafter.rates.first for drafter, _ in wanted) / width
-        own_s = self._costs.read_seconds(width)
-        place_cost = 0.0 if one_s is None or own_s is None else own_s / one_s * steps.estimate(1)
-        best, chosen, tokens = 0.0, 1, float(answers)
-        for rows in range(1, room_rows + 1):
-            place = -(-rows // width)
-            tokens += rate**place
-            speed = tokens / (steps.estimate(answers + rows) + place_cost * place)
-            if speed > best:
-                best, chosen = speed, rows
-        return chosen
+    def _choose_places(
+        self,
+        wanted: Sequence[tuple[ModelDrafter, int]],
+        answers: int,
+        room_rows: int,
+        steps: StepCosts,
+        least_rate: float,
+    ) -> Decision:
+        """Who of these, and how many tokens for each, would make the tokens of a second most.
+
+        Guesses are taken to be right as often as they were, or as `least_rate`.
+        """
+        ranked = sorted(wanted, key=lambda pair: -pair[0].rates.first)
+        plain, best = steps.estimate_plain, Decision([], 1, 0.0, 0.0)
+        for width in range(1, min(len(ranked), room_rows) + 1):
+            rates, curve = [drafter.rates for drafter, _ in ranked[:width]], self._read_curve(width)
+            firsts = [max(rate.first, least_rate) for rate in rates]
+            laters = [max(rate.later, least_rate) for rate in rates]
+            # Those with drafts end sooner, and the others go on in steps that are shorter by `own` alone.
+            own = plain(answers) - (plain(answers - width) if width < answers else 0.0)
+            if own <= 0:
+                continue
+            tokens, chances = float(width), firsts
+            for places in range(1, min(room_rows // width, max(most for _, most in ranked[:width])) + 1):
+                tokens += sum(chances)
+                step = max(own + steps.estimate(answers + width * places) - plain(answers), own)
+                speed = tokens / (step + curve.estimate(places))
+                if speed * own / width > best.gain:
+                    best = Decision(list(ranked[:width]), places, speed * own / width, speed)
+                chances = [chance * later for chance, later in zip(chances, laters, strict=True)]
+        return best
+
+    def _rest(self, decision: Decision, answers: int, steps: StepCosts, now: int) -> None:
+        """A trial begins: there is another only after steps of which it is a small part, unless it turns out right."""
+        width = len(decision.chosen)
+        plain = steps.estimate_plain(answers)
+        waits = steps.estimate(answers + width * decision.places) + steps.estimate(answers) - 2 * plain
+        share = (self._read_curve(width).estimate(decision.places) + waits) / plain
+        self._next_trial = now + self._rest_steps
+        self._rest_steps = min(2 * self._rest_steps, max(_FIRST_REST, math.ceil(share / _TRIAL_SHARE)))
+        for drafter, _ in decision.chosen:
+            drafter.rests_until = self._next_trial
+            drafter.rates.rest()
+
+    def _read_curve(self, width: int) -> Curve:
+        """What drafts for so many answers cost by their places, in steps of one row."""
+        curve = self._costs.get(width)
+        if curve is None:
+            curve = self._costs[width] = Curve(_MOST_PLACES, _PRIOR_PLACE, _PRIOR_PLACE)
+        return curve
 
     def _can_guess(self, drafter: ModelDrafter) -> bool:
         """Whether the model knows the answer's text, and there is no better guess."""
@@ -137,40 +214,28 @@ class DraftModel:
         is_known = drafter.is_ready and not is_long and not drafter.is_foreign(self._vocab_size)
         return is_known and not drafter.takes_lookup
 
-    def _is_worth(self, pair: tuple[ModelDrafter, int], prices: _Prices, answers: int, now: int) -> bool:
-        """Whether the model shall draft for an answer now: where that is likely to pay, or a trial is due."""
-        drafter, _ = pair
-        if drafter.was_right:
-            self._rest_steps = _FIRST_REST
-            return True
-        if drafter.rates.first >= prices.find_bound(answers):
-            return True
-        is_due = now >= self._next_trial
-        if is_due:
-            self._next_trial = now + self._rest_steps
-            self._rest_steps = min(2 * self._rest_steps, math.ceil(prices.read_share(answers) / _TRIAL_SHARE))
-        drafter.rests_until = self._next_trial
-        return is_due
-
     def _count_lag(self, drafter: ModelDrafter) -> int:
-        """Bring the books of an answer's table up to date; how many of its tokens are not in it."""
-        drafter.follow(self.cache)
-        return len(drafter.inputs) - drafter.open.length_tokens
+        """How many of an answer's tokens are not in its table, which is opened where it is not yet."""
+        if drafter.table is None or isinstance(drafter, HeadDrafter):
+            drafter.follow(self.cache)
+        return len(drafter.inputs) - drafter.open.length_tokens - drafter.settled_tokens
 
     def _may_read(self, drafter: ModelDrafter, most: int, token_s: float, gain: float, credit_s: float) -> bool:
         """Whether to compute a part of the text that the model has not read: when drafts are likely to make up for it.
 
-        An answer is likely to become as long as others did, and one that is longer to have as many tokens more.
+        An answer is likely to become as long as others did, and one that is longer to have as many tokens more. What
+        came since a trial is read for the next one where that takes as small a part of the time as trials may.
         """
-        lag = len(drafter.inputs) - drafter.open.length_tokens
-        each_s = self._prompt_token_s
+        lag, each_s = self._count_lag(drafter), self._prompt_token_s
         if each_s is None:
-            step_s = self._costs.read_seconds(SHORT)
-            each_s = (token_s * self._guesser.read_share if step_s is None else step_s) / SHORT
-        saved_s = token_s * (1 - 1 / max(gain, _LEAST_GAIN))
+            curve = self._read_curve(1)
+            share = curve.estimate(1) if curve.is_measured else self._guesser.read_share
+            each_s = token_s * share / SHORT
+        saved_s = token_s * (1 - 1 / max(gain, _READING_GAIN))
         length = len(drafter.tokens) - drafter.opened_tokens
         likely = min(max(self._answer_tokens - length, length), most)
-        return lag * each_s <= min(credit_s, likely * saved_s)
+        is_cheap = lag <= length and each_s <= _TRIAL_SHARE * token_s
+        return lag * each_s <= min(credit_s, math.inf if is_cheap else likely * saved_s)
 
     def _read(self, drafter: ModelDrafter) -> bool:
         """Compute the next part of a text up to its last token, which is left to the draft."""
@@ -198,38 +263,48 @@ class DraftModel:
             return False
         return True
 
-    def _draft(self, ready: list[tuple[ModelDrafter, int]], room_rows: int, prices: _Prices) -> None:
-        """Drafts for answers whose pages are reserved, place by place."""
+    def _draft(
+        self,
+        ready: list[tuple[ModelDrafter, int]],
+        room_rows: int,
+        decision: Decision,
+        row_cost: float,
+        one_s: float,
+    ) -> None:
+        """Drafts for answers whose pages are reserved, place by place; a step of one row takes `one_s`."""
         drafters = [drafter for drafter, _ in ready]
         lags = [len(drafter.inputs) - drafter.open.length_tokens for drafter in drafters]
-        places = min(self._usual_places, *(self._count_room(*pair) for pair in ready))
+        curve, width = self._read_curve(len(ready)), len(ready)
+        places = min(decision.places, *(self._count_room(*pair) for pair in ready))
         start_s = self._clock()
         guesses = self._guesser.start(drafters, places)
-        self._count_places(sum(lags), len(guesses), self._clock() - start_s)
+        computed = len(guesses)
+        self._chains = self._chains or computed > 1
+        curve.count(computed, (self._clock() - start_s) / one_s)
         for drafter, lag in zip(drafters, lags, strict=True):
             self.cache.commit(drafter.open, drafter.inputs, lag)
             drafter.begin()
+        # Where places are computed one by one, each costs as much as those before it; else it is another draft.
+        place_cost = curve.estimate(1 if self._chains else places) / (1 if self._chains else places)
         growing, drafted, place = self._take(ready, guesses.pop(0)), len(ready), 1
-        while growing := [pair for pair in growing if self._goes_on(*pair, prices.find_bound(len(growing)))]:
-            growing = growing[: max(0, room_rows - drafted)]
+        while growing:
+            if not guesses:
+                bound = (place_cost / len(growing) + row_cost) * decision.speed
+                growing = [pair for pair in growing if self._goes_on(*pair, bound)]
+            growing = [pair for pair in growing if self._has_room(*pair)][: max(0, room_rows - drafted)]
             if not growing:
                 break
             if not guesses:
                 drafters = [drafter for drafter, _ in growing]
-                start_s = self._clock()
-                guesses = self._guesser.go_on(drafters, places - place)
-                self._count_places(len(drafters), len(guesses), self._clock() - start_s)
+                guesses = self._guesser.go_on(drafters, max(1, places - place))
+                computed += len(guesses)
+                if len(growing) == width and not self._chains:
+                    curve.count(computed, (self._clock() - start_s) / one_s)
             for drafter, _ in growing:
                 drafter.written_tokens += 1
             of_all = dict(zip(map(id, drafters), guesses.pop(0), strict=True))
             results = [of_all[id(drafter)] for drafter, _ in growing]
             growing, drafted, place = self._take(growing, results), drafted + len(results), place + 1
-        self._usual_places = place
-
-    def _count_places(self, rows: int, places: int, seconds: float) -> None:
-        """Steps of so many rows, one for each place, took so long together."""
-        for _ in range(places):
-            self._costs.count(rows, seconds / places)
 
     def _take(
         self, growing: list[tuple[ModelDrafter, int]], results: Sequence[SampleResult]
@@ -243,30 +318,15 @@ class DraftModel:
                 known.append(pair)
         return known
 
-    def _goes_on(self, drafter: ModelDrafter, most: int, bound: float) -> bool:
+    def _has_room(self, drafter: ModelDrafter, most: int) -> bool:
+        """Whether a draft may have one token more."""
+        return len(drafter.drafted) < self._count_room(drafter, most) and drafter.drafted[-1] not in self._stop_ids
+
+    @staticmethod
+    def _goes_on(drafter: ModelDrafter, _: int, bound: float) -> bool:
         """Whether one token more is likely to be worth its while."""
-        has_room = len(drafter.drafted) < self._count_room(drafter, most)
-        is_last = drafter.drafted[-1] in self._stop_ids
-        return has_room and not is_last and drafter.reach * drafter.rates.first >= bound
+        return drafter.reach * drafter.rates.later >= bound
 
     def _count_room(self, drafter: ModelDrafter, most: int) -> int:
         """How many drafted tokens an answer has room for that may have `most`."""
         return min(most, self._context_tokens - len(drafter.tokens))
-
-
-class _Prices:
-    """Seconds of a step's rows and of drafted tokens, compared with those of a token without drafts."""
-
-    __slots__ = ("_costs", "_gain", "_row_s", "_token_s")
-
-    def __init__(self, costs: StepCosts, row_s: float, token_s: float, gain: float) -> None:
-        self._costs, self._row_s, self._token_s, self._gain = costs, row_s, token_s, gain
-
-    def find_bound(self, answers: int) -> float:
-        """How likely a drafted token must be right to be worth its while, when so many answers get one."""
-        return self.read_share(answers) * self._gain
-
-    def read_share(self, answers: int) -> float:
-        """How much of the time of a token without drafts one drafted token takes; 0 before anything is measured."""
-        step_s = self._costs.read_seconds(answers)
-        return 0.0 if step_s is None else (step_s / answers + self._row_s) / self._token_s

@@ -72,9 +72,9 @@ class HeadDrafter(ModelDrafter):
         assert self.table is not None
         return self.tail.read(self.base + self.table.length_tokens)
 
-    def settle(self) -> int:
-        """End the last draft; its places are computed again."""
-        super().settle()
+    @property
+    def settled_tokens(self) -> int:
+        """None: what was drafted is computed again."""
         return 0
 
     def _open(self, cache: KVCache) -> SequenceTable:

@@ -114,9 +114,14 @@ class ModelDrafter:
 
     def settle(self) -> int:
         """End the last draft; how many of its tokens are in the pages and were right, so that they count as written."""
-        right = min(self._right_tokens, self.written_tokens)
+        right = self.settled_tokens
         self._right_tokens = self.written_tokens = 0
         return right
+
+    @property
+    def settled_tokens(self) -> int:
+        """How many tokens of the last draft are in the pages, were right, and do not count as written yet."""
+        return min(self._right_tokens, self.written_tokens)
 
     def is_due(self) -> bool:
         """Whether the text itself offers a guess; whether the model is looked at, the planner knows."""
@@ -135,15 +140,19 @@ class ModelDrafter:
             if is_right:
                 self.rests_until = 0
 
+    def is_current(self, place: int = 0) -> bool:
+        """Whether the last draft of the model, but for `place` tokens that were right, follows the tokens so far."""
+        return self._start + place == len(self.tokens) and place <= len(self.drafted) and bool(self.drafted)
+
     def propose(self, most: int) -> list[int]:
         """Return what the model drafted after the last token, or else what the text itself offers."""
-        if self._start == len(self.tokens) and self.drafted:
+        if self.is_current():
             return self.drafted[:most]
         return self.lookup.propose(most)
 
     def estimate(self, tokens: int) -> list[float]:
         """How often tokens were right of which the model, or the text, was as sure."""
-        if self._start == len(self.tokens) and self.drafted:
+        if self.is_current():
             return [self.rates.estimate(probability) for probability in self.probabilities[:tokens]]
         return self.lookup.estimate(tokens)
 

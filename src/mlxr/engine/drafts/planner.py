@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 _LEAST_GAIN = 1.05  # drafts must promise this much, as estimates are never exact
 _LOOK_EVERY = 4  # of steps without drafts so many are measured as one
-_PLAIN_EVERY = 48  # steps with drafts, one without shows what they are compared with
+_PLAIN_EVERY, _PLAIN_SELDOM = 4, 256  # steps with drafts, one without shows what they are compared with
+_AS_EXPECTED = 0.1  # of its time: what such a step may differ, so that the next one comes later
 _PATIENCE = 8  # steps without drafts in a row, until the planner rests between looks
 _LONGEST_REST = 8  # steps between two looks, where looks found nothing again and again
 _MOST_ROWS = 16  # of a step that has drafts: beyond, a step is bound by multiplying
@@ -45,9 +46,9 @@ class Planner:
         "_costs",
         "_credit",
         "_guess_s",
-        "_has_read",
         "_idle_steps",
         "_most_tokens",
+        "_plain_every",
         "_plain_steps",
         "_ran_ahead",
         "_rest_steps",
@@ -70,9 +71,10 @@ class Planner:
         self.runs_ahead = runs_ahead
         self._was_ahead = self._ran_ahead = False  # the step that runs, and the one after it
         self._most_tokens, self.model, self._clock = most_tokens, model, clock
-        self._costs, self._credit = StepCosts(_MOST_ROWS), Credit()
-        self._guess_s, self._has_read = 0.0, False
+        self._costs, self._credit = StepCosts(_MOST_ROWS, runs_ahead=runs_ahead), Credit()
+        self._guess_s = 0.0
         self._since_plain = self._plain_steps = self._steps = 0
+        self._plain_every = _PLAIN_EVERY
         self.rests, self._rest_steps, self._idle_steps = 0, 1, 0
 
     def count(self, rows: int, seconds: float, answers: int | None = None, tokens: int = 0) -> None:
@@ -80,28 +82,35 @@ class Planner:
 
         Its seconds count from before the planning. None: it computed prompts, too.
         """
-        is_plain = rows == answers
-        if is_plain and self.runs_ahead and not self._was_ahead:
-            self._guess_s = 0.0  # it waited for the host as steps without drafts do not
-            return
-        if is_plain and not self._guess_s:
-            self._plain_steps += 1
-            if self._plain_steps % _LOOK_EVERY and self._plain_steps > _LOOK_EVERY:
-                self._since_plain = 0
-                return
         step_s, guess_s = seconds - self._guess_s, self._guess_s
         self._guess_s = 0.0
-        if answers is not None:
-            self._costs.count(rows, step_s, is_plain=is_plain)
-            self._since_plain = 0 if is_plain else self._since_plain + 1
+        waits = self.runs_ahead and not self._was_ahead
+        is_plain = rows == answers and not waits
+        if is_plain and not guess_s:
+            self._plain_steps += 1
+            if self._plain_steps % _LOOK_EVERY and self._plain_steps > _LOOK_EVERY and not self._since_plain:
+                return
+        if answers is not None and is_plain:
+            self._time_plain(step_s, rows)
+        elif answers is not None:
+            self._since_plain += rows > answers
+            self._costs.count(rows, step_s, is_plain=False)
         self._credit.count_step(step_s * (_LOOK_EVERY if is_plain else 1), self._costs.read_seconds(1))
         plain_s = self._costs.read_seconds(answers or 1)
-        usual_s = self._costs.read_seconds(rows)  # this one may have been held up by other programs
+        usual_s = self._costs.read_seconds(rows, waits=waits or not is_plain)  # this one may have been held up
         if guess_s and answers and plain_s and usual_s and self.model is not None:
             plain_s *= tokens / answers
             self._credit.save(plain_s - usual_s - min(guess_s, plain_s))
-            if not self._has_read:
-                self.model.count_gain(answers, plain_s / (usual_s + guess_s))
+
+    def _time_plain(self, seconds: float, rows: int) -> None:
+        """A step without drafts, with which others are compared; the less it is news, the later the next one comes."""
+        expected_s = self._costs.read_seconds(rows)
+        if self._since_plain and expected_s is not None:
+            is_known = abs(seconds - expected_s) < _AS_EXPECTED * expected_s
+            every = 2 * self._plain_every if is_known else self._plain_every // 2
+            self._plain_every = min(max(every, _PLAIN_EVERY), _PLAIN_SELDOM)
+        self._costs.count(rows, seconds)
+        self._since_plain = 0
 
     def begin_step(self, answers: int) -> bool:
         """A step that decodes so many answers is about to be planned; whether it has room for drafts."""
@@ -133,22 +142,34 @@ class Planner:
         is_due = self._steps >= drafter.rests_until and answers <= self.most_answers
         return is_due and self._credit.seconds > 0 and self.model is not None
 
-    def expects(self, drafters: Sequence[Drafter], answers: int) -> bool:
-        """Whether the next step is likely to have drafts; asked before the tokens of this one are drawn."""
-        wants_plain = self._since_plain >= _PLAIN_EVERY and not self._ran_ahead
-        found = not wants_plain and (self._expects_model(drafters, answers) or self._expects_lookup(drafters, answers))
+    def expects(self, drafters: Sequence[Drafter], answers: int, *, has_drafts: bool = False) -> bool:
+        """Whether the next step is likely to have drafts; asked before the tokens of this one are drawn.
+
+        If this one `has_drafts`, nobody knows yet what the next one is to compute, so it waits in any case.
+        """
+        found = has_drafts
+        if not has_drafts and (self._since_plain < self._plain_every or self._ran_ahead):
+            found = self._expects_model(drafters, answers) or self._expects_lookup(drafters, answers)
         self._was_ahead, self._ran_ahead = self._ran_ahead, not found
         return found
 
     def _expects_model(self, drafters: Sequence[Drafter], answers: int) -> bool:
-        return any(isinstance(drafter, ModelDrafter) and self._asks_model(drafter, answers) for drafter in drafters)
+        wanted = [
+            (drafter, self._most_tokens)
+            for drafter in drafters
+            if isinstance(drafter, ModelDrafter) and self._asks_model(drafter, answers)
+        ]
+        if not wanted or self.model is None:
+            return False
+        room_rows = _MOST_ROWS - answers
+        return bool(self.model.decide(wanted, answers, room_rows, self._costs, self._credit.seconds, self._steps))
 
     def _expects_lookup(self, drafters: Sequence[Drafter], answers: int) -> bool:
         """Whether what the text offers now would pay; then what it offers after one more token is likely to."""
         rates = {
             place: drafter.estimate(self._most_tokens) for place, drafter in enumerate(drafters) if drafter.propose(1)
         }
-        return bool(rates) and bool(self._choose(rates, answers, answers, _MOST_ROWS - answers))
+        return bool(rates) and bool(self._choose(rates, answers, answers, _MOST_ROWS - answers, from_ahead=True))
 
     def plan(
         self,
@@ -163,7 +184,7 @@ class Planner:
         The step has `answers` in all, with so many `rows`. Drafts take `room_rows` rows at most besides. The likeliest
         tokens come first. `cut` leaves of an answer's draft what can be right.
         """
-        if self._since_plain >= _PLAIN_EVERY:
+        if self._since_plain >= self._plain_every:
             return {}
         room_rows = max(0, min(room_rows, _MOST_ROWS - rows))
         limits = {key: (drafter, min(most, self._most_tokens)) for key, (drafter, most) in drafters.items()}
@@ -201,7 +222,7 @@ class Planner:
             return
         start_s = self._clock()
         try:
-            self._has_read = model.fill(wanted, answers, room_rows, self._costs, self._credit.seconds, self._steps)
+            model.fill(wanted, answers, room_rows, self._costs, self._credit.seconds, self._steps)
         except Exception:  # whatever it was, it concerns guesses alone
             logger.exception("the draft model failed; answers go on without it")
             for drafter, _ in wanted:
@@ -209,8 +230,13 @@ class Planner:
             self.model = None
         self._guess_s = self._clock() - start_s
 
-    def _choose(self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int) -> dict[K, int]:
-        """How many tokens of each offer to take, given how likely each is right if those before it are."""
+    def _choose(
+        self, rates: Mapping[K, list[float]], answers: int, rows: int, room_rows: int, *, from_ahead: bool = False
+    ) -> dict[K, int]:
+        """How many tokens of each offer to take, given how likely each is right if those before it are.
+
+        Without drafts the step would run `from_ahead`, or else wait as well.
+        """
         steps: list[tuple[float, int, K]] = []
         for key, given in rates.items():
             chance = 1.0
@@ -219,14 +245,17 @@ class Planner:
                 steps.append((chance, place, key))
         steps.sort(key=lambda step: -step[0])  # stable: a token never stands before those that it follows
         estimate, offers = self._costs.estimate, len(rates)
+        plain = self._costs.estimate_plain if from_ahead else estimate
         # Those with drafts end sooner, and the others go on in steps that are shorter by `own` alone.
-        own, tokens = estimate(answers) - (estimate(answers - offers) if offers < answers else 0.0), float(offers)
+        own, tokens = plain(answers) - (plain(answers - offers) if offers < answers else 0.0), float(offers)
         if own <= 0:  # as measured, the others would not go on any sooner
             return {}
-        step, chosen, best = estimate(rows), 0, offers / own * _LEAST_GAIN
+        one_s = self._costs.read_seconds(1)
+        spent = self._guess_s / one_s if one_s else 0.0  # whether what was guessed is taken or not
+        step, chosen, best = plain(rows), 0, offers / (own + spent) * _LEAST_GAIN
         for count, (chance, _, _) in enumerate(steps[:room_rows], 1):
             tokens += chance
-            speed = tokens / max(own + estimate(rows + count) - step, own)
+            speed = tokens / (spent + max(own + estimate(rows + count) - step, own))
             if speed > best:
                 best, chosen = speed, count
         lengths: dict[K, int] = {}

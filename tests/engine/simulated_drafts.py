@@ -1,0 +1,259 @@
+"""An engine whose steps take the time that a table says: how much faster answers come with a draft model.
+
+The engine, its scheduler and its planner are the real ones. The model gives the next token of a text that chance made,
+and the draft model gives it, too, in as many of 100 cases as it `agrees`. A clock goes on by what each step costs, by
+its rows, by whether it could run ahead, and by how many places a draft has, a little more or less as chance has it; now
+and then another program makes one late, and a number of rows or places takes three times as long the first time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fake_model import FakeConfig, FakeModel, Floats, make_engine
+
+from mlxr.cache.arena import ModelArena
+from mlxr.cache.page_table import SequenceTable
+from mlxr.core.types import SamplingParams
+from mlxr.engine.drafts.choice import DraftSource
+from mlxr.engine.drafts.guesser import Guesses
+from mlxr.engine.drafts.model_drafter import ModelDrafter
+from mlxr.engine.engine import Engine
+from mlxr.kernels.ragged import RaggedBatch
+from mlxr.kernels.sample import SampleResult
+
+VOCABULARY = 50
+CONTEXT = 1024
+PROMPT_TOKENS = 24
+NOISE, LATE_SHARE, LATE = 0.02, 0.01, 1.5
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Milliseconds of a step by its rows, of one that runs ahead (None: none does), and of a draft by its places.
+
+    On a machine that `chains`, all places of a draft are computed at once.
+    """
+
+    name: str
+    step: Callable[[int], float]
+    draft: Callable[[int], float]
+    ahead: Callable[[int], float] | None = None
+
+    @property
+    def chains(self) -> bool:
+        return self.ahead is not None
+
+    @property
+    def plain_ms(self) -> float:
+        """Of a token without drafts."""
+        return (self.ahead or self.step)(1)
+
+    def gain(self, places: int, agrees: float) -> float:
+        """Times as many tokens with drafts of so many places, all of them verified."""
+        tokens = sum(agrees**place for place in range(places + 1))
+        return tokens * self.plain_ms / (self.step(places + 1) + self.draft(places))
+
+    def best_gain(self, agrees: float, most: int) -> float:
+        """That of the best number of places, or of none."""
+        return max(1.0, *(self.gain(places, agrees) for places in range(1, most + 1)))
+
+
+H200 = Machine(
+    "H200", lambda rows: 4.5 + 0.1 * max(0, rows - 2), lambda places: 0.65 + 0.0875 * (places - 1), lambda _: 3.72
+)
+CPU_FLAT = Machine("flat", lambda rows: 10 * (1 + 0.033 * (rows - 1)), lambda places: 1.0 * places)
+CPU_STEEP = Machine("steep", lambda rows: 10 * (1 + 0.167 * (rows - 1)), lambda places: 3.0 * places)
+CPU_TILES = Machine("tiles", lambda rows: 10 * (1.2 if rows <= 4 else 2.0), lambda places: 1.5 * places)
+MACHINES = (H200, CPU_FLAT, CPU_STEEP, CPU_TILES)
+
+
+class Clock:
+    """What time it is, in seconds."""
+
+    def __init__(self, seed: int) -> None:
+        self.now, self._chance, self._met = 0.0, random.Random(seed), set[tuple[str, int]]()
+
+    def take(self, kind: str, size: int, milliseconds: float) -> None:
+        """Something took so long, or a little more or less."""
+        factor = 1 + NOISE * self._chance.uniform(-1, 1)
+        if self._chance.random() < LATE_SHARE:
+            factor *= LATE
+        made = kind, 0 if kind == "draft" else size.bit_length()
+        if made not in self._met:
+            self._met.add(made)
+            factor *= 3
+        self.now += milliseconds * factor / 1e3
+
+
+class Texts:
+    """One text for each prompt, whose first token is its number; and where the draft model is right."""
+
+    def __init__(self, seed: int, agrees: Callable[[int], float]) -> None:
+        self._seed, self._agrees = seed, agrees
+
+    def token(self, text: int, position: int) -> int:
+        """The token of a text."""
+        return text if position == 0 else random.Random(f"{self._seed} {text} {position}").randrange(VOCABULARY)
+
+    def guess(self, text: int, position: int) -> int:
+        """What the draft model guesses for it."""
+        token = self.token(text, position)
+        is_right = random.Random(f"right {self._seed} {text} {position}").random() < self._agrees(position)
+        return token if is_right else (token + 1) % VOCABULARY
+
+
+class TextModel(FakeModel):
+    """Gives the next token of the text; its steps take the time of a `machine`."""
+
+    def __init__(self, texts: Texts, machine: Machine, clock: Clock) -> None:
+        super().__init__(FakeConfig(context_length=CONTEXT))
+        self._texts, self._machine, self._clock = texts, machine, clock
+        self.goes_on = self._runs_ahead = False
+
+    def forward(self, batch: RaggedBatch, arena: ModelArena) -> Floats:
+        is_plain = batch.tokens == batch.sequences
+        rows, ahead = batch.tokens, self._machine.ahead
+        if ahead is not None and is_plain and self._runs_ahead:
+            self._clock.take("ahead", rows, ahead(rows))
+        else:
+            self._clock.take("step", rows, self._machine.step(min(rows, 16)))
+        self.is_plain = is_plain
+        logits = np.zeros((len(batch.output_rows), VOCABULARY), np.float32)
+        starts = np.searchsorted(batch.query_starts, batch.output_rows, side="right") - 1
+        for place, (row, sequence) in enumerate(zip(batch.output_rows, starts, strict=True)):
+            text = self.read_text(batch, int(sequence), arena)
+            logits[place, self._texts.token(text, int(batch.positions[row]) + 1)] = 50.0
+        self._write(batch, arena)
+        return logits
+
+    def end_step(self, goes_on: bool) -> None:
+        """The tokens of the step are about to be drawn; whether the next one may begin."""
+        self._runs_ahead = goes_on and self.is_plain
+
+    @staticmethod
+    def read_text(batch: RaggedBatch, sequence: int, arena: ModelArena) -> int:
+        """The number of the text: its first token, which is in the batch or in the first page."""
+        start = int(batch.query_starts[sequence])
+        if batch.positions[start] == 0:
+            return int(batch.token_ids[start])
+        return int(arena.k_pools[0][batch.page_table[sequence, 0], 0, 0, 0])  # type: ignore[index]
+
+    @staticmethod
+    def _write(batch: RaggedBatch, arena: ModelArena) -> None:
+        pages, offsets = np.divmod(batch.slots, arena.page_size)
+        arena.k_pools[0][pages, :, offsets, :] = batch.token_ids[:, None, None]  # type: ignore[index]
+
+
+class TextGuesser:
+    """The draft model, which computes nothing."""
+
+    read_share = 1.0
+
+    def __init__(self, guesser: Any, texts: Texts, machine: Machine, clock: Clock, sureness: float) -> None:
+        self.cache, self._guesser = guesser.cache, guesser
+        self._texts, self._machine, self._clock, self._logprob = texts, machine, clock, math.log(sureness)
+
+    def reserve(self, table: SequenceTable, tokens: int) -> None:
+        self._guesser.reserve(table, tokens)
+
+    def read(self, drafter: ModelDrafter, tokens: int) -> None:
+        self._clock.take("read", tokens, self._machine.draft(1))
+
+    def start(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
+        return self._guess(drafters, places, 0)
+
+    def go_on(self, drafters: Sequence[ModelDrafter], places: int) -> Guesses:
+        return self._guess(drafters, places, len(drafters[0].drafted))
+
+    def name_tokens(self, numbers: list[int]) -> list[int]:
+        return numbers
+
+    def _guess(self, drafters: Sequence[ModelDrafter], places: int, first: int) -> Guesses:
+        places = max(1, places) if self._machine.chains else 1
+        self._clock.take("draft", places, self._machine.draft(places))
+        return [
+            [
+                SampleResult(
+                    self._texts.guess(drafter.tokens[0], len(drafter.tokens) + first + place), self._logprob, []
+                )
+                for drafter in drafters
+            ]
+            for place in range(places)
+        ]
+
+
+def make_simulation(
+    machine: Machine, agrees: Callable[[int], float], seed: int, *, sureness: float = 0.1
+) -> tuple[Engine, Clock, Texts]:
+    """An engine with its clock. The draft model says of all its guesses that they are right in so many cases."""
+    clock, texts = Clock(seed), Texts(seed, agrees)
+    model = TextModel(texts, machine, clock)
+    engine = make_engine(
+        model,
+        pages=400,
+        page_size=8,
+        max_batch_tokens=64,
+        prefill_chunk_tokens=64,
+        prefix_sharing=False,
+        draft=DraftSource(FakeModel(FakeConfig(context_length=CONTEXT)), b"draft"),
+        clock=lambda: clock.now,
+    )
+    planner = engine._planner
+    assert planner is not None
+    assert planner.model is not None
+    if machine.ahead is not None:
+        engine._planner = engine._scheduler._drafts = planner = type(planner)(
+            planner._most_tokens, planner.model, planner._clock, runs_ahead=True
+        )
+    planner.model._guesser = TextGuesser(planner.model._guesser, texts, machine, clock, sureness)
+    decide = engine._goes_on
+
+    def goes_on(chunks: Any) -> bool:
+        decided = decide(chunks)
+        model.end_step(decided)
+        return decided
+
+    engine._goes_on = goes_on  # type: ignore[method-assign]
+    return engine, clock, texts
+
+
+def answer(engine: Engine, clock: Clock, texts: Texts, numbers: Sequence[int], params: SamplingParams) -> float:
+    """The seconds of the steps of some answers at a time, after their prompts; all tokens are those of the texts."""
+    prompts = [[texts.token(number, position) for position in range(PROMPT_TOKENS)] for number in numbers]
+    requests = [engine.submit(prompt, params) for prompt in prompts]
+    events = engine.step()
+    start_s = clock.now
+    while engine.has_work:
+        events += engine.step()
+    engine.check()
+    for number, request in zip(numbers, requests, strict=True):
+        found = [event.token_id for event in events if event.sequence_id == request]
+        assert found == [texts.token(number, PROMPT_TOKENS + place) for place in range(params.max_tokens)]
+    return clock.now - start_s
+
+
+def measure_gain(
+    machine: Machine,
+    agrees: Callable[[int], float],
+    seed: int,
+    *,
+    batches: Sequence[int] = (1, 1, 1),
+    tokens: int = 400,
+    sureness: float = 0.1,
+) -> float:
+    """How many times faster than without drafts: so many answers at a time, one batch after another, from the start."""
+    seconds = []
+    for most in (0, None):
+        engine, clock, texts = make_simulation(machine, agrees, seed, sureness=sureness)
+        params, first, spent_s = SamplingParams(max_tokens=tokens, draft_tokens=most), 0, 0.0
+        for batch in batches:
+            spent_s += answer(engine, clock, texts, range(first, first + batch), params)
+            first += batch
+        seconds.append(spent_s)
+    return seconds[0] / seconds[1]
